@@ -11,6 +11,7 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.plan.best.drafts import OneType
+from spindle_cli.plan.mixed import find
 from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.plan.search.judge import Judged
@@ -37,6 +38,9 @@ class Taking:
     quick_s: float
     searched: float
     lower_bound_s: float = 0.0
+
+    def baselines(self, strategy: str) -> tuple[str, ...]:
+        return ()
 
     def best(self, strategy: str, effort: int) -> tuple[Judged | None, bool]:
         seconds = self.quick_s * (1.0 if effort == NO_SEARCH else self.searched)
@@ -125,3 +129,24 @@ def test_a_plan_that_keeps_more_is_searched_for_where_it_comes_near_and_taken_wh
     tight = TightProblem(MemoryFallback(), posing.posed(PROFILE, cluster_of(1)), posing)
     found = with_more_kept(TightPlan(judged(known_s), tight), "spindle", 1)
     assert found.judged.prediction.iteration_s == pytest.approx(taken_s)
+
+
+@pytest.mark.parametrize(("searched", "taken_s"), [(0.9, 9.0), (1.1, 10.0)])
+def test_of_what_recomputes_alike_a_quick_plan_may_be_the_faster_one(searched: float, taken_s: float) -> None:
+    posing: Any = TakingAsSaid(lambda _: 10.0, searched)
+    found = find._recomputing_alike(PROFILE, cluster_of(1), "spindle", 1, posing, inf)
+    assert found is not None
+    assert found.judged.prediction.iteration_s == pytest.approx(taken_s)
+
+
+def test_where_memory_is_short_on_several_types_ops_are_kept_again() -> None:
+    """Any plan that recomputes b, but not a, takes half as long as others."""
+
+    def seconds(counts: Recompute) -> float:
+        return 5.0 if "t/b" in counts and "t/a" not in counts else 10.0
+
+    posing: Any = TakingAsSaid(seconds)
+    found = find._tight(PROFILE, cluster_of(1), "spindle", 1, posing, inf)
+    assert found is not None
+    assert found.judged.prediction.iteration_s == 5.0
+    assert found.tight.fallback.recompute == {"t/b": 4, "t/c": 4}

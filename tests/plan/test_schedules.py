@@ -18,7 +18,7 @@ from spindle_cli.plan.strategies.distmm import distmm
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
 from spindle_cli.plan.types import StrategyName
-from spindle_cli.profile.types import MetaOpProfile
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile
 
 LINEAR = {1: 8.0, 2: 4.0, 4: 2.0}
 SERIAL = {1: 2.0, 2: 1.9}
@@ -195,12 +195,12 @@ def test_a_plan_is_no_worse_than_any_draft_that_keeps_shared_parameters_together
 
 
 @pytest.mark.parametrize("strategy", ["sequential", "spindle"])
-@pytest.mark.parametrize(("megabytes", "num_devices"), [(500, 2), (50, 1)])
+@pytest.mark.parametrize(("megabytes", "num_devices"), [(500, 2), (100, 2), (50, 1)])
 def test_what_would_hand_on_much_runs_on_all_devices_though_fewer_are_as_fast(
     strategy: StrategyName, megabytes: int, num_devices: int
 ) -> None:
     """The first takes 1 s on one device as on two; the second 2 s on two, in two nodes, 1 GB/s apart. Half of
-    what is handed on goes there and back: 0.5 s, or 0.05 s, 1.6 % of the iteration.
+    what is handed on goes there and back: 0.5 s, or 0.1 s, 3.2 % of the iteration, or 0.05 s, 1.6 %.
     """
     first = metaop_of("a/first", 1, {1: 1.0, 2: 1.0}, param_bytes_per_op=1).model_copy(
         update={"output_bytes": megabytes * 10**6}
@@ -209,6 +209,12 @@ def test_what_would_hand_on_much_runs_on_all_devices_though_fewer_are_as_fast(
     plan = make_plan(profile_of(first, second), cluster_of(2, devices_per_node=1), strategy)
     assert [len(piece.devices) for piece in plan.slices] == [num_devices, 2]
     assert plan.predicted.iteration_s == pytest.approx(3.0 if num_devices == 2 else 3.05, rel=1e-3)
+
+
+def test_what_runs_on_all_devices_in_parts_of_a_layer_alone_is_no_data_parallelism() -> None:
+    split = CurvePoint(num_devices=2, dp=1, tp=2, forward_s=0.5, backward_s=1.0, source="measured")
+    net = metaop_of("a/net", 1, {1: 2.0}).model_copy(update={"curve": (split,)})
+    assert all_on_all(profile_of(net), cluster_of(2)) is None
 
 
 def test_what_does_not_run_on_all_devices_keeps_its_own() -> None:

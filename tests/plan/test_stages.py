@@ -231,3 +231,35 @@ def test_a_pipeline_has_to_be_shorter_by_simulation_too(
     found = pipelined.in_pipelines(profile, apart(4), Found(judged(4.0), is_short=False), simulated_s)
     assert found is not None
     assert (found.cut.counts["t"] if found.cut else 1) == count
+
+
+@pytest.mark.parametrize(
+    ("simulated", "tried", "count"),
+    [
+        # Of pipelines ever shorter by prediction the second is longer than the first by simulation, the third
+        # not by a hundredth shorter than that: after these two no more are tried.
+        ([3.5, 3.6, 3.48, 1.0], 3, 4),
+        ([3.5, 3.6, 3.4, 3.0], 4, 32),
+        ([4.5, 4.5, 1.0, 1.0], 2, 1),
+    ],
+)
+def test_a_pipeline_has_to_be_shorter_than_the_best_one_before_by_simulation(
+    monkeypatch: pytest.MonkeyPatch, simulated: list[float], tried: int, count: int
+) -> None:
+    predicted = iter([3.0, 2.9, 2.8, 2.7])
+    asked: list[float] = []
+
+    def best_of(*_: object) -> tuple[Judged, float]:
+        seconds = next(predicted)
+        asked.append(seconds)
+        return judged(seconds), seconds
+
+    def simulated_s(found: Found) -> float:
+        return 4.0 if found.cut is None else simulated[asked.index(found.best.prediction.iteration_s)]
+
+    monkeypatch.setattr(pipelined, "_best_of", best_of)
+    profile = profile_of(cuttable("t/net", 4, {n: 0.1 * n for n in (1, 2, 4, 8, 16, 32)}))
+    found = pipelined.in_pipelines(profile, apart(4), Found(judged(4.0), is_short=False), simulated_s)
+    assert found is not None
+    assert len(asked) == tried
+    assert (found.cut.counts["t"] if found.cut else 1) == count
