@@ -79,17 +79,7 @@ def find_needs(
         by_name, others = {**turn[0].by_name}, beside(*turn)
     in_order = sorted(slices, key=lambda piece: piece.start_s)
     crossings = Crossings(in_order, by_name)
-    parts = [
-        Part(
-            index,
-            piece,
-            by_name,
-            cuts_like_largest(piece),
-            is_handed_on=index < len(in_order) and crossings.is_handed_on(index),
-            known=known,
-        )
-        for index, piece in enumerate((*in_order, *others))
-    ]
+    parts = _parts(in_order, others, by_name, crossings, known)
     passes = passes_by_device(in_order, cluster.num_devices)
     held = _held_only(others, len(in_order), cluster.num_devices)
     weights = optimizer.shard_weights
@@ -124,6 +114,27 @@ def find_needs(
     return _each_once(
         Account(setting, cluster.is_cpu, optimizer, optimizer.sharding, due, matrices), of_device, has_room
     )
+
+
+def _parts(
+    in_order: Sequence[SliceShape],
+    others: Sequence[SliceShape],
+    by_name: Mapping[str, MetaOp],
+    crossings: Crossings,
+    known: KnownUses,
+) -> list[Part]:
+    """Of all slices; `others`: those that other plans alone run, and hand nothing on here."""
+    return [
+        Part(
+            index,
+            piece,
+            by_name,
+            cuts_like_largest(piece),
+            is_handed_on=index < len(in_order) and crossings.is_handed_on(index),
+            known=known,
+        )
+        for index, piece in enumerate((*in_order, *others))
+    ]
 
 
 def _uses(kinds: Kinds) -> Iterator[tuple[int, Block, bool]]:
