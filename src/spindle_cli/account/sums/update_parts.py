@@ -2,8 +2,8 @@
 
 First what no other device holds, then its groups in the order of their sums. Neighbours are updated together
 until they are worth a step of the optimizer: each one goes through the interpreter, and on a GPU starts
-kernels of its own, of which little is to be left beside the part's own time. What is left to the last part is at best one of so many of the whole step; more parts would
-save little more.
+kernels of its own, of which little is to be left beside the part's own time. What is left to the last part is
+at best one of so many of the whole step; more parts would save little more.
 """
 
 from __future__ import annotations
