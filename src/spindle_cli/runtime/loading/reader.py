@@ -9,6 +9,7 @@ import struct
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -16,10 +17,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from spindle_cli.errors import RunFailedError, WorkerLostError
 from spindle_cli.process.parent_death import die_with_parent
 from spindle_cli.runtime.loading import wire
 from spindle_cli.runtime.loading.failure import Failure
+from spindle_cli.runtime.loading.lost_worker import cause_of, leave_workers_unwatched
 from spindle_cli.runtime.loading.packed import PackedBatch
 from spindle_cli.runtime.loading.shelf import ClosedError, Loaded, Shelf
 from spindle_cli.units import format_seconds
@@ -63,6 +64,8 @@ def start_reader(reading: Reading, listener: socket.socket) -> int:
     if child == 0:
         try:
             _live(reading, listener, parent)
+        except BaseException as error:  # nothing of the parent's may go on in its child
+            traceback.print_exception(error)
         finally:
             os._exit(1)
     return child
@@ -88,16 +91,23 @@ def serve(reading: Reading, listener: socket.socket) -> None:
     threading.Thread(target=_welcome, args=(listener, shelf, reading.takers), daemon=True).start()
     workers = LoaderWorkers(_begin)
     try:
+        _fill(shelf, reading, workers)
+    except ClosedError:
+        return
+    except BaseException as error:  # sys.exit too; a dead worker is a RuntimeError from wherever this one is
+        shelf.fail(Failure.of(reading.task.name, cause_of(reading.task.name, error, workers.processes)))
+    shelf.wait_until_left()
+
+
+def _fill(shelf: Shelf, reading: Reading, workers: LoaderWorkers) -> None:
+    try:
         for loaded in _load(reading, workers):
             if isinstance(loaded, Failure):
                 shelf.fail(loaded)
                 break
             shelf.put(loaded)
-    except ClosedError:
-        return
-    except BaseException as error:  # sys.exit too; a dead worker is a RuntimeError from wherever this one is
-        shelf.fail(Failure.of(reading.task.name, _cause(reading.task.name, error, workers)))
-    shelf.wait_until_left()
+    finally:
+        leave_workers_unwatched()
 
 
 def _load(reading: Reading, workers: LoaderWorkers) -> Iterator[Loaded | Failure]:
@@ -171,21 +181,6 @@ def _skip(
 
 def _begin(_: int) -> None:
     die_with_parent()
-
-
-def _cause(task: str, error: BaseException, workers: LoaderWorkers) -> BaseException:
-    """What torch's error of a dead worker means, which may be raised wherever this process is."""
-    dead = [each for each in workers.processes if each.exitcode]
-    if not isinstance(error, RuntimeError) or "DataLoader worker" not in str(error) or not dead:
-        return error
-    code = dead[0].exitcode or 0
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended (exit code {code})"
-    kind = WorkerLostError if code < 0 else RunFailedError
-    return kind(
-        f"task {task!r}: its loader worker (process {dead[0].pid}) {how}",
-        hint="Killed from outside is usually for lack of memory: fewer `workers` or a smaller `prefetch` in "
-        "`train: {loader: ...}` take less. Go on from the last checkpoint with --resume.",
-    )
 
 
 def _welcome(listener: socket.socket, shelf: Shelf, takers: int) -> None:

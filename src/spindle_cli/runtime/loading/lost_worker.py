@@ -1,0 +1,48 @@
+"""Which death of a loader's worker an error comes of, whatever it looks like where it is raised."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Collection
+from multiprocessing.process import BaseProcess
+
+from spindle_cli.errors import RunFailedError, SpindleError, WorkerLostError
+
+_DIES_WITHIN_S = 2.0  # after its connections are closed
+
+
+def cause_of(task: str, error: BaseException, workers: Collection[BaseProcess]) -> BaseException:
+    """The death of a worker, if there is one that the error comes of; else the error.
+
+    Workers read a dataset and tell what it raises: another error where their items are taken is torch's own
+    or that of a connection, which is closed a little before its process has ended.
+    """
+    if not workers or isinstance(error, SpindleError) or not isinstance(error, Exception):
+        return error
+    until = time.monotonic() + _DIES_WITHIN_S
+    while (dead := _dead(workers)) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    return error if dead is None else _lost(task, dead)
+
+
+def leave_workers_unwatched() -> None:
+    """From now on a dead worker raises nothing: torch's handler of the signal raises wherever the main thread
+    is, so inside the handling of another error, too.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _dead(workers: Collection[BaseProcess]) -> BaseProcess | None:
+    return next((each for each in workers if each.exitcode), None)
+
+
+def _lost(task: str, worker: BaseProcess) -> SpindleError:
+    code = worker.exitcode or 0
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended (exit code {code})"
+    kind = WorkerLostError if code < 0 else RunFailedError
+    return kind(
+        f"task {task!r}: its loader worker (process {worker.pid}) {how}",
+        hint="Killed from outside is usually for lack of memory: fewer `workers` or a smaller `prefetch` in "
+        "`train: {loader: ...}` take less. Go on from the last checkpoint with --resume.",
+    )
