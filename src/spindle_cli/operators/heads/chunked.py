@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -63,6 +64,9 @@ def loss_in_chunks(
     can_be_cut = op.is_loss and not op.coupled and op.shares is not None and not op.talks
     if own is None and (setting == 1 or not can_be_cut):
         return LossInChunks(module)
+    key = "widest elements", op.graph, rows
+    if own is None and setting == "auto" and task.findings.get(key, math.inf) <= _FEWEST_ELEMENTS:
+        return LossInChunks(module)
     values = values_of(task, op, module, rows)
     edits = {} if own is None else own.edits(module, values)
     degree = 1 if own is None else own.part.degree
@@ -70,6 +74,7 @@ def loss_in_chunks(
     widest = widest_value(module.graph, values, op.target) if can_be_cut and setting != 1 else None
     if widest is None:
         return whole
+    task.findings[key] = widest[1]
     elements = -(-widest[1] // degree)
     if setting == "auto" and elements <= _FEWEST_ELEMENTS:
         return whole
