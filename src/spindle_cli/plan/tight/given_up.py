@@ -129,10 +129,16 @@ def _least_recomputing(split: TightProblem, strategy: StrategyName, than_s: floa
     """The plan that recomputes least of those that fit, found by halving; None if all of it does not fit, or
     if what fits recomputes so much that it is not faster than `than_s`.
 
-    Whether any plan fits is asked of the baselines first, which take least time to find.
+    Whether any plan fits is asked of the baselines first, which take least time to find. What recomputes more
+    has other schedules, some of which find no place where one that recomputes less does: so a plan that
+    recomputes nothing is looked for by itself.
     """
+    if split.fallback.split:  # without a split, that has been tried
+        nothing = _recomputing(split, 0, strategy, than_s)
+        if nothing is not None:
+            return nothing
     least: tuple[int, TightProblem, TightPlan | None] | None = None
-    low = 0 if split.fallback.split else 1  # without a split, recomputing nothing has been tried
+    low = 1
     high = step = STEPS
     while low <= high:
         tight = recomputing(split, step)
