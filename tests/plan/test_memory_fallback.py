@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -167,3 +167,27 @@ def test_the_least_recomputation_that_fits_any_plan_is_found(least: int, for_bas
 def test_where_nothing_fits_there_is_no_fallback() -> None:
     posing = FittingFrom(99, 99)
     assert least_fallback(profile_of(net("a/m", 16, 5)), cluster_of(2), "spindle", posing) is None
+
+
+@dataclass(frozen=True)
+class SplitFittingBut(FittingFrom):
+    """Poses problems whose plans fit with layers split, but with so many recomputed ops of them."""
+
+    none_fits: range = range(0)
+
+    def posed(self, profile: Profile, cluster: Any, fallback: MemoryFallback | None = None) -> Any:
+        posed = super().posed(profile, cluster, fallback)
+        is_split = fallback is not None and bool(fallback.split)
+        least = 0 if is_split and posed.ops not in self.none_fits else 99
+        return replace(posed, for_baselines=99, for_search=least)
+
+
+@pytest.mark.parametrize(("none_fits", "least"), [(range(1, 12), 0), (range(12), 12), (range(11), 11)])
+def test_where_layers_are_split_nothing_is_recomputed_if_that_fits_whatever_else_does_not(
+    none_fits: range, least: int
+) -> None:
+    """Halving alone would ask 16, 8 and 12 of 16 ops, and never none."""
+    profile = profile_of(split(net("a/m", 16, 5), 2))
+    found = least_fallback(profile, cluster_of(2), "spindle", SplitFittingBut(0, 0, none_fits))
+    assert found is not None and found.tight.fallback.split
+    assert sum(found.tight.fallback.recompute.values()) == least
