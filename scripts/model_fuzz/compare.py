@@ -61,8 +61,9 @@ def compare(recipe: Recipe, *, with_check: bool = False) -> Outcome:
     traced = graph.tasks["t"]
     reasons = tuple(f"{op.target}: {op.coupled_because}" for op in traced.ops if op.coupled)
     # What is whole is a mean of the batches' losses, which is another thing than the loss of them all; so is
-    # what normalises each batch by itself.
-    count = 1 if reasons or any(op.batch_norms for op in traced.ops) else recipe.batches
+    # what normalises each batch, or compares its samples, by itself.
+    is_by_batch = any(op.coupled or op.batch_norms or op.contrasts for op in traced.ops)
+    count = 1 if is_by_batch else recipe.batches
     batches = [_samples(task.dataset, recipe.batch_size, number) for number in range(count)]
     if _labels_are_ignored_inside(traced, batches):
         return Outcome(recipe, refused="labels that its operator's mean ignores", whole=reasons)

@@ -179,6 +179,40 @@ def test_a_part_of_two_batches_of_a_step_is_half_as_large() -> None:
     assert [part.item() for part in parts] == pytest.approx([3 / 9, 39 / 9])
 
 
+class Channels(nn.Module):
+    """An encoder whose features lie in another order than their dimensions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x).transpose(1, 2)
+
+
+class Merging(nn.Module):
+    """A loss that merges the dimensions of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x).view(len(x), -1)
+        return (y @ y.T).square().mean()
+
+
+def test_features_may_lie_in_any_order() -> None:
+    """A linear layer takes a view of features that lie in order, and was recorded on these."""
+    torch.manual_seed(0)
+    whole, net = torch.randn(3, 2, 4, dtype=torch.float64), nn.Sequential(Channels(), Merging()).double()
+    items = [{"input": row} for row in whole]
+    task = analysed(Workload("w", [Task("t", net, 3, items)], operators=(Channels, Merging))).tasks["t"]
+    op = task.ops[-1]
+    assert op.contrasts and len(op.inputs) == 1
+    group = InTurn(2)
+    module = pairs_over_shares(share_module(task, op), task, op, group, (0, 1, 3))
+    features = [net[0](whole[first:last]).requires_grad_() for first, last in ((0, 1), (1, 3))]
+    parts = group.run([partial(module, features[k], (1 / 3, 2 / 3)[k]) for k in range(2)])
+    assert (parts[0] + parts[1]).item() == pytest.approx(net(whole).item())
+
+
 def test_a_second_forward_pass_gathers_nothing_again() -> None:
     """What a share gathers is counted: once forward, and its gradient once backward."""
     counter = SumCounter((0,), 0, CPU)

@@ -148,7 +148,9 @@ class _ShareRun:
             self._known[key] = getattr(op.get_submodule(owner), last)
 
     def loss(self, tensors: Sequence[Tensor]) -> Tensor:
-        self._known.update(zip(self._recipe.given, tensors, strict=True))
+        # What was recorded lay in order: of tensors that do not, a kernel that took a view would make none.
+        in_order = (tensor.contiguous() for tensor in tensors)
+        self._known.update(zip(self._recipe.given, in_order, strict=True))
         for action, ended in zip(self._recipe.actions, self._recipe.ended, strict=True):
             self._do(action)
             for key in ended:
