@@ -36,19 +36,25 @@ def timed(profile: dict[str, Any], device: str, sample_s: float) -> dict[str, An
     return profile | {"device": profile["device"] | {"type": device}}
 
 
+def profile_both(workload: str | Path, folder: Path, prefix: str = "") -> None:
+    """Profiles of a workload, `new.json` and `old.json` behind the prefix, whose times are made up."""
+    new = folder / f"{prefix}new.json"
+    arguments = ("--cluster", folder / "cluster.yaml", "--device", "cpu-new", "--time-limit", 0.02)
+    made = run_spindle("profile", workload, "-o", new, *arguments, "--accept-noise")
+    assert made.code == 0, made.err
+    profile = json.loads(new.read_text())
+    assert profile["device"]["type"] == "cpu-new"
+    for name, sample_s in (("new", 0.01), ("old", 0.025)):
+        made_up = timed(profile, f"cpu-{name}", sample_s)
+        (folder / f"{prefix}{name}.json").write_text(json.dumps(made_up))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two profiles, whose times are made up, and the cluster."""
     folder = tmp_path_factory.mktemp("types")
     (folder / "cluster.yaml").write_text(yaml.safe_dump(CLUSTER))
-    arguments = ("--cluster", folder / "cluster.yaml", "--device", "cpu-new", "--time-limit", 0.02)
-    made = run_spindle("profile", TINY, "-o", folder / "new.json", *arguments, "--accept-noise")
-    assert made.code == 0, made.err
-    profile = json.loads((folder / "new.json").read_text())
-    assert profile["device"]["type"] == "cpu-new"
-    for name, sample_s in (("new", 0.01), ("old", 0.025)):
-        made_up = timed(profile, f"cpu-{name}", sample_s)
-        (folder / f"{name}.json").write_text(json.dumps(made_up))
+    profile_both(TINY, folder)
     return folder
 
 
@@ -81,6 +87,29 @@ def test_micro_batches_over_two_types_that_share_out_parameters_train_the_same_m
     pieces = [piece for piece in made.slices if piece.micro_batches == 2]
     assert {(piece.micro_batch, piece.rows) for piece in pieces} == {(0, (0, 6, 8)), (1, (0, 6, 8))}
     verified = run_spindle("verify", folder / "cut.yaml", "--dtype", "float64", "--steps", 2)
+    assert verified.code == 0, verified.out + verified.err
+
+
+@pytest.mark.processes
+def test_sets_of_tasks_over_two_types_train_the_same_model(folder: Path) -> None:
+    sampling = {"every": {"spread": 2}}
+    train = {"optimizer": "AdamW", "lr": 0.01, "seed": 3, "steps": 4, "sampling": sampling}
+    content = {"schema": "spindle.workload/1", "model": TINY, "train": train}
+    (folder / "sampled.yaml").write_text(yaml.safe_dump(content))
+    profile_both(folder / "sampled.yaml", folder, "sampled-")
+    made = folder / "sampled.json"
+    merged = ("--merge", folder / "sampled-new.json", "--merge", folder / "sampled-old.json")
+    assert run_spindle("profile", *merged, "-o", made).code == 0
+    plan = ("plan", made, "--cluster", folder / "cluster.yaml", "-o", folder / "sampled-plan.yaml")
+    ended = run_spindle(*plan)
+    assert ended.code == 0, ended.err
+    planned = read_plan(folder / "sampled-plan.yaml")
+    assert [len(each.tasks) for each in planned.task_sets] == [1, 2]
+    rows = {piece.rows for each in planned.set_plans.values() for piece in each.slices if piece.dp == 2}
+    assert rows and None not in rows
+    ended = run_spindle("check", folder / "sampled-plan.yaml", "--profile", made)
+    assert ended.code == 0, ended.out
+    verified = run_spindle("verify", folder / "sampled-plan.yaml", "--dtype", "float64", "--steps", 4)
     assert verified.code == 0, verified.out + verified.err
 
 

@@ -24,6 +24,7 @@ from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.best.asked import DEFAULT_EFFORT, Asked
+from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.find_asked import find_asked
 from spindle_cli.plan.best.sharding import require_sound
@@ -35,6 +36,7 @@ from spindle_cli.plan.mixed.alike import are_alike, as_one_type, with_types
 from spindle_cli.plan.mixed.any_cut import mixed_lower_bound_any_s
 from spindle_cli.plan.mixed.bound import mixed_bound
 from spindle_cli.plan.mixed.find import find_on_types, require_possible
+from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.no_fit import no_plan_as_asked
 from spindle_cli.plan.problem import make_problem
@@ -162,7 +164,7 @@ def _plan_on_one_type(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
     if not profile.task_sets:
         return plan
     of_a_set = Asked(asked.strategy, asked.effort, offload=asked.offload)
-    return with_sets(plan, profile, lambda some: _plan_of_all_tasks(some, cluster, of_a_set))
+    return with_sets(plan, profile, lambda some: _plan_of_all_tasks(some, cluster, of_a_set), ONE_TYPE)
 
 
 def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
@@ -194,6 +196,20 @@ def _may_pipeline(profile: Profile, asked: Asked) -> bool:
 
 
 def _plan_on_types(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
+    """The plan on devices of several types, with each set of tasks that steps run."""
+    plan = _plan_of_all_tasks_on_types(profile, cluster, asked)
+    if not profile.task_sets:
+        return plan
+    of_a_set = Asked(asked.strategy, asked.effort)
+    return with_sets(
+        plan,
+        profile,
+        lambda some: _plan_of_all_tasks_on_types(some, cluster, of_a_set),
+        SeveralTypes(),
+    )
+
+
+def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
     """The plan of a step that runs all tasks, on devices of several types."""
     problem = make_mixed_problem(profile, cluster)
     bound = mixed_bound(problem)
@@ -201,9 +217,10 @@ def _plan_on_types(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
     if found is None and (asked.micro_batches or asked.sharding):
         raise no_plan_as_asked(profile, cluster, asked)
     if found is None:
+        others = "" if profile.task_sets else ", in micro-batches or with parameters shared out"
         raise NoPlanError(
-            f"no plan fits the memory of {cluster.name!r}, neither in micro-batches nor with every op "
-            "recomputed, layers split and parameters shared out",
+            f"no plan fits the memory of {cluster.name!r}, neither with every op recomputed nor with layers "
+            f"split{others}",
             hint="Plan for more devices, or for devices with more memory.",
         )
     bounds = Bounds(bound.lower_bound_s, mixed_lower_bound_any_s(problem))

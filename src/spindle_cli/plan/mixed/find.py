@@ -34,17 +34,16 @@ def require_possible(profile: Profile, cluster: Cluster, *, offload: bool) -> No
     """Refuse what plans for several types of device do not have.
 
     Raises:
-        NoPlanError: activations in host memory, or sets of tasks; or every device updates its own copies.
+        NoPlanError: activations in host memory; or every device updates its own copies.
     """
     asked = {
         "activations in host memory": offload,
-        "sets of tasks (train.sampling)": bool(profile.task_sets),
     }
     for what, is_asked in asked.items():
         if is_asked:
             raise NoPlanError(
                 f"{what}: {cluster.name!r} has devices of several types ({', '.join(cluster.types)}), whose "
-                "plans run all tasks, and keep activations on the devices",
+                "plans keep activations on the devices",
                 hint="Plan without, or for the devices of one type.",
             )
     if not cluster.is_cpu and not profile.optimizer_state_sharded:
@@ -79,7 +78,7 @@ def find_on_types(profile: Profile, cluster: Cluster, asked: Asked, bound: Mixed
         if found is not None and may_leave:
             problem = posing.problem(shared_out, cluster)
             found = on_best_part(problem, bound, found, partial(_on_part, shared_out, asked.effort, cluster))
-    return with_less(profile, cluster, asked, found, planner, posing)
+    return found if profile.task_sets else with_less(profile, cluster, asked, found, planner, posing)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass
 
 from spindle_cli.account.device_memory import MEMORY_FORMULA
 from spindle_cli.plan.assemble import make_waves, plan_metaop
-from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.search.posed import Posed, Posing
 from spindle_cli.plan.sets.in_turn import InTurn, judge_in_turn
+from spindle_cli.plan.sets.passes import both_at_once, each_by_itself
 from spindle_cli.plan.sets.restrict import as_early_as_possible, restricted
 from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Slice
 from spindle_cli.profile.types import Profile, TaskShare
@@ -24,16 +25,17 @@ from spindle_cli.profile.types import Profile, TaskShare
 Planner = Callable[[Profile], Plan]
 
 
-def with_sets(plan: Plan, profile: Profile, make: Planner) -> Plan:
+def with_sets(plan: Plan, profile: Profile, make: Planner, posing: Posing) -> Plan:
     """The plan of all tasks with one for each of the profile's sets, its own predictions made again.
 
     Args:
         plan: of all tasks.
         profile: what it was made from.
         make: plans a profile of some of the tasks alone.
+        posing: makes problems for the plan's devices.
     """
-    sets = _Sets.of(plan, profile, make)
-    wholes = [plan.slices]
+    sets = _Sets.of(plan, profile, make, posing)
+    wholes = [both_at_once(plan.slices, profile.by_name)]
     if all(len(each.tasks) < len(sets.all_tasks) for each in profile.task_sets):
         # No step runs all tasks: their plan is for evaluations, and may be made of the sets' own, so that
         # nothing is held for it alone. Of equals it is that.
@@ -47,21 +49,27 @@ def with_sets(plan: Plan, profile: Profile, make: Planner) -> Plan:
 
 @dataclass(frozen=True)
 class _Sets:
-    """`problems`: of all tasks, then of each set's. `own`: of each set, the slices of a plan of its own."""
+    """`posed`: of all tasks, then of each set's. `own`: of each set, the slices of a plan of its own."""
 
     profile: Profile
-    problems: tuple[Problem, ...]
+    posed: tuple[Posed, ...]
     own: tuple[tuple[Slice, ...], ...]
 
     @classmethod
-    def of(cls, plan: Plan, profile: Profile, make: Planner) -> _Sets:
+    def of(cls, plan: Plan, profile: Profile, make: Planner, posing: Posing) -> _Sets:
         profiles = [of_tasks(profile, each.tasks) for each in profile.task_sets]
-        own = tuple(
+        own = (
             plan.slices if len(each.metaops) == len(profile.metaops) else make(each).slices
             for each in profiles
         )
-        problems = (make_problem(each, plan.cluster) for each in (profile, *profiles))
-        return cls(profile, tuple(problems), own)
+        at_once = tuple(both_at_once(slices, profile.by_name) for slices in own)
+        posed = (posing.posed(each, plan.cluster) for each in (profile, *profiles))
+        return cls(profile, tuple(posed), at_once)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Of all tasks, then of each set's."""
+        return [each.problem for each in self.posed]
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -128,10 +136,11 @@ class _Sets:
 
     def written(self, plan: Plan, chosen: InTurn) -> Plan:
         """The plan with what was chosen."""
+        if plan.cluster.is_mixed:
+            chosen = self._with_times_of_passes(chosen)
         every = [piece for slices in chosen.slices for piece in slices]
         predicted = [
-            _predicted(chosen, number, lower_bound(problem).lower_bound_s)
-            for number, problem in enumerate(self.problems)
+            _predicted(chosen, number, posed.lower_bound_s) for number, posed in enumerate(self.posed)
         ]
         sets = tuple(
             PlannedSet(tasks=each.tasks, share=each.share, predicted=own, waves=make_waves(slices))
@@ -148,6 +157,15 @@ class _Sets:
             "task_sets": sets,
         }
         return Plan(**{**fields, **made})
+
+    def _with_times_of_passes(self, chosen: InTurn) -> InTurn:
+        """The same, where slices have to say when each pass runs."""
+        slices = [
+            each_by_itself(problem, own) for problem, own in zip(self.problems, chosen.slices, strict=True)
+        ]
+        told = judge_in_turn(self.problems, slices)
+        assert told is not None, "passes in the order of before need no more memory"
+        return told
 
 
 def _predicted(chosen: InTurn, number: int, lower_bound_s: float) -> Predicted:

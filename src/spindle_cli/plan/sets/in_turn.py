@@ -52,7 +52,7 @@ def judge_in_turn(problems: Sequence[Problem], slices: Sequence[tuple[Slice, ...
         if any(need.total_bytes > limit for need, limit in zip(needs, limits, strict=True)):
             return None
         steps_s = optimizer_steps_s(needs, profile.optimizer_s_per_byte)
-        compute_s = max(piece.end_s for piece in own)
+        compute_s = max(piece.last_s for piece in own)
         memory.append(needs)
         predictions.append(predict(problem, own, traffic, compute_s, steps_s))
     return InTurn(tuple(slices), tuple(memory), tuple(predictions))

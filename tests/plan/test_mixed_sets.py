@@ -1,0 +1,177 @@
+"""Plans for sets of tasks on several types of device: whole batches cut by speed, and times of each pass."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.plans import metaop_of, slice_of
+from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
+from spindle_cli.check.run import check_plan
+from spindle_cli.errors import NoPlanError
+from spindle_cli.plan.file import plan_text, read_plan, write_plan
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.mixed.posed import SeveralTypes
+from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.sets.choose import with_sets
+from spindle_cli.plan.sets.passes import both_at_once, each_by_itself
+from spindle_cli.plan.types import Plan, StrategyName
+from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare
+from spindle_cli.simulate.run import simulate
+from spindle_cli.units import MIB
+
+FAST_AND_SLOW = cluster_of_types({"fast": 1, "slow": 1})
+FOUR = cluster_of_types({"fast": 2, "slow": 2})
+
+
+def net(task: str, num_ops: int, slow: float = 2.0, **more: object) -> MetaOpProfile:
+    """Whose samples take a second on the fast type; a batch has 6."""
+    sizes = {"batch_size": 6, **more}
+    return metaop_on_types(f"{task}/net", num_ops, {"fast": 1.0, "slow": slow}, **sizes)  # type: ignore[arg-type]
+
+
+def sampled(profile: Profile, *shares: tuple[str, float]) -> Profile:
+    """Sets of tasks by their letters, with their shares of the steps."""
+    sets = tuple(TaskShare(tasks=tuple(tasks), share=share) for tasks, share in shares)
+    return profile.model_copy(update={"task_sets": sets})
+
+
+def rows_of(plan: Plan) -> list[tuple[int, ...] | None]:
+    return [piece.rows for piece in plan.slices]
+
+
+def test_the_task_of_each_set_is_cut_so_that_both_types_end_together() -> None:
+    """An op of six samples, four of them on the fast one, takes 4 s: of a 2 of them, of b 3."""
+    profile = sampled(profile_on_types(net("a", 2), net("b", 3)), ("a", 0.75), ("b", 0.25))
+    plan = make_plan(profile, FAST_AND_SLOW)
+    assert [rows_of(each) for each in plan.set_plans.values()] == [[(0, 4, 6)], [(0, 4, 6)]]
+    assert [each.predicted.compute_s for each in plan.task_sets] == pytest.approx([8.0, 12.0])
+    assert plan.of_steps.compute_s == pytest.approx(0.75 * 8.0 + 0.25 * 12.0)
+    assert check_plan(plan, profile) == ()
+
+
+def test_slices_of_sets_say_when_each_pass_runs() -> None:
+    plan = make_plan(sampled(profile_on_types(net("a", 2), net("b", 3)), ("ab", 0.5), ("b", 0.5)), FOUR)
+    every = [piece for each in (plan, *plan.set_plans.values()) for piece in each.slices]
+    assert all(piece.backward_s is not None for piece in every)
+    assert plan.schema_ == "spindle.plan/2"
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory) -> None:
+    plan = make_plan(sampled(profile_on_types(net("a", 2), net("b", 3)), ("ab", 0.5), ("b", 0.5)), FOUR)
+    path = tmp_path_factory.mktemp("plans") / "plan.yaml"
+    write_plan(path, plan)
+    assert plan_text(read_plan(path)) == plan_text(plan)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.sampled_from((1.5, 2.0, 5.0))), min_size=2, max_size=3),
+    st.sampled_from((("ab", "a"), ("a", "b"), ("ab", "b", "a"))),
+)
+def test_plans_are_sound_and_no_step_computes_faster_than_its_bound(
+    tasks: list[tuple[int, float]], letters: tuple[str, ...]
+) -> None:
+    nets = [net(task, count, slow) for task, (count, slow) in zip("abc", tasks, strict=False)]
+    rest = "c" if len(nets) == 3 else ""
+    sets = [(each + rest, 1 / len(letters)) for each in letters]
+    profile = sampled(profile_on_types(*nets), *sets)
+    plan = make_plan(profile, FOUR)
+    assert check_plan(plan, profile) == ()
+    for each in plan.task_sets:
+        assert each.predicted.compute_s >= each.predicted.lower_bound_s
+    for own in plan.set_plans.values():
+        assert simulate(own).iteration_s == pytest.approx(own.predicted.iteration_s, rel=0.03)
+
+
+def test_no_step_is_slower_than_with_what_the_plan_of_all_tasks_has_of_it() -> None:
+    """b alone takes all devices; in the plan of both tasks it has half of them."""
+    profile = profile_on_types(net("a", 6), net("b", 6))
+    both = make_plan(profile, FOUR)
+    plan = make_plan(sampled(profile, ("ab", 0.5), ("b", 0.5)), FOUR)
+    alone = next(each for each in plan.task_sets if each.tasks == ("b",))
+    left = both_at_once([piece for piece in both.slices if piece.metaop == "b/net"], profile.by_name)
+    assert alone.predicted.compute_s <= max(piece.end_s for piece in left) + 1e-6
+    assert plan.mean_iteration_s <= both.predicted.iteration_s
+
+
+def test_where_memory_is_short_ops_are_recomputed_and_batches_stay_whole() -> None:
+    """Of six ops of a the fast one, which has 7.2 of its 8 GiB, would keep 6 x 2 GiB."""
+    keeps = {"activation_bytes_per_op": 3 * 1024 * MIB, "inner_output_bytes": MIB}
+    profile = sampled(profile_on_types(net("a", 6, **keeps), net("b", 1)), ("ab", 0.5), ("a", 0.5))
+    plan = make_plan(profile, cluster_of_types({"fast": 1, "slow": 1}, memory_gib=8))
+    assert any(piece.recompute for piece in plan.slices)
+    assert not plan.micro_batches and not plan.sharding
+    assert check_plan(plan, profile) == ()
+    with pytest.raises(
+        NoPlanError, match=r"no plan fits .* neither with every op recomputed nor with layers"
+    ):
+        make_plan(profile, cluster_of_types({"fast": 1, "slow": 1}, memory_gib=1))
+
+
+def test_micro_batches_of_sets_are_refused_as_on_one_type() -> None:
+    profile = sampled(profile_on_types(net("a", 2), net("b", 3)), ("ab", 0.5), ("b", 0.5))
+    with pytest.raises(NoPlanError, match="micro-batches: steps of this workload run some of its tasks"):
+        make_plan(profile, FOUR, micro_batches={"a": 2})
+
+
+def test_passes_in_one_go_take_both_and_start_as_early_as_they_can() -> None:
+    """On one device: forward of a and of b, backward of b and of a."""
+    a, b = metaop_of("a/m", 1, {1: 3.0}), metaop_of("b/m", 1, {1: 6.0})
+    times = [(0.0, 1.0, 7.0, 9.0), (1.0, 3.0, 3.0, 7.0)]
+    slices = [
+        slice_of(each, (0, 1), [0], start).model_copy(
+            update={"end_s": end, "backward_start_s": backward, "backward_end_s": last}
+        )
+        for each, (start, end, backward, last) in zip((a, b), times, strict=True)
+    ]
+    joined = both_at_once(slices, {"a/m": a, "b/m": b})
+    assert [(piece.start_s, piece.end_s) for piece in joined] == [
+        pytest.approx((0, 3), abs=1e-9),
+        pytest.approx((3, 9), abs=1e-9),
+    ]
+    assert all(piece.backward_s is None for piece in joined)
+    assert both_at_once(joined, {"a/m": a, "b/m": b}) == joined
+
+
+def test_passes_by_themselves_are_all_forward_and_then_all_backward_in_reverse() -> None:
+    profile = profile_on_types(net("a", 2), net("b", 3))
+    problem = make_mixed_problem(profile, FAST_AND_SLOW)
+    plan = make_plan(profile, FAST_AND_SLOW, "sequential")
+    told = each_by_itself(problem, both_at_once(plan.slices, profile.by_name))
+    backward = [piece.backward_s for piece in told]
+    assert [piece.metaop for piece in told] == ["a/net", "b/net"]
+    assert all(one.end_s <= other.start_s for one, other in pairwise(told))
+    assert backward[1] is not None and backward[0] is not None
+    assert told[1].end_s <= backward[1][0] < backward[1][1] <= backward[0][0]
+    assert max(piece.last_s for piece in told) == pytest.approx(2 * 4.0 + 3 * 4.0)
+
+
+@pytest.mark.parametrize("others", [("spindle", "dp-even"), ("dp-even", "spindle")])
+def test_of_what_is_left_of_the_plan_of_all_and_a_plan_of_its_own_the_faster_one_is_taken(
+    others: tuple[StrategyName, StrategyName],
+) -> None:
+    """a's two ops of six samples: 8 s where both types end together, 12 s in even shares; in the plan of both
+    tasks its backward pass is the last.
+    """
+    profile = profile_on_types(net("a", 2), net("b", 3))
+    of_all, alone = others
+    plan = make_plan(profile, FAST_AND_SLOW, "sequential" if of_all == "spindle" else of_all)
+    with_a = sampled(profile, ("ab", 0.5), ("a", 0.5))
+
+    def make(some: Profile) -> Plan:
+        return make_plan(some.model_copy(update={"task_sets": ()}), FAST_AND_SLOW, alone)
+
+    found = with_sets(plan, with_a, make, SeveralTypes())
+    assert found.task_sets[1].predicted.compute_s == pytest.approx(8.0)
+
+
+def test_parameters_stay_whole_although_memory_is_short() -> None:
+    """Of 2.4 GiB of them, their gradients and state: whole they take 0.2 GiB more than shared out."""
+    profile = profile_on_types(net("a", 6, param_bytes_per_op=410 * MIB))
+    cluster = cluster_of_types({"fast": 1, "slow": 1}, memory_gib=8.55)
+    assert make_plan(profile, cluster).sharding
+    with pytest.raises(NoPlanError, match="no plan fits the memory"):
+        make_plan(sampled(profile, ("a", 1.0)), cluster)
