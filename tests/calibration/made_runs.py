@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spindle_cli.calibrate.predicting import predicted_again
+from spindle_cli.costs.share_sizes import tells_shares_apart
 from spindle_cli.costs.share_times import times_of, times_of_share
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import (
@@ -105,7 +106,9 @@ def made_run(
                     slice=index,
                     forward_s=each.forward_s,
                     backward_s=each.backward_s,
-                    shares=_shares(true, index, each) if plan.cluster.is_mixed else (),
+                    shares=_shares(true, index, each)
+                    if tells_shares_apart(plan.slices[index], plan.cluster)
+                    else (),
                 )
                 for index, each in enumerate(took)
             ),
@@ -125,20 +128,24 @@ def made_run(
 
 
 def _shares(true: Plan, index: int, took: Duration) -> tuple[PassTimes, ...]:
-    """Of a slice that recomputes nothing and sums nothing, its shares, stretched as it is."""
+    """Of a slice, its shares, stretched as it is. One of which nothing is known takes a third of it; of those
+    that wait for each other inside of their passes all take as long as it.
+    """
     piece = true.slices[index]
     metaop = true.by_name[piece.metaop]
     longest = times_of(metaop, piece, true.cluster)
-    of_share = [times_of_share(metaop, piece, share, true.cluster) for share in range(piece.dp)]
     assert longest is not None
-    return tuple(
-        PassTimes(
-            forward_s=took.forward_s * each.forward_s / longest.forward_s,
-            backward_s=took.backward_s * each.backward_s / longest.backward_s,
-        )
-        for each in of_share
-        if each is not None
-    )
+    found = []
+    for share in range(piece.dp):
+        each = times_of_share(metaop, piece, share, true.cluster)
+        again = piece.num_recomputed / piece.num_ops
+        forward = backward = 1.0 if metaop.batch_sums else 1 / 3
+        if each is not None and not metaop.batch_sums:
+            forward = each.forward_s / longest.forward_s
+            both = [one.backward_s + again * one.forward_s for one in (each, longest)]
+            backward = both[0] / both[1]
+        found.append(PassTimes(forward_s=took.forward_s * forward, backward_s=took.backward_s * backward))
+    return tuple(found)
 
 
 def timeline_of(plan: Plan, spans: Spans, *, clock_error_s: float = 0.0) -> MeasuredTimeline:
