@@ -32,9 +32,14 @@ from spindle_cli.simulate.durations import Duration, slice_durations, step_durat
 Spans = Sequence[Sequence[MeasuredSpan]]  # of each device
 
 
-def slower(profile: Profile, times: Mapping[str, tuple[float, float]]) -> Profile:
-    """A profile whose MetaOps take so many times as long, forward and backward; the others as they do."""
-    metaops = tuple(_slower(each, *times.get(each.name, (1.0, 1.0))) for each in profile.metaops)
+def slower(profile: Profile, times: Mapping[str, tuple[float, float]], *, shares: bool = False) -> Profile:
+    """A profile whose MetaOps take so many times as long, forward and backward; the others as they do.
+
+    `shares`: not by their curves alone.
+    """
+    metaops = tuple(
+        _slower(each, *times.get(each.name, (1.0, 1.0)), shares=shares) for each in profile.metaops
+    )
     # Not copied: a copy would keep the old MetaOps in `by_name`.
     return Profile(**{**{name: getattr(profile, name) for name in Profile.model_fields}, "metaops": metaops})
 
@@ -44,7 +49,8 @@ def slower_on(
 ) -> Profile:
     """The same on one type of device alone, shares too; `samples`: those of so many samples alone."""
     metaops = tuple(
-        _slower(each, *times.get(each.name, (1.0, 1.0)), device, samples) for each in profile.metaops
+        _slower(each, *times.get(each.name, (1.0, 1.0)), device, samples, shares=True)
+        for each in profile.metaops
     )
     return Profile(**{**{name: getattr(profile, name) for name in Profile.model_fields}, "metaops": metaops})
 
@@ -55,6 +61,8 @@ def _slower(
     backward: float,
     device: str | None = None,
     samples: int | None = None,
+    *,
+    shares: bool,
 ) -> MetaOpProfile:
     def entry(old: OfDevice) -> OfDevice:
         own = metaop.batch_size // old.dp if isinstance(old, CurvePoint) else old.samples
@@ -63,8 +71,8 @@ def _slower(
         seconds = {"forward_s": old.forward_s * forward, "backward_s": old.backward_s * backward}
         return old.model_copy(update=seconds)
 
-    shares = metaop.shares if device is None else tuple(map(entry, metaop.shares))
-    return metaop.model_copy(update={"curve": tuple(map(entry, metaop.curve)), "shares": shares})
+    own = tuple(map(entry, metaop.shares)) if shares else metaop.shares
+    return metaop.model_copy(update={"curve": tuple(map(entry, metaop.curve)), "shares": own})
 
 
 def by_truth(plan: Plan, truth: Profile) -> Plan:

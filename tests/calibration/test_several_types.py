@@ -15,7 +15,7 @@ from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.calibrate.run import Calibrated, calibrate
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import write_json
-from spindle_cli.files.run_files import PREDICTED_FILE, PredictedVsMeasured
+from spindle_cli.files.run_files import PREDICTED_FILE, PassTimes, PredictedVsMeasured
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.mixed.seen import of_types
@@ -92,6 +92,40 @@ def test_a_share_that_no_point_of_the_curve_has_takes_what_was_measured(tmp_path
     assert fast["7"] == pytest.approx((7 * 0.01 / 3 * 2, 7 * 0.02 / 3 * 3))  # by ratio nearer to 8
 
 
+def test_a_share_between_two_of_a_type_becomes_one_of_that_type(tmp_path: Path) -> None:
+    """Of the fast type 4 and 8 samples are known, and 6 between them; the slow one keeps its own."""
+    (net,) = profile().metaops
+    few = tuple(share for share in net.shares if share.device == SLOW or share.samples in (1, 2, 4, 8))
+    by_size = sorted(few, key=lambda share: share.samples)  # types take turns
+    known = profile_on_types(net.model_copy(update={"shares": tuple(by_size)}))
+    truth = slower_on(profile(), FAST, LONGER, samples=6)
+    made = calibrated(known, made_run(tmp_path / "run", planned(profile()), truth)).profile
+    assert entries(made, FAST)["6"] == pytest.approx(entries(truth, FAST)["6"])
+    assert sorted(sources(made, FAST)) == [1, 2, 4, 6, 8]
+    assert entries(made, SLOW) == entries(known, SLOW)
+    order = [(each.samples, each.device) for each in made.metaops[0].shares]
+    assert [each for each in order if each != (6, FAST)] == [(each.samples, each.device) for each in by_size]
+    assert order[-3:] == [(6, FAST), (8, FAST), (8, SLOW)]
+    plan = planned(profile())
+    again, true = predicted_again(plan, made), predicted_again(plan, truth)
+    assert again.iteration_s == pytest.approx(true.iteration_s, rel=1e-9)
+
+
+def test_of_shares_that_are_alike_the_slowest_counts(tmp_path: Path) -> None:
+    """Two slow devices with 3 samples each: the slice waits for the slower one, forward and backward."""
+    plan = make_plan(profile(), cluster_of_types({FAST: 1, SLOW: 2}), "dp-even")
+    assert [piece.rows for piece in plan.slices] == [(0, 2, 5, 8)]
+    folder = made_run(tmp_path / "run", plan, profile())
+    measured = PredictedVsMeasured.read(folder / PREDICTED_FILE)
+    (piece,) = measured.slices
+    shares = (PassTimes(forward_s=0.4, backward_s=0.5), PassTimes(forward_s=0.3, backward_s=0.7))
+    slices = (piece.model_copy(update={"shares": (piece.shares[0], *shares)}),)
+    write_json(folder / PREDICTED_FILE, measured.model_copy(update={"slices": slices}))
+    found = calibrated(profile(), folder).profile
+    assert entries(found, SLOW)["3"] == pytest.approx((0.4 / 4, 0.7 / 4))
+    assert entries(found, FAST) == entries(profile(), FAST)
+
+
 def test_a_run_on_one_of_the_types_changes_that_one_alone(tmp_path: Path) -> None:
     plan = make_plan(profile(), cluster_of_types({SLOW: 2}), "sequential")
     made = calibrated(profile(), made_run(tmp_path / "run", plan, slower_on(profile(), SLOW, LONGER)))
@@ -163,7 +197,7 @@ def test_runs_on_shares_that_the_profile_does_not_have_are_refused(tmp_path: Pat
     shares = tuple(share for share in net.shares if share.device == FAST or share.samples > 2)
     curve = tuple(point for point in net.curve if point.device == FAST or point.dp < 4)
     less = profile_on_types(net.model_copy(update={"shares": shares, "curve": curve}))
-    with pytest.raises(InputError, match=r"slice t/net\[0:4\] ran on dp 2, tp 1, which profile.json has no"):
+    with pytest.raises(InputError, match=r"slice t/net\[0:4\] ran on dp 2, tp 1, in shares of 6 and 2 "):
         calibrated(less, folder)
 
 
