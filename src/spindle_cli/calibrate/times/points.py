@@ -102,7 +102,7 @@ def _shares_that_ran(run: Run, index: int, metaop: MetaOpProfile) -> Iterator[tu
 
 def _alike(piece: Slice, metaop: MetaOpProfile, cluster: Cluster) -> dict[tuple[str, float], list[int]]:
     """A slice's shares by the type of their devices and their samples."""
-    own = sizes(piece) or [metaop.batch_size / piece.shares_of_batch] * piece.dp
+    own: Sequence[float] = sizes(piece) or (metaop.batch_size / piece.shares_of_batch,) * piece.dp
     found: dict[tuple[str, float], list[int]] = {}
     for share, samples in enumerate(own):
         kind = cluster.type_of[piece.devices[share * piece.tp]]
