@@ -14,10 +14,12 @@ import pytest
 from calibration.made_runs import made_run
 from helpers.cut import cuttable
 from helpers.plans import cluster_of, profile_of
+from helpers.random_plans import plan_on
 from helpers.uneven import uneven_plan
 from spindle_cli.calibrate.history import from_history
 from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.calibrate.run import calibrate
+from spindle_cli.costs.share_times import times_of
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import PREDICTED_FILE, PassTimes, PredictedVsMeasured, SliceTimes
@@ -160,6 +162,33 @@ def test_unequal_shares_of_micro_batches_count_their_own_samples(tmp_path: Path)
     run = run_that_took(tmp_path / "run", plan, profile, [(2.8, 5.6)] * 2, shares)
     found = shares_of(calibrated(profile, run))
     assert found == {3: pytest.approx((2.8, 5.6))} | times((2.0, 2.0), 1, 2, 4, 8)
+
+
+def test_a_size_that_is_another_slices_largest_takes_what_that_one_did(tmp_path: Path) -> None:
+    """Two ops: one in shares of 3, 3 and 2 samples, the other on four devices with 2 each, which took longer
+    for them. Both slices are predicted as they were.
+    """
+    two = net().model_copy(update={"num_ops": 2, "curve": cuttable("t/net", 2, SHARE_S).curve[:3]})
+    profile, like = profile_of(two), uneven_plan(two, ROWS)
+    (first,) = like.slices
+    rows = first.model_copy(update={"ops": (0, 1)})
+    even = first.model_copy(update={"ops": (1, 2), "devices": (0, 1, 2, 3), "dp": 4, "rows": None})
+    plan = plan_on(cluster_of(4), like.metaops, [rows, even])
+    plan = plan.model_copy(update={"workload": like.workload})
+    made = made_run(tmp_path / "run", plan, profile)
+    measured = PredictedVsMeasured.read(made / PREDICTED_FILE)
+    shares = [PassTimes(forward_s=s, backward_s=2 * s) for s in (1.5, 1.5, 1.0)]
+    took = (
+        SliceTimes(slice=0, forward_s=1.5, backward_s=3.0, shares=tuple(shares)),
+        SliceTimes(slice=1, forward_s=2.0, backward_s=5.0),
+    )
+    write_json(made / PREDICTED_FILE, measured.model_copy(update={"slices": took}))
+    found = calibrated(profile, made)
+    times = [times_of(found, piece, plan.cluster) for piece in plan.slices]
+    assert [(each.forward_s, each.backward_s) for each in times if each] == [
+        pytest.approx((1.5, 3.0)),
+        pytest.approx((2.0, 5.0)),
+    ]
 
 
 def test_a_share_that_took_what_lies_between_its_neighbours_is_not_told_apart(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from spindle_cli.calibrate.reading import Run
 from spindle_cli.costs.beyond_curve import BeyondCurve
@@ -62,23 +63,44 @@ def measured_points(run: Run, profile: Profile, stretches: Sequence[float]) -> M
     Args:
         stretches: of each slice, see `Beside.stretches`.
     """
-    found: dict[str, dict[Allocation, list[Measured]]] = {}
+    found: dict[str, dict[Allocation, list[tuple[_Timed, Measured]]]] = {}
     plan, seen = run.plan, seen_on(profile, run.plan.cluster)
     beyond = BeyondCurve(plan.by_name, plan.cluster, plan)
     for index, (piece, stretch) in enumerate(zip(plan.slices, stretches, strict=True)):
         metaop, ops = seen.by_name[piece.metaop], piece.num_ops * stretch
-        for share, kind, took in _shares_that_ran(run, index, metaop):
+        for timed in _shares_that_ran(run, index, metaop):
+            share, kind, took, _ = timed
             if took.op_s <= 0:
                 continue
             op = OpTimes(took.forward_s / ops, took.backward_s / ops)
             own = _own_times(op, run, piece, share, metaop, beyond)
             one = Measured(own, run.measured.steps * piece.num_ops, run.measured.steps)
             of_type = found.setdefault(type_in(profile, kind), {})
-            of_type.setdefault(_allocation(piece, share, metaop), []).append(one)
-    return {kind: {key: together(each) for key, each in own.items()} for kind, own in found.items()}
+            of_type.setdefault(_allocation(piece, share, metaop), []).append((timed, one))
+    return {kind: {key: _of_run(each) for key, each in own.items()} for kind, own in found.items()}
 
 
-def _shares_that_ran(run: Run, index: int, metaop: MetaOpProfile) -> Iterator[tuple[int, str, OpTimes]]:
+class _Timed(NamedTuple):
+    """A share of a slice, its number; the type of its devices; and what these took for it.
+
+    `decides`: a plan says what the slice takes by it.
+    """
+
+    share: int
+    kind: str
+    took: OpTimes
+    decides: bool = True
+
+
+def _of_run(found: Sequence[tuple[_Timed, Measured]]) -> Measured:
+    """What a run says of a share: by the slices that it decides, where there are any, so that these are
+    predicted as they were.
+    """
+    deciding = [measured for timed, measured in found if timed.decides]
+    return together(deciding or [measured for _, measured in found])
+
+
+def _shares_that_ran(run: Run, index: int, metaop: MetaOpProfile) -> Iterator[_Timed]:
     """Of a slice, the shares that were timed, on which type, and for how long. Of those that are alike, as
     large and on the same type, the first one, with what the slowest took: the slice waits for it.
 
@@ -88,16 +110,17 @@ def _shares_that_ran(run: Run, index: int, metaop: MetaOpProfile) -> Iterator[tu
     piece, took, cluster = run.plan.slices[index], run.measured.slices[index], run.plan.cluster
     whole = OpTimes(took.forward_s, took.backward_s)
     if not tells_shares_apart(piece, cluster):
-        yield 0, cluster.device_type, whole
+        yield _Timed(0, cluster.device_type, whole)
         return
     largest = largest_samples(piece, metaop.batch_size)
     for (kind, samples), alike in _alike(piece, metaop, cluster).items():
+        slowest = _slowest(took.shares[share] for share in alike)
         if cluster.is_mixed:
-            yield alike[0], kind, _slowest(took.shares[share] for share in alike)
+            yield _Timed(alike[0], kind, slowest)
         elif samples == largest:
-            yield alike[0], kind, whole
+            yield _Timed(alike[0], kind, whole)
         elif _is_told(piece, alike[0], metaop, run.plan):
-            yield alike[0], kind, _slowest(took.shares[share] for share in alike)
+            yield _Timed(alike[0], kind, slowest, decides=False)
 
 
 def _alike(piece: Slice, metaop: MetaOpProfile, cluster: Cluster) -> dict[tuple[str, float], list[int]]:
