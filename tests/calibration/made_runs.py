@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spindle_cli.calibrate.predicting import predicted_again
+from spindle_cli.costs.share_sizes import tells_shares_apart
 from spindle_cli.costs.share_times import times_of, times_of_share
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import (
@@ -31,9 +32,14 @@ from spindle_cli.simulate.durations import Duration, slice_durations, step_durat
 Spans = Sequence[Sequence[MeasuredSpan]]  # of each device
 
 
-def slower(profile: Profile, times: Mapping[str, tuple[float, float]]) -> Profile:
-    """A profile whose MetaOps take so many times as long, forward and backward; the others as they do."""
-    metaops = tuple(_slower(each, *times.get(each.name, (1.0, 1.0))) for each in profile.metaops)
+def slower(profile: Profile, times: Mapping[str, tuple[float, float]], *, shares: bool = False) -> Profile:
+    """A profile whose MetaOps take so many times as long, forward and backward; the others as they do.
+
+    `shares`: not by their curves alone.
+    """
+    metaops = tuple(
+        _slower(each, *times.get(each.name, (1.0, 1.0)), shares=shares) for each in profile.metaops
+    )
     # Not copied: a copy would keep the old MetaOps in `by_name`.
     return Profile(**{**{name: getattr(profile, name) for name in Profile.model_fields}, "metaops": metaops})
 
@@ -43,7 +49,8 @@ def slower_on(
 ) -> Profile:
     """The same on one type of device alone, shares too; `samples`: those of so many samples alone."""
     metaops = tuple(
-        _slower(each, *times.get(each.name, (1.0, 1.0)), device, samples) for each in profile.metaops
+        _slower(each, *times.get(each.name, (1.0, 1.0)), device, samples, shares=True)
+        for each in profile.metaops
     )
     return Profile(**{**{name: getattr(profile, name) for name in Profile.model_fields}, "metaops": metaops})
 
@@ -54,6 +61,8 @@ def _slower(
     backward: float,
     device: str | None = None,
     samples: int | None = None,
+    *,
+    shares: bool,
 ) -> MetaOpProfile:
     def entry(old: OfDevice) -> OfDevice:
         own = metaop.batch_size // old.dp if isinstance(old, CurvePoint) else old.samples
@@ -62,8 +71,8 @@ def _slower(
         seconds = {"forward_s": old.forward_s * forward, "backward_s": old.backward_s * backward}
         return old.model_copy(update=seconds)
 
-    shares = metaop.shares if device is None else tuple(map(entry, metaop.shares))
-    return metaop.model_copy(update={"curve": tuple(map(entry, metaop.curve)), "shares": shares})
+    own = tuple(map(entry, metaop.shares)) if shares else metaop.shares
+    return metaop.model_copy(update={"curve": tuple(map(entry, metaop.curve)), "shares": own})
 
 
 def by_truth(plan: Plan, truth: Profile) -> Plan:
@@ -105,7 +114,9 @@ def made_run(
                     slice=index,
                     forward_s=each.forward_s,
                     backward_s=each.backward_s,
-                    shares=_shares(true, index, each) if plan.cluster.is_mixed else (),
+                    shares=_shares(true, index, each)
+                    if tells_shares_apart(plan.slices[index], plan.cluster)
+                    else (),
                 )
                 for index, each in enumerate(took)
             ),
@@ -125,20 +136,24 @@ def made_run(
 
 
 def _shares(true: Plan, index: int, took: Duration) -> tuple[PassTimes, ...]:
-    """Of a slice that recomputes nothing and sums nothing, its shares, stretched as it is."""
+    """Of a slice, its shares, stretched as it is. One of which nothing is known takes a third of it; of those
+    that wait for each other inside of their passes all take as long as it.
+    """
     piece = true.slices[index]
     metaop = true.by_name[piece.metaop]
     longest = times_of(metaop, piece, true.cluster)
-    of_share = [times_of_share(metaop, piece, share, true.cluster) for share in range(piece.dp)]
     assert longest is not None
-    return tuple(
-        PassTimes(
-            forward_s=took.forward_s * each.forward_s / longest.forward_s,
-            backward_s=took.backward_s * each.backward_s / longest.backward_s,
-        )
-        for each in of_share
-        if each is not None
-    )
+    found = []
+    for share in range(piece.dp):
+        each = times_of_share(metaop, piece, share, true.cluster)
+        again = piece.num_recomputed / piece.num_ops
+        forward = backward = 1.0 if metaop.batch_sums else 1 / 3
+        if each is not None and not metaop.batch_sums:
+            forward = each.forward_s / longest.forward_s
+            both = [one.backward_s + again * one.forward_s for one in (each, longest)]
+            backward = both[0] / both[1]
+        found.append(PassTimes(forward_s=took.forward_s * forward, backward_s=took.backward_s * backward))
+    return tuple(found)
 
 
 def timeline_of(plan: Plan, spans: Spans, *, clock_error_s: float = 0.0) -> MeasuredTimeline:

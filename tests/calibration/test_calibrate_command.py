@@ -178,17 +178,30 @@ def no_such_share(folder: Path) -> None:
     write_json(folder / "profile.json", profile.model_copy(update={"metaops": (few, *profile.metaops[1:])}))
 
 
-def in_micro_batches(folder: Path) -> None:
-    profile = profile_of(cuttable("t/net", 1, {8: 1.0, 4: 0.6}))
-    plan = make_plan(profile, cluster_of(1), micro_batches={"t": 2})
-    made_run(folder / "run", plan, profile)
-    write_json(folder / "profile.json", profile)
-
-
-def in_unequal_shares(folder: Path) -> None:
+def uneven_of_an_older_version(folder: Path) -> None:
     net = cuttable("t/net", 1, {8: 1.0, 4: 0.6})
     made_run(folder / "run", uneven_plan(net, (0, 5, 8)), profile_of(net))
     write_json(folder / "profile.json", profile_of(net))
+    edited(slices=[{"slice": 0, "forward_s": 1, "backward_s": 1}])(folder)
+
+
+def test_micro_batches_and_unequal_shares_are_said_by_their_samples(tmp_path: Path) -> None:
+    """Of a batch of 8: two micro-batches, and shares of 5 and 3."""
+    net = cuttable("t/net", 1, {8: 1.2, 4: 0.9, 2: 0.6})
+    profile = profile_of(net)
+    write_json(tmp_path / "profile.json", profile)
+    plan = make_plan(profile, cluster_of(1), micro_batches={"t": 2})
+    made_run(tmp_path / "run", plan, slower(profile, {"t/net": (2.0, 2.0)}, shares=True))
+    made_run(tmp_path / "uneven", uneven_plan(net, (0, 5, 8)), profile)
+    ended = run_spindle(
+        *("calibrate", tmp_path / "run", tmp_path / "uneven", tmp_path / "profile.json"),
+        *("-o", tmp_path / "out.json"),
+    )
+    assert ended.code == 0, ended.err
+    rows = [row.split() for row in ended.out.splitlines() if row.split()[:1] == ["t/net"]]
+    assert [(row[1], row[-1]) for row in rows] == [("5", "1.00"), ("4", "2.00"), ("3", "1.00")]
+    assert "3 points as measured, 0 scaled, 2 as they were" in ended.out
+    assert Profile.read(tmp_path / "out.json").by_name["t/net"].shares[-2].samples == 4
 
 
 def cut_off(folder: Path) -> None:
@@ -212,8 +225,7 @@ def timeline_of_another(folder: Path) -> None:
         (sampled, "not every step of this run ran all tasks"),
         (another_plan, "it is not the plan that was run"),
         (no_such_share, "slice pairs/vision[0:3] ran on dp 2, tp 1, which"),
-        (in_micro_batches, "batches of t ran in micro-batches"),
-        (in_unequal_shares, "slice t/net[0:1] ran on unequal shares (rows), which no point of a curve has"),
+        (uneven_of_an_older_version, "slice 0, t/net[0:1]: what each share took is not said"),
         (replaced(compile="inductor"), "of compile inductor"),
         (replaced(loss_chunks=4), "of loss_chunks 4"),
         (replaced(accumulate=2), "of accumulate 2"),

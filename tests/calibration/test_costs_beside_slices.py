@@ -100,5 +100,7 @@ def test_slices_on_other_shares_or_types_are_not_set_against_each_other() -> Non
     run = told(0.5)
     uneven = [each.model_copy(update={"rows": (0, 8 - number)}) for number, each in enumerate(run.slices)]
     assert processor_times([replace(run, slices=uneven)]) == 1.0
+    counts = [each.model_copy(update={"micro_batches": n}) for n, each in enumerate(run.slices, start=1)]
+    assert processor_times([replace(run, slices=counts)]) == 1.0
     assert processor_times([replace(run, type_of=("a", "b", "c", "d"))]) == 1.0
     assert processor_times([replace(run, type_of=("a", "a", "a", "a"))]) == pytest.approx(0.5)

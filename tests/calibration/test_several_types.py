@@ -9,17 +9,18 @@ import pytest
 
 from calibration.made_runs import made_run, slower_on
 from helpers.cli import run_spindle
+from helpers.random_plans import plan_on
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.calibrate.history import from_history
 from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.calibrate.run import Calibrated, calibrate
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import write_json
-from spindle_cli.files.run_files import PREDICTED_FILE, PredictedVsMeasured
+from spindle_cli.files.run_files import PREDICTED_FILE, PassTimes, PredictedVsMeasured
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.types import Plan
-from spindle_cli.profile.mixed.seen import of_types
-from spindle_cli.profile.types import CurvePoint, ProcessorCosts, Profile, ShareTime
+from spindle_cli.plan.types import Plan, PlanMetaOp
+from spindle_cli.profile.mixed.seen import of_types, seen_on
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, ProcessorCosts, Profile, ShareTime
 
 FAST, SLOW = "a100-80gb", "v100-32gb"
 NET = "t/net"
@@ -90,6 +91,95 @@ def test_a_share_that_no_point_of_the_curve_has_takes_what_was_measured(tmp_path
     assert fast["dp 1"] == fast["8"] == pytest.approx((8 * 0.01 / 3 * 2, 8 * 0.02 / 3 * 3))
     assert fast["6"] == pytest.approx((6 * 0.01 / 3 * 1.2, 6 * 0.02 / 3 * 1.5))
     assert fast["7"] == pytest.approx((7 * 0.01 / 3 * 2, 7 * 0.02 / 3 * 3))  # by ratio nearer to 8
+
+
+def test_a_share_between_two_of_a_type_becomes_one_of_that_type(tmp_path: Path) -> None:
+    """Of the fast type 4 and 8 samples are known, and 6 between them; the slow one keeps its own."""
+    (net,) = profile().metaops
+    few = tuple(share for share in net.shares if share.device == SLOW or share.samples in (1, 2, 4, 8))
+    by_size = sorted(few, key=lambda share: share.samples)  # types take turns
+    known = profile_on_types(net.model_copy(update={"shares": tuple(by_size)}))
+    truth = slower_on(profile(), FAST, LONGER, samples=6)
+    made = calibrated(known, made_run(tmp_path / "run", planned(profile()), truth)).profile
+    assert entries(made, FAST)["6"] == pytest.approx(entries(truth, FAST)["6"])
+    assert sorted(sources(made, FAST)) == [1, 2, 4, 6, 8]
+    assert entries(made, SLOW) == entries(known, SLOW)
+    order = [(each.samples, each.device) for each in made.metaops[0].shares]
+    assert [each for each in order if each != (6, FAST)] == [(each.samples, each.device) for each in by_size]
+    assert order[-3:] == [(6, FAST), (8, FAST), (8, SLOW)]
+    plan = planned(profile())
+    again, true = predicted_again(plan, made), predicted_again(plan, truth)
+    assert again.iteration_s == pytest.approx(true.iteration_s, rel=1e-9)
+
+
+def test_a_share_that_several_devices_hold_is_of_their_type(tmp_path: Path) -> None:
+    """Two devices of each type hold a share together: 6 samples the fast ones, 2 the slow ones."""
+    (net,) = profile().metaops
+    split = net.model_copy(
+        update={
+            "shares": tuple(share.model_copy(update={"tp": 2}) for share in net.shares),
+            "curve": tuple(
+                point.model_copy(update={"tp": 2, "num_devices": 2 * point.dp}) for point in net.curve
+            ),
+        }
+    )
+    known = profile_on_types(split)
+    cluster = cluster_of_types({FAST: 2, SLOW: 2})
+    piece = planned(profile()).slices[0].model_copy(update={"devices": (0, 1, 2, 3), "tp": 2})
+    plan = plan_on(cluster, tuple(PlanMetaOp(**_needed(each)) for each in known.metaops), [piece])
+    plan = plan.model_copy(update={"workload": known.workload})
+    truth = slower_on(known, SLOW, LONGER)
+    found = calibrated(known, made_run(tmp_path / "run", plan, truth)).profile
+    assert entries(found, FAST) == entries(known, FAST)
+    assert entries(found, SLOW)["2"] == pytest.approx(entries(truth, SLOW)["2"])
+
+
+def test_equal_shares_on_several_types_are_told_apart(tmp_path: Path) -> None:
+    """4 samples on each type, of which the slow one takes longer than it should."""
+    piece = planned(profile()).slices[0].model_copy(update={"rows": None})
+    plan = plan_on(BOTH, tuple(PlanMetaOp(**_needed(each)) for each in profile().metaops), [piece])
+    plan = plan.model_copy(update={"workload": profile().workload})
+    truth = slower_on(profile(), SLOW, LONGER)
+    found = calibrated(profile(), made_run(tmp_path / "run", plan, truth)).profile
+    assert entries(found, FAST) == entries(profile(), FAST)
+    assert entries(found, SLOW)["4"] == pytest.approx(entries(truth, SLOW)["4"])
+
+
+def _needed(metaop: MetaOpProfile) -> dict[str, object]:
+    return {name: getattr(metaop, name) for name in PlanMetaOp.model_fields}
+
+
+def test_a_run_in_unequal_shares_on_one_of_the_types_is_of_that_type(tmp_path: Path) -> None:
+    """Two slow devices with 5 and 3 samples, of which the profile has neither."""
+    (net,) = profile().metaops
+    few = tuple(share for share in net.shares if share.samples in (1, 2, 4, 8))
+    known = profile_on_types(net.model_copy(update={"shares": few}))
+    equal = make_plan(known, cluster_of_types({SLOW: 2}), "sequential")
+    piece = planned(profile()).slices[0].model_copy(update={"rows": (0, 5, 8)})
+    own = seen_on(profile(), equal.cluster)
+    plan = plan_on(equal.cluster, tuple(PlanMetaOp(**_needed(each)) for each in own.metaops), [piece])
+    plan = plan.model_copy(update={"workload": known.workload})
+    truth = slower_on(profile(), SLOW, LONGER)
+    found = calibrated(known, made_run(tmp_path / "run", plan, truth)).profile
+    assert entries(found, FAST) == entries(known, FAST)
+    slow, expected = entries(found, SLOW), entries(truth, SLOW)
+    assert sorted(sources(found, SLOW)) == [1, 2, 3, 4, 5, 8]
+    assert (slow["5"], slow["3"]) == (pytest.approx(expected["5"]), pytest.approx(expected["3"]))
+
+
+def test_of_shares_that_are_alike_the_slowest_counts(tmp_path: Path) -> None:
+    """Two slow devices with 3 samples each: the slice waits for the slower one, forward and backward."""
+    plan = make_plan(profile(), cluster_of_types({FAST: 1, SLOW: 2}), "dp-even")
+    assert [piece.rows for piece in plan.slices] == [(0, 2, 5, 8)]
+    folder = made_run(tmp_path / "run", plan, profile())
+    measured = PredictedVsMeasured.read(folder / PREDICTED_FILE)
+    (piece,) = measured.slices
+    shares = (PassTimes(forward_s=0.4, backward_s=0.5), PassTimes(forward_s=0.3, backward_s=0.7))
+    slices = (piece.model_copy(update={"shares": (piece.shares[0], *shares)}),)
+    write_json(folder / PREDICTED_FILE, measured.model_copy(update={"slices": slices}))
+    found = calibrated(profile(), folder).profile
+    assert entries(found, SLOW)["3"] == pytest.approx((0.4 / 4, 0.7 / 4))
+    assert entries(found, FAST) == entries(profile(), FAST)
 
 
 def test_a_run_on_one_of_the_types_changes_that_one_alone(tmp_path: Path) -> None:
@@ -163,7 +253,7 @@ def test_runs_on_shares_that_the_profile_does_not_have_are_refused(tmp_path: Pat
     shares = tuple(share for share in net.shares if share.device == FAST or share.samples > 2)
     curve = tuple(point for point in net.curve if point.device == FAST or point.dp < 4)
     less = profile_on_types(net.model_copy(update={"shares": shares, "curve": curve}))
-    with pytest.raises(InputError, match=r"slice t/net\[0:4\] ran on dp 2, tp 1, which profile.json has no"):
+    with pytest.raises(InputError, match=r"slice t/net\[0:4\] ran on dp 2, tp 1, in shares of 6 and 2 "):
         calibrated(less, folder)
 
 

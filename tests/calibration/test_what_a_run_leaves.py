@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.cut import cuttable, shares_of
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.several_types import metaop_on_types, plan_in_rows
+from helpers.uneven import uneven_plan
 from spindle_cli.files.run_files import Comparison, PredictedVsMeasured, SliceTimes, slow_devices
+from spindle_cli.plan.make import make_plan
 from spindle_cli.runtime.measuring.comparison import Measured, RankReport, compare
 from spindle_cli.runtime.measuring.timing import Activity
 
@@ -71,6 +74,30 @@ def test_of_several_types_each_share_and_the_speed_of_each_type_are_left() -> No
     assert [each.predicted_s for each in found.types] == pytest.approx([12.0, 12.0])
     assert [each.speed for each in found.types] == pytest.approx([1.0, 12.0 / 13.2])
     assert [each.type for each in found.devices] == [FAST, SLOW]
+
+
+def test_each_micro_batch_is_a_slice_and_of_unequal_shares_each_is_left() -> None:
+    """Two micro-batches of 8 samples, over two devices in shares of 5 and 3."""
+    net = cuttable("t/net", 2, {16: 4.0, 8: 2.2, 4: 1.2, 2: 0.8})
+    ranks = [rank(f0=1.0, b0=2.0, f1=1.5, b1=2.5), rank(f0=0.6, b0=2.25, f1=0.75, b1=1.0)]
+    uneven = compare(uneven_plan(net, (0, 5, 8), micro_batches=2), ITERATIONS, ranks, None).slices
+    assert [(each.forward_s, each.backward_s) for each in uneven] == [(1.0, 2.25), (1.5, 2.5)]
+    assert [[(each.forward_s, each.backward_s) for each in piece.shares] for piece in uneven] == [
+        [(1.0, 2.0), (0.6, 2.25)],
+        [(1.5, 2.5), (0.75, 1.0)],
+    ]
+    plan = make_plan(profile_of(net), cluster_of(2), micro_batches={"t": 2})
+    equal = compare(plan, ITERATIONS, ranks, None).slices
+    assert [each.shares for each in equal] == [(), ()]
+
+
+def test_of_a_share_that_several_devices_hold_the_slowest_counts() -> None:
+    net = cuttable("t/net", 1, {8: 4.0, 4: 2.2})
+    shares = shares_of({8: 4.0, 5: 2.6, 3: 2.0}, tp=2)
+    plan = uneven_plan(net.model_copy(update={"shares": shares}), (0, 5, 8), tp=2)
+    ranks = [rank(f0=1.0, b0=4.0), rank(f0=2.0, b0=3.0), rank(f0=0.5, b0=0.5), rank(f0=0.75, b0=0.25)]
+    (piece,) = compare(plan, ITERATIONS, ranks, None).slices
+    assert [(each.forward_s, each.backward_s) for each in piece.shares] == [(2.0, 4.0), (0.75, 0.5)]
 
 
 def test_devices_of_a_type_count_together() -> None:

@@ -29,7 +29,8 @@ _AGREES = 1e-6
 _CLEARLY = 4.0
 _GRID, _THIRDS = 20, 60
 
-# A MetaOp's name, dp, tp; and of several types of device its rows, and the types that have them.
+# A MetaOp's name, into how many shares its batch is cut, tp, the rows of shares that are not equal; and of
+# several types of device those that have them.
 _Share = tuple[str, int, int, tuple[int, ...] | None, tuple[str, ...]]
 
 
@@ -117,7 +118,7 @@ class Beside:
 
     def _ran_as(self, piece: Slice) -> _Share:
         types = () if self.type_of is None else tuple(self.type_of[device] for device in piece.devices)
-        return piece.metaop, piece.dp, piece.tp, piece.rows, types
+        return piece.metaop, piece.shares_of_batch, piece.tp, piece.rows, types
 
 
 def processor_times(runs: Sequence[Beside]) -> float:

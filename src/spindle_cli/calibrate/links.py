@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from spindle_cli.account.device_memory import device_memory
-from spindle_cli.calibrate.curves import EQUAL
 from spindle_cli.calibrate.reading import Run
+from spindle_cli.calibrate.times.factors import EQUAL
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.profile.mixed.seen import devices_of, type_in
 from spindle_cli.profile.types import MeasuredLink, ProcessorCosts, Profile

@@ -13,8 +13,8 @@ from math import inf
 
 from spindle_cli.account.traffic import Traffic
 from spindle_cli.account.types import Collective
-from spindle_cli.calibrate.curves import EQUAL
 from spindle_cli.calibrate.reading import Run
+from spindle_cli.calibrate.times.factors import EQUAL
 from spindle_cli.costs.links import per_node, transfer_s
 from spindle_cli.costs.parameters.unequal import parts_collective_s
 from spindle_cli.files.cluster import Cluster

@@ -12,20 +12,27 @@ from spindle_cli.plan.schedule import placed_slices
 from spindle_cli.plan.sets.restrict import as_early_as_possible
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.mixed.seen import seen_on
-from spindle_cli.profile.types import Profile
+from spindle_cli.profile.types import MetaOpProfile, Profile
 
 
 def predicted_again(plan: Plan, profile: Profile) -> Prediction:
     """The iteration of a plan's slices on their devices by the times of another profile of its workload, over
     the plan's links.
     """
-    profile = seen_on(profile, plan.cluster).weighted(plan.shard_weights)
+    seen = seen_on(profile, plan.cluster).sharded(plan.sharding).weighted(plan.shard_weights)
+    profile = seen.with_metaops([_gathering_as(metaop, plan) for metaop in seen.metaops])
     problem = make_problem(profile, plan.cluster)
     slices = _timed(problem, plan)
     held = device_memory(profile.metaops, slices, plan.cluster, profile)
     traffic = traffic_of(placed_slices(problem, slices), problem.uses)
     steps_s = optimizer_steps_s(held, profile.optimizer_s_per_byte)
     return predict(problem, slices, traffic, max(piece.last_s for piece in slices), steps_s)
+
+
+def _gathering_as(metaop: MetaOpProfile, plan: Plan) -> MetaOpProfile:
+    """A MetaOp of which rows or factors are gathered as the plan says."""
+    gathered = plan.by_name[metaop.name].gathered
+    return metaop if metaop.gathered == gathered else metaop.model_copy(update={"gathered": gathered})
 
 
 def _timed(problem: Problem, plan: Plan) -> tuple[Slice, ...]:

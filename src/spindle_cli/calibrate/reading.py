@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from spindle_cli.costs.share_times import times_of_share
+from spindle_cli.costs.share_sizes import sizes, tells_shares_apart
+from spindle_cli.costs.share_times import times_of, times_of_share
 from spindle_cli.errors import InputError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.run_files import METRICS_FILE, PLAN_FILE, PREDICTED_FILE, PredictedVsMeasured
@@ -140,46 +141,44 @@ def require_belongs(run: Run, profile: Profile, profile_path: Path) -> None:
             hint="Give a run on the profile's types of device, or a profile that has those of the run.",
         )
     require_same_settings(plan, profile, f"{folder}: a run by a plan", profile_path)
-    if plan.micro_batches:
-        cut = ", ".join(plan.micro_batches)
-        raise InputError(
-            f"{folder}: batches of {cut} ran in micro-batches, whose shares no point of a curve has",
-            hint="Give a run of whole batches: plan with `--micro-batches TASK=1`.",
-        )
-    if not plan.cluster.is_mixed:
-        _require_equal_shares(plan, folder)
-    elif any(
-        len(each.shares) != piece.dp for each, piece in zip(run.measured.slices, plan.slices, strict=True)
-    ):
-        raise InputError(
-            f"{folder / PREDICTED_FILE}: slices: what each share took is not said, and the devices are of "
-            "several types; the run is of an older version, or the file damaged",
-            hint="Run the plan again with this version.",
-        )
+    _require_shares(run)
     seen = seen_on(profile, plan.cluster)
     for piece in plan.slices:
         metaop = seen.by_name.get(piece.metaop)
         if metaop is None or not _has_shares(metaop, piece, plan.cluster):
             raise InputError(
-                f"{folder}: slice {piece.label} ran on dp {piece.dp}, tp {piece.tp}, which {profile_path} "
-                f"has no point of",
+                f"{folder}: slice {piece.label} ran on {_described(metaop, piece)}, which {profile_path} has "
+                "no times of",
                 hint="Give the profile that the run's plan was made from.",
             )
 
 
-def _require_equal_shares(plan: Plan, folder: Path) -> None:
-    uneven = next((piece for piece in plan.slices if piece.rows is not None), None)
-    if uneven is not None:
-        raise InputError(
-            f"{folder}: slice {uneven.label} ran on unequal shares (rows), which no point of a curve has",
-            hint="Give a run of equal shares: plan with `--equal-shares`.",
-        )
+def _require_shares(run: Run) -> None:
+    for took, piece in zip(run.measured.slices, run.plan.slices, strict=True):
+        if tells_shares_apart(piece, run.plan.cluster) and len(took.shares) != piece.dp:
+            why = "the devices are of several types" if run.plan.cluster.is_mixed else "they are not equal"
+            raise InputError(
+                f"{run.folder / PREDICTED_FILE}: slices: slice {took.slice}, {piece.label}: what each share "
+                f"took is not said ({len(took.shares)} found, expected {piece.dp}), and {why}; the run is of "
+                "an older version, or the file damaged",
+                hint="Run the plan again with this version.",
+            )
 
 
 def _has_shares(metaop: MetaOpProfile, piece: Slice, cluster: Cluster) -> bool:
+    """Whether a profile has what a plan says a slice takes; where types differ, of each of its shares."""
     if not cluster.is_mixed:
-        return any((point.dp, point.tp) == (piece.dp, piece.tp) for point in metaop.curve)
+        return times_of(metaop, piece, cluster) is not None
     return all(times_of_share(metaop, piece, share, cluster) is not None for share in range(piece.dp))
+
+
+def _described(metaop: MetaOpProfile | None, piece: Slice) -> str:
+    """How a slice's batch was cut."""
+    degrees = f"dp {piece.dp}, tp {piece.tp}"
+    if metaop is None or (piece.rows is None and piece.micro_batches == 1):
+        return degrees
+    samples = {*(sizes(piece) or (metaop.batch_size // piece.shares_of_batch,))}
+    return f"{degrees}, in shares of {' and '.join(map(str, sorted(samples, reverse=True)))} samples"
 
 
 def require_same_settings(one: Plan | Profile, profile: Profile, where: str, profile_path: Path) -> None:

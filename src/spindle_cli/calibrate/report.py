@@ -9,9 +9,9 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from spindle_cli.calibrate.points import known_times
 from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.calibrate.run import Calibrated
+from spindle_cli.calibrate.times.points import known_times
 from spindle_cli.calibrate.types import (
     CalibratedLink,
     CalibratedPoint,
@@ -97,14 +97,14 @@ def _points(made: Calibrated) -> Iterator[CalibratedPoint]:
 
 
 def point_table(report: CalibrationReport) -> Table:
-    """What ran, an op's seconds before and after."""
+    """What ran, by the samples of its shares, an op's seconds before and after."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("MetaOp")
     has_types = any(each.device is not None for each in report.points)
     if has_types:
         table.add_column("device")
     for name in (
-        "samples" if has_types else "dp",
+        "samples",
         "tp",
         "forward",
         "measured",
@@ -118,7 +118,8 @@ def point_table(report: CalibrationReport) -> Table:
         after_s = each.measured_forward_s + each.measured_backward_s
         table.add_row(
             each.metaop,
-            *((each.device or "", f"{each.samples:g}") if has_types else (str(each.dp),)),
+            *((each.device or "",) if has_types else ()),
+            f"{each.samples:g}",
             str(each.tp),
             *map(
                 format_seconds,

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.calibrate.beside import Beside, processor_times
-from spindle_cli.calibrate.curves import EQUAL, calibrated_metaops
 from spindle_cli.calibrate.links import (
     slower_links,
     update_s_per_byte,
@@ -19,9 +18,11 @@ from spindle_cli.calibrate.links import (
     with_processor_times,
 )
 from spindle_cli.calibrate.moving import Moved, moved_in, times_of_links
-from spindle_cli.calibrate.points import Points, all_runs, known_times, measured_points
 from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.calibrate.reading import FEWEST_STEPS, Run, read_run, require_belongs
+from spindle_cli.calibrate.times.curves import calibrated_metaops
+from spindle_cli.calibrate.times.factors import EQUAL
+from spindle_cli.calibrate.times.points import Points, all_runs, known_times, measured_points
 from spindle_cli.errors import InputError
 from spindle_cli.files.parsing import shown
 from spindle_cli.files.run_files import PREDICTED_FILE

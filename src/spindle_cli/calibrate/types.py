@@ -13,11 +13,12 @@ _Seconds = Annotated[float, Field(ge=0)]
 
 
 class CalibratedPoint(Model):
-    """A point that ran: seconds of one op forward and backward as the profile had them, and as measured
-    without what devices do beside their slices. `steps`: of the runs.
+    """A point of a curve, or a share, that ran: seconds of one op forward and backward as the profile had
+    them, and as measured without what devices do beside their slices. `steps`: of the runs.
 
-    `samples`: of the share. `dp`: into how many such shares the batch would be cut; None where that is no
-    whole number, of shares that are not equal. `device`: its type, where the profile has several.
+    `samples`: of the share. `dp`: into how many such shares the batch would be cut, which counts those of all
+    micro-batches; None where that is no whole number, of shares that are not equal. `device`: its type, where
+    the profile has several.
     """
 
     metaop: str
@@ -63,7 +64,8 @@ class CalibrationReport(Artifact):
 
     Attributes:
         profile: that was written. `cluster`: likewise, where one was asked for.
-        scaled_points: points that did not run and were scaled; `points_left`: that are as they were.
+        scaled_points: points of curves that did not run and were scaled; `points_left`: that are as they
+            were.
         optimizer_s_per_byte, measured_optimizer_s_per_byte: before, and after; None: no run has measured it.
         processor_times: by what the processor's costs were multiplied.
         link_times: by kind of link, by what messages were, where any were seen.

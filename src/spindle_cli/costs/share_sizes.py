@@ -7,11 +7,19 @@ from itertools import pairwise
 from math import ceil
 
 from spindle_cli.costs.memory import SliceShape
+from spindle_cli.files.cluster import Cluster
 
 
 def sizes(piece: SliceShape) -> Sequence[int] | None:
     """Samples of each share; None where all have as many."""
     return None if piece.rows is None else [last - first for first, last in pairwise(piece.rows)]
+
+
+def tells_shares_apart(piece: SliceShape, cluster: Cluster) -> bool:
+    """Whether what single shares of a slice took is kept: they are of unequal size, or the cluster has
+    devices of several types.
+    """
+    return piece.rows is not None or cluster.is_mixed
 
 
 def cuts_like(piece: SliceShape, samples: int) -> float:

@@ -243,9 +243,11 @@ class PassTimes(Model):
 
 
 class SliceTimes(PassTimes):
-    """What a slice took, by its index in the plan: each pass of its slowest device.
+    """What a slice, which is of one micro-batch, took, by its index in the plan: each pass of its slowest
+    device.
 
-    `shares`: where the cluster has devices of several types, each of the slice's shares in their order.
+    `shares`: each of the slice's shares in their order, where they are not alike: of unequal size, or on a
+    cluster of several types of device. Files of older versions have those of several types alone.
     """
 
     slice: Annotated[int, Field(ge=0)]

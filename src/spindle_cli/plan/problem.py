@@ -157,8 +157,10 @@ class Problem:
         }
 
     def point_of(self, piece: Slice) -> Point:
-        """The allocation that a slice runs on."""
-        if piece.rows is not None or self.cluster.is_mixed:
+        """The allocation that a slice runs on: of a whole batch in equal shares by the curve, of others by
+        the shares, as a plan says them (`times_of`).
+        """
+        if piece.rows is not None or piece.micro_batches > 1 or self.cluster.is_mixed:
             op = times_of(self.profile.by_name[piece.metaop], piece, self.cluster)
             assert op is not None, "no other shares are planned"
             times = {"dp": piece.dp, "tp": piece.tp, "forward_s": op.forward_s, "backward_s": op.backward_s}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.machine.devices import cluster_device_name, is_same_device
-from spindle_cli.profile.points import CurvePoint, OfDevice
+from spindle_cli.profile.points import CurvePoint, OfDevice, ShareTime
 from spindle_cli.profile.types import Device, MetaOpProfile, Profile
 
 
@@ -54,7 +55,8 @@ def together(profile: Profile, parts: Mapping[str, Sequence[MetaOpProfile]]) -> 
     """The MetaOps of a profile with other entries for each type of device, which name it as they did.
 
     Args:
-        parts: by type, the MetaOps with entries that name none, as many as `of_types` has.
+        parts: by type, the MetaOps with entries that name none: those that `of_types` has with other times,
+            and maybe more shares between these.
     """
     if not profile.devices:
         (own,) = parts.values()
@@ -73,12 +75,19 @@ def together(profile: Profile, parts: Mapping[str, Sequence[MetaOpProfile]]) -> 
 def _replaced(
     entries: Sequence[OfDevice], profile: Profile, others: Mapping[str, Sequence[OfDevice]]
 ) -> tuple[OfDevice, ...]:
-    """Each entry's place taken by the next one of its type."""
-    left = {kind: iter(own) for kind, own in others.items()}
-    return tuple(
-        next(left[entry.device or profile.device.type]).model_copy(update={"device": entry.device})
-        for entry in entries
-    )
+    """Each entry's place taken by the same one of its type, with those before it that had no place."""
+    left = {kind: deque(own) for kind, own in others.items()}
+    found: list[OfDevice] = []
+    for entry in entries:
+        own, place = left[entry.device or profile.device.type], _place(entry)
+        while own and _place(own[0]) <= place:
+            found.append(own.popleft().model_copy(update={"device": entry.device}))
+    return tuple(found)
+
+
+def _place(entry: CurvePoint | ShareTime) -> tuple[int, int]:
+    """Entries of a type ascend by this."""
+    return (entry.samples if isinstance(entry, ShareTime) else entry.num_devices), entry.tp
 
 
 def seen_on(profile: Profile, cluster: Cluster) -> Profile:

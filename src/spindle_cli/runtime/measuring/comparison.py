@@ -10,6 +10,7 @@ import torch
 
 from spindle_cli.account.device.compute import compute_of_devices
 from spindle_cli.account.traffic import traffic_of
+from spindle_cli.costs.share_sizes import tells_shares_apart
 from spindle_cli.costs.share_times import OpSeconds, times_of
 from spindle_cli.files.run_files import (
     Comparison,
@@ -123,7 +124,7 @@ def _slices(plan: Plan, ranks: Sequence[RankTimes]) -> tuple[SliceTimes, ...]:
             slice=index,
             forward_s=_slowest(index, piece.devices, Activity.FORWARD, ranks),
             backward_s=_slowest(index, piece.devices, Activity.BACKWARD, ranks),
-            shares=_shares(index, piece, ranks) if plan.cluster.is_mixed else (),
+            shares=_shares(index, piece, ranks) if tells_shares_apart(piece, plan.cluster) else (),
         )
         for index, piece in enumerate(plan.slices)
     )

@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from spindle_cli.calibrate.reading import Run
 from spindle_cli.costs.beyond_curve import BeyondCurve
-from spindle_cli.costs.share_sizes import sizes
+from spindle_cli.costs.parameters.sharded import level_of
+from spindle_cli.costs.share_sizes import largest_samples, sizes, tells_shares_apart
 from spindle_cli.costs.share_times import share_seconds, times_of_share
-from spindle_cli.plan.types import Slice
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.run_files import PassTimes
+from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.mixed.seen import seen_on, type_in
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
 # A MetaOp's name; into how many shares as large as the one that ran its batch would be cut, which is dp where
-# shares are equal; and tp.
+# a whole batch is in equal shares; and tp.
 Allocation = tuple[str, Fraction | int, int]
 
 # Of an op's measured seconds, at least so much is its own.
@@ -59,33 +63,88 @@ def measured_points(run: Run, profile: Profile, stretches: Sequence[float]) -> M
     Args:
         stretches: of each slice, see `Beside.stretches`.
     """
-    found: dict[str, dict[Allocation, list[Measured]]] = {}
+    found: dict[str, dict[Allocation, list[tuple[_Timed, Measured]]]] = {}
     plan, seen = run.plan, seen_on(profile, run.plan.cluster)
     beyond = BeyondCurve(plan.by_name, plan.cluster, plan)
     for index, (piece, stretch) in enumerate(zip(plan.slices, stretches, strict=True)):
         metaop, ops = seen.by_name[piece.metaop], piece.num_ops * stretch
-        for share, kind, took in _shares_that_ran(run, index):
+        for timed in _shares_that_ran(run, index, metaop):
+            share, kind, took, _ = timed
             if took.op_s <= 0:
                 continue
             op = OpTimes(took.forward_s / ops, took.backward_s / ops)
             own = _own_times(op, run, piece, share, metaop, beyond)
             one = Measured(own, run.measured.steps * piece.num_ops, run.measured.steps)
             of_type = found.setdefault(type_in(profile, kind), {})
-            of_type.setdefault(_allocation(piece, share, metaop), []).append(one)
-    return {kind: {key: together(each) for key, each in own.items()} for kind, own in found.items()}
+            of_type.setdefault(_allocation(piece, share, metaop), []).append((timed, one))
+    return {kind: {key: _of_run(each) for key, each in own.items()} for kind, own in found.items()}
 
 
-def _shares_that_ran(run: Run, index: int) -> Iterator[tuple[int, str, OpTimes]]:
-    """Of a slice, the shares that were timed, on which type, and for how long: each of them where there are
-    several types of device, else one that stands for all.
+class _Timed(NamedTuple):
+    """A share of a slice, its number; the type of its devices; and what these took for it.
+
+    `decides`: a plan says what the slice takes by it.
+    """
+
+    share: int
+    kind: str
+    took: OpTimes
+    decides: bool = True
+
+
+def _of_run(found: Sequence[tuple[_Timed, Measured]]) -> Measured:
+    """What a run says of a share: by the slices that it decides, where there are any, so that these are
+    predicted as they were.
+    """
+    deciding = [measured for timed, measured in found if timed.decides]
+    return together(deciding or [measured for _, measured in found])
+
+
+def _shares_that_ran(run: Run, index: int, metaop: MetaOpProfile) -> Iterator[_Timed]:
+    """Of a slice, the shares that were timed, on which type, and for how long. Of those that are alike, as
+    large and on the same type, the first one, with what the slowest took: the slice waits for it.
+
+    On one type a plan says of a slice what its largest share takes: that has what the slowest device took. A
+    smaller one says nothing where the profile knows nothing of it, or where it waits for larger ones inside.
     """
     piece, took, cluster = run.plan.slices[index], run.measured.slices[index], run.plan.cluster
-    if not cluster.is_mixed:
-        yield 0, cluster.device_type, OpTimes(took.forward_s, took.backward_s)
+    whole = OpTimes(took.forward_s, took.backward_s)
+    if not tells_shares_apart(piece, cluster):
+        yield _Timed(0, cluster.device_type, whole)
         return
-    for share, each in enumerate(took.shares):
+    largest = largest_samples(piece, metaop.batch_size)
+    for (kind, samples), alike in _alike(piece, metaop, cluster).items():
+        slowest = _slowest(took.shares[share] for share in alike)
+        if cluster.is_mixed:
+            yield _Timed(alike[0], kind, slowest)
+        elif samples == largest:
+            yield _Timed(alike[0], kind, whole)
+        elif _is_told(piece, alike[0], metaop, run.plan):
+            yield _Timed(alike[0], kind, slowest, decides=False)
+
+
+def _alike(piece: Slice, metaop: MetaOpProfile, cluster: Cluster) -> dict[tuple[str, float], list[int]]:
+    """A slice's shares by the type of their devices and their samples."""
+    own: Sequence[float] = sizes(piece) or (metaop.batch_size / piece.shares_of_batch,) * piece.dp
+    found: dict[tuple[str, float], list[int]] = {}
+    for share, samples in enumerate(own):
         kind = cluster.type_of[piece.devices[share * piece.tp]]
-        yield share, kind, OpTimes(each.forward_s, each.backward_s)
+        found.setdefault((kind, samples), []).append(share)
+    return found
+
+
+def _slowest(shares: Iterable[PassTimes]) -> OpTimes:
+    each = list(shares)
+    return OpTimes(max(one.forward_s for one in each), max(one.backward_s for one in each))
+
+
+def _is_told(piece: Slice, share: int, metaop: MetaOpProfile, plan: Plan) -> bool:
+    """Whether what a smaller share took is its own, and the profile knows what it should have taken: where
+    shares sum something inside of their passes, or gather parameters there, all take as long as the largest.
+    """
+    if metaop.batch_sums or level_of(metaop, plan.sharding).is_by_pass:
+        return False
+    return times_of_share(metaop, piece, share, plan.cluster) is not None
 
 
 def _allocation(piece: Slice, share: int, metaop: MetaOpProfile) -> Allocation:

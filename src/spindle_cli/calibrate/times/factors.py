@@ -1,0 +1,69 @@
+"""How many times as long as a profile says ops take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from statistics import fmean
+
+from spindle_cli.calibrate.times.points import Measured, OpTimes
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, ShareTime
+
+# Closer than this counts as equal: what is left of dividing and multiplying again.
+EQUAL = 1e-9
+
+
+@dataclass(frozen=True)
+class Factor:
+    """How many times as long as its curve, or shares, say an op takes."""
+
+    forward: float
+    backward: float
+
+    def of(self, known: CurvePoint | ShareTime) -> OpTimes:
+        """What the op of a point or share takes then."""
+        return OpTimes(known.forward_s * self.forward, known.backward_s * self.backward)
+
+
+def factor_of(known: CurvePoint | ShareTime | OpTimes, measured: Measured) -> Factor:
+    """Measured over profiled; of both passes together for one that the profile has at no time at all."""
+    times = measured.times
+    before_s = known.forward_s + known.backward_s
+    both = times.op_s / before_s if before_s else 1.0
+    return Factor(
+        times.forward_s / known.forward_s if known.forward_s else both,
+        times.backward_s / known.backward_s if known.backward_s else both,
+    )
+
+
+def mean(factors: Iterable[Factor]) -> Factor:
+    """Of each pass."""
+    found = list(factors)
+    return Factor(fmean(each.forward for each in found), fmean(each.backward for each in found))
+
+
+def is_equal(known: CurvePoint | ShareTime | OpTimes, times: OpTimes) -> bool:
+    """Whether both passes take as long as known, but for what is left of arithmetic."""
+    return all(
+        abs(new - old) <= EQUAL * old
+        for old, new in ((known.forward_s, times.forward_s), (known.backward_s, times.backward_s))
+    )
+
+
+# What MetaOps have in common whose ops do the same work on the same share of a batch: the kind of op, bytes
+# of parameters, and operations for a sample.
+Kind = tuple[str, int, float | None]
+
+
+def kind_of(metaop: MetaOpProfile) -> Kind | None:
+    """None where nothing says what its ops are."""
+    if metaop.op_kind is None:
+        return None
+    flops = metaop.flops_per_op
+    per_sample = None if flops is None else float(f"{flops / metaop.batch_size:.9g}")
+    return metaop.op_kind, metaop.param_bytes_per_op, per_sample
+
+
+# By samples of a share and tp: how many times as long equal ops of any MetaOp took that ran on it.
+OfEqualOps = dict[tuple[Fraction, int], Factor]
