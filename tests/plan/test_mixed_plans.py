@@ -23,6 +23,7 @@ from spindle_cli.questions.compare import compare
 from spindle_cli.questions.explain import explain
 from spindle_cli.simulate.run import simulate
 from spindle_cli.units import MIB
+from spindle_cli.workload.settings.sampling import TaskShare
 
 FAST_AND_SLOW = cluster_of_types({"fast": 1, "slow": 1})
 
@@ -106,9 +107,9 @@ def test_shares_by_flops_go_by_the_peaks_that_the_cluster_file_gives() -> None:
 
 
 def test_what_plans_for_several_types_do_not_have_is_refused() -> None:
-    with pytest.raises(NoPlanError, match="activations in host memory: 'mixed'"):
-        links = FAST_AND_SLOW.links.model_copy(update={"host": FAST_AND_SLOW.links.intra_node})
-        make_plan(chain(), FAST_AND_SLOW.with_links(links), offload=True)
+    sets = (TaskShare(tasks=("t",), share=1.0),)
+    with pytest.raises(NoPlanError, match=r"sets of tasks \(train.sampling\): 'mixed'.*plans run all tasks"):
+        make_plan(chain().model_copy(update={"task_sets": sets}), FAST_AND_SLOW)
     drifting = chain().model_copy(update={"optimizer_state_sharded": False})
     with pytest.raises(NoPlanError, match="types round differently") as error:
         make_plan(drifting, FAST_AND_SLOW)

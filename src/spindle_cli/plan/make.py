@@ -122,7 +122,7 @@ def _plan(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
         return _plan_on_one_type(profile, cluster, asked)
     if asked.strategy in ON_ONE_TYPE and are_alike(profile):
         return with_types(_plan_on_one_type(profile, as_one_type(cluster), asked), profile, cluster)
-    require_possible(profile, cluster, offload=bool(asked.offload))
+    require_possible(profile, cluster)
     return _plan_on_types(profile, cluster, asked)
 
 
@@ -132,7 +132,7 @@ def _require_possible(profile: Profile, cluster: Cluster, asked: Asked) -> None:
     Raises:
         NoPlanError, UsageError: as `make_plan` says.
     """
-    if asked.offload and cluster.links.host is None:
+    if asked.offload and not cluster.knows_host_links:
         raise UsageError(
             f"--offload: cluster {cluster.name!r} does not say how fast its devices reach host memory",
             hint="Give it a link: under `links`, for example `host: {latency_us: 10, "

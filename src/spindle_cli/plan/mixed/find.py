@@ -4,7 +4,7 @@ devices share out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -13,14 +13,14 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found, find, find_in, require_above
-from spindle_cli.plan.best.find_asked import with_less
+from spindle_cli.plan.best.find_asked import or_moving, with_less
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
 from spindle_cli.plan.mixed.bound import MixedBound
 from spindle_cli.plan.mixed.parts import on_best_part, worth
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem
+from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem, given_up
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.tight.given_up import least_fallback, may_be_faster, with_fallback, with_more_kept
@@ -30,25 +30,20 @@ from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 
 
-def require_possible(profile: Profile, cluster: Cluster, *, offload: bool) -> None:
+def require_possible(profile: Profile, cluster: Cluster) -> None:
     """Refuse what plans for several types of device do not have.
 
     Raises:
-        NoPlanError: activations in host memory, or sets of tasks; or every device updates its own copies.
+        NoPlanError: sets of tasks; or every device updates its own copies.
     """
-    asked = {
-        "activations in host memory": offload,
-        "sets of tasks (train.sampling)": bool(profile.task_sets),
-    }
-    for what, is_asked in asked.items():
-        if is_asked:
-            raise NoPlanError(
-                f"{what}: {cluster.name!r} has devices of several types ({', '.join(cluster.types)}), whose "
-                "plans run all tasks, and keep activations on the devices",
-                hint="Plan without, or for the devices of one type.",
-            )
+    types = ", ".join(cluster.types)
+    if profile.task_sets:
+        raise NoPlanError(
+            f"sets of tasks (train.sampling): {cluster.name!r} has devices of several types ({types}), whose "
+            "plans run all tasks",
+            hint="Plan without, or for the devices of one type.",
+        )
     if not cluster.is_cpu and not profile.optimizer_state_sharded:
-        types = ", ".join(cluster.types)
         raise NoPlanError(
             f"{cluster.name!r} has devices of several types ({types}), each of which would "
             "update its own copy of a parameter: types round differently, and the copies would drift apart",
@@ -57,8 +52,8 @@ def require_possible(profile: Profile, cluster: Cluster, *, offload: bool) -> No
 
 
 def find_on_types(profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBound) -> Found | None:
-    """The best plan that is asked for; where memory is short also of those of micro-batches and of those that
-    share out parameters, as memory asks for. None if nothing fits.
+    """The best plan that is asked for; where memory is short also of those with activations in host memory.
+    None if nothing fits.
 
     Args:
         bound: of whole batches, with nothing given up.
@@ -67,7 +62,15 @@ def find_on_types(profile: Profile, cluster: Cluster, asked: Asked, bound: Mixed
         NoPlanError: the strategy has no plan on these types, or a task cannot be cut or shared out so.
         BelowBoundError: a bug of the planner.
     """
-    cluster = cluster.without_host_link()  # activations stay on their devices
+    found = _with_room(profile, cluster.without_host_link(), asked, bound)
+    return or_moving(found, cluster, asked, partial(_with_room, profile, cluster, asked, bound))
+
+
+def _with_room(profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBound) -> Found | None:
+    """The best plan; where memory is short also of those of micro-batches and of those that share out
+    parameters, as memory asks for. To host memory activations are moved where the cluster says how fast they
+    get there.
+    """
     shared_out = profile.sharded(asked.sharding or {})
     posing = SeveralTypes()
     planner = _CutPlanner(shared_out, cluster, asked.strategy, asked.effort, posing)
@@ -166,12 +169,39 @@ def _tight(
         than_s: what is not faster may be left out.
     """
     best: TightPlan | None = None
+    for links in _links_to_use(cluster):
+        each = _tight_over(links, profile, strategy, effort, posing, than_s)
+        if each is not None and (best is None or each.judged.rank() < best.judged.rank()):
+            best = each
+    return best
+
+
+def _tight_over(
+    cluster: Cluster,
+    profile: Profile,
+    strategy: StrategyName,
+    effort: int,
+    posing: SeveralTypes,
+    than_s: float,
+) -> TightPlan | None:
+    """The same with these links to host memory."""
+    best: TightPlan | None = None
     for give_up in (_recomputing_alike, with_fallback):
         known_s = than_s if best is None else min(than_s, best.judged.prediction.iteration_s)
         each = give_up(profile, cluster, strategy, effort, posing, known_s)
         if each is not None and (best is None or each.judged.rank() < best.judged.rank()):
             best = each
     return None if best is None else with_more_kept(best, strategy, effort)
+
+
+def _links_to_use(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with all links to host memory that it knows of, and with those of one type's nodes alone:
+    copies under way take room, which types that are full do not have.
+    """
+    yield cluster
+    known = [kind for kind, link in cluster.host_link_of_type.items() if link is not None]
+    if len(known) > 1:
+        yield from (cluster.with_host_links_of((kind,)) for kind in known)
 
 
 def _recomputing_alike(
@@ -183,7 +213,8 @@ def _recomputing_alike(
     than_s: float,
 ) -> TightPlan | None:
     """The best plan of those that recompute the same share of each MetaOp's ops, ever more of them as long as
-    that gains; None if none fits.
+    that gains; None if none fits. Where there are links to host memory all that hides is moved there, also
+    with nothing recomputed.
 
     What costs least by itself leaves some devices with less to recompute than others; what all do alike keeps
     them even.
@@ -192,9 +223,10 @@ def _recomputing_alike(
         than_s: what is not faster may be left out.
     """
     best: TightPlan | None = None
-    for quarters in range(1, 5):
-        counts = {each.name: -(-each.num_ops * quarters // 4) for each in profile.metaops}
-        fallback = MemoryFallback(recompute=counts)
+    _, offload = given_up(profile, cluster, 1.0)
+    for quarters in range(0 if offload else 1, 5):
+        counts = {each.name: -(-each.num_ops * quarters // 4) for each in profile.metaops if quarters}
+        fallback = MemoryFallback(recompute=counts, offload=offload)
         tight = TightProblem(fallback, posing.posed(profile, cluster, fallback), posing)
         known_s = than_s if best is None else min(than_s, best.judged.prediction.iteration_s)
         if not may_be_faster(tight.posed, known_s):
