@@ -169,39 +169,12 @@ def _tight(
         than_s: what is not faster may be left out.
     """
     best: TightPlan | None = None
-    for links in _links_to_use(cluster):
-        each = _tight_over(links, profile, strategy, effort, posing, than_s)
-        if each is not None and (best is None or each.judged.rank() < best.judged.rank()):
-            best = each
-    return best
-
-
-def _tight_over(
-    cluster: Cluster,
-    profile: Profile,
-    strategy: StrategyName,
-    effort: int,
-    posing: SeveralTypes,
-    than_s: float,
-) -> TightPlan | None:
-    """The same with these links to host memory."""
-    best: TightPlan | None = None
     for give_up in (_recomputing_alike, with_fallback):
         known_s = than_s if best is None else min(than_s, best.judged.prediction.iteration_s)
         each = give_up(profile, cluster, strategy, effort, posing, known_s)
         if each is not None and (best is None or each.judged.rank() < best.judged.rank()):
             best = each
     return None if best is None else with_more_kept(best, strategy, effort)
-
-
-def _links_to_use(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with all links to host memory that it knows of, and with those of one type's nodes alone:
-    copies under way take room, which types that are full do not have.
-    """
-    yield cluster
-    known = [kind for kind, link in cluster.host_link_of_type.items() if link is not None]
-    if len(known) > 1:
-        yield from (cluster.with_host_links_of((kind,)) for kind in known)
 
 
 def _recomputing_alike(
@@ -212,9 +185,9 @@ def _recomputing_alike(
     posing: SeveralTypes,
     than_s: float,
 ) -> TightPlan | None:
-    """The best plan of those that recompute the same share of each MetaOp's ops, ever more of them as long as
-    that gains; None if none fits. Where there are links to host memory all that hides is moved there, also
-    with nothing recomputed.
+    """The best plan of those that recompute the same share of each MetaOp's ops; None if none fits. Where
+    there are links to host memory all that hides is moved there; where no plan fits so, on nodes of one type
+    alone: copies under way take room, which types that are full do not have.
 
     What costs least by itself leaves some devices with less to recompute than others; what all do alike keeps
     them even.
@@ -222,6 +195,31 @@ def _recomputing_alike(
     Args:
         than_s: what is not faster may be left out.
     """
+    found = _alike_over(cluster, profile, strategy, effort, posing, than_s)
+    if found is not None:
+        return found
+    each = [
+        _alike_over(links, profile, strategy, effort, posing, than_s) for links in _links_of_one_type(cluster)
+    ]
+    return min((one for one in each if one is not None), key=lambda one: one.judged.rank(), default=None)
+
+
+def _links_of_one_type(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with the links to host memory of one type's nodes alone, where it knows of several."""
+    known = [kind for kind, link in cluster.host_link_of_type.items() if link is not None]
+    if len(known) > 1:
+        yield from (cluster.with_host_links_of((kind,)) for kind in known)
+
+
+def _alike_over(
+    cluster: Cluster,
+    profile: Profile,
+    strategy: StrategyName,
+    effort: int,
+    posing: SeveralTypes,
+    than_s: float,
+) -> TightPlan | None:
+    """The same over these links: of ever more that is recomputed, as long as that gains."""
     best: TightPlan | None = None
     _, offload = given_up(profile, cluster, 1.0)
     for quarters in range(0 if offload else 1, 5):
