@@ -11,10 +11,16 @@ from helpers.uneven import uneven_plan
 from spindle_cli.account.device.compute import compute_of_devices
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.costs.share_times import times_of_share
+from spindle_cli.files.cluster import GroupLinks, Link
 from spindle_cli.plan.types import Plan
-from spindle_cli.profile.types import ProcessorCosts
+from spindle_cli.profile.types import OpMemory, ProcessorCosts
+from spindle_cli.simulate.run import simulate
+from spindle_cli.simulate.types import Activity
 
 FAST, SLOW = "a100-80gb", "v100-32gb"
+KEEPING_8_GB = OpMemory(
+    kept_bytes=(0, 8 * 10**9), forward_bytes=(0, 0), backward_bytes=(0, 0), first_backward_bytes=(0, 0)
+)
 
 
 def seconds(plan: Plan) -> tuple[float, ...]:
@@ -69,3 +75,30 @@ def test_devices_without_a_slice_compute_nothing() -> None:
     net = metaop_of("t/net", 2, {1: 3.0})
     plan = plan_of(profile_of(net), cluster_of(2), [(slice_of(net, (0, 2), (1,), 0.0),)])
     assert seconds(plan) == (0.0, 6.0)
+
+
+def test_a_device_waits_for_its_own_copies_and_the_slice_for_the_last_ones() -> None:
+    """Three ops of 2 s and 4 s on both types, of which the first is moved. The fast device copies 6 of 8 GB
+    at 1 GB/s: out until 2 + 6, 2 s behind the last op; back in 6 s of the other ops' 8. The slow one copies 2
+    at 0.2: out until 2 + 10, and back 2 s longer than these take.
+    """
+    net = metaop_on_types("t/net", 3, {FAST: 1.0, SLOW: 3.0}, memory=(KEEPING_8_GB,))
+    plan = plan_in_rows(net, (0, 6, 8))
+    (wave,) = plan.waves
+    moved = wave.slices[0].model_copy(update={"offload": ((0, 1),)})
+    links = [GroupLinks(host=Link(latency_us=0, bandwidth_gb_per_s=speed)) for speed in (1.0, 0.2)]
+    nodes = tuple(
+        group.model_copy(update={"links": own}) for group, own in zip(plan.cluster.nodes, links, strict=True)
+    )
+    changes = {
+        "cluster": plan.cluster.changed(nodes=nodes),
+        "waves": (wave.model_copy(update={"slices": (moved,)}),),
+    }
+    made = plan.model_copy(update=changes)
+    assert seconds(made) == pytest.approx((18 + 2.0, 18 + 6.0 + 2.0))
+    lasts = {
+        activity: [span.end_s - span.start_s for span in simulate(made).spans if span.activity is activity]
+        for activity in (Activity.FORWARD, Activity.BACKWARD)
+    }
+    assert lasts[Activity.FORWARD] == pytest.approx([6 + 6] * 2)
+    assert lasts[Activity.BACKWARD] == pytest.approx([12 + 2] * 2)
