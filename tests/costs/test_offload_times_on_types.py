@@ -93,6 +93,13 @@ def test_what_a_share_computes_again_hides_its_copies() -> None:
     assert seconds(stalls(made, net(2, 1.0), on, ops[1], ops)) == pytest.approx((0.25, 0))
 
 
+def test_no_pass_gets_shorter_where_none_of_the_shares_is_slowest_in_both() -> None:
+    """Forward one share is the slowest, backward the other: what is planned is longer than either of both."""
+    ops = OpSeconds(2.0, 1.0), OpSeconds(1.0, 2.0)
+    made, on = uneven(3, ((0, 1),), recompute=True), cluster({FAST: 1000.0, SLOW: 1000.0})
+    assert seconds(stalls(made, net(3, 1.0), on, OpSeconds(2.0, 2.0), ops)) == (0, 0)
+
+
 def test_a_share_of_several_devices_has_the_link_of_their_node() -> None:
     """Two pairs: the second one's copies take 4 s over the slow node's link, the first one's next to none."""
     on = cluster({FAST: 1000.0, SLOW: 1.0}, devices=2)

@@ -30,7 +30,13 @@ from spindle_cli.plan.problem import MemoryFallback, Point, Problem, with_offloa
 from spindle_cli.plan.schedule import Draft, whole_slice
 from spindle_cli.plan.search import judge
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import given_up, hidden_of_types, host_room
+from spindle_cli.plan.search.memory_fallback import (
+    TightProblem,
+    given_up,
+    hidden_of_types,
+    host_room,
+)
+from spindle_cli.plan.tight.keeping_more import keeping_more
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MetaOpProfile, OpMemory, Profile
 from spindle_cli.simulate.run import simulate
@@ -119,11 +125,9 @@ def test_of_an_allocation_so_much_hides_as_on_its_least_favourable_share() -> No
         both(1.0, 2.0, None, (1, 1)),  # 4 samples each: 2 s and 8 s
         both(1.0, 2.0, None, (1, 0)),  # all on the fast one: 4 s
         both(9.0, 9.0, None, (1, 0)),
-        both(
-            1.0, 2.0, (0, 3, 7, 8), (2, 1)
-        ),  # the larger one of 4 on the fast ones: 2 s; 2 s on the slow one
+        both(1.0, 2.0, (0, 2, 7, 8), (2, 1)),  # 5 on the second fast one: 2.5 s; 2 s on the slow one
     )
-    assert hidden_shares(points, metaop, on) == pytest.approx((1 / 4, 0.8 / 4, 1 / 8, 1 / 4, 1.0, 1 / 2))
+    assert hidden_shares(points, metaop, on) == pytest.approx((1 / 4, 0.8 / 4, 1 / 8, 1 / 4, 1.0, 1 / 2.5))
 
 
 def test_tensor_parallel_groups_are_one_share_and_a_type_without_a_link_hides_nothing() -> None:
@@ -162,6 +166,20 @@ def test_a_problem_moves_what_its_fallback_says_as_far_as_it_hides() -> None:
         assert node.points[-1].op_s == min(point.op_s for point in node.points)
     none = make_mixed_problem(profile_on_types(net()), on.without_host_link(), fallback)
     assert all(point.offload == 0 for node in none.nodes for point in node.points)
+
+
+def test_what_is_recomputed_hides_no_more_than_what_is_not() -> None:
+    """Backward takes half as long as forward: 0.5 s, in which a quarter of the copies of 2 s hides."""
+    swapped = [
+        each.model_copy(update={"forward_s": 2 * each.forward_s, "backward_s": each.backward_s / 2})
+        for each in net().shares
+    ]
+    metaop = net().model_copy(update={"shares": tuple(swapped)})
+    fallback = MemoryFallback(recompute={"t/net": 12}, offload={"t/net": 1.0})
+    (node,) = make_mixed_problem(profile_on_types(metaop), cluster(0.5, 0.5), fallback).nodes
+    of = {point.counts: point for point in node.points}
+    # All 6 samples: 2 s and 1 s on the fast device, copies of 2 GB take 4 s.
+    assert of[1, 0].offload == pytest.approx(1 / 4)
 
 
 def test_the_links_of_another_cluster_of_the_same_nodes_have_shares_of_their_own() -> None:
@@ -340,6 +358,20 @@ def test_where_nothing_fits_over_all_links_those_of_one_type_are_tried(
         asked = [(count, share) for count, share, over in posing.asked if over == types]
         assert asked == [(count, pytest.approx(hides[types])) for count in (0, 3, 6, 9, 12)[: len(asked)]]
         assert len(asked) == (2 if types in seconds else 5)
+
+
+def test_what_is_kept_again_moves_all_that_hides_besides() -> None:
+    profile, on, posing = profile_on_types(net()), cluster(1.0, 0.25), _AsSaid({BOTH: 1.0})
+    of_posing: Any = posing
+    tight = TightProblem(MemoryFallback(), of_posing.posed(profile, on, MemoryFallback()), of_posing)
+    posing.asked.clear()
+    found = keeping_more(tight, "spindle")
+    assert found is not None
+    assert found.tight.fallback.offload == {"t/net": pytest.approx(0.5)}
+    assert [(count, share) for count, share, _ in posing.asked][:2] == [
+        (12, pytest.approx(0.5)),
+        (0, pytest.approx(0.5)),
+    ]
 
 
 def test_without_links_something_is_recomputed_from_the_first() -> None:
