@@ -108,3 +108,17 @@ def test_a_node_has_them_until_their_backward_pass() -> None:
 def test_on_a_cpu_they_are_in_the_same_memory() -> None:
     """As the last op runs backward: all six in blocks, its own and the one's before back in place."""
     assert activations_mib(6, cluster_of(1), offload=[[0, 6]]) == 6 * 4 + 1 + 3 + 3 + 2
+
+
+def test_each_device_has_its_own_share_of_what_is_moved_on_its_node() -> None:
+    """Of 8 samples 6 are on a device of the first node, 2 on one of the second: of six ops that keep 3 MiB of
+    the whole batch in blocks of 2 MiB each, of which the first four are moved, 4 x 4 MiB and 4 x 2 MiB are in
+    host memory. On the devices three quarters and one quarter of what one with the whole batch would have.
+    """
+    cluster = gpus(2)
+    nodes = (cluster.nodes[0].model_copy(update={"count": 2, "devices": 1}),)
+    on = cluster.model_copy(update={"nodes": nodes})
+    piece = slice_of("a/m", (0, 6), [0, 1], 2, offload=[[0, 4]], rows=(0, 6, 8))
+    needs = device_memory([net(6).model_copy(update={"batch_size": 8})], [piece], on, Optimizer())
+    assert host_memory(needs, on) == (16 * MIB, 8 * MIB)
+    assert [need.activation_bytes / MIB for need in needs] == [12 * 6 / 8, 12 * 2 / 8]

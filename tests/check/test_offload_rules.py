@@ -8,12 +8,14 @@ import pytest
 from pydantic import ValidationError
 
 from helpers.plans import two_towers
+from helpers.several_types import metaop_on_types, plan_in_rows
 from spindle_cli.check.run import check_plan
-from spindle_cli.files.cluster import Link, NodeGroup
+from spindle_cli.files.cluster import GroupLinks, Link, NodeGroup
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.types import Plan
 from spindle_cli.units import MIB
 
+FAST, SLOW = "a100-80gb", "v100-32gb"
 HOST = Link(latency_us=10, bandwidth_gb_per_s=25)
 
 
@@ -74,6 +76,47 @@ def test_gpus_need_a_link_to_host_memory() -> None:
     assert "offload" in rules(on(plan, **gpus))
     assert "offload" not in rules(on(plan, HOST, **gpus))
     assert "offload" not in rules(plan)
+
+
+def on_two_types(fast: Link | None, slow: Link | None, **slow_group: Any) -> Plan:
+    """A slice of three ops, all moved: of 8 samples 6 on an A100 and 2 on a V100."""
+    metaop = metaop_on_types("t/net", 3, {FAST: 1.0, SLOW: 3.0}, activation_bytes_per_op=8 * MIB)
+    plan = plan_in_rows(metaop, (0, 6, 8))
+    own = zip(plan.cluster.nodes, (fast, slow), strict=True)
+    groups = [
+        group.model_copy(update={"links": None if link is None else GroupLinks(host=link)})
+        for group, link in own
+    ]
+    nodes = (groups[0], NodeGroup(**{**groups[1].model_dump(), **slow_group}))
+    waves = [
+        wave.model_copy(
+            update={"slices": [each.model_copy(update={"offload": ((0, 3),)}) for each in wave.slices]}
+        )
+        for wave in plan.waves
+    ]
+    return plan.model_copy(update={"cluster": plan.cluster.changed(nodes=nodes), "waves": tuple(waves)})
+
+
+def test_the_type_of_device_whose_nodes_have_no_link_is_named() -> None:
+    (violation,) = [each for each in check_plan(on_two_types(HOST, None)) if each.rule == "offload"]
+    assert violation.devices == (1,)
+    assert violation.value == f"offload, and 'mixed' has no links.host for {SLOW}"
+    (violation,) = [each for each in check_plan(on_two_types(None, None)) if each.rule == "offload"]
+    assert violation.devices == (0, 1)
+    assert violation.value == "offload, and 'mixed' has no links.host"
+    assert "offload" not in rules(on_two_types(HOST, HOST))
+
+
+def test_a_node_of_one_type_has_to_hold_its_own_devices_shares() -> None:
+    """Two of 8 samples: 2 MiB an op, in a block each."""
+    needed_gib = 3 * 2 * MIB / 2**30
+    assert "host-memory" not in rules(on_two_types(HOST, HOST, host_memory_gib=needed_gib))
+    (violation,) = [
+        each
+        for each in check_plan(on_two_types(HOST, HOST, host_memory_gib=0.999 * needed_gib))
+        if each.rule == "host-memory"
+    ]
+    assert violation.where == "host memory of node 1"
 
 
 def test_what_a_node_has_too_little_memory_for_is_named() -> None:

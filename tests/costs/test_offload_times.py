@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of
 from spindle_cli.costs.offload import hidden_share, spread_over, stalls
+from spindle_cli.costs.share_times import OpSeconds
 from spindle_cli.files.cluster import Cluster, Link, NodeGroup
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, OpMemory
@@ -40,7 +41,7 @@ def piece(num_ops: int, offload: tuple[tuple[int, int], ...], **more: Any) -> Sl
 
 def waits(made: Slice, metaop: MetaOpProfile, on: Cluster | None = None) -> tuple[float, float]:
     """Of ops of 1 s forward, again 1 s and 2 s backward."""
-    found = stalls(made, metaop, on or cluster(), 1.0, 2.0, 1.0)
+    found = stalls(made, metaop, on or cluster(), OpSeconds(1.0, 2.0))
     return found.forward_s, found.backward_s
 
 

@@ -160,3 +160,23 @@ def test_another_number_of_devices_keeps_the_links(num_devices: int) -> None:
     for a in range(min(num_devices, 8)):
         for b in range(a):
             assert other.link(a, b) == cluster.link(a, b)
+
+
+def test_a_group_says_its_link_to_host_memory_beside_or_without_one_inside_its_nodes() -> None:
+    host = {"latency_us": 10, "bandwidth_gb_per_s": 12}
+    nodes = mixed()["nodes"]
+    nodes[0]["links"] = {"host": host}
+    cluster = read(nodes=nodes)
+    assert cluster.link(0, 1) == cluster.links.intra_node
+    assert [link and link.bandwidth_gb_per_s for link in cluster.host_link_of_node] == [12, 12, None, None]
+    assert cluster.knows_host_links
+    assert not read().knows_host_links
+    again = Cluster.from_data(cluster.model_dump(mode="json", by_alias=True), where="again")
+    assert again == cluster
+    assert cluster.model_dump(mode="json")["nodes"][0]["links"] == {"host": host | {"curve": None}}
+    assert "host" not in cluster.model_dump(mode="json")["nodes"][1]["links"]
+    only_host = [{**group, "links": {"host": host}} for group in nodes]
+    assert read(nodes=only_host, links={**mixed()["links"], "between": []}).has_one_kind_of_links
+    nodes[0]["links"] = {}
+    with pytest.raises(InputError, match="expected intra_node, or host, or both"):
+        read(nodes=nodes)

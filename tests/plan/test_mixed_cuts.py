@@ -244,7 +244,7 @@ def test_times_are_bounded_from_both_sides_where_a_larger_share_is_faster() -> N
 
 def test_recomputing_runs_forward_once_more() -> None:
     net = metaop_on_types("t/net", 1, {"fast": 3.0, "slow": 6.0}, batch_size=2)
-    (times,) = share_times(net, TWO, recompute=True)
+    (times,) = share_times(net, TWO, forwards=2)
     assert times.of_types[0].op_s[1:].tolist() == pytest.approx([4.0, 8.0])  # 1 + 2 s a sample, and 1 again
     again = recomputing(allocations(net, TWO)[-1])
     assert (again.forward_s, again.backward_s, again.op_s) == pytest.approx((1.0, 3.0, 4.0))

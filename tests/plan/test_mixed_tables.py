@@ -66,7 +66,7 @@ def test_shares_are_kept_by_the_objects_that_hold_them() -> None:
 
 def test_what_is_made_of_the_same_curve_and_shares_is_the_same_object() -> None:
     own = net()
-    (plain,), (again,) = share_times(own, TWO), share_times(own, TWO, recompute=True)
+    (plain,), (again,) = share_times(own, TWO), share_times(own, TWO, forwards=2)
     assert share_times(own.model_copy(), TWO)[0].of_types[0] is plain.of_types[0]
     assert again.of_types[0] is not plain.of_types[0]
     assert again.of_types[0].op_s[3] == pytest.approx(plain.of_types[0].op_s[3] * 4 / 3)

@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from helpers.cli import run_spindle
-from spindle_cli.plan.file import read_plan
+from spindle_cli.account.device_memory import device_memory, host_memory
+from spindle_cli.plan.file import plan_text, read_plan
+from spindle_cli.plan.types import Plan
 
 TINY = str(Path(__file__).parent.parent / "profile" / "tiny_workload.py") + ":build"
 CLUSTER = {
@@ -70,6 +72,56 @@ def test_a_plan_for_two_types_trains_the_same_model(folder: Path) -> None:
     ended = run_spindle("check", folder / "plan.yaml", "--profile", folder / "both.json")
     assert ended.code == 0, ended.out
     verified = run_spindle("verify", folder / "plan.yaml", "--dtype", "float64", "--steps", 2)
+    assert verified.code == 0, verified.out + verified.err
+
+
+def moving(plan: Plan, *, recompute: bool) -> Plan:
+    """The same with the first and the last op of every slice over both types in host memory, and with the
+    others recomputed, in twice the time.
+    """
+    waves = []
+    for wave in plan.waves:
+        slices = []
+        for piece in wave.slices:
+            first, last = piece.ops
+            ends = ((first, first + 1), (last - 1, last)) if last - first > 1 else ((first, last),)
+            times = ("start_s", "end_s", "backward_start_s", "backward_end_s")
+            update = {name: 2 * getattr(piece, name) for name in times}
+            if piece.dp == 2:
+                update |= {"offload": ends, "recompute": recompute}
+            slices.append(piece.model_copy(update=update))
+        later = {"start_s": 2 * wave.start_s, "end_s": 2 * wave.end_s, "slices": tuple(slices)}
+        waves.append(wave.model_copy(update=later))
+    moved = plan.model_copy(update={"waves": tuple(waves)})
+    needs = device_memory(moved.metaops, moved.slices, moved.cluster, moved)
+    predicted = {
+        "peak_memory_bytes": tuple(need.total_bytes for need in needs),
+        "host_memory_bytes": host_memory(needs, moved.cluster),
+        "compute_s": 2 * plan.predicted.compute_s,
+        "iteration_s": plan.predicted.compute_s + plan.predicted.iteration_s,
+    }
+    return moved.model_copy(update={"predicted": plan.predicted.model_copy(update=predicted)})
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("recompute", [False, True])
+def test_activations_in_host_memory_of_shares_on_two_types_train_the_same_model(
+    folder: Path, recompute: bool
+) -> None:
+    merged = ("--merge", folder / "new.json", "--merge", folder / "old.json")
+    assert run_spindle("profile", *merged, "-o", folder / "both.json").code == 0
+    plan = ("plan", folder / "both.json", "--cluster", folder / "cluster.yaml", "--strategy", "sequential")
+    assert run_spindle(*plan, "-o", folder / "kept.yaml").code == 0
+    made = moving(read_plan(folder / "kept.yaml"), recompute=recompute)
+    pieces = [piece for piece in made.slices if piece.dp == 2]
+    assert {(piece.num_ops, piece.num_offloaded, piece.num_recomputed) for piece in pieces} >= {
+        (4, 2, 2 * recompute)
+    }
+    # One node of each type, with three times as much of the fast one's samples.
+    fast, slow = made.predicted.host_memory_bytes
+    assert 0 < slow <= fast
+    (folder / "moved.yaml").write_text(plan_text(made))
+    verified = run_spindle("verify", folder / "moved.yaml", "--dtype", "float64", "--steps", 2)
     assert verified.code == 0, verified.out + verified.err
 
 

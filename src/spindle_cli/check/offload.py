@@ -28,16 +28,25 @@ def ranges(waves: Sequence[Wave]) -> Iterator[Violation]:
 
 
 def has_link(plan: Plan) -> Iterator[Violation]:
-    """Activations of GPUs get to host memory over a link that the cluster has."""
+    """Activations of GPUs get to host memory over a link that the cluster has; the first slice that has none
+    for its devices is named.
+    """
     cluster = plan.cluster
-    if cluster.is_cpu or cluster.links.host is not None:
+    if cluster.is_cpu:
         return
     for wave, piece in located(plan):
-        if piece.offload:
+        if not piece.offload:
+            continue
+        without = tuple(
+            device for device in piece.devices if cluster.host_link_of_node[cluster.node_of[device]] is None
+        )
+        if without:
+            of_which = "" if not cluster.knows_host_links else f" for {cluster.type_of[without[0]]}"
             yield Violation(
                 rule="offload",
                 where=place_of(wave, piece),
-                value=f"offload, and {cluster.name!r} has no links.host",
+                devices=without,
+                value=f"offload, and {cluster.name!r} has no links.host{of_which}",
                 expected="a cluster that says how fast its devices reach host memory",
             )
             return

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from spindle_cli.costs.links import transfer_s
 from spindle_cli.costs.memory import SliceShape, op_needs
-from spindle_cli.costs.share_sizes import cuts_like_largest
+from spindle_cli.costs.share_sizes import cuts_by_share
+from spindle_cli.costs.share_times import OpSeconds
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.profile.types import MetaOp
 from spindle_cli.units import MIB
@@ -66,30 +67,83 @@ class Stalls:
 
 
 def stalls(
-    piece: SliceShape, metaop: MetaOp, cluster: Cluster, forward_s: float, backward_s: float, again_s: float
+    piece: SliceShape,
+    metaop: MetaOp,
+    cluster: Cluster,
+    op: OpSeconds,
+    of_shares: Sequence[OpSeconds] | None = None,
 ) -> Stalls:
-    """How long a slice's passes wait for copies, on a device with its largest share.
+    """How much longer a slice's passes last for copies, until the last of its shares is through.
+
+    Each share has copies of its own size, over the link of its own devices; one that computes faster than the
+    slowest has as much longer to make them.
 
     Args:
-        forward_s, backward_s: of each op, without what is computed again.
-        again_s: of each op that is recomputed, what its backward pass takes longer.
+        op: what an op takes in the slice, without what is computed again.
+        of_shares: the same of each share by itself; None: as long on all.
     """
-    link = cluster.host_link
+    if not piece.offload:
+        return Stalls()
+    each = of_shares or (op,) * piece.dp
+    parts = dict.fromkeys(
+        (own, cuts, link)
+        for share, (own, cuts) in enumerate(zip(each, cuts_by_share(piece), strict=False))
+        if (link := _link_of_share(piece, share, cluster)) is not None
+    )
+    passes = [_passes_s(piece, own, _copies(piece, metaop, cuts, link)) for own, cuts, link in parts]
+    if not passes:
+        return Stalls()
+    alone = _computing_s(piece, op)
+    # With times of their own no share need take as long as the slowest pass of each kind.
+    passes += [alone] if of_shares is not None else []
+    forward_s, backward_s = (max(seconds) for seconds in zip(*passes, strict=True))
+    return Stalls(forward_s - alone[0], backward_s - alone[1])
+
+
+def stalls_of_share(piece: SliceShape, metaop: MetaOp, cluster: Cluster, share: int, op: OpSeconds) -> Stalls:
+    """How much longer than its ops one share's own passes take for copies.
+
+    Args:
+        share: its place among those of the slice, from 0.
+        op: what an op takes on it, without what is computed again.
+    """
+    link = _link_of_share(piece, share, cluster)
     if not piece.offload or link is None:
         return Stalls()
-    offloaded = is_offloaded(piece)
-    shares = cuts_like_largest(piece)
-    kept = [
-        needs.kept for count, needs in op_needs(metaop, piece.ops, shares, piece.tp) for _ in range(count)
+    copies = _copies(piece, metaop, cuts_by_share(piece)[share], link)
+    (forward_s, backward_s), alone = _passes_s(piece, op, copies), _computing_s(piece, op)
+    return Stalls(forward_s - alone[0], backward_s - alone[1])
+
+
+def _link_of_share(piece: SliceShape, share: int, cluster: Cluster) -> Link | None:
+    devices = piece.devices[share * piece.tp : (share + 1) * piece.tp]
+    return cluster.host_link_among(cluster.node_of[device] for device in devices)
+
+
+def _copies(piece: SliceShape, metaop: MetaOp, cuts: float, link: Link) -> list[float | None]:
+    """Seconds of each op's copy, out or back; None: it is not moved."""
+    kept = [needs.kept for count, needs in op_needs(metaop, piece.ops, cuts, piece.tp) for _ in range(count)]
+    return [
+        transfer_s(round(size), link) if out else None
+        for size, out in zip(kept, is_offloaded(piece), strict=True)
     ]
-    copies = [
-        transfer_s(round(size), link) if out else None for size, out in zip(kept, offloaded, strict=True)
-    ]
-    again = again_s if piece.recompute else 0.0
-    ops_s = [backward_s + (0.0 if out else again) for out in offloaded]
-    return Stalls(
-        _forward_s(forward_s, copies) - len(copies) * forward_s, _backward_s(ops_s, copies) - sum(ops_s)
-    )
+
+
+def _passes_s(piece: SliceShape, op: OpSeconds, copies: Sequence[float | None]) -> tuple[float, float]:
+    """Seconds of both passes, with what they wait for copies."""
+    return _forward_s(op.forward_s, copies), _backward_s(_backward_of_ops(piece, op), copies)
+
+
+def _computing_s(piece: SliceShape, op: OpSeconds) -> tuple[float, float]:
+    """Seconds of both passes, where nothing waits."""
+    backward_s = _backward_of_ops(piece, op)
+    return len(backward_s) * op.forward_s, sum(backward_s)
+
+
+def _backward_of_ops(piece: SliceShape, op: OpSeconds) -> list[float]:
+    """Seconds of each op's backward pass: what is recomputed runs forward once more."""
+    again_s = op.forward_s if piece.recompute else 0.0
+    return [op.backward_s + (0.0 if out else again_s) for out in is_offloaded(piece)]
 
 
 def _forward_s(op_s: float, copies: Sequence[float | None]) -> float:

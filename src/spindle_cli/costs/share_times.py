@@ -83,6 +83,17 @@ def times_of_share(metaop: Timed, piece: SliceShape, share: int, cluster: Cluste
     return share_seconds(metaop.shares, own[share], piece.tp)
 
 
+def times_of_shares(metaop: Timed, piece: SliceShape, cluster: Cluster) -> Sequence[OpSeconds] | None:
+    """Of one op on each share of a slice, where a cluster has devices of several types. None: all are of one
+    type, and the largest share's times hold for all; or curve and shares do not have one.
+    """
+    if not cluster.is_mixed:
+        return None
+    found = [times_of_share(metaop, piece, share, cluster) for share in range(piece.dp)]
+    known = [op for op in found if op is not None]
+    return known if len(known) == len(found) else None
+
+
 def _longest_of_types(metaop: Timed, piece: SliceShape, cluster: Cluster) -> OpSeconds | None:
     equal = metaop.batch_size / piece.shares_of_batch
     samples = sizes(piece) or (equal,) * piece.dp

@@ -3,119 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from itertools import accumulate, combinations
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from spindle_cli.files.artifact import A_NUMBER, Artifact, Model, require_none_misspelt
+from spindle_cli.files.artifact import A_NUMBER, Artifact, require_none_misspelt
 from spindle_cli.files.links import GroupLinks as GroupLinks
 from spindle_cli.files.links import Link as Link
 from spindle_cli.files.links import Links as Links
-from spindle_cli.files.links import slowest_of
+from spindle_cli.files.links import shared_by, slowest_of
+from spindle_cli.files.nodes.group import CPU as CPU
+from spindle_cli.files.nodes.group import MAX_MEMORY_GIB as MAX_MEMORY_GIB
+from spindle_cli.files.nodes.group import NodeGroup as NodeGroup
+from spindle_cli.files.nodes.group import is_cpu as is_cpu
 from spindle_cli.units import GIB
 
 # More ranks than torchrun has been seen with; planning keeps a few numbers for each.
 MAX_DEVICES = 2**16
-MAX_MEMORY_GIB = 2**30  # of a device: more than there is, so that bytes stay whole numbers of a usual size
-MAX_PRICE = 1e9  # of a device for an hour, in whatever currency: more than any, so that sums stay finite
-MAX_WATTS = 1e6  # of a device: more than any
-MAX_TFLOPS = 1e6  # of a device: more than any
 MAX_CO2_GRAMS_PER_KWH = 1e6  # more than any way to make electricity
 
 Backend: TypeAlias = Literal["gloo", "nccl"]  # of torch.distributed
-
-# Of a GPU's nominal memory, what is gone before the first tensor: about 0.9 GiB of 80 that the driver keeps
-# (torch says "79.15 GiB total capacity" of an A100); the CUDA context, 0.3 GiB where kernels are loaded when
-# they are needed and over 1 GiB where not (pytorch/pytorch issue 107667); workspaces of cuBLAS and cuDNN.
-DEFAULT_RESERVE_GIB = 2.0
-CPU = "cpu"  # a CPU's processes; types of different CPUs are 'cpu-...', and any other is a GPU's
-
-
-class NodeGroup(Model):
-    """`count` equal nodes of `devices` devices each, `memory_gib` GiB per device.
-
-    `name`: for `between`, and for messages; by default the type of its devices.
-    `links`: between devices of one of its nodes; by default those that the cluster has for all.
-    `nics`: network cards of a node, each as fast as the `inter_node` link says; a device sends and receives
-    through one of them. By default one per device, and one per node where devices are CPUs. More cards than
-    devices are not used.
-    `host_memory_gib`: GiB of a node's own memory that activations of its devices may be moved to; by default
-    as many as it takes. `host_links`: links of a node between its devices and that memory, each as fast as
-    the `host` link says; by default one per device, where there are fewer neighbours share one.
-    `reserve_gib`: of each device's memory, what no tensor of a plan gets; by default `DEFAULT_RESERVE_GIB`
-    for GPUs, or a tenth of a smaller one's memory, and nothing for CPUs.
-    `price_per_device_hour`: of one device, in any currency, one for all groups.
-    `watts_per_device`: what a device draws while it works; by default the board power that is published for
-    its type (`costs/peaks.py`). `idle_watts_per_device`: what it draws while it waits; by default as much.
-    `peak_tflops`: 10^12 operations per second that a device can do at most, in the arithmetic that is trained
-    in; by default what is published for its type.
-    """
-
-    count: Annotated[int, Field(ge=1), A_NUMBER] = 1
-    devices: Annotated[int, Field(ge=1), A_NUMBER]
-    device: str
-    memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB), A_NUMBER]
-    name: Annotated[str, Field(min_length=1)] | None = None
-    links: GroupLinks | None = None
-    nics: Annotated[int, Field(ge=1), A_NUMBER] | None = None
-    reserve_gib: Annotated[float, Field(ge=0), A_NUMBER] | None = None
-    host_memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB), A_NUMBER] | None = None
-    host_links: Annotated[int, Field(ge=1), A_NUMBER] | None = None
-    price_per_device_hour: Annotated[float, Field(ge=0, le=MAX_PRICE), A_NUMBER] | None = None
-    watts_per_device: Annotated[float, Field(gt=0, le=MAX_WATTS), A_NUMBER] | None = None
-    idle_watts_per_device: Annotated[float, Field(ge=0, le=MAX_WATTS), A_NUMBER] | None = None
-    peak_tflops: Annotated[float, Field(gt=0, le=MAX_TFLOPS), A_NUMBER] | None = None
-
-    @model_validator(mode="after")
-    def _idles_below_its_watts(self) -> NodeGroup:
-        if self.idle_watts_per_device is None:
-            return self
-        if self.watts_per_device is None:
-            raise ValueError(
-                f"idle_watts_per_device: {self.idle_watts_per_device:g} without watts_per_device; "
-                "expected both, measured in the same way"
-            )
-        if self.idle_watts_per_device > self.watts_per_device:
-            raise ValueError(
-                f"idle_watts_per_device: {self.idle_watts_per_device:g}; expected at most "
-                f"watts_per_device, {self.watts_per_device:g}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _leaves_memory(self) -> NodeGroup:
-        if self.reserve_gib is not None and self.reserve_gib >= self.memory_gib:
-            raise ValueError(
-                f"reserve_gib: {self.reserve_gib:g} of {self.memory_gib:g} GiB; expected less than memory_gib"
-            )
-        return self
-
-    @property
-    def reserve_bytes(self) -> int:
-        """Bytes of each device that no tensor of a plan gets."""
-        if self.reserve_gib is not None:
-            return int(self.reserve_gib * GIB)
-        if is_cpu(self.device):
-            return 0
-        return int(min(DEFAULT_RESERVE_GIB, self.memory_gib / 10) * GIB)
-
-    @property
-    def cards(self) -> int:
-        """Network cards that a node uses."""
-        return min(self.devices, self.nics or (1 if is_cpu(self.device) else self.devices))
-
-    @property
-    def devices_per_host_link(self) -> int:
-        """The most devices of a node that share a link to its memory."""
-        return -(-self.devices // min(self.devices, self.host_links or self.devices))
-
-    @property
-    def label(self) -> str:
-        """Its name, or the type of its devices."""
-        return self.name or self.device
 
 
 class Cluster(Artifact):
@@ -283,21 +193,55 @@ class Cluster(Artifact):
         )
 
     @cached_property
-    def host_link(self) -> Link | None:
-        """A device's link to its node's memory, where those that share it all copy at once: what each then
-        has of it; of all nodes the slowest. None: nothing is known of it.
+    def host_link_of_node(self) -> tuple[Link | None, ...]:
+        """Of each node, a device's link to its memory, where those that share it all copy at once: what each
+        then has of it. None: nothing is known of it.
         """
-        link = self.links.host
-        sharing = max(group.devices_per_host_link for group in self.nodes)
-        if link is None or sharing == 1:
-            return link
-        curve = link.curve and tuple((size, speed / sharing) for size, speed in link.curve)
-        own = {"bandwidth_gb_per_s": link.bandwidth_gb_per_s / sharing, "curve": curve}
-        return link.model_copy(update=own)
+        links = [(group.host or self.links.host, group) for group in self.nodes]
+        return tuple(
+            link and shared_by(link, group.devices_per_host_link)
+            for link, group in links
+            for _ in range(group.count)
+        )
+
+    def host_link_among(self, nodes: Iterable[int]) -> Link | None:
+        """The slowest of some nodes; None: of one of them nothing is known."""
+        links = dict.fromkeys(map(self.host_link_of_node.__getitem__, nodes))
+        known = [link for link in links if link is not None]
+        if not known or len(known) < len(links):
+            return None
+        return known[0] if len(known) == 1 else slowest_of(known)
+
+    @cached_property
+    def host_link(self) -> Link | None:
+        """The slowest of all nodes; None: of one of them nothing is known."""
+        return self.host_link_among(range(len(self.node_sizes)))
+
+    @cached_property
+    def host_link_of_type(self) -> dict[str, Link | None]:
+        """Of each type of device, the slowest of the nodes that have it."""
+        type_of_node = [self.type_of[device] for device in self.first_device_of]
+        return {
+            kind: self.host_link_among(node for node, own in enumerate(type_of_node) if own == kind)
+            for kind in self.types
+        }
+
+    @property
+    def knows_host_links(self) -> bool:
+        """Whether it says how fast any of its devices reach their nodes' memory."""
+        return any(link is not None for link in self.host_link_of_node)
 
     def without_host_link(self) -> Cluster:
         """The same, knowing of no link to the nodes' memory."""
-        return self.with_links(self.links.model_copy(update={"host": None}))
+        return self.with_host_links_of(())
+
+    def with_host_links_of(self, types: Collection[str]) -> Cluster:
+        """The same, knowing of links to the nodes' memory where devices are of these types alone."""
+        nodes = tuple(
+            group.with_host_link((group.host or self.links.host) if group.device in types else None)
+            for group in self.nodes
+        )
+        return self.changed(nodes=nodes, links=self.links.model_copy(update={"host": None}))
 
     def with_links(self, links: Links) -> Cluster:
         """The same nodes with other links."""
@@ -345,14 +289,13 @@ class Cluster(Artifact):
     @cached_property
     def has_one_kind_of_links(self) -> bool:
         """Whether all nodes have equal links, and so have all pairs of them."""
-        return not self.links.between and all(group.links is None for group in self.nodes)
+        return not self.links.between and all(group.intra_node is None for group in self.nodes)
 
     def link_of_nodes(self, a: int, b: int) -> Link:
         """The link between devices of two nodes, or between two of one."""
         ends = (self._group_of_node[a], self._group_of_node[b])
         if a == b:
-            own = self.nodes[ends[0]].links
-            return self.links.intra_node if own is None else own.intra_node
+            return self.nodes[ends[0]].intra_node or self.links.intra_node
         return self._between[min(ends), max(ends)]
 
     def links_among(self, nodes: Iterable[int]) -> Links:
@@ -384,8 +327,3 @@ class Cluster(Artifact):
             for a in range(len(labels))
             for b in range(a, len(labels))
         }
-
-
-def is_cpu(device: str) -> bool:
-    """Whether a type of device is a CPU's."""
-    return device == CPU or device.startswith(f"{CPU}-")

@@ -6,7 +6,13 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from spindle_cli.files.artifact import A_NUMBER, Model
 from spindle_cli.units import GB, US
@@ -53,9 +59,22 @@ class Link(Model):
 
 
 class GroupLinks(Model):
-    """Links of one group of nodes."""
+    """Links of one group of nodes, in the place of those that the cluster has for all: between devices of one
+    of its nodes, and from a device to its node's memory and back.
+    """
 
-    intra_node: Link
+    intra_node: Link | None = None
+    host: Link | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> GroupLinks:
+        if self.intra_node is None and self.host is None:
+            raise ValueError("expected intra_node, or host, or both")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _known(serialize(self))
 
 
 class BetweenLink(Link):
@@ -78,8 +97,20 @@ class Links(Model):
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data: dict[str, Any] = serialize(self)
-        return {key: value for key, value in data.items() if value not in (None, (), [])}
+        return _known(serialize(self))
+
+
+def _known(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if value not in (None, (), [])}
+
+
+def shared_by(link: Link, count: int) -> Link:
+    """What each of so many devices has of a link that all use at once: equal parts of its bandwidth."""
+    if count == 1:
+        return link
+    curve = link.curve and tuple((size, speed / count) for size, speed in link.curve)
+    own = {"bandwidth_gb_per_s": link.bandwidth_gb_per_s / count, "curve": curve}
+    return link.model_copy(update=own)
 
 
 def slowest_of(links: Iterable[Link]) -> Link:

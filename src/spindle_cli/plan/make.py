@@ -124,7 +124,7 @@ def _plan(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
         return _plan_on_one_type(profile, cluster, asked)
     if asked.strategy in ON_ONE_TYPE and are_alike(profile):
         return with_types(_plan_on_one_type(profile, as_one_type(cluster), asked), profile, cluster)
-    require_possible(profile, cluster, offload=bool(asked.offload))
+    require_possible(profile, cluster)
     return _plan_on_types(profile, cluster, asked)
 
 
@@ -134,7 +134,7 @@ def _require_possible(profile: Profile, cluster: Cluster, asked: Asked) -> None:
     Raises:
         NoPlanError, UsageError: as `make_plan` says.
     """
-    if asked.offload and cluster.links.host is None:
+    if asked.offload and not cluster.knows_host_links:
         raise UsageError(
             f"--offload: cluster {cluster.name!r} does not say how fast its devices reach host memory",
             hint="Give it a link: under `links`, for example `host: {latency_us: 10, "
@@ -200,7 +200,7 @@ def _plan_on_types(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
     plan = _plan_of_all_tasks_on_types(profile, cluster, asked)
     if not profile.task_sets:
         return plan
-    of_a_set = Asked(asked.strategy, asked.effort)
+    of_a_set = Asked(asked.strategy, asked.effort, offload=asked.offload)
     return with_sets(
         plan,
         profile,

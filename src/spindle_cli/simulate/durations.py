@@ -8,7 +8,7 @@ from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
 from spindle_cli.account.processor import slice_stretches
 from spindle_cli.costs.beyond_curve import BeyondCurve
 from spindle_cli.costs.offload import stalls
-from spindle_cli.costs.share_times import times_of
+from spindle_cli.costs.share_times import times_of, times_of_shares
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.types import Kind, Program
@@ -73,5 +73,5 @@ def _duration(plan: Plan, piece: Slice, beyond: BeyondCurve) -> Duration:
     forward_more_s, backward_more_s = beyond.op_s(piece, metaop, op.forward_s, op.backward_s + again_s)
     forward_s = piece.num_ops * (op.forward_s + forward_more_s)
     backward_s = piece.num_ops * (op.backward_s + backward_more_s + again_s)
-    waits = stalls(piece, metaop, plan.cluster, op.forward_s, op.backward_s, op.forward_s)
+    waits = stalls(piece, metaop, plan.cluster, op, times_of_shares(metaop, piece, plan.cluster))
     return Duration(forward_s + waits.forward_s, backward_s + waits.backward_s)

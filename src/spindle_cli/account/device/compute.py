@@ -10,7 +10,7 @@ from __future__ import annotations
 from spindle_cli.account.processor import beside_slices, costs_nothing
 from spindle_cli.account.traffic import Traffic
 from spindle_cli.costs.beyond_curve import BeyondCurve
-from spindle_cli.costs.offload import stalls
+from spindle_cli.costs.offload import stalls_of_share
 from spindle_cli.costs.share_times import times_of, times_of_share
 from spindle_cli.plan.types import Plan, Slice
 
@@ -55,7 +55,7 @@ def _shares_s(plan: Plan, piece: Slice, beyond: BeyondCurve) -> list[float]:
         assert op is not None, "`check` has seen to it"
         again_s = op.forward_s * piece.num_recomputed / piece.num_ops
         more_s = beyond.op_s(piece, metaop, op.forward_s, op.backward_s + again_s)
-        waits = stalls(piece, metaop, plan.cluster, op.forward_s, op.backward_s, op.forward_s)
+        waits = stalls_of_share(piece, metaop, plan.cluster, share, op)
         own_s = piece.num_ops * (op.forward_s + op.backward_s + again_s + sum(more_s))
         found.append(own_s + waits.forward_s + waits.backward_s)
     return found

@@ -4,6 +4,8 @@ activations in host memory, where memory is short.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked, gives_up_memory
 from spindle_cli.plan.best.drafts import ONE_TYPE
@@ -31,11 +33,24 @@ def find_asked(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None
     if asked.equal_shares:
         profile = profile.in_equal_shares()
     found = _with_room(profile, cluster.without_host_link(), asked)
-    may_move = asked.offload is not False and cluster.links.host is not None
-    if may_move and (found is None or found.is_short):
-        moved = _with_room(profile, cluster, asked)
-        if found is None or (moved is not None and moved.best.rank() < found.best.rank()):
-            found = moved
+    return or_moving(found, cluster, asked, lambda: _with_room(profile, cluster, asked))
+
+
+def or_moving(
+    found: Found | None, cluster: Cluster, asked: Asked, moving: Callable[[], Found | None]
+) -> Found | None:
+    """A plan that keeps all activations on their devices, or one that moves some to host memory, if memory is
+    short, that is possible, and it is better.
+
+    Args:
+        moving: makes the best of those that move some.
+    """
+    may_move = asked.offload is not False and cluster.knows_host_links
+    if not may_move or (found is not None and not found.is_short):
+        return found
+    moved = moving()
+    if found is None or (moved is not None and moved.best.rank() < found.best.rank()):
+        return moved
     return found
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from spindle_cli.costs.parameters.sharded import level_of
 from spindle_cli.files.cluster import Cluster
@@ -33,6 +34,8 @@ from spindle_cli.profile.types import MetaOpProfile
 MOST_ROUNDS = 40
 # Generating ends where the bound is this close to the program's optimum.
 CLOSE_ENOUGH = 1e-4
+# Shares of ops that are moved are rounded up to so many steps, so that few tables of times are made.
+MOVED_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class _Generator:
 
     def __init__(self, problem: Problem, fallback: MemoryFallback) -> None:
         cluster = problem.cluster
-        known: dict[tuple[int, bool], list[Pricing]] = {}
+        known: dict[tuple[int, float], list[Pricing]] = {}
         self._of_node: list[list[Pricing]] = []
         self._only: dict[int, Column] = {}
         for node in problem.nodes:
@@ -141,15 +144,15 @@ class _Generator:
                 self._of_node.append([])
                 continue
             least_tp = fallback.least_tp if metaop.name in fallback.split else 1
-            recompute = node.points[0].recompute
-            own = known.get((id(metaop), recompute))
+            forwards = _least_forwards(node.points)
+            own = known.get((id(metaop), forwards))
             if own is None:
                 degrees = degrees_of(metaop, cluster, least_tp)
-                own = known[id(metaop), recompute] = [
+                own = known[id(metaop), forwards] = [
                     pricing_of(
                         times, tuple(groups_of_type(cluster, kind, times.tp) for kind in cluster.types)
                     )
-                    for times in share_times(metaop, cluster, recompute=recompute, degrees=degrees)
+                    for times in share_times(metaop, cluster, forwards=forwards, degrees=degrees)
                 ]
             self._of_node.append(own)
 
@@ -161,11 +164,21 @@ class _Generator:
         return min(columns, key=lambda column: column.cost(prices, flow))
 
 
+def _least_forwards(points: Sequence[Point]) -> float:
+    """How often an op runs forward at least, on average over those of a slice on one of these allocations:
+    what is moved to host memory is not recomputed.
+    """
+    if not points[0].recompute:
+        return 1
+    most = max(point.moved for point in points)
+    return 2 - ceil(most * MOVED_STEPS) / MOVED_STEPS
+
+
 def _on_all(metaop: MetaOpProfile, cluster: Cluster, point: Point) -> Column:
     """The devices of an allocation on all of them, with the time of their best cut: strategies cut a batch in
     ways of their own.
     """
-    (times,) = share_times(metaop, cluster, recompute=point.recompute, degrees=(point.tp,))
+    (times,) = share_times(metaop, cluster, forwards=_least_forwards([point]), degrees=(point.tp,))
     pricing = pricing_of(times, tuple(groups_of_type(cluster, kind, point.tp) for kind in cluster.types))
     return Column(min(point.op_s, pricing.shortest_s), tuple(map(float, point.counts or ())))
 

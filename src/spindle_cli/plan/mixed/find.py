@@ -4,7 +4,7 @@ devices share out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -13,14 +13,14 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found, find, find_in, require_above
-from spindle_cli.plan.best.find_asked import with_less
+from spindle_cli.plan.best.find_asked import or_moving, with_less
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
 from spindle_cli.plan.mixed.bound import MixedBound
 from spindle_cli.plan.mixed.parts import on_best_part, worth
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem
+from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem, given_up
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.tight.given_up import least_fallback, may_be_faster, with_fallback, with_more_kept
@@ -30,24 +30,14 @@ from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 
 
-def require_possible(profile: Profile, cluster: Cluster, *, offload: bool) -> None:
+def require_possible(profile: Profile, cluster: Cluster) -> None:
     """Refuse what plans for several types of device do not have.
 
     Raises:
-        NoPlanError: activations in host memory; or every device updates its own copies.
+        NoPlanError: every device updates its own copies.
     """
-    asked = {
-        "activations in host memory": offload,
-    }
-    for what, is_asked in asked.items():
-        if is_asked:
-            raise NoPlanError(
-                f"{what}: {cluster.name!r} has devices of several types ({', '.join(cluster.types)}), whose "
-                "plans keep activations on the devices",
-                hint="Plan without, or for the devices of one type.",
-            )
+    types = ", ".join(cluster.types)
     if not cluster.is_cpu and not profile.optimizer_state_sharded:
-        types = ", ".join(cluster.types)
         raise NoPlanError(
             f"{cluster.name!r} has devices of several types ({types}), each of which would "
             "update its own copy of a parameter: types round differently, and the copies would drift apart",
@@ -56,8 +46,8 @@ def require_possible(profile: Profile, cluster: Cluster, *, offload: bool) -> No
 
 
 def find_on_types(profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBound) -> Found | None:
-    """The best plan that is asked for; where memory is short also of those of micro-batches and of those that
-    share out parameters, as memory asks for. None if nothing fits.
+    """The best plan that is asked for; where memory is short also of those with activations in host memory.
+    None if nothing fits.
 
     Args:
         bound: of whole batches, with nothing given up.
@@ -66,7 +56,15 @@ def find_on_types(profile: Profile, cluster: Cluster, asked: Asked, bound: Mixed
         NoPlanError: the strategy has no plan on these types, or a task cannot be cut or shared out so.
         BelowBoundError: a bug of the planner.
     """
-    cluster = cluster.without_host_link()  # activations stay on their devices
+    found = _with_room(profile, cluster.without_host_link(), asked, bound)
+    return or_moving(found, cluster, asked, partial(_with_room, profile, cluster, asked, bound))
+
+
+def _with_room(profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBound) -> Found | None:
+    """The best plan; where memory is short also of those of micro-batches and of those that share out
+    parameters, as memory asks for. To host memory activations are moved where the cluster says how fast they
+    get there.
+    """
     shared_out = profile.sharded(asked.sharding or {})
     posing = SeveralTypes()
     planner = _CutPlanner(shared_out, cluster, asked.strategy, asked.effort, posing)
@@ -181,8 +179,9 @@ def _recomputing_alike(
     posing: SeveralTypes,
     than_s: float,
 ) -> TightPlan | None:
-    """The best plan of those that recompute the same share of each MetaOp's ops, ever more of them as long as
-    that gains; None if none fits.
+    """The best plan of those that recompute the same share of each MetaOp's ops; None if none fits. Where
+    there are links to host memory all that hides is moved there; where no plan fits so, on nodes of one type
+    alone: copies under way take room, which types that are full do not have.
 
     What costs least by itself leaves some devices with less to recompute than others; what all do alike keeps
     them even.
@@ -190,10 +189,36 @@ def _recomputing_alike(
     Args:
         than_s: what is not faster may be left out.
     """
+    found = _alike_over(cluster, profile, strategy, effort, posing, than_s)
+    if found is not None:
+        return found
+    each = [
+        _alike_over(links, profile, strategy, effort, posing, than_s) for links in _links_of_one_type(cluster)
+    ]
+    return min((one for one in each if one is not None), key=lambda one: one.judged.rank(), default=None)
+
+
+def _links_of_one_type(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with the links to host memory of one type's nodes alone, where it knows of several."""
+    known = [kind for kind, link in cluster.host_link_of_type.items() if link is not None]
+    if len(known) > 1:
+        yield from (cluster.with_host_links_of((kind,)) for kind in known)
+
+
+def _alike_over(
+    cluster: Cluster,
+    profile: Profile,
+    strategy: StrategyName,
+    effort: int,
+    posing: SeveralTypes,
+    than_s: float,
+) -> TightPlan | None:
+    """The same over these links: of ever more that is recomputed, as long as that gains."""
     best: TightPlan | None = None
-    for quarters in range(1, 5):
-        counts = {each.name: -(-each.num_ops * quarters // 4) for each in profile.metaops}
-        fallback = MemoryFallback(recompute=counts)
+    _, offload = given_up(profile, cluster, 1.0)
+    for quarters in range(0 if offload else 1, 5):
+        counts = {each.name: -(-each.num_ops * quarters // 4) for each in profile.metaops if quarters}
+        fallback = MemoryFallback(recompute=counts, offload=offload)
         tight = TightProblem(fallback, posing.posed(profile, cluster, fallback), posing)
         known_s = than_s if best is None else min(than_s, best.judged.prediction.iteration_s)
         if not may_be_faster(tight.posed, known_s):

@@ -48,7 +48,7 @@ class PosedOnTypes:
         return self.bound.lower_bound_s
 
     def least_s(self, split: MemoryFallback) -> float:
-        if self.fallback.split or self.fallback.recompute:
+        if self.fallback.split or self.fallback.recompute or self.fallback.offload:
             return self.lower_bound_s
         return bound_under(self.problem, self.bound, split)
 
@@ -127,9 +127,9 @@ class SeveralTypes:
         self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None
     ) -> PosedOnTypes:
         fallback = fallback or MemoryFallback()
-        if fallback.recompute:
+        if fallback.recompute or fallback.offload:
             return PosedOnTypes(self.problem(profile, cluster, fallback), fallback)
-        # What recomputes nothing is asked for again, by one way after another to give up something.
+        # What splits layers alone is asked for again, by one way after another to give up something.
         key = Same(profile), Same(cluster), fallback.least_tp, fallback.split
         if key not in self._posed:
             self._posed[key] = PosedOnTypes(self.problem(profile, cluster, fallback), fallback)

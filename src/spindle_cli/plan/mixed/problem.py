@@ -6,19 +6,21 @@ from dataclasses import replace
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.sharding import chosen_on_all
-from spindle_cli.plan.mixed.cutting.allocations import allocations, on_all_devices, recomputing
-from spindle_cli.plan.problem import MemoryFallback, Point, Problem, make_problem
+from spindle_cli.plan.mixed.cutting.allocations import allocations, moving, on_all_devices, recomputing
+from spindle_cli.plan.mixed.cutting.hidden import hidden_shares
+from spindle_cli.plan.problem import MemoryFallback, Node, Point, Problem, make_problem
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
 
 class KnownAllocations:
-    """Allocations on one cluster that have been worked out for some problem: MetaOps of others that are made
-    of the same profile have the same curves and shares.
+    """Allocations on one cluster, whatever its links to host memory, that have been worked out for some
+    problem: MetaOps of others that are made of the same profile have the same curves and shares.
     """
 
     def __init__(self) -> None:
         # By identities, and with what these are of, so that nothing else gets them.
         self._known: dict[tuple[int, int, int, int], tuple[MetaOpProfile, tuple[Point, ...]]] = {}
+        self._hidden: dict[object, tuple[MetaOpProfile, tuple[Point, ...], tuple[float, ...]]] = {}
 
     def of(self, metaop: MetaOpProfile, cluster: Cluster, least_tp: int) -> tuple[Point, ...]:
         """As `allocations` has them."""
@@ -26,6 +28,13 @@ class KnownAllocations:
         if key not in self._known:
             self._known[key] = metaop, self._alike(metaop, least_tp) or allocations(metaop, cluster, least_tp)
         return self._known[key][1]
+
+    def hidden(self, metaop: MetaOpProfile, points: tuple[Point, ...], cluster: Cluster) -> tuple[float, ...]:
+        """As `hidden_shares` has them."""
+        key = id(metaop), id(points), tuple(cluster.host_link_of_type.values())
+        if key not in self._hidden:
+            self._hidden[key] = metaop, points, hidden_shares(points, metaop, cluster)
+        return self._hidden[key][2]
 
     def _alike(self, metaop: MetaOpProfile, least_tp: int) -> tuple[Point, ...] | None:
         """Of a MetaOp with equal curves."""
@@ -46,8 +55,7 @@ def make_mixed_problem(
 
     Args:
         profile: as the cluster's types see it (`profile/mixed/seen.py`).
-        fallback: which ops are recomputed, and which MetaOps are split. What it says of host memory says
-            nothing here.
+        fallback: which ops are recomputed or moved to host memory, and which MetaOps are split.
         known: from other problems on this cluster.
 
     Raises:
@@ -55,18 +63,16 @@ def make_mixed_problem(
     """
     fallback = fallback or MemoryFallback()
     known = known or KnownAllocations()
-    on_all = chosen_on_all(profile, cluster, on_all_devices)
+    on_all = {name: (point,) for name, point in chosen_on_all(profile, cluster, on_all_devices).items()}
 
-    def points(metaop: MetaOpProfile) -> tuple[Point, ...]:
-        if metaop.name in on_all:
-            return (on_all[metaop.name],)
+    def points(node: Node) -> tuple[Point, ...]:
+        metaop = node.metaop
         least_tp = fallback.least_tp if metaop.name in fallback.split else 1
-        return known.of(metaop, cluster, least_tp)
+        plain = on_all.get(metaop.name) or known.of(metaop, cluster, least_tp)
+        again = tuple(map(recomputing, plain)) if node.points[0].recompute else plain
+        moved = fallback.offload.get(metaop.name, 0.0)
+        return moving(again, moved, known.hidden(metaop, plain, cluster)) if moved else again
 
-    problem = make_problem(profile, cluster, fallback)
-    nodes = []
-    for node in problem.nodes:
-        own = points(node.metaop)
-        again = tuple(map(recomputing, own)) if node.points[0].recompute else own
-        nodes.append(replace(node, points=again))
-    return replace(problem, nodes=tuple(nodes))
+    problem = make_problem(profile, cluster, replace(fallback, offload={}))
+    nodes = tuple(replace(node, points=points(node)) for node in problem.nodes)
+    return replace(problem, nodes=nodes)

@@ -31,6 +31,9 @@ QUICK_EXCHANGES = 6
 CAREFUL_EXCHANGES = 30
 MOST_DEVICES_COUNTED = 256
 PLACED_WITH_CARE = 2
+# What the placement's estimate of a device's memory may be above what there is, where few devices are short
+# of it: it counts the largest share's part, and of optimizer state more than the account does.
+OVERFILLED = 1.1
 
 
 @dataclass(frozen=True)
@@ -132,10 +135,16 @@ def best_placed(
 
 
 def _place(problem: Problem, draft: Draft, weights: PlacementWeights) -> Placed | None:
-    """With room for everything at once, or where there is none for one part of the MetaGraph at a time."""
-    for one_part_at_once in (False, True) if problem.orders_passes else (False,):
+    """With room for everything at once, or where there is none for one part of the MetaGraph at a time; on
+    several types of device, where activations are moved to host memory, or by estimates with hardly too
+    little room.
+    """
+    ways = [(at_once, 1.0) for at_once in ((False, True) if problem.orders_passes else (False,))]
+    if problem.cluster.is_mixed and any(piece.point.offload for piece in draft.pieces):
+        ways += [(at_once, OVERFILLED) for at_once, _ in ways]
+    for one_part_at_once, filled in ways:
         try:
-            return place(problem, draft, weights, one_part_at_once=one_part_at_once)
+            return place(problem, draft, weights, one_part_at_once=one_part_at_once, filled=filled)
         except DoesNotFitError:
             continue
     return None
@@ -179,7 +188,7 @@ def measure_as_they_are(
     traffic = traffic_of(placed, problem.uses)
     communicators = communicator_bytes(placed, traffic)
     memory = tuple(need.with_communicators(own) for need, own in zip(memory, communicators, strict=True))
-    if not _has_room(problem, memory):
+    if not has_room(problem, memory):
         return None
     steps_s = optimizer_steps_s(memory, problem.profile.optimizer_s_per_byte)
     prediction = predict(problem, slices, traffic, max(piece.last_s for piece in slices), steps_s)
@@ -210,7 +219,8 @@ def fastest(
     return None if best is None else best[2]
 
 
-def _has_room(problem: Problem, memory: Sequence[DeviceMemory]) -> bool:
+def has_room(problem: Problem, memory: Sequence[DeviceMemory]) -> bool:
+    """Whether devices, and their nodes for what is moved there, have as much memory as is needed."""
     capacities = problem.cluster.memory_bytes
     fits = all(need.total_bytes <= capacity for need, capacity in zip(memory, capacities, strict=True))
     limits = problem.cluster.host_memory_bytes

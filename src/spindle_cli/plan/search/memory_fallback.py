@@ -8,6 +8,7 @@ Splits are tried by their lower bounds, the fastest first.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -22,7 +23,7 @@ from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.posed import Posed, Posing
 from spindle_cli.plan.types import Slice
-from spindle_cli.profile.types import MetaOpProfile, Profile
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 from spindle_cli.units import counted
 
 # Shares of all parameters that are split, from the MetaOps that hold most.
@@ -147,43 +148,85 @@ def saving(
     What hides behind computation is moved, as far as nodes have memory for it: MetaOps whose recomputation
     would take longest for what it saves first. What is left to save is recomputed: MetaOps that save most
     bytes for a second of it go first; of the last one, only as many ops as needed.
+
+    Of several types of device a MetaOp may run on any: as much is moved as hides on the one where most does,
+    and no more counts as saved than hides on each.
     """
     saved = {metaop.name: _saved_bytes(metaop) for metaop in metaops}
     left = num_bytes
     offload: dict[str, float] = {}
-    room = _host_room(cluster)
+    sure: dict[str, float] = {}
+    room = host_room(metaops, cluster)
     for metaop in sorted(metaops, key=_saved_per_second):
         per_op, kept = saved[metaop.name], metaop.activation_bytes_per_op
         if left > 0 and per_op and metaop.num_ops > 1:
-            hidden = _hidden_share(metaop, cluster)
-            moved = min(hidden, left / (metaop.num_ops * per_op), room / (metaop.num_ops * kept))
+            hidden = hidden_of_types(metaop, cluster)
+            moved = min(max(hidden), left / (metaop.num_ops * per_op), room / (metaop.num_ops * kept))
             if moved > 0:
                 offload[metaop.name] = moved
-                left -= metaop.num_ops * per_op * moved
+                sure[metaop.name] = min(moved, *hidden)
+                left -= metaop.num_ops * per_op * sure[metaop.name]
                 room -= metaop.num_ops * kept * moved
     ops: dict[str, int] = {}
     for metaop in sorted(metaops, key=lambda metaop: -_saved_per_second(metaop)):
         if left <= 0:
             break
-        stays = saved[metaop.name] * (1 - offload.get(metaop.name, 0.0))
+        stays = saved[metaop.name] * (1 - sure.get(metaop.name, 0.0))
         if stays >= 1:
             ops[metaop.name] = min(metaop.num_ops, -int(-left // stays))
             left -= ops[metaop.name] * stays
     return ops, offload
 
 
-def _hidden_share(metaop: MetaOpProfile, cluster: Cluster) -> float:
-    """Of a MetaOp's ops, the share whose copies hide behind what it computes, on its fewest devices."""
-    link, point = cluster.host_link, metaop.curve[0]
-    if link is None:
-        return 0.0
-    return hidden_share(metaop, point.dp, point.tp, point.forward_s, point.backward_s, link)
+def hidden_of_types(metaop: MetaOpProfile, cluster: Cluster) -> tuple[float, ...]:
+    """Of a MetaOp's ops, on each type of device that its curve has, the share whose copies hide behind what
+    it computes on its fewest devices of the type.
+    """
+    links = cluster.host_link_of_type
+    return tuple(
+        0.0
+        if (link := links[kind]) is None
+        else hidden_share(metaop, point.dp, point.tp, point.forward_s, point.backward_s, link)
+        for kind, point in _narrowest_of_types(metaop, cluster).items()
+    )
 
 
-def _host_room(cluster: Cluster) -> float:
-    """Bytes of activations that all nodes have room for, if each has as many as the one with least room."""
-    least = min((limit for limit in cluster.host_memory_bytes if limit is not None), default=None)
-    return inf if least is None else least * len(cluster.node_sizes) * HOST_SHARE
+def _narrowest_of_types(metaop: MetaOpProfile, cluster: Cluster) -> dict[str, CurvePoint]:
+    """The first point of a MetaOp's curve on each type of device."""
+    if not cluster.is_mixed:
+        return {cluster.device_type: metaop.curve[0]}
+    found: dict[str, CurvePoint] = {}
+    for point in metaop.curve:
+        if point.device in cluster.types:
+            found.setdefault(point.device, point)
+    return found
+
+
+def host_room(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> float:
+    """Bytes of activations that all nodes have room for: of one type of device, if each has as many as the
+    one with least room; of several, if devices have parts of all by their speed.
+    """
+    limits: dict[str, int] = {}
+    counts = Counter(cluster.type_of[device] for device in cluster.first_device_of)
+    for device, limit in zip(cluster.first_device_of, cluster.host_memory_bytes, strict=True):
+        kind = cluster.type_of[device]
+        if limit is not None:
+            limits[kind] = min(limit, limits.get(kind, limit))
+    parts = _parts_of_types(metaops, cluster)
+    rooms = (limit * counts[kind] / parts[kind] for kind, limit in limits.items() if parts[kind])
+    return min(rooms, default=inf) * HOST_SHARE
+
+
+def _parts_of_types(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> dict[str, float]:
+    """Of all that devices compute, the part of each type, if all types work as long."""
+    if not cluster.is_mixed:
+        return {cluster.device_type: 1.0}
+    alone_s = dict.fromkeys(cluster.types, 0.0)
+    for metaop in metaops:
+        for kind, point in _narrowest_of_types(metaop, cluster).items():
+            alone_s[kind] += metaop.num_ops * point.num_devices * point.op_s
+    speeds = {kind: cluster.num_of_type[kind] / alone_s[kind] for kind in cluster.types if alone_s[kind] > 0}
+    return {kind: speeds.get(kind, 0.0) / sum(speeds.values()) for kind in cluster.types}
 
 
 def _saved_bytes(metaop: MetaOpProfile) -> int:

@@ -11,6 +11,7 @@ from spindle_cli.account.traffic import communicator_bytes, traffic_of
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import placed_slices
+from spindle_cli.plan.search.judge import has_room
 from spindle_cli.plan.types import Slice
 
 
@@ -48,8 +49,7 @@ def judge_in_turn(problems: Sequence[Problem], slices: Sequence[tuple[Slice, ...
             communicators = communicator_bytes(placed)
         profile, cluster = problem.profile, problem.cluster
         needs = device_memory(profile.metaops, own, cluster, profile, communicators, (joint, member))
-        limits = cluster.memory_bytes
-        if any(need.total_bytes > limit for need, limit in zip(needs, limits, strict=True)):
+        if not has_room(problem, needs):
             return None
         steps_s = optimizer_steps_s(needs, profile.optimizer_s_per_byte)
         compute_s = max(piece.last_s for piece in own)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import inf
 
-from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem
+from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem, given_up
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import MetaOpProfile
@@ -55,10 +55,11 @@ def _with_less(tight: TightProblem, metaop: MetaOpProfile) -> Iterator[TightProb
 
 
 def _recomputing(tight: TightProblem, counts: Mapping[str, int]) -> TightProblem:
-    """The same with so many ops of each MetaOp recomputed."""
+    """The same with so many ops of each MetaOp recomputed. What hides is moved to host memory besides."""
     profile, cluster = tight.problem.profile, tight.problem.cluster
     counts = {name: count for name, count in counts.items() if count}
-    fallback = replace(tight.fallback, recompute=counts, offload={})
+    _, offload = given_up(profile, cluster, 1.0)
+    fallback = replace(tight.fallback, recompute=counts, offload=offload)
     return TightProblem(fallback, tight.posing.posed(profile, cluster, fallback), tight.posing)
 
 

@@ -14,7 +14,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.mixed.cutting.cuts import cutter_of, offsets
 from spindle_cli.plan.mixed.cutting.shares import ShareTimes, share_times
-from spindle_cli.plan.problem import SHORTEST_S, Point
+from spindle_cli.plan.problem import SHORTEST_S, Point, with_offload
 from spindle_cli.profile.types import MetaOpProfile
 
 # Numbers of shares of each type that are tried, up to all that there is room for: of the first of these lists
@@ -148,3 +148,16 @@ def recomputing(point: Point) -> Point:
     """The same, with the activations computed again in the backward pass."""
     backward_s = point.backward_s + point.forward_s
     return replace(point, backward_s=backward_s, op_s=point.forward_s + backward_s, recompute=True)
+
+
+def moving(points: Sequence[Point], share: float, hidden: Sequence[float]) -> tuple[Point, ...]:
+    """The same with activations of this share of the ops in host memory, or of as many as hide; the fastest
+    last.
+
+    Args:
+        hidden: of each, the share of its ops whose copies hide.
+    """
+    moved = [with_offload(point, min(share, most)) for point, most in zip(points, hidden, strict=True)]
+    if not points[0].recompute:
+        return tuple(moved)  # moving changes no times
+    return tuple(sorted(moved, key=lambda point: (-point.op_s, -point.num_devices)))

@@ -55,14 +55,14 @@ def share_times(
     metaop: MetaOpProfile,
     cluster: Cluster,
     *,
-    recompute: bool = False,
+    forwards: float = 1,
     degrees: Collection[int] | None = None,
 ) -> tuple[ShareTimes, ...]:
     """Of some degrees, or of each that shares or curve have, ascending; of the same curve and shares the same
     objects.
 
     Args:
-        recompute: with the forward pass once more, in the backward pass.
+        forwards: how often an op runs forward: twice where it is recomputed, between where some ops are.
     """
     if degrees is None:
         degrees = {share.tp for share in metaop.shares} | {point.tp for point in metaop.curve}
@@ -71,7 +71,7 @@ def share_times(
             tp,
             metaop.batch_size,
             tuple(
-                _of_type(shares_on_type(metaop, kind, tp), metaop.batch_size, 2 if recompute else 1)
+                _of_type(shares_on_type(metaop, kind, tp), metaop.batch_size, forwards)
                 for kind in cluster.types
             ),
         )
@@ -80,7 +80,7 @@ def share_times(
 
 
 @lru_cache(_MOST_KEPT)
-def _of_type(shares: KnownShares, batch_size: int, forwards: int) -> TypeTimes:
+def _of_type(shares: KnownShares, batch_size: int, forwards: float) -> TypeTimes:
     of_samples = (None, *(shares.seconds(samples) for samples in range(1, batch_size + 1)))
     op_s = np.array(
         [np.inf if each is None else forwards * each.forward_s + each.backward_s for each in of_samples]

@@ -1,0 +1,1 @@
+"""What a cluster is made of."""

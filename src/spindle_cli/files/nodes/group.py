@@ -1,0 +1,129 @@
+"""A group of equal nodes of a cluster: what each has of devices, memory, links and cards."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from spindle_cli.files.artifact import A_NUMBER, Model
+from spindle_cli.files.links import GroupLinks, Link
+from spindle_cli.units import GIB
+
+MAX_MEMORY_GIB = 2**30  # of a device: more than there is, so that bytes stay whole numbers of a usual size
+MAX_PRICE = 1e9  # of a device for an hour, in whatever currency: more than any, so that sums stay finite
+MAX_WATTS = 1e6  # of a device: more than any
+MAX_TFLOPS = 1e6  # of a device: more than any
+
+# Of a GPU's nominal memory, what is gone before the first tensor: about 0.9 GiB of 80 that the driver keeps
+# (torch says "79.15 GiB total capacity" of an A100); the CUDA context, 0.3 GiB where kernels are loaded when
+# they are needed and over 1 GiB where not (pytorch/pytorch issue 107667); workspaces of cuBLAS and cuDNN.
+DEFAULT_RESERVE_GIB = 2.0
+CPU = "cpu"  # a CPU's processes; types of different CPUs are 'cpu-...', and any other is a GPU's
+
+
+class NodeGroup(Model):
+    """`count` equal nodes of `devices` devices each, `memory_gib` GiB per device.
+
+    `name`: for `between`, and for messages; by default the type of its devices.
+    `links`: between devices of one of its nodes, and to its memory; by default those that the cluster has.
+    `nics`: network cards of a node, each as fast as the `inter_node` link says; a device sends and receives
+    through one of them. By default one per device, and one per node where devices are CPUs. More cards than
+    devices are not used.
+    `host_memory_gib`: GiB of a node's own memory that activations of its devices may be moved to; by default
+    as many as it takes. `host_links`: links of a node between its devices and that memory, each as fast as
+    the `host` link says; by default one per device, where there are fewer neighbours share one.
+    `reserve_gib`: of each device's memory, what no tensor of a plan gets; by default `DEFAULT_RESERVE_GIB`
+    for GPUs, or a tenth of a smaller one's memory, and nothing for CPUs.
+    `price_per_device_hour`: of one device, in any currency, one for all groups.
+    `watts_per_device`: what a device draws while it works; by default the board power that is published for
+    its type (`costs/peaks.py`). `idle_watts_per_device`: what it draws while it waits; by default as much.
+    `peak_tflops`: 10^12 operations per second that a device can do at most, in the arithmetic that is trained
+    in; by default what is published for its type.
+    """
+
+    count: Annotated[int, Field(ge=1), A_NUMBER] = 1
+    devices: Annotated[int, Field(ge=1), A_NUMBER]
+    device: str
+    memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB), A_NUMBER]
+    name: Annotated[str, Field(min_length=1)] | None = None
+    links: GroupLinks | None = None
+    nics: Annotated[int, Field(ge=1), A_NUMBER] | None = None
+    reserve_gib: Annotated[float, Field(ge=0), A_NUMBER] | None = None
+    host_memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB), A_NUMBER] | None = None
+    host_links: Annotated[int, Field(ge=1), A_NUMBER] | None = None
+    price_per_device_hour: Annotated[float, Field(ge=0, le=MAX_PRICE), A_NUMBER] | None = None
+    watts_per_device: Annotated[float, Field(gt=0, le=MAX_WATTS), A_NUMBER] | None = None
+    idle_watts_per_device: Annotated[float, Field(ge=0, le=MAX_WATTS), A_NUMBER] | None = None
+    peak_tflops: Annotated[float, Field(gt=0, le=MAX_TFLOPS), A_NUMBER] | None = None
+
+    @model_validator(mode="after")
+    def _idles_below_its_watts(self) -> NodeGroup:
+        if self.idle_watts_per_device is None:
+            return self
+        if self.watts_per_device is None:
+            raise ValueError(
+                f"idle_watts_per_device: {self.idle_watts_per_device:g} without watts_per_device; "
+                "expected both, measured in the same way"
+            )
+        if self.idle_watts_per_device > self.watts_per_device:
+            raise ValueError(
+                f"idle_watts_per_device: {self.idle_watts_per_device:g}; expected at most "
+                f"watts_per_device, {self.watts_per_device:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_memory(self) -> NodeGroup:
+        if self.reserve_gib is not None and self.reserve_gib >= self.memory_gib:
+            raise ValueError(
+                f"reserve_gib: {self.reserve_gib:g} of {self.memory_gib:g} GiB; expected less than memory_gib"
+            )
+        return self
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Bytes of each device that no tensor of a plan gets."""
+        if self.reserve_gib is not None:
+            return int(self.reserve_gib * GIB)
+        if is_cpu(self.device):
+            return 0
+        return int(min(DEFAULT_RESERVE_GIB, self.memory_gib / 10) * GIB)
+
+    @property
+    def cards(self) -> int:
+        """Network cards that a node uses."""
+        return min(self.devices, self.nics or (1 if is_cpu(self.device) else self.devices))
+
+    @property
+    def devices_per_host_link(self) -> int:
+        """The most devices of a node that share a link to its memory."""
+        return -(-self.devices // min(self.devices, self.host_links or self.devices))
+
+    @property
+    def intra_node(self) -> Link | None:
+        """Its own link between devices of one node."""
+        return None if self.links is None else self.links.intra_node
+
+    @property
+    def host(self) -> Link | None:
+        """Its own link to a node's memory."""
+        return None if self.links is None else self.links.host
+
+    def with_host_link(self, link: Link | None) -> NodeGroup:
+        """The same, with this own link to a node's memory."""
+        if link == self.host:
+            return self
+        inside = self.intra_node
+        links = GroupLinks(intra_node=inside, host=link) if inside is not None or link is not None else None
+        return self.model_copy(update={"links": links})
+
+    @property
+    def label(self) -> str:
+        """Its name, or the type of its devices."""
+        return self.name or self.device
+
+
+def is_cpu(device: str) -> bool:
+    """Whether a type of device is a CPU's."""
+    return device == CPU or device.startswith(f"{CPU}-")
