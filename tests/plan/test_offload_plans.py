@@ -7,13 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.examples import examples
-from helpers.plans import metaop_of, plan_of, profile_of
+from helpers.plans import metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.problem import MemoryFallback, make_problem
 from spindle_cli.plan.search.memory_fallback import describe, given_up
+from spindle_cli.plan.sets.choose import of_tasks
+from spindle_cli.plan.sets.in_turn import judge_in_turn
+from spindle_cli.plan.sets.restrict import as_early_as_possible
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.simulate.run import simulate
@@ -174,3 +177,18 @@ def test_passes_of_a_plan_by_hand_wait_for_copies_in_the_simulation() -> None:
     assert (forward.activity, backward.activity) == (Activity.FORWARD, Activity.BACKWARD)
     assert forward.end_s - forward.start_s == pytest.approx(1 + 3 * 3)
     assert backward.end_s - backward.start_s == pytest.approx(3 * 3 + 2)
+
+
+@pytest.mark.parametrize(("host_memory_gib", "fits"), [(12.5, True), (11.0, False)])
+def test_sets_of_tasks_fit_a_node_s_memory_each_by_itself(host_memory_gib: float, *, fits: bool) -> None:
+    """a moves 12 GB, which are 11.2 GiB; b, which runs in other steps, none."""
+    profile = profile_of(net(), net("b/m", 2, 1))
+    on = cluster(10, memory_gib=400, host_memory_gib=host_memory_gib)
+    a, b = (make_problem(of_tasks(profile, [task]), on) for task in "ab")
+    slices = [
+        slice_of(metaop, (0, metaop.num_ops), [0], 0.0).model_copy(update={"offload": ranges})
+        for metaop, ranges in zip(profile.metaops, [((0, 12),), ()], strict=True)
+    ]
+    both = as_early_as_possible(slices, profile.by_name)
+    found = judge_in_turn([make_problem(profile, on), a, b], [both, slices[:1], slices[1:]])
+    assert (found is not None) == fits
