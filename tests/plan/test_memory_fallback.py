@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -20,7 +20,8 @@ from spindle_cli.plan.search.memory_fallback import (
     least_bytes,
     splits,
 )
-from spindle_cli.plan.tight.given_up import least_fallback
+from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.tight.given_up import least_fallback, with_fallback
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile, TaskShare
 
 MIB = 2**20
@@ -191,3 +192,56 @@ def test_where_layers_are_split_nothing_is_recomputed_if_that_fits_whatever_else
     found = least_fallback(profile, cluster_of(2), "spindle", SplitFittingBut(0, 0, none_fits))
     assert found is not None and found.tight.fallback.split
     assert sum(found.tight.fallback.recompute.values()) == least
+
+
+@dataclass(frozen=True)
+class LongerSearched(FitsFrom):
+    """A problem of whose plans a longer search alone finds one that fits; none either where it takes 0 s."""
+
+    searched_s: float = 0.0
+    asked: list[int] = field(default_factory=list)
+
+    def best(self, strategy: str, effort: int) -> tuple[Judged | None, bool]:
+        if effort == NO_SEARCH or self.ops:
+            return None, False
+        self.asked.append(effort)
+        return (replace(self, ops=self.searched_s)._plan() if self.searched_s else None), False  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class SplitForLongerSearch(FittingFrom):
+    """Poses problems of which those with layers split are such; the others fit from 8 recomputed ops on."""
+
+    bound_s: float = 0.0
+    searched_s: float = 0.0
+    asked: list[int] = field(default_factory=list)
+
+    def posed(self, profile: Profile, cluster: Any, fallback: MemoryFallback | None = None) -> Any:
+        posed = super().posed(profile, cluster, fallback)
+        if fallback is None or not fallback.split:
+            return posed
+        return LongerSearched(
+            posed.problem, posed.ops, 99, 99, self.bound_s, searched_s=self.searched_s, asked=self.asked
+        )
+
+
+@pytest.mark.parametrize(
+    ("bound_s", "searched_s", "effort", "taken_s", "asked"),
+    [
+        (7.6, 7.7, 1, 7.7, [1]),
+        (7.6, 8.1, 1, 8.0, [1]),  # it is slower
+        (7.6, 0.0, 1, 8.0, [1]),  # it finds none
+        (7.63, 7.7, 1, 8.0, []),  # times 1.05 that is more than 8: too little to gain
+        (7.6, 7.7, NO_SEARCH, 8.0, []),
+    ],
+)
+def test_a_split_whose_bound_is_much_shorter_is_searched_for_longer_though_no_quick_plan_fits(
+    bound_s: float, searched_s: float, effort: int, taken_s: float, asked: list[int]
+) -> None:
+    """Without a split eight ops have to be recomputed, which takes 8 s."""
+    posing = SplitForLongerSearch(8, 8, bound_s, searched_s)
+    found = with_fallback(profile_of(split(net("a/m", 16, 5), 2)), cluster_of(2), "spindle", effort, posing)
+    assert found is not None
+    assert found.judged.prediction.iteration_s == taken_s
+    assert bool(found.tight.fallback.split) == (taken_s == searched_s)
+    assert posing.asked == asked

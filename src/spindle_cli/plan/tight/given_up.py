@@ -39,10 +39,28 @@ def with_fallback(
     """The best plan of those that give up speed for memory, split and cheapest first; None if none fits, or
     comes near `than_s`: what is not faster may be left out.
     """
-    best = least_fallback(profile, cluster, strategy, posing, than_s=than_s)
-    if best is None or best.judged.prediction.iteration_s > NEAR * than_s:
+    quick = least_fallback(profile, cluster, strategy, posing, than_s=than_s)
+    if quick is None or quick.judged.prediction.iteration_s > NEAR * than_s:
         return None
-    return better_searched(best, strategy, effort)
+    best = better_searched(quick, strategy, effort)
+    return best if effort == NO_SEARCH else _less_split(best, profile, cluster, strategy, effort, posing)
+
+
+def _less_split(
+    best: TightPlan, profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, posing: Posing
+) -> TightPlan:
+    """A plan, or a better one of the fastest split whose bound is much shorter: of a split that recomputes
+    nothing a longer search may find a schedule that has a place, where a quick one does not.
+    """
+    iteration_s = best.judged.prediction.iteration_s
+    for split in splits_in_turn(profile, cluster, posing, lambda: iteration_s / NEAR):
+        if split.posed.lower_bound_s * NEAR > iteration_s:
+            break
+        if split.fallback.split and split.fallback != best.tight.fallback:
+            judged, _ = split.posed.best(strategy, effort)
+            found = best if judged is None else TightPlan(judged, split)
+            return min(best, found, key=lambda each: each.judged.rank())
+    return best
 
 
 def better_searched(quick: TightPlan, strategy: StrategyName, effort: int) -> TightPlan:
