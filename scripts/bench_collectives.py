@@ -1,0 +1,133 @@
+"""What a collective takes of a processor, beside the messages that it is made of.
+
+    python scripts/bench_collectives.py [--processes N ...] [--mib MIB ...] [--rounds N]
+
+Processes of this machine, connected by gloo, each with a thread and, as far as there are cores, a core of its
+own. For every size it takes in turn: messages both ways between two neighbours, a sum that all get
+(all-reduce), one of which each gets a part as workers run it (an exchange, then an addition), the addition by
+itself, and a gather. Prints, as medians of the rounds, nanoseconds of the first process's processor for each
+byte that the collective moves to or from it: what latency and bandwidth cannot say of a collective (GenModel,
+arXiv 2409.04202: its additions, its accesses of memory, its fan-in) shows as more than the messages take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from spindle_cli.process.allocator import keep_freed_memory
+from spindle_cli.runtime.communication.collectives import Members, add_up, start_gather, start_scatter
+from spindle_cli.units import MIB
+
+WARM_UP = 3
+BYTES_A_ROUND = 64 * MIB  # of the flat tensor, so that every size is timed about as long
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--processes", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--mib", nargs="+", type=int, default=[1, 4, 16])
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    print("| processes | MiB | " + " | ".join(WAYS) + " |")
+    print("|---:|---:|" + "---:|" * len(WAYS), flush=True)
+    for count in arguments.processes:
+        with tempfile.TemporaryDirectory() as folder:
+            store = str(Path(folder) / "store")
+            mp.spawn(_take_part, (count, store, arguments.mib, arguments.rounds), count)
+
+
+class _Sizes:
+    """Tensors of one size, and what is done with them."""
+
+    def __init__(self, rank: int, count: int, num_bytes: int) -> None:
+        self.flat = torch.ones(num_bytes // 4 // count * count)
+        self.members = Members(count, rank, None)
+        self._other = torch.empty_like(self.flat)
+        self._parts = torch.ones_like(self.flat).view(count, -1)
+        self._own = torch.empty(self._parts.shape[1])
+        self._count = count
+        self._next, self._before = (rank + 1) % count, (rank - 1) % count
+
+    def messages(self) -> float:
+        """One to a neighbour, one from the other. Returns the bytes that were moved, as all do."""
+        works = [dist.isend(self.flat, self._next), dist.irecv(self._other, self._before)]
+        for work in works:
+            assert work is not None, "this rank is a member"
+            work.wait()
+        return 2.0 * self.flat.nbytes
+
+    def all_reduce(self) -> float:
+        dist.all_reduce(self.flat)
+        return 2 * self._moved()
+
+    def own_sum(self) -> float:
+        start_scatter(self.flat, self.members).finish()
+        return self._moved()
+
+    def addition(self) -> float:
+        """What `own_sum` adds up; counted for the bytes that it moves."""
+        add_up(self._parts, self._own)
+        return self._moved()
+
+    def gather(self) -> float:
+        start_gather(self.flat, self.members).wait()
+        return self._moved()
+
+    def _moved(self) -> float:
+        """To and from a rank, where each of a tensor's parts goes once to, or from, another one."""
+        return 2.0 * self.flat.nbytes * (self._count - 1) / self._count
+
+
+WAYS: dict[str, Callable[[_Sizes], float]] = {
+    "messages": _Sizes.messages,
+    "all-reduce": _Sizes.all_reduce,
+    "own part of a sum": _Sizes.own_sum,
+    "its addition": _Sizes.addition,
+    "gather": _Sizes.gather,
+}
+
+
+def _take_part(rank: int, count: int, store: str, sizes: list[int], rounds: int) -> None:
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as workers do
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+    for mib in sizes:
+        tensors = _Sizes(rank, count, mib * MIB)
+        times = max(2, BYTES_A_ROUND // (mib * MIB))
+        taken: dict[str, list[float]] = {name: [] for name in WAYS}
+        for _ in range(rounds):
+            for name, way in WAYS.items():
+                taken[name].append(_processor_s_per_byte(tensors, way, times))
+        if rank == 0:
+            cells = (f"{median(each) * 1e9:.3f}" for each in taken.values())
+            print(f"| {count} | {mib} | " + " | ".join(cells) + " |", flush=True)
+    dist.destroy_process_group()
+
+
+def _processor_s_per_byte(tensors: _Sizes, way: Callable[[_Sizes], float], times: int) -> float:
+    for _ in range(WARM_UP):
+        way(tensors)
+    dist.barrier()
+    tensors.flat.fill_(1.0)  # sums of sums would overflow
+    begin_s = time.process_time()
+    moved = sum(way(tensors) for _ in range(times))
+    return (time.process_time() - begin_s) / moved
+
+
+if __name__ == "__main__":
+    main()
