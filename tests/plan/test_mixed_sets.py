@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from helpers.plans import metaop_of, slice_of
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.check.run import check_plan
@@ -71,6 +72,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFacto
     st.lists(st.tuples(st.integers(1, 6), st.sampled_from((1.5, 2.0, 5.0))), min_size=2, max_size=3),
     st.sampled_from((("ab", "a"), ("a", "b"), ("ab", "b", "a"))),
 )
+@examples(10)
 def test_plans_are_sound_and_no_step_computes_faster_than_its_bound(
     tasks: list[tuple[int, float]], letters: tuple[str, ...]
 ) -> None:
