@@ -119,6 +119,10 @@ def test_a_plan_says_what_it_gave_up() -> None:
     )
 
 
+def taking(seconds: float) -> Judged:
+    return Judged("spindle", (), (), Prediction(seconds, seconds, 0.0, 0.0, 0.0, 0.0))
+
+
 @dataclass(frozen=True)
 class FitsFrom:
     """A problem whose plans fit from so many recomputed ops on, and take as many seconds."""
@@ -139,7 +143,7 @@ class FitsFrom:
         return self._plan() if self.ops >= self.for_search else None, False
 
     def _plan(self) -> Judged:
-        return Judged("spindle", (), (), Prediction(float(self.ops), float(self.ops), 0.0, 0.0, 0.0, 0.0))
+        return taking(float(self.ops))
 
 
 @dataclass(frozen=True)
@@ -205,7 +209,7 @@ class LongerSearched(FitsFrom):
         if effort == NO_SEARCH or self.ops:
             return None, False
         self.asked.append(effort)
-        return (replace(self, ops=self.searched_s)._plan() if self.searched_s else None), False  # type: ignore[arg-type]
+        return (taking(self.searched_s) if self.searched_s else None), False
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ FOUR = cluster_of_types({"fast": 2, "slow": 2})
 
 def net(task: str, num_ops: int, slow: float = 2.0, **more: object) -> MetaOpProfile:
     """Whose samples take a second on the fast type; a batch has 6."""
-    sizes = {"batch_size": 6, **more}
-    return metaop_on_types(f"{task}/net", num_ops, {"fast": 1.0, "slow": slow}, **sizes)  # type: ignore[arg-type]
+    return metaop_on_types(f"{task}/net", num_ops, {"fast": 1.0, "slow": slow}, batch_size=6, **more)
 
 
 def sampled(profile: Profile, *shares: tuple[str, float]) -> Profile:

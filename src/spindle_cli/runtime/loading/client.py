@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 import time
@@ -11,9 +10,10 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from spindle_cli.errors import PeerLostError, RunFailedError, SpindleError, WorkerLostError
+from spindle_cli.errors import PeerLostError, SpindleError
 from spindle_cli.runtime.loading import wire
 from spindle_cli.runtime.loading.failure import Failure
+from spindle_cli.runtime.loading.lost_worker import death_of
 from spindle_cli.runtime.loading.packed import PackedBatch
 from spindle_cli.workload.training.batches import SampleShape, SampleShapes
 
@@ -124,11 +124,8 @@ class NodeBatches:
                 if ended:
                     break
             time.sleep(0.01)
-        code = os.waitstatus_to_exitcode(status)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended (exit code {code})"
-        kind = WorkerLostError if code < 0 else RunFailedError
-        return kind(
-            f"task {self._task!r}: the process that loads its batches (process {self._child}) {how}",
-            hint="Killed from outside is usually for lack of memory: a smaller `prefetch` in "
-            "`train: {loader: ...}` takes less. Go on from the last checkpoint with --resume.",
+        return death_of(
+            f"task {self._task!r}: the process that loads its batches (process {self._child})",
+            os.waitstatus_to_exitcode(status),
+            "a smaller `prefetch` in `train: {loader: ...}` takes less",
         )

@@ -1,4 +1,6 @@
-"""Which death of a loader's worker an error comes of, whatever it looks like where it is raised."""
+"""The death of a process that loads batches, as an error, and which one an error comes of that looks
+otherwise where it is raised.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ def cause_of(task: str, error: BaseException, workers: Collection[BaseProcess]) 
     until = time.monotonic() + _DIES_WITHIN_S
     while (dead := _dead(workers)) is None and time.monotonic() < until:
         time.sleep(0.01)
-    return error if dead is None else _lost(task, dead)
+    if dead is None:
+        return error
+    return death_of(
+        f"task {task!r}: its loader worker (process {dead.pid})",
+        dead.exitcode or 0,
+        "fewer `workers` or a smaller `prefetch` in `train: {loader: ...}` take less",
+    )
 
 
 def leave_workers_unwatched() -> None:
@@ -37,12 +45,18 @@ def _dead(workers: Collection[BaseProcess]) -> BaseProcess | None:
     return next((each for each in workers if each.exitcode), None)
 
 
-def _lost(task: str, worker: BaseProcess) -> SpindleError:
-    code = worker.exitcode or 0
+def death_of(who: str, code: int, takes_less: str) -> SpindleError:
+    """The error of a process that has ended.
+
+    Args:
+        who: with its task, for people.
+        code: its exit code; below 0, of the signal that killed it, which may be for lack of memory.
+        takes_less: what of the settings would take less memory.
+    """
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended (exit code {code})"
     kind = WorkerLostError if code < 0 else RunFailedError
     return kind(
-        f"task {task!r}: its loader worker (process {worker.pid}) {how}",
-        hint="Killed from outside is usually for lack of memory: fewer `workers` or a smaller `prefetch` in "
-        "`train: {loader: ...}` take less. Go on from the last checkpoint with --resume.",
+        f"{who} {how}",
+        hint=f"Killed from outside is usually for lack of memory: {takes_less}. "
+        "Go on from the last checkpoint with --resume.",
     )
