@@ -12,6 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+import torch
+
 from spindle_cli.errors import RunFailedError, WorkloadError
 from spindle_cli.profile.measuring.messages import (
     Failed,
@@ -56,6 +58,17 @@ class DoesNotFitError(Exception):
     """A share does not fit the device's memory."""
 
 
+def may_fork() -> bool:
+    """Whether workers may be forked from this process, which has torch and the analysed workload at once, as
+    those of torch data loaders: without a CUDA context or a pool of threads, and not with the libraries of
+    macOS.
+
+    A torch that is built for an accelerator starts a thread for each, also for the one that stands for all
+    behind tensors without data where the machine has none; and autograd refuses to run in a fork of that.
+    """
+    return sys.platform == "linux" and torch.accelerator.current_accelerator() is None
+
+
 class WorkerPool:
     """As many worker processes as a node has devices; a context that ends them.
 
@@ -64,9 +77,7 @@ class WorkerPool:
     """
 
     def __init__(self, processes: int, settings: WorkerSettings, analysed: Analysed) -> None:
-        # A forked worker has torch and the analysed workload at once, as those of torch data loaders. It is
-        # safe only without a CUDA context or a pool of threads, and not with the libraries of macOS.
-        forks = settings.device == "cpu" and settings.threads == 1 and sys.platform == "linux"
+        forks = settings.device == "cpu" and settings.threads == 1 and may_fork()
         context: Any = multiprocessing.get_context("fork" if forks else "spawn")
         handed_over = analysed if forks else None
         # Held here as well: a semaphore goes with the process's last reference, perhaps before the workers
