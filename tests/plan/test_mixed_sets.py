@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.examples import examples
+from helpers.offloaded import moved
 from helpers.plans import metaop_of, slice_of
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Link
 from spindle_cli.plan.file import plan_text, read_plan, write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.posed import SeveralTypes
@@ -176,3 +178,16 @@ def test_parameters_stay_whole_although_memory_is_short() -> None:
     assert make_plan(profile, cluster).sharding
     with pytest.raises(NoPlanError, match="no plan fits the memory"):
         make_plan(sampled(profile, ("a", 1.0)), cluster)
+
+
+def test_sets_move_activations_to_host_memory_unless_the_user_says_otherwise() -> None:
+    keeps = {"activation_bytes_per_op": 3 * 1024 * MIB, "inner_output_bytes": MIB}
+    profile = sampled(profile_on_types(net("a", 6, **keeps), net("b", 1)), ("ab", 0.5), ("a", 0.5))
+    known = cluster_of_types({"fast": 1, "slow": 1}, memory_gib=8)
+    host = Link(latency_us=10, bandwidth_gb_per_s=50)
+    known = known.with_links(known.links.model_copy(update={"host": host}))
+    free, left = (make_plan(profile, known, offload=asked) for asked in (None, False))
+    assert check_plan(free, profile) == () == check_plan(left, profile)
+    assert all(moved(each)[0] > 0 for each in free.set_plans.values())
+    assert all(moved(each)[0] == 0 for each in left.set_plans.values())
+    assert free.mean_iteration_s < left.mean_iteration_s

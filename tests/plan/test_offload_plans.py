@@ -19,7 +19,7 @@ from spindle_cli.plan.sets.choose import of_tasks
 from spindle_cli.plan.sets.in_turn import judge_in_turn
 from spindle_cli.plan.sets.restrict import as_early_as_possible
 from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.profile.types import MetaOpProfile, Profile
+from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare
 from spindle_cli.simulate.run import simulate
 from spindle_cli.simulate.types import Activity
 from spindle_cli.units import GIB, MIB
@@ -183,3 +183,12 @@ def test_sets_of_tasks_fit_a_node_s_memory_each_by_itself(host_memory_gib: float
     both = as_early_as_possible(slices, profile.by_name)
     found = judge_in_turn([make_problem(profile, on), a, b], [both, slices[:1], slices[1:]])
     assert (found is not None) == fits
+
+
+def test_sets_of_tasks_move_nothing_where_the_user_says_so() -> None:
+    whole = profile_of(net(), net("b/m", 2, 1))
+    sets = tuple(TaskShare(tasks=tuple(tasks), share=0.5) for tasks in ("a", "ab"))
+    profile = whole.model_copy(update={"task_sets": sets})
+    free, left = (make_plan(profile, cluster(1.1), offload=asked) for asked in (None, False))
+    assert all(moved(each)[0] > 0 for each in free.set_plans.values())
+    assert all(moved(each)[0] == 0 for each in left.set_plans.values())
