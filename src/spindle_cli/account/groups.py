@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import lcm
 from operator import attrgetter
@@ -96,8 +96,8 @@ def parameter_groups(
     Groups come in the order in which they are complete: in the backward pass of the first slice, in `order`,
     that uses them, from its last op to its first. What is complete one after the other on the same devices is
     summed together until it is worth a sum (`sum_bytes`); but what is summed in each pass, op by op. What is
-    to be shared out stays whole where some of its devices do not run all of its slices; of what is not
-    trained there is no group then.
+    to be shared out stays whole where some of its devices run some of the slices alone that others run, too;
+    of what is not trained there is no group then.
 
     Args:
         order: of all slices, the last one that runs backward first.
@@ -116,11 +116,13 @@ def parameter_groups(
             share = -(-num_bytes // fragment.count)
             when = (-position[first], -first_op)
             plans = _plans_of(first_ops, run_in)
-            may = not sharding.is_by_pass or _can_share_out(fragment, users, slices)
+            teams = _teams(fragment, users, slices) if sharding.is_by_pass else ()
+            may = not sharding.is_by_pass or len(teams) == 1 or (len(teams) > 1 and sharding.is_fetched)
             if not (may or is_trained):
                 continue
             shared_out = (sharding, dict(last_ops)) if may else _ALONE
             part = _Part(when, fragment, list(names), share, dict(first_ops), plans, *shared_out, is_trained)
+            part.teams = teams if may and len(teams) > 1 else ()
             part.is_alone = matrix is not None
             parts.append(part)
     parts.sort(key=_when)
@@ -128,12 +130,29 @@ def parameter_groups(
     return tuple(part.group(index, width) for index, part in enumerate(_join_small(parts, width)))
 
 
-def _can_share_out(fragment: _Fragment, users: Iterable[_User], slices: Sequence[SliceShape]) -> bool:
-    """Whether all that hold some parameters run every slice that uses them, so that they can gather and sum
-    together in each of its passes.
+def _teams(
+    fragment: _Fragment, users: Iterable[_User], slices: Sequence[SliceShape]
+) -> tuple[tuple[int, ...], ...]:
+    """Of the devices that hold some parameters, those that run the same slices that use them, so that they
+    can gather and sum together in each of their passes; none where any slice runs on some of such devices
+    only, or on one alone.
     """
-    devices = set(fragment.devices)
-    return len(devices) > 1 and all(devices <= set(slices[index].devices) for index, *_ in users)
+    return teams_among(
+        [frozenset(fragment.devices).intersection(slices[index].devices) for index, *_ in users]
+    )
+
+
+def teams_among(run_on: Sequence[Set[int]]) -> tuple[tuple[int, ...], ...]:
+    """Sets of devices that have none in common, each ascending, by their first ones; none where any have
+    some in common and are not the same, or one has no two devices.
+
+    Args:
+        run_on: the devices of each slice that uses some parameters, as far as they hold these.
+    """
+    teams = sorted({tuple(sorted(devices)) for devices in run_on})
+    num_devices = len(set().union(*teams))
+    is_apart = sum(map(len, teams)) == num_devices and all(len(team) > 1 for team in teams)
+    return tuple(teams) if is_apart else ()
 
 
 def _plans_of(slices: Iterable[int], run_in: Sequence[frozenset[int]] | None) -> frozenset[int]:
@@ -231,7 +250,7 @@ class _Part:
         num_bytes: of its parameters.
         first_ops: of each slice that adds to it, the first op that does.
         plans: that add to it, where there are several.
-        sharding, last_ops, is_trained: see `ParameterGroup`; last ops by slice.
+        sharding, last_ops, is_trained, teams: see `ParameterGroup`; last ops by slice.
         is_alone: whether nothing is summed with it.
     """
 
@@ -245,6 +264,7 @@ class _Part:
     last_ops: dict[int, int] = field(default_factory=dict)
     is_trained: bool = True
     is_alone: bool = False
+    teams: tuple[tuple[int, ...], ...] = ()
 
     def join(self, later: _Part) -> None:
         """Add what is complete later."""
@@ -268,6 +288,7 @@ class _Part:
             fragment=(self.fragment.index, self.fragment.count),
             last_ops=tuple(self.last_ops[slice_] for slice_ in slices) if self.last_ops else (),
             sharding=self.sharding,
+            teams=self.teams,
             is_trained=self.is_trained,
         )
 

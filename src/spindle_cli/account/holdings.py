@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import NamedTuple
 
+from spindle_cli.account.groups import teams_among
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.parameters.blocks import Block, BlockUse
 from spindle_cli.files.sharding import Sharding, ShardWeights
@@ -43,26 +44,35 @@ class Holders:
             own = users.setdefault(block, {})
             own[index] = min(parts, own.get(index, parts))
         self._users = {block: tuple(own.items()) for block, own in users.items()}
-        self._counts: dict[tuple[tuple[int, int], ...], tuple[Sharers, ...]] = {}
+        self._counts: dict[tuple[tuple[tuple[int, int], ...], int], tuple[Sharers, ...]] = {}
 
     def of(self, block: Block) -> tuple[Sharers, ...]:
         """Of each of the finest common fragments of the block, which are equal, the devices that hold it."""
         users = self._users[block]
-        if users not in self._counts:
+        return self._among(users, lcm(*(parts for _, parts in users)))
+
+    def _among(self, users: tuple[tuple[int, int], ...], count: int) -> tuple[Sharers, ...]:
+        if (users, count) not in self._counts:
             pieces = [(self._slices[index], parts) for index, parts in users]
-            count = lcm(*(parts for _, parts in pieces))
-            self._counts[users] = tuple(
+            self._counts[users, count] = tuple(
                 self._sharers(
                     set().union(*(piece.devices[i * parts // count :: parts] for piece, parts in pieces))
                 )
                 for i in range(count)
             )
-        return self._counts[users]
+        return self._counts[users, count]
 
-    def run_alike(self, block: Block) -> bool:
-        """Whether each device that holds any of a block runs all slices that use it."""
-        runs = {frozenset(self._slices[index].devices) for index, _ in self._users[block]}
-        return len(runs) == 1
+    def in_team(self, block: Block, piece: int) -> tuple[Sharers, ...]:
+        """As `of`, among the devices that run the slices of the block that this one's devices run."""
+        devices = frozenset(self._slices[piece].devices)
+        own = [user for user in self._users[block] if devices.issuperset(self._slices[user[0]].devices)]
+        return self._among(tuple(own), lcm(*(parts for _, parts in self._users[block])))
+
+    def num_teams(self, block: Block) -> int:
+        """How many sets of devices there are that run the same of the slices that use a block, and have none
+        in common; 0 where there are others, or one has no two devices.
+        """
+        return len(teams_among([frozenset(self._slices[index].devices) for index, _ in self._users[block]]))
 
     def _sharers(self, devices: Collection[int]) -> Sharers:
         if not self._weights:
@@ -84,6 +94,8 @@ class Held:
         shards: of it that the device has otherwise, as intervals of [0, 1].
         share: of the block, what the device has: the length of the union of its shards.
         owned: share of the block whose optimizer state the device has where devices share it.
+        kept: share whose values and gradients it keeps where these are shared out, as part of a team.
+        num_teams: that share it out among themselves.
         padded: how many times as long as its gradients the buffer of their sum is at most: as if all that
             share it had the largest range.
         summed: share whose gradients it sums with other devices.
@@ -104,6 +116,8 @@ class Held:
     shards: set[tuple[float, float]] = field(default_factory=set)
     share: float = 0.0
     owned: float = 0.0
+    kept: float = 0.0
+    num_teams: int = 1
     padded: float = 1.0
     summed: float = 0.0
     is_due: bool = True
@@ -166,22 +180,25 @@ class Held:
         if not self.gathered_lots:
             return self.share * self.num_bytes
         ranged = self.trained_bytes * (1 - self._whole) + self.frozen_bytes
-        return self.share * self.num_bytes - (self.share - self.owned) * ranged
+        return self.share * self.num_bytes - (self.share - self.kept) * ranged
 
     @property
     def lasting_gradient_bytes(self) -> float:
         """Trained bytes whose gradients are there all the time: of what several devices hold."""
         if not self.is_by_pass:
             return self.summed * self.trained_bytes
-        return self.trained_bytes * (self.share * self._whole + self.owned * (1 - self._whole))
+        return self.trained_bytes * (self.share * self._whole + self.kept * (1 - self._whole))
 
     @property
     def summed_bytes(self) -> float:
         """Trained bytes of whose gradients' sum, behind the last backward pass that adds to them, devices get
         a range each, as a buffer takes them.
         """
-        if self.is_by_pass or self.sharding is Sharding.NONE:
+        if self.sharding is Sharding.NONE:
             return 0.0
+        if self.is_by_pass:  # what teams exchange: what they send of their range, and what they get for it
+            between = 2 * (self.num_teams - 1) / self.num_teams
+            return between * self.kept * self.trained_bytes * (1 - self._whole)
         return self.padded * self.summed * self.trained_bytes
 
     def state_bytes(self, usual: float, *, sharded: bool) -> float:
@@ -192,9 +209,9 @@ class Held:
         shared = self.owned if sharded and self.sharding is not Sharding.NONE else self.share
         return self.trained_bytes * (shared * kept.state_per_param + self.share * kept.whole_state_per_param)
 
-    def divide(self, sharers: Sequence[Sharers], weight: int = 1) -> None:
+    def divide(self, sharers: Sequence[Sharers], weight: int = 1, num_teams: int = 1) -> None:
         """Set the shares from the devices that hold each of the block's equal fragments; `weight`: this one's
-        among them.
+        among them. `num_teams`: how often they are there, where these are those of one of several teams.
         """
         held = (
             sharers
@@ -207,7 +224,9 @@ class Held:
         )
         self.num_fragments = len(sharers)
         self.share = len(held) / len(sharers)
-        self.owned = sum(weight / each.weight for each in held) / len(sharers)
+        self.kept = sum(weight / each.weight for each in held) / len(sharers)
+        self.num_teams = num_teams
+        self.owned = self.kept / num_teams
         self.padded = max((each.number * each.largest / each.weight for each in held), default=1.0)
         self.summed = sum(each.number > 1 for each in held) / len(sharers)
 

@@ -130,8 +130,12 @@ class ParameterGroup:
             all of it. Slices with different tp that share parameters meet in the finest common fragments.
             Parameters that it does not split are held, and summed, by all devices of their slices.
         last_ops: of each of `slices`, the last op that uses these parameters.
-        sharding: what the devices share out of them. Where that is more than optimizer state, all of `slices`
-            run on all of `devices`: the gradients are summed inside of each backward pass.
+        sharding: what the devices share out of them. Where that is more than optimizer state, each of
+            `slices` runs on all of `devices`, or of one of the `teams`: the gradients are summed inside of
+            each backward pass.
+        teams: of the devices, those that share the parameters out among themselves, each ascending, by their
+            first ones; none: all of them do. What a team has summed is summed over the teams behind its last
+            backward pass, each device stepping a part of its range, and handing it on to the other teams.
         is_trained: whether there are any gradients.
         summing: how its gradients are summed. One that is gathered is of one parameter, which all step whole.
         share_tokens: of the largest share of what is gathered; 0 where nothing is.
@@ -153,6 +157,7 @@ class ParameterGroup:
     fragment: tuple[int, int]
     last_ops: tuple[int, ...] = ()
     sharding: Sharding = Sharding.OPTIMIZER
+    teams: tuple[tuple[int, ...], ...] = ()
     is_trained: bool = True
     summing: Summing = Summing.DENSE
     share_tokens: int = 0
@@ -166,6 +171,28 @@ class ParameterGroup:
     def is_gathered(self) -> bool:
         """Whether its gradient is made of what its devices gather."""
         return self.summing is not Summing.DENSE
+
+    @property
+    def is_summed_at_once(self) -> bool:
+        """Whether its gradients are summed once in a step, behind the passes that add to them."""
+        is_summed_in_passes = self.sharding.is_by_pass and not self.teams
+        return len(self.devices) > 1 and self.is_trained and not is_summed_in_passes
+
+    @property
+    def is_handed_on(self) -> bool:
+        """Whether devices have parts of it updated that others have to get, where they share state out."""
+        if len(self.devices) == 1 or self.sharding is Sharding.NONE:
+            return False
+        return not self.sharding.is_fetched or (bool(self.teams) and self.is_trained)
+
+    def in_team(self, device: int) -> ParameterGroup:
+        """What the devices share out that hold it together with one of them, as a group of their own."""
+        if not self.teams:
+            return self
+        team = next(team for team in self.teams if device in team)
+        weight_of = dict(zip(self.devices, self.weights, strict=False))
+        weights = tuple(weight_of[each] for each in team) if weight_of else ()
+        return replace(self, devices=team, teams=(), weights=weights)
 
     @property
     def moved_bytes(self) -> int:

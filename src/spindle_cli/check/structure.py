@@ -218,22 +218,36 @@ def whole_micro_batches(plan: Plan) -> Iterator[Violation]:
 
 def shared_out(plan: Plan) -> Iterator[Violation]:
     """All slices of parameters that are shared out beyond their optimizer state run on the same devices,
-    which gather and sum together in each of their passes.
+    which gather and sum together in each of their passes; or where the parameters themselves are shared out,
+    on those of one of several teams, of two devices at least, that have no device in common.
     """
-    first: dict[str, tuple[int, Slice]] = {}
+    known: dict[str, list[Slice]] = {}  # the first slice of each team
     for wave, piece in located(plan):
         metaop = plan.by_name[piece.metaop]
         key = metaop.parameters or metaop.name
         sharding = plan.sharding.get(key)
         if sharding is None or not sharding.is_by_pass:
             continue
-        _, other = first.setdefault(key, (wave, piece))
-        if set(other.devices) != set(piece.devices):
+        teams = known.setdefault(key, [])
+        devices = set(piece.devices)
+        if any(set(other.devices) == devices for other in teams):
+            continue
+        others = [
+            other
+            for other in teams
+            if not sharding.is_fetched
+            or not devices.isdisjoint(other.devices)
+            or min(len(devices), len(other.devices)) < 2
+        ]
+        if others:
+            also = ", or in teams that have none in common" if sharding.is_fetched else ""
             yield Violation(
                 rule="sharding",
                 where=place_of(wave, piece),
-                devices=tuple(sorted(set(other.devices) ^ set(piece.devices))),
-                value=f"its parameters {key!r} are shared out ({sharding}), and {other.label} runs on other "
-                "devices",
-                expected="all slices of parameters that are shared out on the same devices",
+                devices=tuple(sorted(set(others[0].devices) ^ devices)),
+                value=f"its parameters {key!r} are shared out ({sharding}), and {others[0].label} runs on "
+                "other devices",
+                expected=f"all slices of parameters that are shared out on the same devices{also}",
             )
+        else:
+            teams.append(piece)

@@ -90,8 +90,8 @@ class DeviceDraft:
         self._add(timed.time, _OTHERS, transfer.key + 1, action)
 
     def add_sums(self) -> None:
-        """Register the sums of the groups, but of those that are summed in each pass."""
-        for group in (group for group in self.groups if group.is_trained and not group.sharding.is_by_pass):
+        """Register the sums of the groups, but of those that are summed in each pass alone."""
+        for group in (group for group in self.groups if group.is_summed_at_once):
             time, communicator = self.times[group.index], self.directory.of_sum(group.devices)
             action = Action(Kind.SUM, group=group.index, communicator=communicator)
             before = self.lane.before_sum(time, group.slices)
@@ -131,7 +131,7 @@ class DeviceDraft:
         layout = self.layouts[index]
         communicator = self.directory.of_share(layout, layout.share_of[self.device])
         shards = {
-            self.directory.of_shards(group.devices)
+            self.directory.of_shards(group.in_team(self.device).devices)
             for group in self._by_pass.get(index, ())
             if (self.is_reached[index] if kind is Kind.BACKWARD else group.sharding.is_fetched)
         }
@@ -142,12 +142,13 @@ class DeviceDraft:
         where another slice does, the first behind which that is through. Behind other posts, or where the
         pass itself waits for other devices, which may wait for this sum, it is the slice's first, when the
         pass is through. Never before an earlier sum. A device that has run nothing backward, and adds
-        nothing, has no op for it.
+        nothing, has no op for it; nor has a sum over teams behind a pass that sums what these share out,
+        which is there when that pass has ended, and none that follows it.
         """
         written: list[Action] = []
         piece: int | None = None
         first_op, least = 0, 0
-        may_be_inside = True
+        may_be_inside, shares_out, is_behind = True, False, False
         for action in actions:
             if action.kind is Kind.BACKWARD:
                 assert action.piece is not None, "a B has a slice"
@@ -155,6 +156,9 @@ class DeviceDraft:
                 first_op, last_op = self.slices[piece].ops
                 least = last_op - 1
                 may_be_inside = action.communicator is None and not action.shards
+                shares_out, is_behind = bool(action.shards), False
+            elif action.kind is Kind.SUM and shares_out and (is_behind or self._is_over_teams(action)):
+                is_behind = True
             elif action.kind is Kind.SUM and piece is not None:
                 assert action.group is not None, "a SUM has a group"
                 completing = self.completing.get((piece, action.group), first_op)
@@ -165,6 +169,9 @@ class DeviceDraft:
             written.append(action)
         return written
 
+    def _is_over_teams(self, action: Action) -> bool:
+        return any(group.teams and group.index == action.group for group in self.groups)
+
     def _op_of(self, piece: int, number: int) -> int:
         """The op of a slice with whose backward the sum of a group may start: the one behind which all slices
         have added to it by the clock, give or take half an op, but not before this one has.
@@ -172,7 +179,10 @@ class DeviceDraft:
         if (piece, number) in self.completing:
             return self.completing[piece, number]
         group = next(group for group in self.groups if group.index == number)
-        uses = zip(group.slices, group.first_ops, strict=True)
+        first_ops = group.first_ops
+        if group.teams:  # there when whole passes are through
+            first_ops = tuple(self.slices[each].ops[0] for each in group.slices)
+        uses = zip(group.slices, first_ops, strict=True)
         complete = max(run_back(self.clock, self.slices, *use) for use in uses)
         first_op, last_op = self.slices[piece].ops
         own = dict(zip(group.slices, group.first_ops, strict=True)).get(piece, last_op - 1)
@@ -204,14 +214,10 @@ class DeviceDraft:
         return [Action(Kind.FLAGS, communicator=communicator) for communicator in sorted(shared)]
 
     def _gathers(self) -> list[Action]:
-        """Hand on what was updated, but what is gathered for each pass, in the order in which any device
-        comes to need it; of what is needed at once, first that whose sum was the last.
+        """Hand on what was updated, but what is gathered for each pass by one team, in the order in which any
+        device comes to need it; of what is needed at once, first that whose sum was the last.
         """
-        handed_on = [
-            group
-            for group in self.groups
-            if group.sharding is not Sharding.NONE and not group.sharding.is_fetched
-        ]
+        handed_on = [group for group in self.groups if group.is_handed_on]
         handed_on.sort(key=lambda group: (needed_at(group, self.clock, self.slices), -group.index))
         return [
             Action(Kind.GATHER, group=group.index, communicator=self.directory.of_sum(group.devices))

@@ -300,8 +300,8 @@ class Engine:
         for action in device.batches[device.batch][device.place + 1 :]:
             if action.kind in COMPUTES or action.kind in (Kind.UPDATE, Kind.STEP):
                 return
-            if action.kind is Kind.SUM:
-                assert action.group is not None and action.op is not None, "a SUM has a group and an op"
+            if action.kind is Kind.SUM and action.op is not None:
+                assert action.group is not None, "a SUM has a group"
                 done = (last - action.op) / (last - first)
                 device.begun.add(action.group)
                 device.open.add(self._posted(action))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from spindle_cli.files.sharding import Sharding
 from spindle_cli.program.types import Program
 
 
@@ -15,7 +14,7 @@ class AwaitedOps:
         if not program.settings.sharded:
             return
         for group in program.groups:
-            if len(group.devices) < 2 or group.sharding is Sharding.NONE or group.sharding.is_fetched:
+            if not group.is_handed_on:
                 continue
             self._pending.add(group.index)
             for piece, op in zip(group.slices, group.first_ops, strict=True):

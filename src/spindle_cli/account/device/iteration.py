@@ -67,7 +67,8 @@ class Setting:
     Attributes:
         parts: one for each slice, by its number; behind them those of further sizes of shares.
         kinds: of the parameters that they use.
-        sums_take_buffers: gradient sums under way take receive buffers, or padded copies.
+        sums_take_buffers: gradient sums under way take receive buffers, or padded copies;
+            `only_teams_take_buffers`: none but those over teams.
         buffers_are_small: no sum takes more than `SUM_BUFFER_BYTES`, as padded copies do not.
         gradient_width: bytes of gradients for each byte of trained parameters.
         shares_out: devices share out any parameters or gradients.
@@ -79,6 +80,7 @@ class Setting:
     kinds: Kinds
     holders: Holders
     sums_take_buffers: bool
+    only_teams_take_buffers: bool
     buffers_are_small: bool
     gradient_width: float
     shares_out: bool
@@ -126,8 +128,14 @@ class Iteration:
         self._summing = 0.0
         self._sums_at_most = 0.0
         if setting.sums_take_buffers:
-            largest = max((there.summed_bytes for there in held.values()), default=0.0)
-            largest = 0.0 if setting.buffers_are_small else largest
+            largest = max(
+                (
+                    self._buffer_of(there)
+                    for there in held.values()
+                    if not setting.buffers_are_small or there.num_teams > 1
+                ),
+                default=0.0,
+            )
             self._sums_at_most = max(SUM_BUFFER_BYTES, self._width * largest)
 
     def run(self, own: float, update: float, *, by_parts: bool = False) -> list[PassBytes]:
@@ -183,7 +191,7 @@ class Iteration:
     def _sum_of_others(self) -> None:
         """What other plans' slices alone hold is summed whenever the others are ready."""
         self._summing = sum(
-            self._width * there.count * there.summed_bytes
+            self._width * there.count * self._buffer_of(there)
             for there in self._held.values()
             if there.last_part < 0 and there.is_due
         )
@@ -311,7 +319,9 @@ class Iteration:
         if not self._sums_at_most:
             return self._width * made, 0.0
         summing = sum(
-            self._held[kind].summed_bytes for kind in run.completes if self._held[kind].last_part == index
+            self._buffer_of(self._held[kind])
+            for kind in run.completes
+            if self._held[kind].last_part == index
         )
         return self._width * made, self._width * summing
 
@@ -335,7 +345,7 @@ class Iteration:
 
     def _scattering(self, under_way: float) -> float:
         """What a scatter takes beside its gradients."""
-        if not self._setting.sums_take_buffers:
+        if not self._setting.sums_take_buffers or self._setting.only_teams_take_buffers:
             return 0.0
         taken = self._width * under_way
         return min(taken, SUM_BUFFER_BYTES) if self._setting.buffers_are_small else taken
@@ -358,6 +368,11 @@ class Iteration:
             for kind, use in run.uses
             if use.block[2] and self._held[kind].num_fragments > use.parts(part.tp)
         )
+
+    def _buffer_of(self, there: Held) -> float:
+        """Of the sum of its gradients that goes once around in a step."""
+        is_taken = there.num_teams > 1 or not self._setting.only_teams_take_buffers
+        return there.summed_bytes if is_taken else 0.0
 
     def _buffers(self) -> float:
         """What was received, what is on its way back, what sums under way take, and what is kept gathered."""

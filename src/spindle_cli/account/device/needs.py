@@ -20,6 +20,7 @@ from spindle_cli.account.sums.gathered import GatheredMatrix, gathered_matrices
 from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.parameters.blocks import Block, BlockUse
+from spindle_cli.costs.parameters.sharded import level_of
 from spindle_cli.costs.share_sizes import cuts_by_share, cuts_like_largest
 from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.files.cluster import Cluster
@@ -83,8 +84,11 @@ def find_needs(
     passes = passes_by_device(in_order, cluster.num_devices)
     held = _held_only(others, len(in_order), cluster.num_devices)
     weights = optimizer.shard_weights
-    # Under gloo all sums of ranges take buffers, else those of unequal ranges, where they are padded.
-    takes_buffers = optimizer.optimizer_state_sharded and (cluster.talks_by == "gloo" or bool(weights))
+    # Under gloo all sums of ranges take buffers, else those of unequal ranges, where they are padded, and
+    # what teams exchange.
+    ranges_take = cluster.talks_by == "gloo" or bool(weights)
+    may_take = ranges_take or _has_teams(slices, by_name, optimizer.sharding)
+    takes_buffers = optimizer.optimizer_state_sharded and may_take
     shares_out = bool(optimizer.sharding)
     kinds = known.kinds(parts, [*in_order, *others], op_by_op=takes_buffers, ends_apart=shares_out)
     roles = _roles(in_order, cluster.num_devices, crossings, parts, by_name, known)
@@ -105,6 +109,7 @@ def find_needs(
         kinds=kinds,
         holders=Holders([*in_order, *others], _uses(kinds), weights),
         sums_take_buffers=takes_buffers,
+        only_teams_take_buffers=not ranges_take,
         buffers_are_small=cluster.talks_by != "gloo",
         gradient_width=optimizer.gradient_bytes_per_param,
         shares_out=shares_out,
@@ -114,6 +119,18 @@ def find_needs(
     return _each_once(
         Account(setting, cluster.is_cpu, optimizer, optimizer.sharding, due, matrices), of_device, has_room
     )
+
+
+def _has_teams(
+    slices: Iterable[SliceShape], by_name: Mapping[str, MetaOp], sharding: ShardingOf
+) -> bool:
+    """Whether parameters are shared out by several sets of devices."""
+    run_on: dict[str, set[frozenset[int]]] = {}
+    for piece in slices:
+        if level_of(by_name[piece.metaop], sharding).is_fetched:
+            key = by_name[piece.metaop].parameters or piece.metaop
+            run_on.setdefault(key, set()).add(frozenset(piece.devices))
+    return any(len(found) > 1 for found in run_on.values())
 
 
 def _parts(
@@ -326,6 +343,7 @@ class Account:
     def _held(self, roles: Sequence[Role], held_only: Sequence[Role], weight: int) -> dict[int, Held]:
         """By kind. `roles`: the last one that runs backward first."""
         held: dict[int, Held] = {}
+        pieces: dict[int, int] = {}  # the first that uses a block
         for number, (index, shard, *_) in enumerate((*roles, *held_only)):
             part = self.setting.parts[index]
             for run in self.setting.kinds.runs[part.piece]:
@@ -333,6 +351,7 @@ class Account:
                     there = held.get(kind)
                     if there is None:
                         there = held[kind] = self._new(kind, use, part, index if number < len(roles) else -1)
+                        pieces[kind] = part.piece
                     there.least_tp = min(there.least_tp, 1 if use.is_whole else part.tp)
                     there.num_bytes = max(there.num_bytes, use.num_bytes)
                     there.trained_bytes = max(there.trained_bytes, use.trained_bytes)
@@ -340,8 +359,17 @@ class Account:
                         there.shards.add((shard / part.tp, (shard + 1) / part.tp))
                     else:
                         there.is_whole = True
+        holders = self.setting.holders
         for kind, there in held.items():
-            there.divide(self.setting.holders.of(self.setting.kinds.block[kind]), weight)
+            block = self.setting.kinds.block[kind]
+            num_teams = holders.num_teams(block) if there.sharding.is_fetched else 1
+            sharers = holders.in_team(block, pieces[kind]) if num_teams > 1 else ()
+            if sharers and min(each.number for each in sharers) > 1:
+                there.divide(sharers, weight, num_teams)
+                continue
+            if sharers:  # each part of it is on one device of a team
+                there.sharding = Sharding.OPTIMIZER
+            there.divide(holders.of(block), weight)
         return held
 
     def _new(self, kind: int, use: BlockUse, part: Part, last_part: int) -> Held:
@@ -365,7 +393,7 @@ class Account:
         if (
             level.is_by_pass
             and use.tied_keys
-            and not self.setting.holders.run_alike(self.setting.kinds.block[kind])
+            and not self.setting.holders.num_teams(self.setting.kinds.block[kind])
         ):
             return Sharding.OPTIMIZER
         return level

@@ -26,7 +26,9 @@ def find_meetings(
     everyone = tuple(range(num_devices))
     groups = tuple(groups)
     summing = {group.devices for group in groups if len(group.devices) > 1 and group.is_trained} - {everyone}
-    sharing = {group.devices for group in groups if group.sharding.is_by_pass}
+    sharing = {
+        team for group in groups if group.sharding.is_by_pass for team in group.teams or (group.devices,)
+    }
     inside = {
         (tuple(sorted(partners)), Purpose.STATISTICS if layout.sums_shares else Purpose.TENSOR)
         for layout in layouts

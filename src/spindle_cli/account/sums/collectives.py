@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from math import ceil
 
 from spindle_cli.account.types import Collective, ParameterGroup, PlacedPlan, Together
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding
 
 # Each loss, and the one more number by which a rank asks all to stop, is summed in float64; so is the norm,
@@ -23,7 +26,7 @@ def collectives_of_step(
     the gathers, which are those of the sums from the last to the first.
 
     Groups that are summed inside of each backward pass have no sum here, and those whose parameters are
-    gathered inside of passes no gather.
+    gathered inside of passes no gather, but what teams sum and hand on among each other.
 
     What a loss counts of labels or masks goes with the losses; a plan does not know how many numbers that is.
 
@@ -41,12 +44,12 @@ def collectives_of_step(
         Together(
             Collective.SUM,
             group.devices,
-            *_moved(group, sharded=sharded),
+            *_moved(group, plan.cluster, sharded=sharded),
             group.index,
-            group.weights if sharded else (),
+            group.weights if sharded and not group.teams else (),
         )
         for group in summed
-        if not group.sharding.is_by_pass
+        if group.is_summed_at_once
     ]
     if sharded:
         blocks: dict[tuple[int, ...], int] = {}
@@ -61,14 +64,44 @@ def collectives_of_step(
         found.append(Together(Collective.NORM, everyone, NUMBER_BYTES * (clips + scales), 2))
     if sharded:
         found += [
-            Together(Collective.GATHER, group.devices, group.parameter_bytes, 1, group.index, group.weights)
+            _handed_on(group, plan.cluster)
             for group in reversed(summed)
-            if group.sharding is not Sharding.NONE and not group.sharding.is_fetched
+            if group.is_handed_on
         ]
     return tuple(found)
 
 
-def _moved(group: ParameterGroup, *, sharded: bool) -> tuple[int, int]:
+def _moved(group: ParameterGroup, cluster: Cluster, *, sharded: bool) -> tuple[int, int]:
     """The bytes of a group's sum, and how often they go around."""
+    if group.teams:
+        return between_teams_bytes(group, group.num_bytes, cluster), 1
     is_once = group.is_gathered or (sharded and group.sharding is not Sharding.NONE)
     return group.moved_bytes, 1 if is_once else 2
+
+
+def _handed_on(group: ParameterGroup, cluster: Cluster) -> Together:
+    """The gather of what a group's devices have updated."""
+    if not group.teams:
+        return Together(
+            Collective.GATHER, group.devices, group.parameter_bytes, 1, group.index, group.weights
+        )
+    num_bytes = between_teams_bytes(group, group.parameter_bytes, cluster)
+    return Together(Collective.GATHER, group.devices, num_bytes, 1, group.index)
+
+
+def between_teams_bytes(group: ParameterGroup, num_bytes: int, cluster: Cluster) -> int:
+    """Bytes of a gather over all devices of a group that would load their links as its teams do with what
+    they exchange: each device of T teams hands on, or takes, (T - 1) / T of its range, of the smallest team
+    the largest; between nodes all devices of a node at once.
+
+    A gather of b bytes over n devices moves (n - 1) / n of b into each node, or over each device's link where
+    there is one node alone.
+
+    Args:
+        num_bytes: of what each team shares out.
+    """
+    count, num_devices = len(group.teams), len(group.devices)
+    on_node = Counter(cluster.node_of[device] for device in group.devices)
+    at_once = max(on_node.values()) if len(on_node) > 1 else 1
+    of_device = num_bytes / min(map(len, group.teams)) * (count - 1) / count
+    return ceil(at_once * of_device * num_devices / (num_devices - 1))

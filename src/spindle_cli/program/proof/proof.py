@@ -81,6 +81,7 @@ def check_sums(program: Program) -> None:
             members[_group(action)].append(device)
     for group in program.groups:
         is_summed = len(group.devices) > 1 and not group.sharding.is_by_pass
+        is_summed = is_summed or (len(group.teams) > 1 and group.is_trained)
         wanted = sorted(group.devices) if is_summed else []
         if sorted(members[group.index]) != wanted:
             device = min(set(wanted) ^ set(members[group.index]))
@@ -90,19 +91,24 @@ def check_sums(program: Program) -> None:
 
 def _check_ops(program: Program, device: int) -> None:
     """A sum's op is of the backward slice before it. Neither with it, nor with a sum behind it, which would
-    take it along, may it start before the last op that adds to it there.
+    take it along, may it start before the last op that adds to it there. What teams sum that the pass itself
+    has summed starts behind that pass, and so do all sums that follow.
     """
     piece: int | None = None
+    is_behind = False
     early = early_ops(program, device)
     for step, action in enumerate(program.actions[device]):
         if action.kind is Kind.BACKWARD:
-            piece = action.piece
+            piece, is_behind = action.piece, False
         elif action.kind is Kind.SUM:
-            if piece is None and action.op is None:
-                continue  # the device has run nothing that adds to it
+            group = program.groups[_group(action)]
+            is_behind = is_behind or (bool(group.teams) and action.op is None)
+            if action.op is None and (piece is None or is_behind):
+                continue  # the device has run nothing that adds to it, or the pass is through
+            if is_behind or (group.teams and piece in group.slices):
+                raise fault(program, f"device {device} may start this sum inside of a pass", (device, step))
             if piece is None or action.op is None or action.op not in range(*program.slices[piece].ops):
                 raise fault(program, f"device {device}: expected an op of the slice before", (device, step))
-            group = program.groups[_group(action)]
             first_op = dict(zip(group.slices, group.first_ops, strict=True)).get(piece, action.op)
             if early[step] > first_op:
                 message = f"device {device} may start this sum before op {first_op}, which adds to it"

@@ -4,7 +4,7 @@ gradients out.
 
 from __future__ import annotations
 
-from spindle_cli.account.types import Purpose
+from spindle_cli.account.types import ParameterGroup, Purpose
 from spindle_cli.program.proof.faults import fault
 from spindle_cli.program.types import Kind, Program
 
@@ -12,18 +12,21 @@ from spindle_cli.program.types import Kind, Program
 def check_shards(program: Program) -> None:
     """Every pass that uses what is shared out has the communicators for it, and no others: a forward pass of
     parameters, a backward pass to which gradients come of gradients too. All devices of such a group run each
-    of its slices, so that they gather and sum at the same op.
+    of its slices, or all of one of its teams and nobody of another, so that they gather and sum at the same
+    op.
 
     Raises:
         ProgramError: naming the first that does not fit.
     """
     shared_out = [group for group in program.groups if group.sharding.is_by_pass]
     for group in shared_out:
+        teams = _teams_of(program, group)
         for piece, first, last in zip(group.slices, group.first_ops, group.last_ops, strict=True):
             begin, end = program.slices[piece].ops
-            if not set(group.devices) <= set(program.slices[piece].devices):
+            own = set(group.devices) & set(program.slices[piece].devices)
+            if own not in map(set, teams):
                 message = f"slice {piece} does not run on all devices that share its parameters out"
-                raise fault(program, f"{message}, {group.devices}")
+                raise fault(program, f"{message}, {' or '.join(map(str, teams))}")
             if not begin <= first <= last < end:
                 raise fault(program, f"group {group.index} is used by ops {first} to {last} of slice {piece}")
     if not shared_out:
@@ -33,11 +36,12 @@ def check_shards(program: Program) -> None:
     for device, actions in program.actions.items():
         used_in: dict[tuple[Kind, int | None], set[tuple[int, ...]]] = {}
         for group in (group for group in shared_out if device in group.devices):
-            for piece in group.slices:
+            team = next(team for team in group.teams or (group.devices,) if device in team)
+            for piece in (piece for piece in group.slices if device in program.slices[piece].devices):
                 if piece in backward:
-                    used_in.setdefault((Kind.BACKWARD, piece), set()).add(group.devices)
+                    used_in.setdefault((Kind.BACKWARD, piece), set()).add(team)
                 if group.sharding.is_fetched:
-                    used_in.setdefault((Kind.FORWARD, piece), set()).add(group.devices)
+                    used_in.setdefault((Kind.FORWARD, piece), set()).add(team)
         for step, action in enumerate(actions):
             wanted = sorted(used_in.get((action.kind, action.piece), ()))
             there = [index for index in action.shards if index in range(len(program.communicators))]
@@ -49,6 +53,22 @@ def check_shards(program: Program) -> None:
             if found != wanted or len(action.shards) != len(wanted):
                 message = f"device {device}: expected what its parameters are gathered over, of {wanted}"
                 raise fault(program, message, (device, step))
+
+
+def _teams_of(program: Program, group: ParameterGroup) -> tuple[tuple[int, ...], ...]:
+    """Who shares a group out.
+
+    Raises:
+        ProgramError: not each of its devices is in one team, or what is shared out is not gathered.
+    """
+    if not group.teams:
+        return (group.devices,)
+    members = sorted(device for team in group.teams for device in team)
+    is_sound = tuple(members) == group.devices and min(map(len, group.teams)) > 1 < len(group.teams)
+    if not (is_sound and group.sharding.is_fetched):
+        message = f"group {group.index} ({group.sharding}) of devices {group.devices}"
+        raise fault(program, f"{message} is not shared out by teams {group.teams}")
+    return group.teams
 
 
 def _with_gradients(program: Program) -> set[int]:
@@ -86,7 +106,7 @@ def last_passes(program: Program, device: int) -> dict[int, int]:
         if action.kind is Kind.BACKWARD
     }
     return {
-        each.index: max(at[piece] for piece in slices[each.ranks])
+        each.index: max(at[piece] for piece in slices[each.ranks] if piece in at)
         for each in program.communicators
         if each.purpose in (Purpose.SUMS, Purpose.EVERYONE) and each.ranks in slices
     }

@@ -12,7 +12,8 @@ from spindle_cli.program.types import Action, Kind
 class SumStarter:
     """Starts one rank's gradient sums in the program's order, each as soon as its last op is through.
 
-    A program lists the sums behind the slice that completes them, each with the op of it that does.
+    A program lists the sums behind the slice that completes them, each with the op of it that does; one
+    without starts when the program comes to it.
     """
 
     def __init__(self, actions: Sequence[Action], start: Callable[[int], None]) -> None:
@@ -23,7 +24,7 @@ class SumStarter:
         for action in actions:
             if action.kind is Kind.BACKWARD:
                 backward = action.piece
-            elif action.kind is Kind.SUM and backward is not None:
+            elif action.kind is Kind.SUM and backward is not None and action.op is not None:
                 self._after.setdefault(backward, []).append(action)
         self._waiting: deque[Action] = deque()
 
@@ -41,9 +42,7 @@ class SumStarter:
         self._waiting.extend(self._after.get(piece, ()))
 
     def reach(self, action: Action) -> None:
-        """The program has come to a sum: start it if its op did not; one that comes before all backward
-        passes of the rank has none.
-        """
+        """The program has come to a sum: start it if its op did not."""
         if action.op is None:
             assert action.group is not None, "a sum names its group"
             self._start(action.group)
