@@ -9,6 +9,7 @@ from itertools import pairwise
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.edges import slice_edges
+from spindle_cli.account.groups import teams_among
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.sets.restrict import restricted
 from spindle_cli.plan.slices import equal_rows
@@ -170,12 +171,18 @@ def in_micro_batches(plan: Plan, counts: Mapping[str, int], seed: int, *, uneven
 
 
 def shared_out(plan: Plan, sharding: Sharding) -> Plan:
-    """The same plan, of version 2, with all parameters shared out so whose slices run on the same devices."""
+    """The same plan, of version 2, with all parameters shared out so whose slices run on the same devices, or
+    on those of several teams.
+    """
     devices: dict[str, set[frozenset[int]]] = {}
     for piece in plan.slices:
         key = plan.by_name[piece.metaop].parameters or piece.metaop
         devices.setdefault(key, set()).add(frozenset(piece.devices))
-    keys = [key for key, found in devices.items() if len(found) == 1]
+    keys = [
+        key
+        for key, found in devices.items()
+        if len(found) == 1 or (sharding.is_fetched and len(teams_among(list(found))) > 1)
+    ]
     fields = {name: getattr(plan, name) for name in plan.model_fields_set}
     more = {"optimizer_state_sharded": True, "sharding": dict.fromkeys(keys, sharding)}
     made = Plan(**{**fields, **more})

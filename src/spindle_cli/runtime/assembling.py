@@ -159,6 +159,7 @@ def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> Gra
         parts=[cuts.of_leaves(part.program.groups) for part in model.steps],
         own=model.own,
         factors=None if model.train.autocast is None else getattr(torch, model.train.autocast),
+        runs=frozenset(model.steps[0].slices) if len(model.steps) == 1 else None,
     )
     capture(model.slices.values(), {id(each.parameter): each for each in pool.gathered})
     return pool

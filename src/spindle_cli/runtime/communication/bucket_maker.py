@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -18,14 +18,16 @@ from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.flat_bucket import FlatBucket, FrozenBucket
 from spindle_cli.runtime.communication.gathered_bucket import GatheredBucket
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
+from spindle_cli.runtime.communication.team_bucket import TeamBucket
 from spindle_cli.runtime.memory.gather_memory import ALIGNMENT_BYTES, GatherMemory
 from spindle_cli.runtime.update.owned_ranges import round_up
+from spindle_cli.runtime.update.team_ranges import Teams
 from spindle_cli.workload.initial.own import OwnValues
 
 # Those whose ranks step a range each.
 RangedBucket = ShardedBucket | PassBucket
 # Those that are summed between passes, or in one that completes them.
-SummedBucket = Bucket | ShardedBucket | GatheredBucket
+SummedBucket = Bucket | ShardedBucket | GatheredBucket | TeamBucket
 TrainedBucket = SummedBucket | PassBucket
 AnyBucket = TrainedBucket | FrozenBucket
 
@@ -52,9 +54,10 @@ class BucketMaker:
         """Of a group that several ranks share, this one among them: one for each dtype."""
         names = [name for name, _ in group.blocks]
         if not group.is_trained:
-            inside = Members.of(group.devices, self.rank, self.communicators.sharing(group.devices), group)
+            inside, teams = self._inside(group), Teams.of(group) if group.teams else None
             return tuple(
-                FrozenBucket(alike, inside, group.sharding, self.own) for alike in self._by_dtype(names)
+                FrozenBucket(alike, inside, group.sharding, self.own, teams)
+                for alike in self._by_dtype(names)
             )
         members = Members.of(group.devices, self.rank, self.communicators.summing(group.devices), group)
         if group.is_gathered:
@@ -81,8 +84,15 @@ class BucketMaker:
     ) -> RangedBucket:
         if not group.sharding.is_by_pass:
             return ShardedBucket(parameters, members)
-        inside = replace(members, communicator=self.communicators.sharing(group.devices))
+        inside = self._inside(group)
+        if group.teams:
+            return TeamBucket(parameters, inside, group.sharding, members, self.own, Teams.of(group))
         return PassBucket(parameters, inside, group.sharding, members.communicator, self.own)
+
+    def _inside(self, group: ParameterGroup) -> Members:
+        """Who gathers and sums together inside of passes."""
+        team = group.in_team(self.rank)
+        return Members.of(team.devices, self.rank, self.communicators.sharing(team.devices), team)
 
     def _by_dtype(self, names: Iterable[str]) -> list[dict[str, nn.Parameter]]:
         found: dict[torch.dtype, dict[str, nn.Parameter]] = {}
@@ -93,12 +103,17 @@ class BucketMaker:
 
 
 def lay_out(
-    groups: Iterable[ParameterGroup], buckets: Mapping[int, Sequence[AnyBucket]]
+    groups: Iterable[ParameterGroup],
+    buckets: Mapping[int, Sequence[AnyBucket]],
+    runs: Collection[int] | None = None,
 ) -> GatherMemory | None:
-    """Give each bucket that is fetched its place in one piece of memory. `buckets`: by group."""
+    """Give each bucket that is fetched its place in one piece of memory. `buckets`: by group. `runs`: the
+    slices that this rank runs; None: all that are said.
+    """
     lots: dict[FlatBucket, Lot] = {}
     for group in groups:
-        spans = tuple(map(Span, group.slices, group.first_ops, group.last_ops))
+        uses = map(Span, group.slices, group.first_ops, group.last_ops)
+        spans = [span for span in uses if runs is None or span.piece in runs]
         for bucket in buckets.get(group.index, ()):
             if isinstance(bucket, FlatBucket) and bucket.is_fetched and not bucket.is_kept:
                 size = round_up(bucket.gathered_bytes, ALIGNMENT_BYTES)

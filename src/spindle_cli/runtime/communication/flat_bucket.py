@@ -8,7 +8,7 @@ into is always the same (`gather_memory.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,15 +21,19 @@ from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.memory.gather_memory import GatherMemory
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
 from spindle_cli.runtime.update.owned_ranges import FlatLayout, OwnedRange
+from spindle_cli.runtime.update.team_ranges import Piece, Teams
 from spindle_cli.workload.initial.own import OwnValues
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Of a parameter: its name, elements [first, last) of it, and where they begin in a rank's range.
+Elements = tuple[str, tuple[int, int], int]
+
 
 class FlatBucket:
     """Parameters of one dtype. With `Sharding.GRADIENTS` they stay whole; else every rank keeps a
-    range of them.
+    range of them, each of a team where there are several.
 
     Attributes:
         is_fetched: whether passes make them whole. `is_kept`: they stay so from a slice's forward pass to its
@@ -44,9 +48,11 @@ class FlatBucket:
         members: Members,
         sharding: Sharding,
         own: MutableMapping[str, OwnValues] | None = None,
+        teams: Teams | None = None,
     ) -> None:
         """`members`: with the communicator for what is gathered inside of passes. `own`: of parameters
-        without memory, what this rank has, which the bucket takes away.
+        without memory, what this rank has, which the bucket takes away. `teams`: where there are several,
+        one of which the members are.
         """
         first = next(iter(parameters.values()))
         self.parameters = tuple(parameters.values())
@@ -56,6 +62,7 @@ class FlatBucket:
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         self._layout = FlatLayout.of(sizes, first.itemsize, members.count, members.weights)
         self._members = members.with_cuts(self._layout.cuts)
+        self._pieces: tuple[Piece, ...] = () if teams is None else teams.pieces(sizes, first.itemsize)
         self._values = torch.empty(self._layout.size, dtype=first.dtype, device=first.device)
         self._own = self._take_parameters(parameters, {} if own is None else own)
         self._place: tuple[GatherMemory, int] | None = None
@@ -73,7 +80,7 @@ class FlatBucket:
             first, last = self._layout.range_of(self._members.position)
             kept = torch.zeros(last - first, dtype=self._values.dtype, device=self._values.device)
             taken = {name: own.pop(name) for name in parameters if name in own}
-            for name, elements, begin in self._owned_elements():
+            for name, elements, begin in self._kept_elements():
                 there = kept[begin : begin + elements[1] - elements[0]]
                 if name in taken:
                     assert taken[name].part.elements == elements, "a rank keeps what it owns"
@@ -92,19 +99,29 @@ class FlatBucket:
         give_up_memory(self._values)
         return kept
 
-    def _owned_elements(self) -> list[tuple[str, tuple[int, int], int]]:
-        """Of each parameter of which this rank's range has any: its name, these elements, and where they
-        begin in the range.
-        """
-        low, _ = self._layout.range_of(self._members.position)
-        return [
-            (name, (begin, end), self._layout.spans[name][0] - low + begin)
-            for name, begin, end in self._layout.owned(self._members.position)
-        ]
+    def _kept_elements(self) -> Iterator[Elements]:
+        """Of each parameter of which this rank's range has any."""
+        return self._elements_in([self._layout.range_of(self._members.position)])
+
+    def _elements_in(self, ranges: Iterable[tuple[int, int]]) -> Iterator[Elements]:
+        """Of each parameter that has elements in ranges of the flat tensor, which are in this rank's."""
+        begin, _ = self._layout.range_of(self._members.position)
+        for low, high in ranges:
+            for name, (first, last) in self._layout.spans.items():
+                start, end = max(first, low), min(last, high)
+                if start < end:
+                    yield name, (start - first, end - first), start - begin
 
     @property
     def own_ranges(self) -> tuple[OwnedRange, ...]:
-        """What this rank has of the parameters."""
+        """What this rank has of the parameters; where there are several teams, in pieces that ranks of all
+        teams have alike.
+        """
+        low, high = self._layout.range_of(self._members.position)
+        ranges = [(piece.first, piece.last) for piece in self._pieces if low <= piece.first < high]
+        return self._ranges_of(self._elements_in(ranges) if self._pieces else self._kept_elements())
+
+    def _ranges_of(self, elements_of: Iterable[Elements]) -> tuple[OwnedRange, ...]:
         return tuple(
             OwnedRange(
                 name,
@@ -114,7 +131,7 @@ class FlatBucket:
                     requires_grad=self.parameters[0].requires_grad,
                 ),
             )
-            for name, elements, begin in self._owned_elements()
+            for name, elements, begin in elements_of
         )
 
     @property

@@ -32,6 +32,7 @@ from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.flat_bucket import FlatBucket, FrozenBucket
 from spindle_cli.runtime.communication.gathered_bucket import GatheredBucket
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
+from spindle_cli.runtime.communication.team_bucket import TeamBucket
 from spindle_cli.runtime.measuring.timing import Passing
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.initial.own import OwnValues
@@ -55,12 +56,14 @@ class GradientPool:
         parts: Sequence[Sequence[ParameterGroup]] | None = None,
         own: MutableMapping[str, OwnValues] | None = None,
         factors: torch.dtype | None = None,
+        runs: Collection[int] | None = None,
     ) -> None:
         """`parameters`: this rank's by canonical name, which is also the groups' key for them.
         `stepped_whole`: those that every rank with them steps; of the others each steps its range. `parts`:
         the groups of each program that steps may run, which are some of all; None: one with all. `own`: of
         parameters without memory, what this rank has; the pool takes it away. `factors`: the dtype of
-        gathered factors of linear maps; None: that of their matrices.
+        gathered factors of linear maps; None: that of their matrices. `runs`: the slices of a program that
+        this rank runs, where there is one program alone.
         """
         self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
         trained = {name: each for name, each in parameters.items() if each.requires_grad}
@@ -73,7 +76,7 @@ class GradientPool:
                 made = self._buckets[group.index] = make.of(group)
                 if ranged := [bucket for bucket in made if isinstance(bucket, RangedBucket)]:
                     by_ranks.setdefault(group.devices, []).extend(ranged)
-        self.gather_memory = lay_out(groups, self._buckets)
+        self.gather_memory = lay_out(groups, self._buckets, runs)
         shared = {name for group in groups if group.index in self._buckets for name, _ in group.blocks}
         alone = {name: parameter for name, parameter in trained.items() if name not in shared}
         self._own, self._own_names = tuple(alone.values()), tuple(alone)
@@ -180,7 +183,7 @@ class GradientPool:
         """Exchange all parameters that are stepped in ranges, outside of a step, and wait. Collective."""
         for group in sorted(self._buckets):
             for bucket in self._buckets[group]:
-                if isinstance(bucket, ShardedBucket) or (
+                if isinstance(bucket, ShardedBucket | TeamBucket) or (
                     isinstance(bucket, PassBucket) and not bucket.is_fetched
                 ):
                     bucket.start_gather()

@@ -4,7 +4,7 @@ in it, each rank adding its range of the sum to what it keeps (ZeRO-2 and ZeRO-3
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,9 +14,10 @@ from torch import nn
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.backends.gather_turns import GatherTurns
 from spindle_cli.runtime.communication.collectives import Members, Scatter, start_gather, start_scatter
-from spindle_cli.runtime.communication.flat_bucket import FlatBucket
+from spindle_cli.runtime.communication.flat_bucket import Elements, FlatBucket
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
+from spindle_cli.runtime.update.team_ranges import Teams
 from spindle_cli.workload.initial.own import OwnValues
 from spindle_cli.workload.training.precision import gradient_dtype
 
@@ -35,12 +36,13 @@ class PassBucket(FlatBucket):
         sharding: Sharding,
         between_steps: dist.ProcessGroup | None,
         own: MutableMapping[str, OwnValues] | None = None,
+        teams: Teams | None = None,
     ) -> None:
         """`members`: with the communicator for what is gathered and summed inside of passes;
-        `between_steps`: what new values of parameters that stay whole are gathered over; `own`: of
-        parameters without memory, what this rank has, which the bucket takes away.
+        `between_steps`: what new values of parameters that stay whole are gathered over; `own` and `teams`:
+        as of any flat bucket.
         """
-        super().__init__(parameters, members, sharding, own)
+        super().__init__(parameters, members, sharding, own, teams)
         first = self.parameters[0]
         self._between_steps = replace(self._members, communicator=between_steps)
         self._sum = torch.zeros_like(self._own, dtype=gradient_dtype(first))
@@ -49,10 +51,10 @@ class PassBucket(FlatBucket):
             self._gradients[begin:end].view(parameter.shape)
             for (begin, end), parameter in zip(self._layout.spans.values(), self.parameters, strict=True)
         )
-        self.owned_ranges = self.own_ranges
+        stepped = list(self._stepped_elements())
+        self.owned_ranges = self._ranges_of(stepped)
         self._own_gradients = tuple(
-            (name, self._sum[begin : begin + elements[1] - elements[0]])
-            for name, elements, begin in self._owned_elements()
+            (name, self._sum[begin : begin + elements[1] - elements[0]]) for name, elements, begin in stepped
         )
         for owned in self.owned_ranges:
             if self._sum.dtype != owned.tensor.dtype:
@@ -60,6 +62,10 @@ class PassBucket(FlatBucket):
         self._scatter: Scatter | None = None
         self._reached: tuple[bool, ...] = ()
         give_up_memory(self._gradients)
+
+    def _stepped_elements(self) -> Iterator[Elements]:
+        """Of what this rank keeps, what its optimizer steps."""
+        return self._kept_elements()
 
     def open_gradients(self) -> None:
         """Give the parameters whole gradients of zeros, for a backward pass to add to."""

@@ -73,10 +73,11 @@ def uses_in(program: Program, rank: int, pool: GradientPool, part: int) -> dict[
     }
     own = [group for group in program.groups if group.sharding.is_by_pass and rank in group.devices]
     # What few devices share comes first on all of them, so that none waits for another in a circle.
-    for group in sorted(own, key=lambda group: (len(group.devices), group.index)):
+    for group in sorted(own, key=lambda group: (len(group.in_team(rank).devices), group.index)):
         for bucket in pool.in_passes(part, group.index):
             for piece, first, last in zip(group.slices, group.first_ops, group.last_ops, strict=True):
-                found[piece].append(Use(bucket, first, last, program.reached[piece]))
+                if piece in found:  # else another team's
+                    found[piece].append(Use(bucket, first, last, program.reached[piece]))
     return {index: Uses(uses, program.slices[index].ops) for index, uses in found.items()}
 
 

@@ -60,7 +60,7 @@ class FlatLayout:
             weights: of the ranges, each in proportion to its own, to a multiple of the alignment; none: they
                 are equal. A range of a small tensor may be empty.
         """
-        step = max(1, _ALIGNMENT_BYTES // itemsize)
+        step = alignment(itemsize)
         spans: dict[str, tuple[int, int]] = {}
         end = 0
         for name, size in sizes.items():
@@ -92,6 +92,11 @@ class FlatLayout:
             start, end = max(first, low), min(last, high)
             if start < end:
                 yield name, start - first, end - first
+
+
+def alignment(itemsize: int) -> int:
+    """Elements of this size at multiples of which parameters and ranges start."""
+    return max(1, _ALIGNMENT_BYTES // itemsize)
 
 
 def round_up(number: int, step: int) -> int:

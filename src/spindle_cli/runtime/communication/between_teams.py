@@ -1,0 +1,139 @@
+"""What ranks of several teams hand each other of a flat tensor that each team shares out for itself.
+
+A rank keeps a range of it, as one of its team, and steps some pieces of that range. Gradients go from all
+that keep a piece to the one that steps it, which adds them up; its new values go back to them. Either way
+each rank sends to each other one what both have to do with, all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from spindle_cli.runtime.backends.gather_turns import GatherTurns
+from spindle_cli.runtime.communication.collectives import add_up
+from spindle_cli.runtime.communication.transfers import wait_for
+from spindle_cli.runtime.update.team_ranges import Piece
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_Parts = list[tuple[int, int]]  # elements [first, last) of what a rank keeps
+
+
+@dataclass(frozen=True)
+class BetweenTeams:
+    """One rank's part in it.
+
+    Attributes:
+        communicator: of all ranks of all teams; None is that of all ranks.
+        kept: by rank, what this one keeps and that one steps.
+        stepped: by rank, what this one steps and that one keeps.
+    """
+
+    communicator: dist.ProcessGroup | None
+    kept: tuple[_Parts, ...]
+    stepped: tuple[_Parts, ...]
+
+    @classmethod
+    def of(
+        cls, pieces: Sequence[Piece], position: int, count: int, communicator: dist.ProcessGroup | None
+    ) -> BetweenTeams:
+        """`position`: of this rank among all, of which there are `count`."""
+        own = [piece for piece in pieces if position in piece.keepers]
+        begin = min((piece.first for piece in own), default=0)
+        kept: tuple[_Parts, ...] = tuple([] for _ in range(count))
+        stepped: tuple[_Parts, ...] = tuple([] for _ in range(count))
+        for piece in own:
+            part = piece.first - begin, piece.last - begin
+            if piece.owner != position:
+                kept[piece.owner].append(part)
+                continue
+            for other in piece.keepers:
+                if other != position:
+                    stepped[other].append(part)
+        return cls(communicator, kept, stepped)
+
+    @property
+    def sum_elements(self) -> int:
+        """Elements that a sum takes buffers for."""
+        return sum(map(_length, (*self.kept, *self.stepped)))
+
+    def start_sum(self, values: Tensor) -> UnderWay:
+        """Start adding to what this rank steps of its range what others have. Collective."""
+        return self._start(values, self.kept, self.stepped, None)
+
+    def start_handing_on(self, values: Tensor, turns: GatherTurns | None = None) -> UnderWay:
+        """Start handing on what this rank steps of its range, and taking the rest. Collective."""
+        return self._start(values, self.stepped, self.kept, turns)
+
+    def finish_sum(self, under_way: UnderWay, values: Tensor) -> None:
+        """Wait for a sum; of equal numbers the same in any order of the ranks."""
+        wait_for(under_way.work)
+        received: dict[tuple[int, int], list[Tensor]] = {}
+        for part, values_of_one in under_way.by_part(self.stepped):
+            received.setdefault(part, []).append(values_of_one)
+        for (first, last), others in received.items():
+            own = values[first:last]
+            if values.itemsize < 4 and len(others) > 1:  # rounded once
+                add_up(torch.stack([own, *others]), own)
+                continue
+            for other in others:
+                own.add_(other)
+
+    def finish_handing_on(self, under_way: UnderWay, values: Tensor) -> None:
+        """Wait until the range is whole again."""
+        wait_for(under_way.work)
+        for (first, last), new in under_way.by_part(self.kept):
+            values[first:last].copy_(new)
+
+    def _start(
+        self,
+        values: Tensor,
+        sent: Sequence[_Parts],
+        received: Sequence[_Parts],
+        turns: GatherTurns | None,
+    ) -> UnderWay:
+        parts = [values[first:last] for to_one in sent for first, last in to_one]
+        out = torch.cat(parts) if parts else values.new_empty(0)
+        taken = values.new_empty(sum(map(_length, received)))
+        # As bytes: libraries know few of the types of numbers.
+        width = values.itemsize
+        start = partial(
+            dist.all_to_all_single,
+            taken.view(torch.uint8),
+            out.view(torch.uint8),
+            [width * _length(from_one) for from_one in received],
+            [width * _length(to_one) for to_one in sent],
+            group=self.communicator,
+            async_op=True,
+        )
+        work = start() if turns is None else turns.take(start)
+        assert work is not None, "this rank is a member"
+        return UnderWay(work, taken, out)
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """An exchange: `work` is what the library knows of it, `received` what comes, `sent` what goes."""
+
+    work: dist.Work
+    received: Tensor
+    sent: Tensor
+
+    def by_part(self, parts: Sequence[_Parts]) -> Iterator[tuple[tuple[int, int], Tensor]]:
+        """What has come of each of some parts, in the order in which it was sent."""
+        begin = 0
+        for from_one in parts:
+            for first, last in from_one:
+                yield (first, last), self.received[begin : begin + last - first]
+                begin += last - first
+
+
+def _length(parts: _Parts) -> int:
+    return sum(last - first for first, last in parts)

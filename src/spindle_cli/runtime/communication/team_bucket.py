@@ -1,0 +1,103 @@
+"""Flat buckets of parameters that several teams of ranks share out, each for itself: within a team as within
+any group that shares parameters out (`pass_bucket.py`); between the passes and the update teams sum what each
+has summed, and behind it hand on what each rank has stepped of its range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch import nn
+
+from spindle_cli.files.sharding import Sharding
+from spindle_cli.runtime.backends.gather_turns import GatherTurns
+from spindle_cli.runtime.communication.between_teams import BetweenTeams, UnderWay
+from spindle_cli.runtime.communication.collectives import Members
+from spindle_cli.runtime.communication.pass_bucket import PassBucket
+from spindle_cli.runtime.update.team_ranges import Teams
+from spindle_cli.workload.initial.own import OwnValues
+
+if TYPE_CHECKING:
+    from spindle_cli.runtime.communication.flat_bucket import Elements
+
+
+class TeamBucket(PassBucket):
+    """Trained parameters of one dtype, of whose values and gradients each rank of a team keeps a range.
+
+    Attributes:
+        owned_ranges: what this rank steps: of its range, one part of each piece that other teams keep, too.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        members: Members,
+        sharding: Sharding,
+        everyone: Members,
+        own: MutableMapping[str, OwnValues] | None,
+        teams: Teams,
+    ) -> None:
+        """`members`: of the team, with the communicator for its passes; `everyone`: of all teams; `own`: of
+        parameters without memory, what this rank has, which the bucket takes away.
+        """
+        self._position = everyone.position
+        super().__init__(parameters, members, sharding, everyone.communicator, own, teams)
+        self._between = BetweenTeams.of(
+            self._pieces, everyone.position, everyone.count, everyone.communicator
+        )
+        self._summing: UnderWay | None = None
+        self._handing_on: UnderWay | None = None
+
+    def _stepped_elements(self) -> Iterator[Elements]:
+        return self._elements_in(
+            (piece.first, piece.last) for piece in self._pieces if piece.owner == self._position
+        )
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes that a sum over the teams takes while it is under way."""
+        return self._between.sum_elements * self._sum.itemsize
+
+    def start_sum(self) -> dist.Work:
+        """Start the sum over the teams; all passes of this rank that add to it are through. Collective."""
+        self._summing = self._between.start_sum(self._sum)
+        return self._summing.work
+
+    def is_summed(self) -> bool:
+        """Whether `finish_sum` would not wait."""
+        assert self._summing is not None, "asked after the sum was started"
+        return self._summing.work.is_completed()
+
+    def finish_sum(self) -> None:
+        """Wait for the sum: of what this rank steps the gradients are complete."""
+        assert self._summing is not None, "every bucket is summed in every iteration"
+        self._between.finish_sum(self._summing, self._sum)
+        self._summing = None
+
+    def start_gather(self, turns: GatherTurns | None = None) -> dist.Work:
+        """Start handing on what this rank has stepped, and taking what others have of its range."""
+        self._handing_on = self._between.start_handing_on(self._own, turns)
+        return self._handing_on.work
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether a gather was started and not finished."""
+        return self._handing_on is not None
+
+    def finish_gather(self) -> None:
+        """Wait until the range is up to date; does nothing where no gather was started."""
+        if self._handing_on is not None:
+            self._between.finish_handing_on(self._handing_on, self._own)
+            self._handing_on = None
+
+    def start_fetch(self) -> None:
+        """Start making the parameters whole, as the last step made them. Collective."""
+        self.finish_gather()
+        super().start_fetch()
+
+    def gather_gradients(self) -> None:
+        """Make the gradients whole on every rank, until `reset`. Collective; after the step's last pass."""
+        self._between.finish_handing_on(self._between.start_handing_on(self._sum), self._sum)
+        super().gather_gradients()
