@@ -10,7 +10,7 @@ from contrast_cases import CONTRASTED
 from hand_plans import Placement, whole
 from length_cases import LENGTHS
 from norm_cases import NORMED
-from shard_cases import ON_SOME, SHARED_OUT, STATE_WHOLE
+from shard_cases import BY_TEAMS, ON_SOME, ON_TEAMS, SAVED_BY_TEAMS, SHARED_OUT, STATE_WHOLE
 from shard_cases import SAVED as SAVED_SHARED_OUT
 
 from spindle_cli.files.sharding import Sharding
@@ -194,6 +194,16 @@ GONE_ON_ELSEWHERE = (
         goes_on_with=SAVED_WHOLE.name,
     ),
     Case("gone-on-not-shared-out", SCATTERED, args=FROZEN, train=ADAMW, goes_on_with=SAVED_SHARED_OUT.name),
+    Case("gone-on-without-teams", SCATTERED, args=FROZEN, train=ADAMW, goes_on_with=SAVED_BY_TEAMS.name),
+    Case(
+        "gone-on-by-teams",
+        ON_TEAMS,
+        args=FROZEN,
+        train=ADAMW,
+        apart=15,
+        sharding=Sharding.PARAMETERS,
+        goes_on_with=SAVED.name,
+    ),
     Case(
         "gone-on-shared-out",
         ON_SOME,
@@ -297,6 +307,7 @@ EXACT_ON_FOUR = (
     *CONTRASTED,
     *LENGTHS,
     *SHARED_OUT,
+    *BY_TEAMS,
     STATE_WHOLE,
 )
 ON_FOUR = (
@@ -307,6 +318,7 @@ ON_FOUR = (
     SAVED_LOADED,
     SAVED_SAMPLED,
     SAVED_SHARED_OUT,
+    SAVED_BY_TEAMS,
     GONE_ON,
     *GONE_ON_ELSEWHERE,
     WITHOUT_PAIRS,

@@ -57,6 +57,56 @@ SHARED_OUT = (
         weights=(2, 1, 7, 1),
     ),
 )
+# Towers by teams of two: all of a task's, or some ops, one task's ops on both in turn.
+ON_TEAMS: tuple[Placement, ...] = (
+    ("pairs/vision", (0, 2), (0, 1)),
+    ("classify/vision", (0, 4), (2, 3)),
+    ("pairs/vision", (2, 4), (3, 2)),
+    ("caption/vision", (0, 4), (1, 0)),
+    ("pairs/text", (0, 3), (3, 1)),
+    ("classify/text", (0, 3), (0, 2)),
+    ("pairs/contrast", (0, 1), (3,)),
+    ("classify/mix", (0, 1), (1, 2)),
+    ("classify/mix-2", (0, 1), (2, 3, 1)),
+    ("caption/center", (0, 1), (1,)),
+    ("caption/layers", (0, 3), (0, 2, 1, 3)),
+    ("caption/project", (0, 1), (1, 2)),
+    ("classify/fuse", (0, 1), (3, 0, 1, 2)),
+)
+BY_TEAMS = (
+    Case(
+        "teams",
+        ON_TEAMS,
+        args={"reduction": "sum", **FROZEN_TOWER},
+        train={**CLIPPED, "accumulate": 2},
+        offload=True,
+        recompute=("pairs/vision", "caption/layers"),
+        apart=11,
+        sharding=Sharding.PARAMETERS,
+    ),
+    # Other ranges in one team than in the other.
+    Case(
+        "uneven-teams",
+        ON_TEAMS,
+        train={**ADAMW, "accumulate": 2},
+        micro_batches={"classify": 2},
+        apart=12,
+        sharding=Sharding.KEPT,
+        weights=(1, 3, 2, 5),
+    ),
+    Case("teams-float32", ON_TEAMS, train=ADAMW, dtype="float32", sharding=Sharding.PARAMETERS, apart=13),
+)
+SAVED_BY_TEAMS = Case(
+    "saved-by-teams",
+    ON_TEAMS,
+    args=FROZEN_TOWER,
+    train=ADAMW,
+    steps=2,
+    checkpoint_every=1,
+    apart=14,
+    sharding=Sharding.PARAMETERS,
+    weights=(3, 1, 1, 2),
+)
 STATE_WHOLE = Case(
     "state-whole",
     ON_SOME,
