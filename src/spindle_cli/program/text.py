@@ -6,6 +6,7 @@
     SEND #12 2->5 slice 4>6 rows 0:8 4096 B on 1    post transfer 12, device 2 to 5, from slice 4 to slice 6
     LOSSES on 0                                     sum the losses
     SUM 3 op 2 on 4                                 sum parameter group 3; complete with op 2's backward
+    SUM 3 on 4                                      the same, behind the pass before it
     FLAGS on 4                                      which parameters any device has reached
     NORM on 0                                       sum the gradients' norm; has one overflowed?
     UPDATE                                          step what is summed with nobody
@@ -32,7 +33,7 @@ _TRANSFER = re.compile(
     r" slice (?P<producer>\d+)>(?P<consumer>\d+) rows (?P<first>\d+):(?P<last>\d+) (?P<num_bytes>\d+) B"
 )
 _COMPUTE = re.compile(r"(?P<kind>F|B) (?P<piece>\d+)")
-_SUM = re.compile(r"SUM (?P<group>\d+) op (?P<op>\d+)")
+_SUM = re.compile(r"SUM (?P<group>\d+)(?: op (?P<op>\d+))?")
 _GATHER = re.compile(r"GATHER (?P<group>\d+)")
 _UPDATE = re.compile(r"UPDATE (?P<group>\d+)")
 _ALONE = re.compile(r"(?P<kind>LOSSES|FLAGS|NORM|UPDATE|STEP)")
@@ -58,7 +59,7 @@ def _format_what(action: Action) -> str:
             f" {transfer.num_bytes} B"
         )
     if action.kind is Kind.SUM:
-        return f"{action.kind} {action.group} op {action.op}"
+        return f"{action.kind} {action.group}" + ("" if action.op is None else f" op {action.op}")
     number = action.piece if action.group is None else action.group
     return str(action.kind) if number is None else f"{action.kind} {number}"
 
@@ -90,7 +91,9 @@ def _parse_what(text: str) -> Action | None:
     if match := _COMPUTE.fullmatch(text):
         return Action(Kind(match["kind"]), piece=int(match["piece"]))
     if match := _SUM.fullmatch(text):
-        return Action(Kind.SUM, group=int(match["group"]), op=int(match["op"]))
+        return Action(
+            Kind.SUM, group=int(match["group"]), op=None if match["op"] is None else int(match["op"])
+        )
     if match := _UPDATE.fullmatch(text):
         return Action(Kind.UPDATE, group=int(match["group"]))
     if match := _GATHER.fullmatch(text):
@@ -186,4 +189,5 @@ def _explain_group(program: Program, action: Action) -> str:
     size = format_bytes(group.moved_bytes)
     blocks = "1 block" if len(group.blocks) == 1 else f"{len(group.blocks)} blocks"
     made_of = f" of {group.summing} gathered" if group.is_gathered else ""
-    return f"{names}: {blocks}, {size}{made_of}, over {len(group.devices)} devices"
+    teams = f" of {len(group.teams)} teams" if group.teams else ""
+    return f"{names}: {blocks}, {size}{made_of}, over {len(group.devices)} devices{teams}"

@@ -1,0 +1,222 @@
+"""Parameters that several teams of devices share out, each for itself: their groups, bytes and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.account.device.needs import find_needs
+from spindle_cli.account.groups import teams_among
+from spindle_cli.account.sums.collectives import between_teams_bytes
+from spindle_cli.account.traffic import traffic_of
+from spindle_cli.account.types import Collective, ParameterGroup, Purpose
+from spindle_cli.costs.parameters.sharded import moved_in_passes
+from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.types import Plan
+from spindle_cli.profile.types import MetaOpProfile, OpMemory, Profile
+from spindle_cli.units import MIB
+
+PARAMETERS, GRADIENTS = Sharding.PARAMETERS, Sharding.GRADIENTS
+SIZES = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
+NOTHING = OpMemory.model_validate(
+    {f"{name}_bytes": (0, 0) for name in ("kept", "forward", "backward", "first_backward")}
+)
+
+
+def net(task: str, **more: Any) -> MetaOpProfile:
+    """One op of 12 MiB of parameters that all tasks use, and of nothing else."""
+    keys: dict[str, Any] = {"parameters": "net", "param_bytes_per_op": 12 * MIB, "batch_size": 12}
+    keys |= {"memory": (NOTHING,), "activation_bytes_per_op": 0, **more}
+    return metaop_of(f"{task}/net", 1, SIZES, **keys).model_copy(update={"output_bytes": 0})
+
+
+def profile_on(*metaops: MetaOpProfile, level: Sharding = PARAMETERS, **more: Any) -> Profile:
+    update = {"optimizer_state_sharded": True, "optimizer_state_per_param": 2.0, **more}
+    return profile_of(*metaops).model_copy(update=update).sharded({"net": level})
+
+
+def planned(
+    *teams: Sequence[int], level: Sharding = PARAMETERS, per_node: int | None = None, **more: Any
+) -> Plan:
+    """A task for each of these sets of devices."""
+    nets = [net(chr(ord("a") + number), **more) for number in range(len(teams))]
+    pieces = [slice_of(each, (0, 1), tuple(team), 0.0) for each, team in zip(nets, teams, strict=True)]
+    num_devices = max(device for team in teams for device in team) + 1
+    cluster = cluster_of(num_devices, devices_per_node=per_node)
+    plan = plan_of(profile_on(*nets, level=level), cluster, [[piece] for piece in pieces])
+    return plan.model_copy(update={"optimizer_state_sharded": True, "sharding": {"net": level}})
+
+
+@pytest.mark.parametrize(
+    ("run_on", "teams"),
+    [
+        ([{2, 3}, {1, 0}, {3, 2}], ((0, 1), (2, 3))),
+        ([{0, 1, 4}, {2, 3}], ((0, 1, 4), (2, 3))),
+        ([{0, 1}, {0, 1}], ((0, 1),)),
+        ([{0, 1}, {1, 2}], ()),
+        ([{0, 1}, {0, 1, 2}], ()),
+        ([{0, 1}, {2}], ()),
+        ([{0}], ()),
+    ],
+)
+def test_teams_have_no_device_in_common_and_two_at_least(
+    run_on: list[set[int]], teams: tuple[tuple[int, ...], ...]
+) -> None:
+    assert teams_among(run_on) == teams
+
+
+def the_group(plan: Plan) -> ParameterGroup:
+    (group,) = traffic_of(plan).groups
+    return group
+
+
+def test_what_teams_share_out_is_one_group_of_all_of_them() -> None:
+    group = the_group(planned((2, 3), (0, 1, 4)))
+    assert (group.devices, group.teams) == ((0, 1, 2, 3, 4), ((0, 1, 4), (2, 3)))
+    assert (group.slices, group.sharding) == ((0, 1), PARAMETERS)
+    assert group.is_summed_at_once and group.is_handed_on
+    assert group.in_team(4).devices == group.in_team(0).devices == (0, 1, 4)
+    assert group.in_team(3).teams == ()
+
+
+def test_one_team_sums_in_its_passes_alone() -> None:
+    group = the_group(planned((0, 1), (0, 1)))
+    assert group.teams == () and group.sharding is PARAMETERS
+    assert not group.is_summed_at_once and not group.is_handed_on
+    assert group.in_team(1) is group
+
+
+def test_gradients_alone_are_not_shared_out_by_teams() -> None:
+    group = the_group(planned((0, 1), (2, 3), level=GRADIENTS))
+    assert (group.teams, group.sharding) == ((), Sharding.OPTIMIZER)
+
+
+def test_what_is_not_trained_is_gathered_in_each_team_and_summed_by_none() -> None:
+    plan = planned((0, 1), (2, 3), trainable_fraction=0.0)
+    group = the_group(plan)
+    assert group.teams == ((0, 1), (2, 3))
+    assert not group.is_summed_at_once and not group.is_handed_on
+    kinds = {each.kind for each in traffic_of(plan).collectives}
+    assert kinds.isdisjoint({Collective.SUM, Collective.GATHER})
+
+
+def test_each_team_has_a_communicator_for_its_passes_and_all_have_one_for_their_sums() -> None:
+    found = traffic_of(planned((0, 1), (2, 3, 4))).communicators
+    assert [each.ranks for each in found if each.purpose is Purpose.SHARDS] == [(0, 1), (2, 3, 4)]
+    spare = planned((0, 1), (2, 3)).model_copy(update={"cluster": cluster_of(5)})
+    sums = [each.ranks for each in traffic_of(spare).communicators if each.purpose is Purpose.SUMS]
+    assert sums == [(0, 1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("teams", "per_node", "num_bytes"),
+    [
+        # Of 12 MiB each device has 6, and hands on half of that: 3 MiB.
+        (((0, 1), (2, 3)), 4, 3 * 4 / 3),
+        # From each node two devices do.
+        (((0, 1), (2, 3)), 2, 2 * 3 * 4 / 3),
+        # Where the node is not the team's, too.
+        (((0, 2), (1, 3)), 2, 2 * 3 * 4 / 3),
+        # Of two and three devices those of the smaller team have most.
+        (((0, 1), (2, 3, 4)), None, 3 * 5 / 4),
+        # Each hands on two thirds of its 6 MiB to two others.
+        (((0, 1), (2, 3), (4, 5)), None, 4 * 6 / 5),
+    ],
+)
+def test_teams_exchange_as_much_as_a_gather_of_these_bytes_would(
+    teams: tuple[tuple[int, ...], ...], per_node: int | None, num_bytes: float
+) -> None:
+    plan = planned(*teams, per_node=per_node)
+    group = the_group(plan)
+    assert between_teams_bytes(group, 12 * MIB, plan.cluster) == pytest.approx(num_bytes * MIB, abs=1)
+    moved = {each.kind: each for each in traffic_of(plan).collectives if each.group is not None}
+    for kind in (Collective.SUM, Collective.GATHER):
+        assert (moved[kind].num_bytes, moved[kind].rounds) == (
+            pytest.approx(num_bytes * MIB, abs=1),
+            1,
+        )
+        assert moved[kind].devices == group.devices and moved[kind].weights == ()
+
+
+def test_weights_are_those_of_each_team() -> None:
+    plan = planned((0, 3), (1, 2)).model_copy(update={"shard_weights": (1, 3, 2, 5)})
+    group = the_group(plan)
+    assert (group.weights, group.in_team(0).weights, group.in_team(1).weights) == (
+        (1, 3, 2, 5),
+        (1, 5),
+        (3, 2),
+    )
+    assert all(each.weights == () for each in traffic_of(plan).collectives)
+
+
+def held(plan: Plan, **more: Any) -> list[tuple[float, float, float]]:
+    """MiB of parameters, gradients and state that each device keeps all the time."""
+    update = {"optimizer_state_per_param": 2.0, **more}
+    needs = find_needs(plan.metaops, plan.slices, plan.cluster, plan.model_copy(update=update), None)
+    return [(need.parameters / MIB, need.summed_gradients / MIB, need.state / MIB) for need in needs]
+
+
+def test_each_device_keeps_a_part_of_its_team_s_and_steps_a_part_of_all() -> None:
+    """12 MiB, twice as much of state: of two teams of two each device has a half, and a fourth of the
+    state.
+    """
+    assert held(planned((0, 1), (2, 3))) == [pytest.approx((6, 6, 6))] * 4
+    assert held(planned((0, 1), (0, 1))) == [pytest.approx((6, 6, 12))] * 2
+
+
+def test_teams_of_other_sizes_keep_other_parts() -> None:
+    three, two = pytest.approx((4, 4, 4)), pytest.approx((6, 6, 6))
+    assert held(planned((2, 3), (0, 1, 4))) == [three, three, two, two, three]
+
+
+def test_three_teams_step_a_third_of_a_range_each() -> None:
+    assert held(planned((0, 1), (2, 3), (4, 5))) == [pytest.approx((6, 6, 4))] * 6
+
+
+def test_weights_count_within_a_team() -> None:
+    plan = planned((0, 1), (2, 3)).model_copy(update={"shard_weights": (1, 2, 3, 1)})
+    parts = [4, 8, 9, 3]
+    assert held(plan) == [pytest.approx((part, part, part)) for part in parts]
+
+
+def test_tensor_parallelism_that_leaves_each_part_on_one_device_of_a_team_shares_out_state_alone() -> None:
+    """Each device has a half of 12 MiB, with all gradients of it, and half of its state."""
+    plan = planned((0, 1), (2, 3))
+    both = NOTHING, NOTHING.model_copy(update={"tp": 2})
+    metaops = tuple(each.model_copy(update={"memory": both}) for each in plan.metaops)
+    waves = tuple(
+        wave.model_copy(
+            update={"slices": tuple(each.model_copy(update={"dp": 1, "tp": 2}) for each in wave.slices)}
+        )
+        for wave in plan.waves
+    )
+    split = Plan.model_construct(**{**dict(plan), "metaops": metaops, "waves": waves})
+    assert {(group.teams, group.sharding) for group in traffic_of(split).groups} == {((), Sharding.OPTIMIZER)}
+    assert held(split) == [pytest.approx((6, 6, 6))] * 4
+
+
+def test_a_sum_over_teams_takes_what_a_device_sends_and_what_it_gets_for_it() -> None:
+    """Of 6 MiB each sends half, and gets half of the other team's, over NCCL, too; of three teams, two
+    thirds, and as much. Sums in passes take nothing there.
+    """
+
+    def taken(plan: Plan) -> float:
+        cluster = plan.cluster.model_copy(update={"backend": "nccl"})
+        need = find_needs(plan.metaops, plan.slices, cluster, plan, None)[0]
+        return need.passes[-1].fullest.buffers / MIB
+
+    assert taken(planned((0, 1), (2, 3))) - taken(planned((0, 1), (0, 1))) == pytest.approx(6)
+    assert taken(planned((0, 1), (2, 3), (4, 5))) - taken(planned((0, 1), (0, 1))) == pytest.approx(8)
+
+
+def test_passes_gather_among_their_team() -> None:
+    """The same on four devices in two teams as on two devices alone."""
+    plan, alone = planned((0, 1), (2, 3)), planned((0, 1))
+    found = [
+        moved_in_passes(each.slices[0], each.metaops[0], cluster_of(4), profile_on(net("a")))
+        for each in (plan, alone)
+    ]
+    assert found[0] == found[1] and found[0] is not None
