@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from case_runs import run_cases
-from shard_cases import SHARED_OUT
+from shard_cases import BY_TEAMS, SHARED_OUT
 from split_cases import EXACT as EXACT_SPLIT
 from test_split_layers import check_split_against, plain_run
 from test_training_is_exact import check_against
@@ -34,9 +34,10 @@ from spindle_cli.runtime.backends.strict_backend import SERIAL, STRICT, Operatio
 
 SHORT_S = 0.5
 # All that a step can communicate: transfers, losses, sums, flags, norm, gathers, split passes; and
-# gatherings and sums of unequal ranges.
+# gatherings and sums of unequal ranges, within teams and between them.
 CASE = next(case for case in EXACT_SPLIT if case.name == "accumulated")
 UNEQUAL = next(case for case in SHARED_OUT if case.name == "kept-shared-out")
+TEAMS = next(case for case in BY_TEAMS if case.name == "uneven-teams")
 PLAN = Path(__file__).parents[2] / "examples" / "ci" / "plan.yaml"
 
 
@@ -70,10 +71,11 @@ def test_workers_train_the_model_of_a_plain_loop_with_room_for_one_operation(
     forker: socket.socket, tmp_path: Path
 ) -> None:
     """A step's programs in full, by workers that each run all that they post one after another."""
-    run_cases(forker, [CASE, UNEQUAL], 4, tmp_path, fails=False, backend=SERIAL)
+    run_cases(forker, [CASE, UNEQUAL, TEAMS], 4, tmp_path, fails=False, backend=SERIAL)
     folder = tmp_path / CASE.name
     check_split_against(plain_run(tmp_path, CASE), CASE, folder)
-    check_against(plain_run(tmp_path, UNEQUAL), UNEQUAL, 4, tmp_path / UNEQUAL.name)
+    for case in (UNEQUAL, TEAMS):
+        check_against(plain_run(tmp_path, case), case, 4, tmp_path / case.name)
 
 
 def test_the_plan_of_the_example_for_ci_is_proved_and_runs_with_room_for_one_operation() -> None:

@@ -1,0 +1,193 @@
+"""Who keeps and who steps what several teams share out, and what they hand each other, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers.examples import examples
+from spindle_cli.runtime.communication import between_teams
+from spindle_cli.runtime.communication.between_teams import BetweenTeams
+from spindle_cli.runtime.update.owned_ranges import FlatLayout
+from spindle_cli.runtime.update.team_ranges import Piece, Teams
+
+TWO_AND_THREE = Teams(((0, 3), (1, 2, 4)), ((), ()))
+
+
+def test_what_the_same_ranks_keep_is_stepped_in_equal_parts_by_one_of_each_team() -> None:
+    """100 numbers of 4 bytes, in multiples of 16: in a team of two [0, 64) and the rest, in one
+    of three [0, 48), [48, 96) and the rest.
+    """
+    assert TWO_AND_THREE.pieces({"a": 70, "b": 20}, 4) == (
+        Piece(0, 16, (0, 1), 0),
+        Piece(16, 48, (0, 1), 1),
+        Piece(48, 64, (0, 2), 2),
+        Piece(64, 80, (3, 2), 3),
+        Piece(80, 96, (3, 2), 2),
+        Piece(96, 100, (3, 4), 4),
+    )
+
+
+def test_equal_teams_step_halves_of_equal_ranges() -> None:
+    teams = Teams(((0, 1), (2, 3)), ((), ()))
+    assert teams.pieces({"a": 128}, 4) == (
+        Piece(0, 32, (0, 2), 0),
+        Piece(32, 64, (0, 2), 2),
+        Piece(64, 96, (1, 3), 1),
+        Piece(96, 128, (1, 3), 3),
+    )
+
+
+def test_weights_are_of_each_team() -> None:
+    """Of 4 x 16 numbers the first team's have 16 and 48, the second's half each."""
+    teams = Teams(((0, 1), (2, 3)), ((1, 3), ()))
+    found = teams.pieces({"a": 64}, 4)
+    assert [(piece.first, piece.last, piece.keepers) for piece in found] == [
+        (0, 16, (0, 2)),
+        (16, 32, (1, 2)),
+        (32, 48, (1, 3)),
+        (48, 64, (1, 3)),
+    ]
+
+
+@examples(60)
+@given(
+    sizes=st.lists(st.integers(1, 300), min_size=1, max_size=4),
+    counts=st.lists(st.integers(2, 5), min_size=2, max_size=3),
+    itemsize=st.sampled_from([2, 4, 8]),
+)
+def test_every_number_is_stepped_once_by_one_that_keeps_it(
+    sizes: list[int], counts: list[int], itemsize: int
+) -> None:
+    named = {str(number): size for number, size in enumerate(sizes)}
+    members, first = [], 0
+    for count in counts:
+        members.append(tuple(range(first, first + count)))
+        first += count
+    pieces = Teams(tuple(members), ((),) * len(counts)).pieces(named, itemsize)
+    ends = [0, *(piece.last for piece in pieces)]
+    assert [piece.first for piece in pieces] == ends[:-1]
+    assert ends[-1] == max(last for _, last in FlatLayout.of(named, itemsize, 2).spans.values())
+    for piece in pieces:
+        assert piece.owner in piece.keepers and piece.first < piece.last
+        for team, keeper in zip(members, piece.keepers, strict=True):
+            layout = FlatLayout.of(named, itemsize, len(team))
+            low, high = layout.range_of(team.index(keeper))
+            assert low <= piece.first and piece.last <= high
+
+
+@dataclass
+class Exchange:
+    """What all ranks have started; `deliver` lets everything arrive."""
+
+    posted: list[tuple[Tensor, Tensor, list[int], list[int]]] = field(default_factory=list)
+
+    def start(self, out: Tensor, given: Tensor, taken: list[int], sent: list[int], **_: Any) -> Exchange:
+        assert sum(taken) == out.numel() and sum(sent) == given.numel()
+        self.posted.append((out, given, taken, sent))
+        return self
+
+    def deliver(self) -> None:
+        for rank, (out, _, taken, _) in enumerate(self.posted):
+            parts = [given.split(sent)[rank] for _, given, _, sent in self.posted]
+            assert [part.numel() for part in parts] == taken
+            out.copy_(torch.cat(parts))
+        self.posted.clear()
+
+
+@contextmanager
+def exchanging() -> Iterator[Exchange]:
+    exchange = Exchange()
+    with (
+        mock.patch.object(between_teams.dist, "all_to_all_single", exchange.start),
+        mock.patch.object(between_teams, "wait_for", lambda _: None),
+    ):
+        yield exchange
+
+
+Draw = Callable[[int, int], Tensor]  # of a rank and how many numbers
+
+
+def kept_by_all(teams: Teams, size: int, draw: Draw) -> tuple[list[BetweenTeams], list[Tensor], list[int]]:
+    """Of every rank its part, what it keeps, and where that begins."""
+    count = sum(map(len, teams.members))
+    pieces = teams.pieces({"a": size}, draw(0, 1).itemsize)
+    parts = [BetweenTeams.of(pieces, rank, count, None) for rank in range(count)]
+    values, begins = [], []
+    for rank in range(count):
+        own = [piece for piece in pieces if rank in piece.keepers]
+        begins.append(own[0].first)
+        values.append(draw(rank, own[-1].last - own[0].first))
+    return parts, values, begins
+
+
+@pytest.mark.parametrize(
+    "teams", [TWO_AND_THREE, Teams(((0, 1), (2, 3), (4, 5)), ((), (), ()))], ids=["two", "three"]
+)
+def test_who_steps_a_piece_has_the_sum_of_all_that_keep_it_and_hands_it_on(teams: Teams) -> None:
+    size = 200
+    drawn = torch.Generator().manual_seed(1)
+    whole = [torch.randn(size, generator=drawn, dtype=torch.float64) for _ in teams.members]
+    team_of = {rank: number for number, team in enumerate(teams.members) for rank in team}
+    parts, values, begins = kept_by_all(
+        teams, size, lambda _, length: torch.zeros(length, dtype=torch.float64)
+    )
+    for rank, own in enumerate(values):
+        own.copy_(whole[team_of[rank]][begins[rank] : begins[rank] + own.numel()])
+    wanted = sum(whole[1:], whole[0])
+    with exchanging() as exchange:
+        under_way = [part.start_sum(own) for part, own in zip(parts, values, strict=True)]
+        exchange.deliver()
+        for part, each, own in zip(parts, under_way, values, strict=True):
+            part.finish_sum(each, own)
+        _check_stepped(teams, size, values, begins, wanted)
+        under_way = [part.start_handing_on(own) for part, own in zip(parts, values, strict=True)]
+        exchange.deliver()
+        for part, each, own in zip(parts, under_way, values, strict=True):
+            part.finish_handing_on(each, own)
+    for begin, own in zip(begins, values, strict=True):
+        torch.testing.assert_close(own, wanted[begin : begin + own.numel()], rtol=0, atol=1e-14)
+
+
+def _check_stepped(
+    teams: Teams, size: int, values: Sequence[Tensor], begins: Sequence[int], wanted: Tensor
+) -> None:
+    for piece in teams.pieces({"a": size}, 8):
+        begin = begins[piece.owner]
+        own = values[piece.owner][piece.first - begin : piece.last - begin]
+        torch.testing.assert_close(own, wanted[piece.first : piece.last], rtol=0, atol=1e-14)
+
+
+def test_sums_of_short_numbers_are_rounded_once() -> None:
+    """1 + 1/256 + 1/256 is no number of bfloat16; rounded after each addition it is 1."""
+    teams = Teams(((0, 1), (2, 3), (4, 5)), ((), (), ()))
+
+    def draw(rank: int, length: int) -> Tensor:
+        return torch.full((length,), 1.0 if rank < 2 else 2.0**-8, dtype=torch.bfloat16)
+
+    parts, values, begins = kept_by_all(teams, 192, draw)
+    with exchanging() as exchange:
+        under_way = [part.start_sum(own) for part, own in zip(parts, values, strict=True)]
+        exchange.deliver()
+        for part, each, own in zip(parts, under_way, values, strict=True):
+            part.finish_sum(each, own)
+    (first, *_) = [piece for piece in teams.pieces({"a": 192}, 2) if piece.owner == 0]
+    assert begins[0] == 0 and set(values[0][: first.last].tolist()) == {1 + 2.0**-7}
+
+
+def test_a_rank_takes_buffers_for_what_it_sends_and_what_it_gets() -> None:
+    """Of [0, 64) the first sends [16, 64), and gets [0, 16); in three equal teams each has 64, of 192 in all,
+    sends two thirds and gets as much.
+    """
+    assert BetweenTeams.of(TWO_AND_THREE.pieces({"a": 100}, 4), 0, 5, None).sum_elements == 48 + 16
+    teams = Teams(((0, 1), (2, 3), (4, 5)), ((), (), ()))
+    assert BetweenTeams.of(teams.pieces({"a": 192}, 4), 3, 6, None).sum_elements == 64 + 64
