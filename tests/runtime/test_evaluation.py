@@ -284,6 +284,14 @@ TOGETHER = (
     ("pairs/other-2", (0, 1), (2, 3)),
     ("pairs/loss", (0, 1), (1,)),
 )
+# The same by two teams, a task each.
+BY_TEAMS = (
+    ("classify/layers", (0, 1), (0, 2)),
+    ("classify/layers", (1, 3), (2, 0)),
+    ("pairs/layers", (0, 1), (3,)),
+    ("pairs/layers-2", (0, 2), (1, 3)),
+    *(each for each in TOGETHER if "layers" not in each[0]),
+)
 ON_FOUR = (
     Case("watched", SCATTERED, "eval_toys", train=TRAIN),
     Case("unwatched", SCATTERED, "eval_toys", args={"evaluates": False}, train=TRAIN),
@@ -302,6 +310,7 @@ ON_FOUR = (
         apart=3,
     ),
     Case("shared-out", TOGETHER, "only_evaluated_toys", train=TRAIN, apart=3, sharding=Sharding.PARAMETERS),
+    Case("by-teams", BY_TEAMS, "only_evaluated_toys", train=TRAIN, apart=4, sharding=Sharding.PARAMETERS),
     Case("lengths", (*WRITE, *MATCH), args={"tasks": ["write", "match"], "held_out": 15}, **MIXED),
 )
 
@@ -325,6 +334,7 @@ def four(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Pat
         "looked-at",
         "streamed",
         "shared-out",
+        "by-teams",
         "lengths",
     ],
 )
