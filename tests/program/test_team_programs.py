@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from spindle_cli.account.types import ParameterGroup, Purpose
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Plan, Slice, Wave
+from spindle_cli.profile.types import MetaOpProfile
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.faults import ProgramError
 from spindle_cli.program.proof.proof import prove
@@ -30,21 +32,32 @@ def timed(piece: Slice, backward_start_s: float, backward_s: float) -> Slice:
 
 
 def two_teams(
-    other: tuple[int, ...] = (2, 3), backward_s: float = 8.0, level: Sharding = Sharding.PARAMETERS
+    other: tuple[int, ...] = (2, 3), backward_s: float = 10.0, level: Sharding = Sharding.PARAMETERS
 ) -> Plan:
-    """Two ops that task a runs on devices 0 and 1, b on others, backward in 4 and in 8 s; behind its own
-    devices 0 and 1 run two ops of c, with parameters of their own, backward from 8 to 12 s.
+    """Two ops that task a runs on devices 0 and 1, b on others, backward in 4 and in 10 s; behind its own
+    devices 0 and 1 run four ops of c, with parameters of their own, backward from 10 to 14 s.
     """
     sizes = dict.fromkeys((1, 2, 3), 3.0)
     nets = [metaop_of(f"{task}/net", 2, sizes, parameters="net", batch_size=6) for task in "ab"]
-    last = metaop_of("c/last", 2, sizes, batch_size=6)
+    last = metaop_of("c/last", 4, sizes, batch_size=6)
     whole = (
         slice_of(nets[0], (0, 2), (0, 1), 0.0),
         slice_of(nets[1], (0, 2), other, 0.0),
-        slice_of(last, (0, 2), (0, 1), 6.0),
+        slice_of(last, (0, 4), (0, 1), 6.0),
     )
-    apart = ((2.0, 4.0), (2.0, backward_s), (8.0, 4.0))
-    plan = plan_of(profile_of(*nets, last), cluster_of(max(3, *other) + 1), [(piece,) for piece in whole])
+    apart = ((2.0, 4.0), (2.0, backward_s), (10.0, 4.0))
+    return in_order([*nets, last], whole, apart, max(3, *other) + 1, level)
+
+
+def in_order(
+    metaops: Sequence[MetaOpProfile],
+    whole: Sequence[Slice],
+    apart: Sequence[tuple[float, float]],
+    num_devices: int,
+    level: Sharding = Sharding.PARAMETERS,
+) -> Plan:
+    """`apart`: when each slice runs backward, and how long."""
+    plan = plan_of(profile_of(*metaops), cluster_of(num_devices), [(piece,) for piece in whole])
     pieces = [timed(piece, *times) for piece, times in zip(whole, apart, strict=True)]
     waves = tuple(
         Wave(index=index, start_s=piece.start_s, end_s=piece.end_s, slices=(piece,))
@@ -73,8 +86,8 @@ def sums(program: Program, device: int) -> list[str]:
 
 
 def test_teams_sum_behind_their_passes_and_hand_on_behind_the_step(program: Program) -> None:
-    """Team b is through at 10 s, in the middle of the pass of c that devices 0 and 1 run then: there both
-    sums start behind its later op; on devices 2 and 3 behind the pass that has summed what is summed.
+    """Team b is through at 12 s, in the middle of the pass of c that devices 0 and 1 run then: there both
+    sums start behind its op 2, half an op later; on devices 2 and 3 behind the pass that has summed it.
     """
     shards = {each.ranks: each.index for each in program.communicators if each.purpose is Purpose.SHARDS}
     assert set(shards) == {(0, 1), (2, 3)}
@@ -89,11 +102,30 @@ def test_teams_sum_behind_their_passes_and_hand_on_behind_the_step(program: Prog
         f"GATHER {early} on {everyone}",
     ]
     own = next(each.index for each in program.communicators if each.purpose is Purpose.SUMS)
-    last = [group.index for group in program.groups if group.blocks[0][0] == "c/last"]
     found = sums(program, 0)
     assert found[:2] == [f"B 0 by {shards[0, 1]}", "B 2"]
-    assert f"SUM {early} op 1 on {everyone}" in found and f"SUM {late} op 1 on {everyone}" in found
-    assert {f"SUM {each} op {op} on {own}" for each, op in zip(last, (1, 0), strict=True)} <= set(found)
+    assert f"SUM {early} op 2 on {everyone}" in found and f"SUM {late} op 2 on {everyone}" in found
+    last = [text for text in found if text.startswith("SUM") and text.endswith(f" on {own}")]
+    assert [re.search(r"op \d", text)[0] for text in last] == ["op 3", "op 2", "op 1", "op 0"]
+
+
+def test_sums_that_follow_one_over_teams_are_behind_the_pass_too() -> None:
+    """Devices 2 and 3 have added to the sum of another net, which device 4 completes at 13 s."""
+    sizes = dict.fromkeys((1, 2, 3), 3.0)
+    nets = [metaop_of(f"{task}/net", 2, sizes, parameters="net", batch_size=6) for task in "ab"]
+    tails = [metaop_of(f"{task}/tail", 1, sizes, parameters="tail", batch_size=6) for task in "de"]
+    whole = (
+        slice_of(tails[0], (0, 1), (2, 3), 0.0),
+        slice_of(tails[1], (0, 1), (4,), 0.0),
+        slice_of(nets[0], (0, 2), (0, 1), 2.0),
+        slice_of(nets[1], (0, 2), (2, 3), 2.0),
+    )
+    apart = ((1.0, 1.0), (1.0, 12.0), (4.0, 4.0), (4.0, 6.0))
+    program = link(in_order([*nets, *tails], whole, apart, 6), settings=SETTINGS)
+    prove(program)
+    found = [text.partition(" on ")[0] for text in sums(program, 2) if text.startswith("SUM")]
+    tail = next(group.index for group in program.groups if group.blocks == (("tail", 0),))
+    assert found == [f"SUM {group_of(program, op).index}" for op in (1, 0)] + [f"SUM {tail}"]
 
 
 def test_sums_over_teams_begin_when_all_passes_are_through() -> None:
@@ -160,11 +192,18 @@ def test_the_proof_refuses_a_sum_inside_of_a_pass_ahead_of_one_that_is_behind_it
     """Neither is it of the slice that runs: both would do, alone."""
     early = the_sum(program, 0, 1)
     behind = program
-    for text in (text for text in sums(program, 0) if text.startswith("SUM")):
+    of_all = [text for text in sums(program, 0) if text.startswith("SUM")]
+    for text in of_all[of_all.index(early) :]:
         behind = changed(behind, 0, text, re.sub(r" op \d", "", text))
     prove(behind)
     with pytest.raises(ProgramError, match="may start this sum inside of a pass"):
-        prove(changed(program, 0, early, early.replace(" op 1", "")))
+        prove(changed(program, 0, early, early.replace(" op 2", "")))
+
+
+def test_the_proof_refuses_the_first_sum_over_teams_inside_of_a_pass_that_makes_it(program: Program) -> None:
+    text = the_sum(program, 2, 1)
+    with pytest.raises(ProgramError, match="may start this sum inside of a pass"):
+        prove(changed(program, 2, text, text.replace(" on ", " op 0 on ")))
 
 
 @pytest.mark.parametrize("op", [0, 1])

@@ -55,8 +55,8 @@ def sum_time(group: ParameterGroup, clock: PassClock, slices: Sequence[Slice], l
         lanes: of all devices.
     """
     latest = latest_time(group, clock, len(lanes))
-    if not group.is_summed_at_once or group.teams:
-        return latest  # none, or of what passes have summed, the last of which it is behind
+    if not group.is_summed_at_once:
+        return latest
     uses = zip(group.slices, group.first_ops, strict=True)
     time = ceil(max(run_back(clock, slices, piece, op) for piece, op in uses))
     if len(group.devices) == len(lanes):
