@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
+from memory_bench.teams import by_two_teams
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
@@ -32,7 +33,8 @@ class Variant:
 
     `train`: train settings. `tp`: MetaOps that can be split so many ways are. `recompute`, `in_groups`:
     devices have less memory than the plan would take, so that ops are recomputed, or tasks run forward and
-    backward in groups. `sharding`: what devices share out of all parameters.
+    backward in groups. `sharding`: what devices share out of all parameters. `by_teams`: two teams share out
+    all of them, by one plan whatever the strategy.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Variant:
     recompute: bool = False
     in_groups: bool = False
     sharding: Sharding | None = None
+    by_teams: bool = False
 
     def is_of(self, plan: Plan) -> bool:
         """Whether a plan is what a lack of memory should make of it."""
@@ -69,6 +72,8 @@ VARIANTS = {
         Variant("tasks in groups", in_groups=True),
         Variant("gradients shared out", sharding=Sharding.GRADIENTS),
         Variant("parameters shared out", sharding=Sharding.PARAMETERS),
+        Variant("by two teams", by_teams=True),
+        Variant("by two teams, bf16, accumulate 2", {**_BF16, "accumulate": 2}, by_teams=True),
         Variant(
             "parameters shared out, tp 2, bf16, accumulate 2",
             {**_BF16, "accumulate": 2},
@@ -116,6 +121,8 @@ def plan_variant(
     split = profile.model_copy(update={"metaops": whole})
     profile = Profile.model_validate(split.model_dump(by_alias=True))
     write_json(folder / "profile.json", profile)
+    if variant.by_teams:
+        return by_two_teams(profile, cluster)
     keys = [metaop.parameters or metaop.name for metaop in profile.metaops]
     shared_out = None if variant.sharding is None else dict.fromkeys(keys, variant.sharding)
     plan = make_plan(profile, cluster, strategy, sharding=shared_out)
