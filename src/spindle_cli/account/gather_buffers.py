@@ -8,7 +8,7 @@ by the op behind the last one that uses the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,16 +38,25 @@ class Places:
 
 
 def places_of(lots: Sequence[Lot]) -> Places:
-    """Give each lot its place: the largest first, each as far to the front as those leave room that are there
-    with it; of equal ones the first that is used.
+    """Give each lot its place, as far to the front as those leave room that are there with it and have
+    theirs: the largest first, of equal ones the first that is used; or in the order in which they are used,
+    whichever takes less. Where both the first and the last of many layers are larger than the others, the
+    largest first leave no room for the layer between two that lie apart.
     """
     beside: list[set[int]] = [set() for _ in lots]
     for one, other in _there_at_once(lots):
         beside[one].add(other)
         beside[other].add(one)
+    by_use = sorted(range(len(lots)), key=lambda each: lots[each].spans[:1])
+    by_size = sorted(by_use, key=lambda each: -lots[each].num_bytes)
+    return min((_placed(lots, beside, order) for order in (by_size, by_use)), key=lambda each: each.num_bytes)
+
+
+def _placed(lots: Sequence[Lot], beside: Sequence[Set[int]], order: Sequence[int]) -> Places:
+    """`beside`: of each lot, those that are there with it."""
     offsets = [0.0] * len(lots)
     placed: set[int] = set()
-    for number in sorted(range(len(lots)), key=lambda each: (-lots[each].num_bytes, lots[each].spans[:1])):
+    for number in order:
         taken = sorted((offsets[other], lots[other].num_bytes) for other in beside[number] & placed)
         for begin, num_bytes in taken:
             if begin - offsets[number] >= lots[number].num_bytes:
