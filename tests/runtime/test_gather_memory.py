@@ -5,6 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from spindle_cli.account.types import ParameterGroup
+from spindle_cli.files.sharding import Sharding
+from spindle_cli.runtime.communication.bucket_maker import lay_out
+from spindle_cli.runtime.communication.collectives import Members
+from spindle_cli.runtime.communication.flat_bucket import FrozenBucket
 from spindle_cli.runtime.memory.gather_memory import GatherMemory
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
 
@@ -75,3 +80,29 @@ def test_places_outside_of_the_memory_are_refused() -> None:
         memory(2).lend(given_up(2), 4)
     with pytest.raises(AssertionError):
         memory(2).take_back(torch.zeros(2), 0)
+
+
+@pytest.mark.parametrize(("runs", "num_bytes"), [({0, 2}, 4096), ({0, 1, 2}, 8192), (None, 8192)])
+def test_places_are_apart_for_slices_that_the_rank_runs(runs: set[int] | None, num_bytes: int) -> None:
+    """Two nets of 4 KiB, which slice 1, of another team, uses one behind the other."""
+    uses = {"a": ((0, 1), (0, 0)), "b": ((1, 2), (1, 0))}  # slices, and the op of each
+    groups, buckets = [], {}
+    for index, (name, (slices, ops)) in enumerate(uses.items()):
+        group = ParameterGroup(
+            index=index,
+            devices=(0, 1),
+            blocks=((name, 0),),
+            num_bytes=0,
+            parameter_bytes=4096,
+            slices=slices,
+            first_ops=ops,
+            fragment=(0, 1),
+            last_ops=ops,
+            sharding=Sharding.PARAMETERS,
+            is_trained=False,
+        )
+        groups.append(group)
+        parameter = torch.nn.Parameter(torch.zeros(1024), requires_grad=False)
+        buckets[index] = (FrozenBucket({name: parameter}, Members(2, 0, None), group.sharding),)
+    made = lay_out(groups, buckets, runs)
+    assert made is not None and made.flat.nbytes == num_bytes
