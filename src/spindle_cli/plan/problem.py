@@ -275,6 +275,11 @@ def useful_points(part: _Part, cluster: Cluster, fallback: MemoryFallback) -> tu
 
 def _no_allocation(metaop: MetaOpProfile, cluster: Cluster) -> NoPlanError:
     """The error for a MetaOp that has no allocation on a cluster."""
+    if not metaop.curve:
+        return NoPlanError(
+            f"{metaop.name}: none of its allocations leaves it whole, as gathered gradients need it",
+            hint=f"Profile {metaop.name} without tensor parallelism, too, or say `--sums dense`.",
+        )
     fewest, num_devices = metaop.curve[0].num_devices, cluster.num_devices
     if fewest > num_devices:
         return NoPlanError(
