@@ -1,0 +1,55 @@
+"""A plan of teams as one of their devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from spindle_cli.account.types import Pass
+from spindle_cli.plan.ordering.orders import as_they_come, mirrored
+from spindle_cli.plan.ordering.timed import timed
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.search.judge import Judged, fastest
+from spindle_cli.plan.slices import rows_of
+from spindle_cli.plan.teams.cluster import Team
+from spindle_cli.plan.teams.profile import way_on
+from spindle_cli.plan.types import Slice
+
+
+def on_devices(problem: Problem, judged: Judged, teams: Sequence[Team]) -> Judged | None:
+    """The plan of teams on all of their devices, its passes in the same order, or as they come if that is
+    faster; None if it does not fit their memory.
+
+    Args:
+        problem: of the devices, with what teams share out; its MetaOps have the names of those of the teams'.
+        judged: the plan of the teams.
+    """
+    slices = tuple(_expanded(problem, piece, teams[piece.devices[0]]) for piece in judged.slices)
+    orders = [
+        tuple(_order(judged.slices)),
+        *(as_they_come(problem, slices, longest_first=longest) for longest in (True, False)),
+    ]
+    return fastest(
+        problem, judged.strategy, (timed(problem, slices, order) for order in dict.fromkeys(orders))
+    )
+
+
+def _expanded(problem: Problem, piece: Slice, team: Team) -> Slice:
+    metaop = problem.profile.by_name[piece.metaop]
+    way = way_on(metaop, metaop.batch_size, team.size, problem.profile.sharding)
+    assert way is not None, "the team's profile has it"
+    own = {"devices": team.devices[: way.dp], "dp": way.dp, "rows": rows_of(metaop.batch_size, way.dp)}
+    times = {"backward_start_s": None, "backward_end_s": None}
+    return piece.model_copy(update=own | times)
+
+
+def _order(slices: Sequence[Slice]) -> Iterator[Pass]:
+    """All passes as they start; `slices` are in order of start."""
+    if any(piece.backward_s is None for piece in slices):
+        yield from mirrored(range(len(slices)))
+        return
+    starts = [
+        (piece.times_s[is_backward][0], Pass(index, is_backward=bool(is_backward)))
+        for index, piece in enumerate(slices)
+        for is_backward in (0, 1)
+    ]
+    yield from (each for _, each in sorted(starts))
