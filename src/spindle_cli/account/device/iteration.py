@@ -319,9 +319,7 @@ class Iteration:
         if not self._sums_at_most:
             return self._width * made, 0.0
         summing = sum(
-            self._buffer_of(self._held[kind])
-            for kind in run.completes
-            if self._held[kind].last_part == index
+            self._buffer_of(self._held[kind]) for kind in run.completes if self._held[kind].last_part == index
         )
         return self._width * made, self._width * summing
 

@@ -121,9 +121,7 @@ def find_needs(
     )
 
 
-def _has_teams(
-    slices: Iterable[SliceShape], by_name: Mapping[str, MetaOp], sharding: ShardingOf
-) -> bool:
+def _has_teams(slices: Iterable[SliceShape], by_name: Mapping[str, MetaOp], sharding: ShardingOf) -> bool:
     """Whether parameters are shared out by several sets of devices."""
     run_on: dict[str, set[frozenset[int]]] = {}
     for piece in slices:

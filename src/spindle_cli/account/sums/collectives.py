@@ -63,11 +63,7 @@ def collectives_of_step(
     if clips or scales:
         found.append(Together(Collective.NORM, everyone, NUMBER_BYTES * (clips + scales), 2))
     if sharded:
-        found += [
-            _handed_on(group, plan.cluster)
-            for group in reversed(summed)
-            if group.is_handed_on
-        ]
+        found += [_handed_on(group, plan.cluster) for group in reversed(summed) if group.is_handed_on]
     return tuple(found)
 
 

@@ -13,6 +13,8 @@ from spindle_cli.plan.slices import rows_of
 from spindle_cli.plan.teams.cluster import Team
 from spindle_cli.plan.teams.profile import way_on
 from spindle_cli.plan.types import Slice
+from spindle_cli.profile.mixed.seen import seen_on
+from spindle_cli.profile.types import Profile
 
 
 def on_devices(problem: Problem, judged: Judged, teams: Sequence[Team]) -> Judged | None:
@@ -23,7 +25,11 @@ def on_devices(problem: Problem, judged: Judged, teams: Sequence[Team]) -> Judge
         problem: of the devices, with what teams share out; its MetaOps have the names of those of the teams'.
         judged: the plan of the teams.
     """
-    slices = tuple(_expanded(problem, piece, teams[piece.devices[0]]) for piece in judged.slices)
+    seen = {team.kind: seen_on(problem.profile, team.cluster) for team in teams}
+    on = [teams[piece.devices[0]] for piece in judged.slices]
+    slices = tuple(
+        _expanded(piece, team, seen[team.kind]) for piece, team in zip(judged.slices, on, strict=True)
+    )
     orders = [
         tuple(_order(judged.slices)),
         *(as_they_come(problem, slices, longest_first=longest) for longest in (True, False)),
@@ -33,9 +39,10 @@ def on_devices(problem: Problem, judged: Judged, teams: Sequence[Team]) -> Judge
     )
 
 
-def _expanded(problem: Problem, piece: Slice, team: Team) -> Slice:
-    metaop = problem.profile.by_name[piece.metaop]
-    way = way_on(metaop, metaop.batch_size, team.size, problem.profile.sharding)
+def _expanded(piece: Slice, team: Team, seen: Profile) -> Slice:
+    """Args: seen: the profile as the team's type of device sees it."""
+    metaop = seen.by_name[piece.metaop]
+    way = way_on(metaop, metaop.batch_size, team.size, seen.sharding)
     assert way is not None, "the team's profile has it"
     own = {"devices": team.devices[: way.dp], "dp": way.dp, "rows": rows_of(metaop.batch_size, way.dp)}
     times = {"backward_start_s": None, "backward_end_s": None}

@@ -6,15 +6,22 @@ as equal as can be; others on as many of them as are fastest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from spindle_cli.costs.communicators import collectives_bytes
 from spindle_cli.costs.share_times import OpSeconds, point_of_share, share_seconds
 from spindle_cli.costs.work import reached_by_gradients
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
-from spindle_cli.plan.best.micro_batches import needs_whole_batch
 from spindle_cli.plan.best.sharding import key_of, keys_with_parameters, longer_on
 from spindle_cli.plan.teams.cluster import Team
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile, ShareTime
+from spindle_cli.profile.mixed.seen import seen_on
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile
+
+# Over so many more sets of devices a device sums and gathers than a team's does: inside of its team, and with
+# the teams that hold the same, and for flags, which differs by component.
+COMMUNICATORS = 4
 
 
 class Way(NamedTuple):
@@ -29,6 +36,21 @@ class Way(NamedTuple):
 def shared_out(profile: Profile) -> dict[str, Sharding]:
     """By key, what teams share out: all parameters."""
     return dict.fromkeys(keys_with_parameters(profile), Sharding.PARAMETERS)
+
+
+def beside_bytes(profile: Profile, cluster: Cluster) -> float:
+    """Of each device's memory, what comes on top of a team's plan as one device: room to gather the
+    parameters of two ops, the gradients of two that are being scattered, and communicators.
+    """
+    largest = max(
+        metaop.param_bytes_per_op + extra
+        for metaop in profile.metaops
+        for extra in (0, *metaop.extra_param_bytes.values())
+    )
+    communicators = (
+        0 if cluster.talks_by == "gloo" else COMMUNICATORS * collectives_bytes(cluster.num_devices)
+    )
+    return 2 * largest * (1 + profile.gradient_bytes_per_param) + communicators
 
 
 def way_on(metaop: MetaOpProfile, samples: int, size: int, sharding: ShardingOf) -> Way | None:
@@ -60,68 +82,90 @@ def _seconds(metaop: MetaOpProfile, samples: int, dp: int, *, is_whole: bool) ->
     return None
 
 
-def on_team(profile: Profile, team: Team) -> Profile | None:
-    """The profile of one device that is as fast as a team; None: a MetaOp cannot run on one.
+def on_teams(profile: Profile, teams: Sequence[Team]) -> Profile | None:
+    """The profile of devices that are as fast as teams, each of its kind; None: a MetaOp cannot run on one.
 
     Args:
-        profile: with what the team shares out; of whole batches or of micro-batches.
+        profile: with what teams share out; of whole batches or of micro-batches.
+        teams: as `cluster_of` has them.
     """
+    kinds = {team.kind: team for team in teams}
+    seen = {kind: _on_kind(profile, team) for kind, team in kinds.items()}
+    known = {kind: own for kind, own in seen.items() if own is not None}
+    if len(known) < len(seen):
+        return None
+    metaops = [
+        _of_kinds(metaop, {kind: own[place] for kind, own in known.items()})
+        for place, metaop in enumerate(profile.metaops)
+    ]
+    least = min(team.size for team in teams)
+    own = {"optimizer_s_per_byte": profile.optimizer_s_per_byte / least, "devices": ()}
+    if len(kinds) > 1:
+        devices = tuple(profile.device.model_copy(update={"type": kind}) for kind in kinds)
+        own |= {"device": devices[0], "devices": devices}
+    return profile.model_copy(update=own).with_metaops(metaops).sharded({})
+
+
+class _Together(NamedTuple):
+    """What a MetaOp takes of all devices of a team.
+
+    Attributes:
+        dp: how many have a share.
+        ratio: how many times the batch there would be if all had as much as the largest share.
+    """
+
+    forward_s: float
+    backward_s: float
+    dp: int
+    ratio: float
+
+
+def _on_kind(profile: Profile, team: Team) -> list[_Together] | None:
+    seen = seen_on(profile, team.cluster)
     reached = reached_by_gradients(profile.metaops)
     found = []
-    for metaop in profile.metaops:
-        seen = _seen(metaop, profile, team, is_reached=reached[metaop.name])
-        if seen is None:
+    for metaop in seen.metaops:
+        way = way_on(metaop, metaop.batch_size, team.size, profile.sharding)
+        if way is None:
             return None
-        found.append(seen)
-    own = {"optimizer_s_per_byte": profile.optimizer_s_per_byte / team.size}
-    return profile.model_copy(update=own).with_metaops(found).sharded({})
+        point = point_of_share(way.dp, 1, way.op)
+        longer = longer_on(metaop, point, team.cluster, profile, is_reached=reached[metaop.name])
+        forward_s, backward_s = (each / metaop.num_ops for each in longer)
+        ratio = way.dp * -(-metaop.batch_size // way.dp) / metaop.batch_size
+        found.append(_Together(point.forward_s + forward_s, point.backward_s + backward_s, way.dp, ratio))
+    return found
 
 
-def _seen(metaop: MetaOpProfile, profile: Profile, team: Team, *, is_reached: bool) -> MetaOpProfile | None:
-    way = way_on(metaop, metaop.batch_size, team.size, profile.sharding)
-    if way is None:
-        return None
-    point = point_of_share(way.dp, 1, way.op)
-    forward_s, backward_s = longer_on(metaop, point, team.cluster, profile, is_reached=is_reached)
-    alone = CurvePoint(
-        num_devices=1,
-        dp=1,
-        forward_s=point.forward_s + forward_s / metaop.num_ops,
-        backward_s=point.backward_s + backward_s / metaop.num_ops,
-        source="fitted",
+def _of_kinds(metaop: MetaOpProfile, on: Mapping[str, _Together]) -> MetaOpProfile:
+    """The MetaOp with one allocation on a team of each kind, and memory as of all devices of one: of several
+    kinds what is fixed as of the smallest, as plans are judged by the real account in any case.
+    """
+    curve = tuple(
+        CurvePoint(
+            num_devices=1,
+            dp=1,
+            forward_s=own.forward_s,
+            backward_s=own.backward_s,
+            source="fitted",
+            device=kind if len(on) > 1 else None,
+        )
+        for kind, own in on.items()
     )
-    # Of how many samples there is memory, where the largest share is taken for all.
-    ratio = way.dp * -(-metaop.batch_size // way.dp) / metaop.batch_size
+    dp, ratio = min(own.dp for own in on.values()), min(own.ratio for own in on.values())
     return metaop.model_copy(
         update={
-            "curve": (alone,),
-            "shares": _smallest_part(metaop, alone, team.size, profile.sharding),
+            "curve": curve,
+            "shares": (),
             "fit": None,
             "activation_bytes_per_op": round(ratio * metaop.activation_bytes_per_op),
-            "memory": tuple(_together(entry, way.dp, ratio) for entry in metaop.memory if entry.tp == 1),
+            "memory": tuple(_of_shares(entry, dp, ratio) for entry in metaop.memory if entry.tp == 1),
         }
     )
 
 
-def _together(entry: OpMemory, dp: int, ratio: float) -> OpMemory:
-    """What so many shares take."""
+def _of_shares(entry: OpMemory, dp: int, ratio: float) -> OpMemory:
+    """What so many shares take together."""
     keys = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
     pairs = {key: getattr(entry, key) for key in keys}
     own = {key: (dp * fixed, round(ratio * whole)) for key, (fixed, whole) in pairs.items()}
     return entry.model_copy(update=own)
-
-
-def _smallest_part(
-    metaop: MetaOpProfile, alone: CurvePoint, size: int, sharding: ShardingOf
-) -> tuple[ShareTime, ...]:
-    """The smallest micro-batch that a team can run, by which it is said how often a batch can be cut; none
-    where it stays whole. (What micro-batches take is asked of their own profile.)
-    """
-    if needs_whole_batch(metaop):
-        return ()
-    for count in range(metaop.batch_size, 0, -1):
-        samples = metaop.batch_size // count
-        if metaop.batch_size % count == 0 and way_on(metaop, samples, size, sharding) is not None:
-            seconds = {"forward_s": alone.forward_s, "backward_s": alone.backward_s}
-            return (ShareTime(samples=samples, **seconds, source="fitted"),)
-    return ()
