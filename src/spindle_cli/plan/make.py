@@ -7,7 +7,7 @@ search/judge.py     placement, memory, predicted iteration; the best draft wins
 best/find_asked.py  the best plan of whole batches, of micro-batches, or with what devices share out
 teams/find.py       the best of these and of plans whose parameters teams of devices share out
 stages/pipelined.py the best of these and of pipelines of micro-batches
-mixed/find.py       the best plan on devices of several types
+mixed/find.py       the best plan on devices of several types, teams of which may share out parameters, too
 best/written.py     the plan
 islands/planned.py  the plan of one of several islands that average now and then alone
 weights/choose.py   the same with unequal parts of what devices share out, where memory asks for it
@@ -215,7 +215,7 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
     """The plan of a step that runs all tasks, on devices of several types."""
     problem = make_mixed_problem(profile, cluster)
     bound = mixed_bound(problem)
-    found = find_on_types(profile, cluster, asked, bound)
+    found = in_teams(profile, cluster, asked, find_on_types(profile, cluster, asked, bound))
     if found is None and (asked.micro_batches or asked.sharding):
         raise no_plan_as_asked(profile, cluster, asked)
     if found is None:

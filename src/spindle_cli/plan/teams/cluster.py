@@ -53,17 +53,15 @@ def teams_of(cluster: Cluster, sizes: Sequence[int]) -> tuple[Team, ...]:
 def _team(cluster: Cluster, devices: range) -> Team:
     group_of_node = [group for group in cluster.nodes for _ in range(group.count)]
     on_node = Counter(cluster.node_of[device] for device in devices)
-    nodes = tuple(
-        group.model_copy(
-            update={"count": 1, "devices": count, "nics": max(1, group.cards * count // group.devices)}
-        )
-        for node, count in on_node.items()
-        for group in (group_of_node[node],)
-    )
-    labels = {group.label for group in nodes}
-    between = tuple(link for link in cluster.links.between if labels.issuperset(link.groups))
-    links = cluster.links.model_copy(update={"between": between})
-    return Team(tuple(devices), cluster.changed(nodes=nodes, links=links))
+    nodes = tuple(_with_devices(group_of_node[node], count) for node, count in on_node.items())
+    return Team(tuple(devices), cluster.changed(nodes=nodes, links=cluster.links_among(on_node)))
+
+
+def _with_devices(group: NodeGroup, count: int) -> NodeGroup:
+    """A node with so many of its devices, and the cards of these, linked as the cluster says."""
+    nics = max(1, group.cards * count // group.devices)
+    own = {"count": 1, "devices": count, "nics": nics, "name": None, "links": None}
+    return group.model_copy(update=own)
 
 
 def cluster_of(teams: Sequence[Team], cluster: Cluster, beside_bytes: float = 0.0) -> Cluster:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from spindle_cli.account.types import Pass
-from spindle_cli.plan.ordering.orders import as_they_come, mirrored
+from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.judge import Judged, fastest
+from spindle_cli.plan.search.judge import Judged, measure_as_they_are
 from spindle_cli.plan.slices import rows_of
 from spindle_cli.plan.teams.cluster import Team
 from spindle_cli.plan.teams.profile import way_on
@@ -18,8 +18,8 @@ from spindle_cli.profile.types import Profile
 
 
 def on_devices(problem: Problem, judged: Judged, teams: Sequence[Team]) -> Judged | None:
-    """The plan of teams on all of their devices, its passes in the same order, or as they come if that is
-    faster; None if it does not fit their memory.
+    """The plan of teams on all of their devices, its passes in the same order; None if it does not fit their
+    memory.
 
     Args:
         problem: of the devices, with what teams share out; its MetaOps have the names of those of the teams'.
@@ -30,19 +30,14 @@ def on_devices(problem: Problem, judged: Judged, teams: Sequence[Team]) -> Judge
     slices = tuple(
         _expanded(piece, team, seen[team.kind]) for piece, team in zip(judged.slices, on, strict=True)
     )
-    orders = [
-        tuple(_order(judged.slices)),
-        *(as_they_come(problem, slices, longest_first=longest) for longest in (True, False)),
-    ]
-    return fastest(
-        problem, judged.strategy, (timed(problem, slices, order) for order in dict.fromkeys(orders))
-    )
+    slices = timed(problem, slices, tuple(_order(judged.slices)))
+    return measure_as_they_are(problem, "spindle", slices)
 
 
 def _expanded(piece: Slice, team: Team, seen: Profile) -> Slice:
     """Args: seen: the profile as the team's type of device sees it."""
     metaop = seen.by_name[piece.metaop]
-    way = way_on(metaop, metaop.batch_size, team.size, seen.sharding)
+    way = way_on(metaop, team.size, seen.sharding)
     assert way is not None, "the team's profile has it"
     own = {"devices": team.devices[: way.dp], "dp": way.dp, "rows": rows_of(metaop.batch_size, way.dp)}
     times = {"backward_start_s": None, "backward_end_s": None}

@@ -8,12 +8,12 @@ time, and hold their parameters as often as there are teams that run them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, groupby, product
 from math import inf
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found
-from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.teams.cluster import teams_of
 from spindle_cli.plan.teams.planner import TeamsPlanner, planner_of
 from spindle_cli.plan.teams.profile import shared_out
@@ -23,6 +23,10 @@ from spindle_cli.profile.types import Profile
 # planned whose schedules' lower bound is lowest.
 NUMBERS = (2, 3)
 STEPS = 8
+# Of cuts whose bounds differ by less than this, those with fewer kinds of teams are searched sooner.
+NEAR = 1.01
+# With less nobody waits for several searches more.
+LEAST_EFFORT = 1
 
 
 def in_teams(profile: Profile, cluster: Cluster, asked: Asked, found: Found | None) -> Found | None:
@@ -48,7 +52,7 @@ def in_teams(profile: Profile, cluster: Cluster, asked: Asked, found: Found | No
 def _may_gain(profile: Profile, asked: Asked, found: Found | None) -> bool:
     """Whether memory is short, and nothing is asked for that plans of teams cannot be."""
     is_free = asked.micro_batches is None and asked.sharding is None and not asked.equal_shares
-    is_searched = asked.strategy == "spindle" and asked.effort > NO_SEARCH
+    is_searched = asked.strategy == "spindle" and asked.effort >= LEAST_EFFORT
     is_possible = profile.optimizer_state_sharded and not profile.task_sets
     return is_free and is_searched and is_possible and (found is None or found.is_short)
 
@@ -59,22 +63,35 @@ def _planners(profile: Profile, cluster: Cluster, effort: int) -> Iterator[Teams
     for number in NUMBERS:
         each = (
             planner_of(shared, cluster, teams_of(cluster, sizes), effort)
-            for sizes in sizes_of(number, cluster.num_devices)
+            for sizes in sizes_of(number, cluster)
         )
         possible = [planner for planner in each if planner is not None]
         if possible:
-            yield min(possible, key=lambda planner: planner.lower_bound_s)
+            least_s = min(planner.lower_bound_s for planner in possible)
+            near = [planner for planner in possible if planner.lower_bound_s <= NEAR * least_s]
+            yield min(near, key=lambda planner: (planner.num_kinds, planner.lower_bound_s))
 
 
-def sizes_of(number: int, num_devices: int) -> Iterator[tuple[int, ...]]:
-    """Of so many teams of two devices or more, largest first: all ways to cut devices in steps."""
-    step = max(1, num_devices // STEPS)
-    if num_devices % step == 0:
-        yield from _cuts(num_devices, num_devices, step, number)
+def sizes_of(number: int, cluster: Cluster) -> Iterator[tuple[int, ...]]:
+    """Of so many teams, of two devices or more of one type: all ways to cut the devices of each type in
+    steps, type after type, largest first.
+    """
+    counts = [len(list(devices)) for _, devices in groupby(cluster.type_of)]
+    if len(counts) > len(cluster.types):  # teams of one kind are not all one behind the other
+        return
+    for numbers in product(range(1, number + 1), repeat=len(counts)):
+        if sum(numbers) == number:
+            each = (
+                list(_cuts(count, count, max(1, count // STEPS), own))
+                for count, own in zip(counts, numbers, strict=True)
+            )
+            yield from (tuple(chain(*sizes)) for sizes in product(*each))
 
 
 def _cuts(num_devices: int, largest: int, step: int, number: int) -> Iterator[tuple[int, ...]]:
-    """All ways to cut so many devices into `number` sizes, none larger than `largest`."""
+    """All ways to cut so many devices into `number` sizes, none larger than `largest`, all but the last
+    multiples of `step`.
+    """
     if number == 1:
         yield from [(num_devices,)] if 2 <= num_devices <= largest else []
         return

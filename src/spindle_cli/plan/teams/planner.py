@@ -44,6 +44,11 @@ class TeamsPlanner:
     teams: Sequence[Team]
     effort: int
 
+    @property
+    def num_kinds(self) -> int:
+        """How many kinds of teams there are."""
+        return len({team.kind for team in self.teams})
+
     @cached_property
     def lower_bound_s(self) -> float:
         """Seconds that no schedule of whole batches is shorter than, gathers and scatters included."""

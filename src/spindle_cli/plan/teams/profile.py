@@ -53,29 +53,21 @@ def beside_bytes(profile: Profile, cluster: Cluster) -> float:
     return 2 * largest * (1 + profile.gradient_bytes_per_param) + communicators
 
 
-def way_on(metaop: MetaOpProfile, samples: int, size: int, sharding: ShardingOf) -> Way | None:
-    """How a MetaOp's batch of so many samples runs on a team of `size` devices; None: it cannot, or nothing
-    is known of such shares.
-
-    Args:
-        samples: its `batch_size`, or those of a micro-batch.
-    """
-    is_whole = samples == metaop.batch_size
+def way_on(metaop: MetaOpProfile, size: int, sharding: ShardingOf) -> Way | None:
+    """How a MetaOp runs on a team of `size` devices; None: it cannot, or nothing is known of such shares."""
+    samples = metaop.batch_size
     if key_of(metaop) in sharding:
-        op = _seconds(metaop, samples, size, is_whole=is_whole) if samples >= size else None
+        op = _seconds(metaop, size) if samples >= size else None
         return None if op is None else Way(size, op)
-    known = [
-        Way(dp, op)
-        for dp in range(min(size, samples), 0, -1)
-        if (op := _seconds(metaop, samples, dp, is_whole=is_whole)) is not None
-    ]
+    widths = range(1, min(size, samples) + 1)
+    known = [Way(dp, op) for dp in widths if (op := _seconds(metaop, dp)) is not None]
     return min(known, key=lambda way: way.op.forward_s + way.op.backward_s, default=None)
 
 
-def _seconds(metaop: MetaOpProfile, samples: int, dp: int, *, is_whole: bool) -> OpSeconds | None:
-    """Of one op: of equal shares of a whole batch as plans say it, by the curve."""
-    if not is_whole or samples % dp:
-        return share_seconds(metaop.shares, -(-samples // dp), 1)
+def _seconds(metaop: MetaOpProfile, dp: int) -> OpSeconds | None:
+    """Of one op: of equal shares, as plans say them, by the curve."""
+    if metaop.batch_size % dp:
+        return share_seconds(metaop.shares, -(-metaop.batch_size // dp), 1)
     for point in metaop.curve:
         if (point.dp, point.tp) == (dp, 1):
             return OpSeconds(point.forward_s, point.backward_s, point.communication_s)
@@ -89,6 +81,7 @@ def on_teams(profile: Profile, teams: Sequence[Team]) -> Profile | None:
         profile: with what teams share out; of whole batches or of micro-batches.
         teams: as `cluster_of` has them.
     """
+    profile = profile.weighted(())  # those of a team, of one type, have equal parts
     kinds = {team.kind: team for team in teams}
     seen = {kind: _on_kind(profile, team) for kind, team in kinds.items()}
     known = {kind: own for kind, own in seen.items() if own is not None}
@@ -125,7 +118,7 @@ def _on_kind(profile: Profile, team: Team) -> list[_Together] | None:
     reached = reached_by_gradients(profile.metaops)
     found = []
     for metaop in seen.metaops:
-        way = way_on(metaop, metaop.batch_size, team.size, profile.sharding)
+        way = way_on(metaop, team.size, profile.sharding)
         if way is None:
             return None
         point = point_of_share(way.dp, 1, way.op)
