@@ -53,7 +53,8 @@ def _may_gain(profile: Profile, asked: Asked, found: Found | None) -> bool:
     """Whether memory is short, and nothing is asked for that plans of teams cannot be."""
     is_free = asked.micro_batches is None and asked.sharding is None and not asked.equal_shares
     is_searched = asked.strategy == "spindle" and asked.effort >= LEAST_EFFORT
-    is_possible = profile.optimizer_state_sharded and not profile.task_sets
+    # Parts of what devices share out say nothing of teams, whose own are equal.
+    is_possible = profile.optimizer_state_sharded and not (profile.task_sets or profile.shard_weights)
     return is_free and is_searched and is_possible and (found is None or found.is_short)
 
 
