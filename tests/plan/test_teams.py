@@ -84,9 +84,12 @@ def test_a_team_is_a_device_with_the_memory_and_the_links_of_all() -> None:
 
 def test_equal_teams_are_devices_of_one_type() -> None:
     """With two cards a node a team of eight has two; inside of a node teams have the links of all devices."""
-    small = cluster_of_teams(teams_of(gpus(nics=2), (8, 8)), gpus(nics=2))
+    cluster = gpus(nics=2)
+    small = cluster_of_teams(teams_of(cluster, (8, 8)), cluster)
     assert small.types == ("a800-80gb",)
     assert small.link(0, 1).bandwidth_gb_per_s == 2 * 20
+    half = cluster_of_teams(teams_of(cluster, (12, 4)), cluster)  # with one of its node's two cards
+    assert half.link(0, 1).bandwidth_gb_per_s == 20
     node = gpus(1)
     inside = cluster_of_teams(teams_of(node, (4, 4)), node)
     assert inside.link(0, 1).bandwidth_gb_per_s == 4 * 100
@@ -268,6 +271,10 @@ def test_teams_of_several_types_are_of_one_each() -> None:
     assert found.best.prediction.compute_s == pytest.approx(40.0, abs=1e-3)
 
 
+def predicted_s(found: Found) -> float:
+    return found.best.prediction.iteration_s
+
+
 def found_otherwise(profile: Profile, cluster: Cluster) -> Found:
     found = find_asked(profile, cluster, Asked())
     assert found is not None
@@ -278,9 +285,10 @@ def test_nothing_else_is_tried_where_memory_is_ample_or_something_is_asked_for()
     profile, short = sharing(net("a/net"), net("b/net")), cluster_of(4, memory_gib=2300 / 1024)
     ample = cluster_of(4, memory_gib=64)
     plain = found_otherwise(profile, ample)
-    assert in_teams(profile, ample, Asked(), plain) is plain
+    assert in_teams(profile, ample, Asked(), plain, predicted_s) is plain
     found = found_otherwise(profile, short)
-    assert in_teams(profile, short, Asked(), found) is not found
+    assert in_teams(profile, short, Asked(), found, predicted_s) is not found
+    assert in_teams(profile, short, Asked(), found, lambda each: -predicted_s(each)) is found
     for asked in (
         Asked(effort=0),
         Asked(strategy="sequential"),
@@ -288,9 +296,9 @@ def test_nothing_else_is_tried_where_memory_is_ample_or_something_is_asked_for()
         Asked(sharding={"net": PARAMETERS}),
         Asked(equal_shares=True),
     ):
-        assert in_teams(profile, short, asked, found) is found
+        assert in_teams(profile, short, asked, found, predicted_s) is found
     whole = profile.model_copy(update={"optimizer_state_sharded": False})
-    assert in_teams(whole, short, Asked(), found) is found
+    assert in_teams(whole, short, Asked(), found, predicted_s) is found
 
 
 def test_plans_stay_where_teams_are_no_faster() -> None:
@@ -299,7 +307,7 @@ def test_plans_stay_where_teams_are_no_faster() -> None:
     profile, cluster = sharing(net("a/net", share_s)), cluster_of(4, memory_gib=2300 / 1024)
     found = found_otherwise(profile, cluster)
     assert found.is_short
-    assert in_teams(profile, cluster, Asked(), found) is found
+    assert in_teams(profile, cluster, Asked(), found, predicted_s) is found
 
 
 def test_same_inputs_same_plan() -> None:

@@ -183,7 +183,7 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
     def simulated_s(found: Found) -> float:
         return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
 
-    found = in_teams(profile, cluster, asked, find_asked(profile, cluster, asked))
+    found = in_teams(profile, cluster, asked, find_asked(profile, cluster, asked), simulated_s)
     if _may_pipeline(profile, asked):
         found = in_pipelines(profile, cluster, found, simulated_s)
     if found is None:
@@ -215,7 +215,13 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
     """The plan of a step that runs all tasks, on devices of several types."""
     problem = make_mixed_problem(profile, cluster)
     bound = mixed_bound(problem)
-    found = in_teams(profile, cluster, asked, find_on_types(profile, cluster, asked, bound))
+    bounds = Bounds(bound.lower_bound_s, mixed_lower_bound_any_s(problem))
+
+    def simulated_s(found: Found) -> float:
+        return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
+
+    found = find_on_types(profile, cluster, asked, bound)
+    found = in_teams(profile, cluster, asked, found, simulated_s)
     if found is None and (asked.micro_batches or asked.sharding):
         raise no_plan_as_asked(profile, cluster, asked)
     if found is None:
@@ -225,5 +231,4 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
             f"split{others}",
             hint="Plan for more devices, or for devices with more memory.",
         )
-    bounds = Bounds(bound.lower_bound_s, mixed_lower_bound_any_s(problem))
     return plan_of(profile, cluster, asked.strategy, found, bounds)

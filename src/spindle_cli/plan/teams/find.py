@@ -7,7 +7,7 @@ time, and hold their parameters as often as there are teams that run them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, groupby, product
 from math import inf
 
@@ -29,11 +29,19 @@ NEAR = 1.01
 LEAST_EFFORT = 1
 
 
-def in_teams(profile: Profile, cluster: Cluster, asked: Asked, found: Found | None) -> Found | None:
-    """The best plan; `found` where none of teams is faster, or memory is not short.
+def in_teams(
+    profile: Profile,
+    cluster: Cluster,
+    asked: Asked,
+    found: Found | None,
+    simulated_s: Callable[[Found], float],
+) -> Found | None:
+    """The best plan; `found` where none of teams is faster, as predicted and as simulated, or memory is not
+    short.
 
     Args:
         found: the best of other plans; None: nothing fits.
+        simulated_s: a plan's iteration by simulation: of when teams sum and send the prediction knows less.
 
     Raises:
         BelowBoundError: a bug of the planner.
@@ -44,7 +52,9 @@ def in_teams(profile: Profile, cluster: Cluster, asked: Asked, found: Found | No
     for planner in _planners(profile, cluster, asked.effort):
         than_s = inf if best is None else best.best.prediction.iteration_s
         planned = planner.planned(than_s) if planner.lower_bound_s < than_s else None
-        if planned is not None and planned.best.prediction.iteration_s < than_s:
+        if planned is None or planned.best.prediction.iteration_s >= than_s:
+            continue
+        if best is None or simulated_s(planned) < simulated_s(best):
             best = planned
     return best
 
