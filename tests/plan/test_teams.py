@@ -24,7 +24,7 @@ from spindle_cli.plan.teams.cluster import cluster_of as cluster_of_teams
 from spindle_cli.plan.teams.cluster import teams_of
 from spindle_cli.plan.teams.expanded import on_devices
 from spindle_cli.plan.teams.find import in_teams, sizes_of
-from spindle_cli.plan.teams.planner import planner_of
+from spindle_cli.plan.teams.planner import TeamsPlanner, planner_of
 from spindle_cli.plan.teams.profile import beside_bytes, on_teams, shared_out, way_on
 from spindle_cli.profile.types import MetaOpProfile, OpMemory, Profile
 from spindle_cli.simulate.run import simulate
@@ -148,7 +148,8 @@ def test_an_update_takes_as_long_as_that_of_a_team_s_part() -> None:
 def test_what_has_no_parameters_runs_on_as_few_devices_as_are_fastest() -> None:
     loss = cuttable("a/loss", 1, {1: 0.5, 2: 0.2, 4: 0.3, 8: 0.9}, parameters=None, param_bytes_per_op=0)
     way = way_on(loss, 8, {})
-    assert way is not None and (way.dp, way.op.forward_s) == (4, pytest.approx(0.2 / 3))
+    assert way is not None and way.dp == 4
+    assert way.op.forward_s == pytest.approx(0.2 / 3)
     assert way_on(net("a/net"), 8, {"net": PARAMETERS}) is not None
     assert way_on(net("a/net"), 9, {"net": PARAMETERS}) is None
 
@@ -281,11 +282,8 @@ def found_otherwise(profile: Profile, cluster: Cluster) -> Found:
     return found
 
 
-def test_nothing_else_is_tried_where_memory_is_ample_or_something_is_asked_for() -> None:
+def test_teams_are_left_out_where_something_else_is_asked_for() -> None:
     profile, short = sharing(net("a/net"), net("b/net")), cluster_of(4, memory_gib=2300 / 1024)
-    ample = cluster_of(4, memory_gib=64)
-    plain = found_otherwise(profile, ample)
-    assert in_teams(profile, ample, Asked(), plain, predicted_s) is plain
     found = found_otherwise(profile, short)
     assert in_teams(profile, short, Asked(), found, predicted_s) is not found
     assert in_teams(profile, short, Asked(), found, lambda each: -predicted_s(each)) is found
@@ -301,13 +299,44 @@ def test_nothing_else_is_tried_where_memory_is_ample_or_something_is_asked_for()
     assert in_teams(whole, short, Asked(), found, predicted_s) is found
 
 
-def test_plans_stay_where_teams_are_no_faster() -> None:
-    """Ops that take half the time on half the samples gain nothing from larger shares."""
-    share_s = {n: 0.1 * n for n in (1, 2, 4, 8)}
-    profile, cluster = sharing(net("a/net", share_s)), cluster_of(4, memory_gib=2300 / 1024)
-    found = found_otherwise(profile, cluster)
+def test_nothing_is_searched_where_nothing_can_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is ample; or ops that take half the time on half the samples gain nothing from larger
+    shares, by the bound.
+    """
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("no search is worth its time")
+
+    monkeypatch.setattr(TeamsPlanner, "planned", refuse)
+    profile, ample = sharing(net("a/net"), net("b/net")), cluster_of(4, memory_gib=64)
+    plain = found_otherwise(profile, ample)
+    assert in_teams(profile, ample, Asked(), plain, predicted_s) is plain
+    profile = sharing(net("a/net", {n: 0.1 * n for n in (1, 2, 4, 8)}))
+    short = cluster_of(4, memory_gib=2300 / 1024)
+    found = found_otherwise(profile, short)
     assert found.is_short
-    assert in_teams(profile, cluster, Asked(), found, predicted_s) is found
+    assert in_teams(profile, short, Asked(), found, predicted_s) is found
+    with pytest.raises(AssertionError, match="no search"):
+        in_teams(profile, short, Asked(), None, predicted_s)
+
+
+def test_slower_plans_of_teams_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile, cluster = sharing(net("a/net"), net("b/net")), cluster_of(4, memory_gib=2300 / 1024)
+    found = found_otherwise(profile, cluster)
+    longer = replace(found.best.prediction, iteration_s=1.01 * predicted_s(found))
+    slower = replace(found, best=replace(found.best, prediction=longer))
+    monkeypatch.setattr(TeamsPlanner, "planned", lambda *_: slower)
+    assert in_teams(profile, cluster, Asked(), found, lambda each: -predicted_s(each)) is found
+    assert in_teams(profile, cluster, Asked(), None, predicted_s) is slower
+
+
+def test_a_planner_gives_up_what_is_no_faster() -> None:
+    profile, cluster = sharing(net("a/net"), net("b/net")), cluster_of(4, memory_gib=2300 / 1024)
+    planner = planner_of(by_teams(profile), cluster, teams_of(cluster, (2, 2)), 1)
+    assert planner is not None
+    assert planner.lower_bound_s == pytest.approx(14.0, abs=0.1)
+    assert planner.planned(than_s=14.5) is not None
+    assert planner.planned(than_s=14.0) is None
 
 
 def test_same_inputs_same_plan() -> None:

@@ -80,7 +80,7 @@ def _planners(profile: Profile, cluster: Cluster, effort: int) -> Iterator[Teams
         if possible:
             least_s = min(planner.lower_bound_s for planner in possible)
             near = [planner for planner in possible if planner.lower_bound_s <= NEAR * least_s]
-            yield min(near, key=lambda planner: (planner.num_kinds, planner.lower_bound_s))
+            yield min(near, key=lambda planner: planner.num_kinds)
 
 
 def sizes_of(number: int, cluster: Cluster) -> Iterator[tuple[int, ...]]:
