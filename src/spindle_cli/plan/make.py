@@ -5,8 +5,9 @@ bound/              the linear program over the whole graph: lower bound and all
 strategies/         drafts: schedules without devices
 search/judge.py     placement, memory, predicted iteration; the best draft wins
 best/find_asked.py  the best plan of whole batches, of micro-batches, or with what devices share out
+teams/find.py       the best of these and of plans whose parameters teams of devices share out
 stages/pipelined.py the best of these and of pipelines of micro-batches
-mixed/find.py       the best plan on devices of several types
+mixed/find.py       the best plan on devices of several types, teams of which may share out parameters, too
 best/written.py     the plan
 islands/planned.py  the plan of one of several islands that average now and then alone
 weights/choose.py   the same with unequal parts of what devices share out, where memory asks for it
@@ -44,6 +45,7 @@ from spindle_cli.plan.sets.choose import with_sets
 from spindle_cli.plan.stages.pipelined import in_pipelines
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.sums.choose import Sums, with_sums
+from spindle_cli.plan.teams.find import in_teams
 from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName
 from spindle_cli.plan.weights.choose import ShardBy, require_types, with_best_weights
 from spindle_cli.profile.machine.devices import require_precision
@@ -181,7 +183,7 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
     def simulated_s(found: Found) -> float:
         return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
 
-    found = find_asked(profile, cluster, asked)
+    found = in_teams(profile, cluster, asked, find_asked(profile, cluster, asked), simulated_s)
     if _may_pipeline(profile, asked):
         found = in_pipelines(profile, cluster, found, simulated_s)
     if found is None:
@@ -213,7 +215,13 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
     """The plan of a step that runs all tasks, on devices of several types."""
     problem = make_mixed_problem(profile, cluster)
     bound = mixed_bound(problem)
+    bounds = Bounds(bound.lower_bound_s, mixed_lower_bound_any_s(problem))
+
+    def simulated_s(found: Found) -> float:
+        return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
+
     found = find_on_types(profile, cluster, asked, bound)
+    found = in_teams(profile, cluster, asked, found, simulated_s)
     if found is None and (asked.micro_batches or asked.sharding):
         raise no_plan_as_asked(profile, cluster, asked)
     if found is None:
@@ -223,5 +231,4 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
             f"split{others}",
             hint="Plan for more devices, or for devices with more memory.",
         )
-    bounds = Bounds(bound.lower_bound_s, mixed_lower_bound_any_s(problem))
     return plan_of(profile, cluster, asked.strategy, found, bounds)

@@ -93,9 +93,22 @@ def in_micro_batches(
     """
     _require_sound(profile, counts)
     counts = {task: count for task, count in counts.items() if count > 1}
-    metaops = [_part(metaop, counts.get(metaop.task, 1), cluster) for metaop in profile.metaops]
-    one = on_all_devices(profile.with_metaops(metaops), cluster)
+    one = on_all_devices(cut_profile(profile, counts, cluster), cluster)
     return MicroBatched(one, counts, cluster, make)
+
+
+def cut_profile(profile: Profile, counts: Mapping[str, int], cluster: Cluster) -> Profile:
+    """A profile of one micro-batch of each task, with curves as far as shares are known.
+
+    Args:
+        counts: into how many micro-batches tasks are cut, where they can be.
+
+    Raises:
+        NoPlanError: no share of a micro-batch is known.
+    """
+    return profile.with_metaops(
+        [_part(metaop, counts.get(metaop.task, 1), cluster) for metaop in profile.metaops]
+    )
 
 
 def _name_of(name: str, number: int) -> str:

@@ -112,6 +112,11 @@ def chosen_on_all(
     return chosen
 
 
+def keys_with_parameters(profile: Profile) -> tuple[str, ...]:
+    """The keys of parameters that have any bytes."""
+    return tuple(_sizes(profile))
+
+
 def _users(profile: Profile) -> dict[str, list[MetaOpProfile]]:
     """The MetaOps with each key of parameters."""
     users: dict[str, list[MetaOpProfile]] = {}
@@ -180,6 +185,20 @@ def points_on_all(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[di
 
 def seconds_on(metaop: MetaOpProfile, point: CurvePoint | Point, cluster: Cluster, profile: Profile) -> float:
     """Of all ops of a MetaOp on an allocation, with what is gathered and scattered on all devices."""
+    is_reached = reached_by_gradients(profile.metaops)[metaop.name]
+    longer_s = sum(longer_on(metaop, point, cluster, profile, is_reached=is_reached))
+    return metaop.num_ops * (point.forward_s + point.backward_s) + longer_s
+
+
+def longer_on(
+    metaop: MetaOpProfile, point: CurvePoint | Point, cluster: Cluster, profile: Profile, *, is_reached: bool
+) -> tuple[float, float]:
+    """By how much the passes of all ops of a MetaOp on an allocation are longer for what is gathered and
+    scattered on all devices, forward and backward.
+
+    Args:
+        is_reached: whether gradients come to it (`reached_by_gradients`).
+    """
     whole = Slice.model_construct(
         metaop=metaop.name,
         ops=(0, metaop.num_ops),
@@ -189,10 +208,8 @@ def seconds_on(metaop: MetaOpProfile, point: CurvePoint | Point, cluster: Cluste
         start_s=0.0,
         end_s=0.0,
     )
-    is_reached = reached_by_gradients(profile.metaops)[metaop.name]
     moved = moved_in_passes(whole, metaop, cluster, profile, is_reached=is_reached)
-    longer_s = sum(moved.longer_s(point.forward_s, point.backward_s)) if moved is not None else 0.0
-    return metaop.num_ops * (point.forward_s + point.backward_s) + longer_s
+    return (0.0, 0.0) if moved is None else moved.longer_s(point.forward_s, point.backward_s)
 
 
 def _not_on_all(key: str, metaops: Sequence[MetaOpProfile], cluster: Cluster) -> NoPlanError:

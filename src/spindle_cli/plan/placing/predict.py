@@ -280,9 +280,11 @@ class _Collectives:
         found: list[tuple[float, float, Together]] = []
         for each in of_groups:
             assert each.group is not None, "a sum is of a group"
-            adding = self._groups[each.group].slices
+            group = self._groups[each.group]
+            adding = group.slices
             last_s = max(backward.end_s[index] for index in adding)
-            complete_s = self._complete_s(each, backward)
+            # what teams have summed is there when their whole passes are through
+            complete_s = last_s if group.teams else self._complete_s(each, backward)
             time_s = max([complete_s, *self._through_s(adding, complete_s, backward)])
             ready_s = time_s
             if time_s >= last_s:

@@ -1,0 +1,118 @@
+"""A cluster whose devices are teams: each stands for all of one, with their memory and links together.
+
+What such a device holds whole, its team shares out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, combinations, pairwise
+
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.links import BetweenLink, Link, Links
+from spindle_cli.files.nodes.group import NodeGroup
+from spindle_cli.units import GIB
+
+
+@dataclass(frozen=True)
+class Team:
+    """Devices of one type that share out parameters among themselves.
+
+    Attributes:
+        devices: of the cluster, consecutive ones.
+        cluster: they alone.
+    """
+
+    devices: tuple[int, ...]
+    cluster: Cluster
+
+    @property
+    def size(self) -> int:
+        """How many devices it has."""
+        return len(self.devices)
+
+    @property
+    def kind(self) -> str:
+        """The same for teams of as many devices of the same type."""
+        return f"{self.cluster.device_type}-x{self.size}"
+
+    @property
+    def num_cards(self) -> int:
+        """Network cards that its devices send and receive through."""
+        return sum(self.cluster.cards_of_node)
+
+
+def teams_of(cluster: Cluster, sizes: Sequence[int]) -> tuple[Team, ...]:
+    """Teams of so many devices, one behind the other. All devices of one are of the same type."""
+    ends = accumulate(sizes, initial=0)
+    return tuple(_team(cluster, range(first, end)) for first, end in pairwise(ends))
+
+
+def _team(cluster: Cluster, devices: range) -> Team:
+    group_of_node = [group for group in cluster.nodes for _ in range(group.count)]
+    on_node = Counter(cluster.node_of[device] for device in devices)
+    nodes = tuple(_with_devices(group_of_node[node], count) for node, count in on_node.items())
+    return Team(tuple(devices), cluster.changed(nodes=nodes, links=cluster.links_among(on_node)))
+
+
+def _with_devices(group: NodeGroup, count: int) -> NodeGroup:
+    """A node with so many of its devices, and the cards of these, linked as the cluster says."""
+    nics = max(1, group.cards * count // group.devices)
+    own = {"count": 1, "devices": count, "nics": nics, "name": None, "links": None}
+    return group.model_copy(update=own)
+
+
+def cluster_of(teams: Sequence[Team], cluster: Cluster, beside_bytes: float = 0.0) -> Cluster:
+    """One device for each team, a node by itself, with the memory and reserve of all its devices; links as
+    fast as those of all devices of the smaller team at once.
+
+    Args:
+        teams: those of one kind one behind the other. Of a kind by itself a team is a type of device.
+        beside_bytes: of each device's memory, what is left free.
+    """
+    kinds = {team.kind: team for team in teams}
+    counts = Counter(team.kind for team in teams)
+    nodes = tuple(
+        NodeGroup(
+            count=counts[kind],
+            devices=1,
+            device=kind if len(kinds) > 1 else team.cluster.device_type,
+            memory_gib=sum(_memory_bytes(team, beside_bytes)) / GIB,
+            reserve_gib=sum(team.cluster.reserve_bytes) / GIB,
+        )
+        for kind, team in kinds.items()
+    )
+    pairs = tuple(
+        BetweenLink(groups=pair, **_link(pair, kinds, cluster).model_dump())
+        for pair in combinations(kinds, 2)
+    )
+    least = min(kinds, key=lambda kind: kinds[kind].num_cards)
+    own = _link((least, least), kinds, cluster)
+    links = Links(intra_node=own, inter_node=own, between=pairs)
+    return Cluster(name=f"{cluster.name}, teams", nodes=nodes, links=links, backend=cluster.talks_by)
+
+
+def _memory_bytes(team: Team, beside_bytes: float) -> Iterator[float]:
+    """Of each device."""
+    for memory, reserve in zip(team.cluster.memory_bytes, team.cluster.reserve_bytes, strict=True):
+        yield max(reserve + 1.0, memory - beside_bytes)
+
+
+def _link(pair: tuple[str, str], kinds: dict[str, Team], cluster: Cluster) -> Link:
+    """Between teams of two kinds: as many links side by side as the smaller has, each with an equal part of
+    every message.
+    """
+    one, other = (kinds[kind] for kind in pair)
+    links = cluster.links_among(cluster.node_of[device] for team in (one, other) for device in team.devices)
+    if cluster.is_inside_node(range(cluster.num_devices)):
+        return side_by_side(links.intra_node, min(one.size, other.size))
+    return side_by_side(links.inter_node, min(one.num_cards, other.num_cards))
+
+
+def side_by_side(link: Link, times: int) -> Link:
+    """So many of a link, each with an equal part of every message."""
+    curve = link.curve and tuple((times * size, times * speed) for size, speed in link.curve)
+    speed = times * link.bandwidth_gb_per_s
+    return Link(latency_us=link.latency_us, bandwidth_gb_per_s=speed, curve=curve)

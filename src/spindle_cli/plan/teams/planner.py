@@ -1,0 +1,151 @@
+"""The best plan of some teams: planned as devices of a cluster of their own, then put on all of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+
+from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.drafts import ONE_TYPE
+from spindle_cli.plan.best.find import Found, find, in_best_micro_batches
+from spindle_cli.plan.best.micro_batches import MicroBatched, cut_profile
+from spindle_cli.plan.mixed.find import find_in_memory
+from spindle_cli.plan.mixed.posed import SeveralTypes
+from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.posed import Posing
+from spindle_cli.plan.teams.cluster import Team, cluster_of
+from spindle_cli.plan.teams.expanded import on_devices
+from spindle_cli.plan.teams.profile import beside_bytes, on_teams
+from spindle_cli.plan.tight.given_up import least_fallback
+from spindle_cli.profile.types import Profile
+
+# How much memory is left free, tried in turn, as parts of what comes on top of a plan of teams: it is less
+# where not all of that is there in the fullest moment.
+LEFT_FREE = (0.0, 0.5, 1.0, 1.5)
+
+
+@dataclass(frozen=True)
+class TeamsPlanner:
+    """Plans some teams.
+
+    Attributes:
+        profile: of the devices, with what teams share out.
+        seen: of the teams, of whole batches.
+        cluster: of the devices.
+        teams: those of one kind one behind the other.
+    """
+
+    profile: Profile
+    seen: Profile
+    cluster: Cluster
+    teams: Sequence[Team]
+    effort: int
+
+    @property
+    def num_kinds(self) -> int:
+        """How many kinds of teams there are."""
+        return len({team.kind for team in self.teams})
+
+    @cached_property
+    def lower_bound_s(self) -> float:
+        """Seconds that no schedule of whole batches is shorter than, gathers and scatters included."""
+        small = cluster_of(self.teams, self.cluster)
+        return _posing(small).posed(self.seen, small).lower_bound_s
+
+    def planned(self, than_s: float) -> Found | None:
+        """The best plan that fits, and may take less than so long; None: there is none."""
+        for part in LEFT_FREE:
+            of_teams = self.planned_within(part)
+            if of_teams is None or of_teams.best.prediction.iteration_s >= than_s:
+                return None
+            found = self.on_devices(of_teams)
+            if found is not None:
+                return found
+        return None
+
+    def planned_within(self, part: float) -> Found | None:
+        """The best plan of teams as devices, with this part of what comes on top left free; None: none
+        fits.
+        """
+        free_bytes = part * beside_bytes(self.profile, self.cluster)
+        small = cluster_of(self.teams, self.cluster, free_bytes)
+        cutter = _CutPlanner(self.profile, self.teams, small, self.cluster, self.effort, _posing(small))
+        whole = _searched(self.seen, small, self.effort, cutter.posing)
+        if whole is not None and not whole.is_short:
+            return whole
+        divisor = gcd(*(team.size for team in self.teams))
+        return in_best_micro_batches(self.profile, divisor, cutter, whole, None)
+
+    def on_devices(self, of_teams: Found) -> Found | None:
+        """A plan of teams on all of their devices; None: it does not fit."""
+        counts = {} if of_teams.cut is None else of_teams.cut.counts
+        make = _posing(self.cluster).problem
+        cut = MicroBatched(cut_profile(self.profile, counts, self.cluster), counts, self.cluster, make)
+        judged = on_devices(cut.all if counts else cut.first, of_teams.best, self.teams)
+        if judged is None:
+            return None
+        note = self._note() if of_teams.note is None else f"{self._note()} {of_teams.note}"
+        return Found(judged, True, note, cut if counts else None, self.profile.sharding)
+
+    def _note(self) -> str:
+        sizes = sorted({team.size for team in self.teams}, reverse=True)
+        each = [f"{sum(team.size == size for team in self.teams)} of {size}" for size in sizes]
+        told = f"{len(self.teams)} teams of {sizes[0]}" if len(sizes) == 1 else f"teams: {', '.join(each)}"
+        keys = ", ".join(self.profile.sharding)
+        return f"Memory asks for sharing out the parameters of {keys} by {told} devices."
+
+
+def planner_of(profile: Profile, cluster: Cluster, teams: Sequence[Team], effort: int) -> TeamsPlanner | None:
+    """Of teams; None: a MetaOp does not run on one of them.
+
+    Args:
+        profile: with what teams share out.
+    """
+    seen = on_teams(profile, teams)
+    return None if seen is None else TeamsPlanner(profile, seen, cluster, teams, effort)
+
+
+def _posing(cluster: Cluster) -> Posing:
+    return SeveralTypes() if cluster.is_mixed else ONE_TYPE
+
+
+def _searched(seen: Profile, small: Cluster, effort: int, posing: Posing) -> Found | None:
+    """The best plan of teams as devices; None: nothing fits."""
+    if isinstance(posing, SeveralTypes):
+        return find_in_memory(seen, small, "spindle", effort, posing)
+    return find(seen, small, "spindle", effort)
+
+
+@dataclass(frozen=True)
+class _CutPlanner:
+    """Plans micro-batches on teams.
+
+    Attributes:
+        profile: of the devices, with what teams share out.
+        small: the cluster of teams.
+        cluster: of the devices.
+    """
+
+    profile: Profile
+    teams: Sequence[Team]
+    small: Cluster
+    cluster: Cluster
+    effort: int
+    posing: Posing
+
+    def cut(self, counts: Mapping[str, int]) -> MicroBatched:
+        counts = {task: count for task, count in counts.items() if count > 1}
+        seen = on_teams(cut_profile(self.profile, counts, self.cluster), self.teams)
+        if seen is None:
+            raise NoPlanError("micro-batches: teams have more devices than these have samples")
+        return MicroBatched(seen, counts, self.small, self.posing.problem)
+
+    def quickly(self, cut: MicroBatched, than_s: float) -> Judged | None:  # noqa: ARG002 - fits as it is
+        one = least_fallback(cut.one, self.small, "spindle", self.posing, recomputes=False)
+        return None if one is None else one.judged
+
+    def searched(self, cut: MicroBatched) -> Found | None:
+        return _searched(cut.one, self.small, self.effort, self.posing)

@@ -1,0 +1,164 @@
+"""What a team's devices take together, as a profile in which the team is one device.
+
+All parameters are shared out by the team, so that MetaOps which have any run on all of its devices, in shares
+as equal as can be; others on as many of them as are fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from spindle_cli.costs.communicators import collectives_bytes
+from spindle_cli.costs.share_times import OpSeconds, point_of_share, share_seconds
+from spindle_cli.costs.work import reached_by_gradients
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import Sharding, ShardingOf
+from spindle_cli.plan.best.sharding import key_of, keys_with_parameters, longer_on
+from spindle_cli.plan.teams.cluster import Team
+from spindle_cli.profile.mixed.seen import seen_on
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile
+
+# Over so many more sets of devices a device sums and gathers than a team's does: inside of its team, and with
+# the teams that hold the same, and for flags, which differs by component.
+COMMUNICATORS = 4
+
+
+class Way(NamedTuple):
+    """How a MetaOp runs on a team: on how many of its devices, and what one op takes there without gathers
+    and scatters.
+    """
+
+    dp: int
+    op: OpSeconds
+
+
+def shared_out(profile: Profile) -> dict[str, Sharding]:
+    """By key, what teams share out: all parameters."""
+    return dict.fromkeys(keys_with_parameters(profile), Sharding.PARAMETERS)
+
+
+def beside_bytes(profile: Profile, cluster: Cluster) -> float:
+    """Of each device's memory, what comes on top of a team's plan as one device: room to gather the
+    parameters of two ops, the gradients of two that are being scattered, and communicators.
+    """
+    largest = max(
+        metaop.param_bytes_per_op + extra
+        for metaop in profile.metaops
+        for extra in (0, *metaop.extra_param_bytes.values())
+    )
+    communicators = (
+        0 if cluster.talks_by == "gloo" else COMMUNICATORS * collectives_bytes(cluster.num_devices)
+    )
+    return 2 * largest * (1 + profile.gradient_bytes_per_param) + communicators
+
+
+def way_on(metaop: MetaOpProfile, size: int, sharding: ShardingOf) -> Way | None:
+    """How a MetaOp runs on a team of `size` devices; None: it cannot, or nothing is known of such shares."""
+    samples = metaop.batch_size
+    if key_of(metaop) in sharding:
+        op = _seconds(metaop, size) if samples >= size else None
+        return None if op is None else Way(size, op)
+    widths = range(1, min(size, samples) + 1)
+    known = [Way(dp, op) for dp in widths if (op := _seconds(metaop, dp)) is not None]
+    return min(known, key=lambda way: way.op.forward_s + way.op.backward_s, default=None)
+
+
+def _seconds(metaop: MetaOpProfile, dp: int) -> OpSeconds | None:
+    """Of one op: of equal shares, as plans say them, by the curve."""
+    if metaop.batch_size % dp:
+        return share_seconds(metaop.shares, -(-metaop.batch_size // dp), 1)
+    for point in metaop.curve:
+        if (point.dp, point.tp) == (dp, 1):
+            return OpSeconds(point.forward_s, point.backward_s, point.communication_s)
+    return None
+
+
+def on_teams(profile: Profile, teams: Sequence[Team]) -> Profile | None:
+    """The profile of devices that are as fast as teams, each of its kind; None: a MetaOp cannot run on one.
+
+    Args:
+        profile: with what teams share out; of whole batches or of micro-batches.
+        teams: as `cluster_of` has them.
+    """
+    profile = profile.weighted(())  # those of a team, of one type, have equal parts
+    kinds = {team.kind: team for team in teams}
+    seen = {kind: _on_kind(profile, team) for kind, team in kinds.items()}
+    known = {kind: own for kind, own in seen.items() if own is not None}
+    if len(known) < len(seen):
+        return None
+    metaops = [
+        _of_kinds(metaop, {kind: own[place] for kind, own in known.items()})
+        for place, metaop in enumerate(profile.metaops)
+    ]
+    least = min(team.size for team in teams)
+    own = {"optimizer_s_per_byte": profile.optimizer_s_per_byte / least, "devices": ()}
+    if len(kinds) > 1:
+        devices = tuple(profile.device.model_copy(update={"type": kind}) for kind in kinds)
+        own |= {"device": devices[0], "devices": devices}
+    return profile.model_copy(update=own).with_metaops(metaops).sharded({})
+
+
+class _Together(NamedTuple):
+    """What a MetaOp takes of all devices of a team.
+
+    Attributes:
+        dp: how many have a share.
+        ratio: how many times the batch there would be if all had as much as the largest share.
+    """
+
+    forward_s: float
+    backward_s: float
+    dp: int
+    ratio: float
+
+
+def _on_kind(profile: Profile, team: Team) -> list[_Together] | None:
+    seen = seen_on(profile, team.cluster)
+    reached = reached_by_gradients(profile.metaops)
+    found = []
+    for metaop in seen.metaops:
+        way = way_on(metaop, team.size, profile.sharding)
+        if way is None:
+            return None
+        point = point_of_share(way.dp, 1, way.op)
+        longer = longer_on(metaop, point, team.cluster, profile, is_reached=reached[metaop.name])
+        forward_s, backward_s = (each / metaop.num_ops for each in longer)
+        ratio = way.dp * -(-metaop.batch_size // way.dp) / metaop.batch_size
+        found.append(_Together(point.forward_s + forward_s, point.backward_s + backward_s, way.dp, ratio))
+    return found
+
+
+def _of_kinds(metaop: MetaOpProfile, on: Mapping[str, _Together]) -> MetaOpProfile:
+    """The MetaOp with one allocation on a team of each kind, and memory as of all devices of one: of several
+    kinds what is fixed as of the smallest, as plans are judged by the real account in any case.
+    """
+    curve = tuple(
+        CurvePoint(
+            num_devices=1,
+            dp=1,
+            forward_s=own.forward_s,
+            backward_s=own.backward_s,
+            source="fitted",
+            device=kind if len(on) > 1 else None,
+        )
+        for kind, own in on.items()
+    )
+    dp, ratio = min(own.dp for own in on.values()), min(own.ratio for own in on.values())
+    return metaop.model_copy(
+        update={
+            "curve": curve,
+            "shares": (),
+            "fit": None,
+            "activation_bytes_per_op": round(ratio * metaop.activation_bytes_per_op),
+            "memory": tuple(_of_shares(entry, dp, ratio) for entry in metaop.memory if entry.tp == 1),
+        }
+    )
+
+
+def _of_shares(entry: OpMemory, dp: int, ratio: float) -> OpMemory:
+    """What so many shares take together."""
+    keys = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
+    pairs = {key: getattr(entry, key) for key in keys}
+    own = {key: (dp * fixed, round(ratio * whole)) for key, (fixed, whole) in pairs.items()}
+    return entry.model_copy(update=own)
