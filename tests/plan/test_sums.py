@@ -11,6 +11,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.sums.choose import with_sums
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Matrix, Profile
@@ -151,3 +152,13 @@ def test_by_default_a_plan_that_gathers_is_taken_only_if_it_is_faster() -> None:
         other = gathering.model_copy(update={"predicted": predicted})
         made = with_sums(dense, known, "auto", lambda _, other=other: other)
         assert (iteration_s(made) == iteration) == is_taken
+
+
+def test_a_metaop_whose_allocations_all_split_it_is_summed_as_it_is() -> None:
+    """What gathers it is left with no allocation of it, and that is no reason to plan nothing."""
+    known = profile("rows", 80)
+    none = known.with_metaops([known.metaops[0].model_copy(update={"curve": ()})])
+    with pytest.raises(NoPlanError, match="none of its allocations leaves it whole"):
+        make_problem(none, cluster())
+    dense = make_plan(known, cluster(), sums="dense")
+    assert with_sums(dense, known, "auto", lambda _: make_plan(none, cluster())) is dense
