@@ -182,7 +182,7 @@ def _more_nodes(profile: Profile, cluster: Cluster) -> Iterator[Change]:
 def _more_memory(profile: Profile, cluster: Cluster) -> Iterator[Change]:
     for times in (1.25, 1.5, 2, 3, 4, 6, 8):
         gib = max(cluster.memory_bytes) * times / GIB
-        yield Change(f"devices of {gib:.0f} GiB", profile, _with_memory(cluster, times))
+        yield Change(f"devices of {gib:.3g} GiB", profile, _with_memory(cluster, times))
 
 
 def _smaller_batches(profile: Profile, cluster: Cluster) -> Iterator[Change]:

@@ -37,6 +37,8 @@ _WRAP_HINT = (
 )
 # What torch has for hints to compilers, and transformers for checks of its inputs: no part of the model.
 _CHECKS = ("_check", "_check_with", "_check_tensor_all", "_check_tensor_all_with", "_check_value")
+# What torch has of layers one behind the other, which are worth more apart.
+_STACKS = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
 # Functions that take sizes, not tensors: torch.fx does not see them unless told to.
 _CREATORS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros")
 # What is asked for the limits of a dtype.
@@ -78,12 +80,18 @@ class OperatorTracer(fx.Tracer):
         return self._known
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Operators, but for those that are opened, and torch's own layers as usual."""
+        """Operators, but for those that are opened, and torch's own layers as usual; not its stacks of layers
+        that are operators.
+        """
         if any(m is module for module in self._opened):
             return False
         if isinstance(m, self._leaves):
             return True
-        return m is not self.root and super().is_leaf_module(m, module_qualified_name)
+        if m is self.root:
+            return False
+        if isinstance(m, _STACKS) and any(isinstance(inner, self._leaves) for inner in m.modules()):
+            return False
+        return super().is_leaf_module(m, module_qualified_name)
 
     def create_node(
         self, kind: str, target: Any, args: Any, kwargs: dict[str, Any], *more: Any, **named: Any
