@@ -36,7 +36,7 @@ class Masked(Encoded):
     """Without what comes later, and without the padding of each sample."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+        mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
         return self.trunk(x, mask, padding, is_causal=True).square().mean()
 
 
