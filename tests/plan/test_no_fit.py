@@ -44,6 +44,8 @@ def test_up_to_eight_times_the_memory_is_tried_in_every_node() -> None:
     sizes = [[group.memory_gib for group in change.cluster.nodes] for change in found]
     assert sizes == [[4 * times, 8 * times] for times in (1.25, 1.5, 2, 3, 4, 6, 8)]
     assert [change.words for change in found][:2] == ["devices of 10 GiB", "devices of 12 GiB"]
+    small = list(_more_memory(profile_of(metaop_of("a/m", 1, {1: 1.0})), cluster_of(2, memory_gib=0.05)))
+    assert small[0].words == "devices of 0.0625 GiB"
 
 
 def test_a_smaller_batch_takes_less_of_everything_and_only_shares_that_divide_it() -> None:

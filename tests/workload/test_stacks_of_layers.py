@@ -56,6 +56,17 @@ class Decoded(nn.Module):
         return self.writer(x, self.trunk(x)).square().mean()
 
 
+class Headed(nn.Module):
+    """One layer, which has linear maps inside, and one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = encoder().layers[0], nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x)).square().mean()
+
+
 class Both(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -77,6 +88,7 @@ ENCODER, DECODER = nn.TransformerEncoderLayer, nn.TransformerDecoderLayer
         (Both, (ENCODER, DECODER), [2, LAYERS]),
         (Encoded, (nn.TransformerEncoder,), [1]),
         (Decoded, (ENCODER,), [LAYERS]),
+        (Headed, (nn.Linear,), [1]),
     ],
 )
 def test_layers_of_a_stack_are_operators_where_they_are_listed(
