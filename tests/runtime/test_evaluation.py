@@ -273,6 +273,7 @@ SCATTERED = (
     ("pairs/loss", (0, 1), (1,)),
 )
 TRAIN = {**EVERY_TWO, "clip_norm": 0.5}
+AVERAGED = {**TRAIN, "ema": {"decay": 0.5}}
 # Layers of both tasks on all devices, which share their parameters out; a share of the last batch is empty.
 TOGETHER = (
     ("classify/layers", (0, 1), (0, 2, 1, 3)),
@@ -284,13 +285,12 @@ TOGETHER = (
     ("pairs/other-2", (0, 1), (2, 3)),
     ("pairs/loss", (0, 1), (1,)),
 )
-# The same by two teams, a task each.
+# The layer that a task uses twice by two teams.
 BY_TEAMS = (
-    ("classify/layers", (0, 1), (0, 2)),
-    ("classify/layers", (1, 3), (2, 0)),
-    ("pairs/layers", (0, 1), (3,)),
-    ("pairs/layers-2", (0, 2), (1, 3)),
-    *(each for each in TOGETHER if "layers" not in each[0]),
+    *TOGETHER[:-3],
+    ("pairs/other", (0, 1), (3, 2)),
+    ("pairs/other-2", (0, 1), (0, 1)),
+    TOGETHER[-1],
 )
 ON_FOUR = (
     Case("watched", SCATTERED, "eval_toys", train=TRAIN),
@@ -311,6 +311,8 @@ ON_FOUR = (
     ),
     Case("shared-out", TOGETHER, "only_evaluated_toys", train=TRAIN, apart=3, sharding=Sharding.PARAMETERS),
     Case("by-teams", BY_TEAMS, "only_evaluated_toys", train=TRAIN, apart=4, sharding=Sharding.PARAMETERS),
+    Case("averaged", BY_TEAMS, "eval_toys", train=AVERAGED, apart=4),
+    Case("averaged-by-teams", BY_TEAMS, "eval_toys", train=AVERAGED, apart=4, sharding=Sharding.PARAMETERS),
     Case("lengths", (*WRITE, *MATCH), args={"tasks": ["write", "match"], "held_out": 15}, **MIXED),
 )
 
@@ -345,6 +347,23 @@ def test_four_workers_evaluate_as_plain_torch(four: Path, name: str) -> None:
     assert lines.keys() == expected.keys()
     for task, line in lines.items():
         check_equal(line, expected[task])
+
+
+@pytest.mark.processes
+def test_averages_are_evaluated_by_all_teams_alike(four: Path) -> None:
+    """As by devices that have all of them, and not as what was trained last."""
+    found, expected, last = (
+        {line.task: line for line in read_evaluations(four / name) if line.step == 3}
+        for name in ("averaged-by-teams", "averaged", "watched")
+    )
+    assert found.keys() == expected.keys()
+    for task, line in found.items():
+        other = expected[task]
+        assert (line.loss, line.metrics) == (
+            pytest.approx(other.loss, rel=1e-9),
+            pytest.approx(other.metrics, rel=1e-9),  # AdamW on gradients near zero
+        )
+        assert line.loss != pytest.approx(last[task].loss, rel=1e-6)
 
 
 @pytest.mark.processes

@@ -12,11 +12,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from helpers.examples import examples
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication import between_teams
 from spindle_cli.runtime.communication.between_teams import BetweenTeams
+from spindle_cli.runtime.communication.collectives import Members
+from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.communication.team_bucket import TeamBucket
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
 from spindle_cli.runtime.update.team_ranges import Piece, Teams
 
@@ -191,3 +195,23 @@ def test_a_rank_takes_buffers_for_what_it_sends_and_what_it_gets() -> None:
     assert BetweenTeams.of(TWO_AND_THREE.pieces({"a": 100}, 4), 0, 5, None).sum_elements == 48 + 16
     teams = Teams(((0, 1), (2, 3), (4, 5)), ((), (), ()))
     assert BetweenTeams.of(teams.pieces({"a": 192}, 4), 3, 6, None).sum_elements == 64 + 64
+
+
+def test_what_is_stepped_outside_of_a_step_is_handed_on_to_the_other_teams() -> None:
+    """As averages are that change places with the parameters."""
+    teams = Teams(((0, 1), (2, 3)), ((), ()))
+    parameters = {"a": nn.Parameter(torch.zeros(64))}
+    bucket = TeamBucket(
+        parameters, Members(2, 0, None), Sharding.PARAMETERS, Members(4, 0, None), None, teams
+    )
+    pool = mock.Mock(spec=GradientPool)
+    pool._buckets = {3: (bucket,)}
+    told: list[str] = []
+    with (
+        mock.patch.object(bucket, "start_gather", lambda: told.append("start")),
+        mock.patch.object(bucket, "finish_gather", lambda: told.append("finish")),
+    ):
+        GradientPool.hand_on_parameters(pool)
+    assert told == ["start", "finish"]
+    assert [owned.part for owned in bucket.owned_ranges] == [(0, 16)]
+    assert [owned.part for owned in bucket.own_ranges] == [(0, 16), (16, 32)]

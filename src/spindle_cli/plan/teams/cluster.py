@@ -12,7 +12,7 @@ from itertools import accumulate, combinations, pairwise
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.links import BetweenLink, Link, Links
-from spindle_cli.files.nodes.group import NodeGroup
+from spindle_cli.files.nodes.group import MAX_MEMORY_GIB, NodeGroup
 from spindle_cli.units import GIB
 
 
@@ -79,7 +79,7 @@ def cluster_of(teams: Sequence[Team], cluster: Cluster, beside_bytes: float = 0.
             count=counts[kind],
             devices=1,
             device=kind if len(kinds) > 1 else team.cluster.device_type,
-            memory_gib=sum(_memory_bytes(team, beside_bytes)) / GIB,
+            memory_gib=min(MAX_MEMORY_GIB, sum(_memory_bytes(team, beside_bytes)) / GIB),
             reserve_gib=sum(team.cluster.reserve_bytes) / GIB,
         )
         for kind, team in kinds.items()
