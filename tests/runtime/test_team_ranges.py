@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from helpers.examples import examples
 from spindle_cli.files.sharding import Sharding
-from spindle_cli.runtime.communication import between_teams
-from spindle_cli.runtime.communication.between_teams import BetweenTeams
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.gradients import GradientPool
-from spindle_cli.runtime.communication.team_bucket import TeamBucket
+from spindle_cli.runtime.communication.teams import between_teams
+from spindle_cli.runtime.communication.teams.between_teams import BetweenTeams
+from spindle_cli.runtime.communication.teams.team_bucket import TeamBucket
+from spindle_cli.runtime.communication.teams.team_ranges import Piece, Teams
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
-from spindle_cli.runtime.update.team_ranges import Piece, Teams
 
 TWO_AND_THREE = Teams(((0, 3), (1, 2, 4)), ((), ()))
 

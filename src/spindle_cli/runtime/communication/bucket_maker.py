@@ -18,10 +18,10 @@ from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.flat_bucket import FlatBucket, FrozenBucket
 from spindle_cli.runtime.communication.gathered_bucket import GatheredBucket
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
-from spindle_cli.runtime.communication.team_bucket import TeamBucket
+from spindle_cli.runtime.communication.teams.team_bucket import TeamBucket
+from spindle_cli.runtime.communication.teams.team_ranges import Teams
 from spindle_cli.runtime.memory.gather_memory import ALIGNMENT_BYTES, GatherMemory
 from spindle_cli.runtime.update.owned_ranges import round_up
-from spindle_cli.runtime.update.team_ranges import Teams
 from spindle_cli.workload.initial.own import OwnValues
 
 # Those whose ranks step a range each.

@@ -17,11 +17,11 @@ from torch import nn
 
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication.collectives import Members, start_gather
+from spindle_cli.runtime.communication.teams.team_ranges import Piece, Teams
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.memory.gather_memory import GatherMemory
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
 from spindle_cli.runtime.update.owned_ranges import FlatLayout, OwnedRange
-from spindle_cli.runtime.update.team_ranges import Piece, Teams
 from spindle_cli.workload.initial.own import OwnValues
 
 if TYPE_CHECKING:

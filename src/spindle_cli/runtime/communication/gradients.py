@@ -32,7 +32,7 @@ from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.flat_bucket import FlatBucket, FrozenBucket
 from spindle_cli.runtime.communication.gathered_bucket import GatheredBucket
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
-from spindle_cli.runtime.communication.team_bucket import TeamBucket
+from spindle_cli.runtime.communication.teams.team_bucket import TeamBucket
 from spindle_cli.runtime.measuring.timing import Passing
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.initial.own import OwnValues

@@ -15,9 +15,9 @@ from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.backends.gather_turns import GatherTurns
 from spindle_cli.runtime.communication.collectives import Members, Scatter, start_gather, start_scatter
 from spindle_cli.runtime.communication.flat_bucket import Elements, FlatBucket
+from spindle_cli.runtime.communication.teams.team_ranges import Teams
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
-from spindle_cli.runtime.update.team_ranges import Teams
 from spindle_cli.workload.initial.own import OwnValues
 from spindle_cli.workload.training.precision import gradient_dtype
 

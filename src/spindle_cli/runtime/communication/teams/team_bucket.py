@@ -13,10 +13,10 @@ from torch import nn
 
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.backends.gather_turns import GatherTurns
-from spindle_cli.runtime.communication.between_teams import BetweenTeams, UnderWay
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
-from spindle_cli.runtime.update.team_ranges import Teams
+from spindle_cli.runtime.communication.teams.between_teams import BetweenTeams, UnderWay
+from spindle_cli.runtime.communication.teams.team_ranges import Teams
 from spindle_cli.workload.initial.own import OwnValues
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from spindle_cli.runtime.backends.gather_turns import GatherTurns
 from spindle_cli.runtime.communication.collectives import add_up
+from spindle_cli.runtime.communication.teams.team_ranges import Piece
 from spindle_cli.runtime.communication.transfers import wait_for
-from spindle_cli.runtime.update.team_ranges import Piece
 
 if TYPE_CHECKING:
     from torch import Tensor

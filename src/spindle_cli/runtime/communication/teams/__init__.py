@@ -1,0 +1,1 @@
+"""Parameters that several teams of ranks share out, each for itself."""
