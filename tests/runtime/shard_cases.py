@@ -7,6 +7,16 @@ from hand_plans import Placement
 
 from spindle_cli.files.sharding import Sharding
 
+# What comes behind the towers: on one device, on two and on all.
+_BEHIND: tuple[Placement, ...] = (
+    ("pairs/contrast", (0, 1), (3,)),
+    ("classify/mix", (0, 1), (1, 2)),
+    ("classify/mix-2", (0, 1), (2, 3, 1)),
+    ("caption/center", (0, 1), (1,)),
+    ("caption/layers", (0, 3), (0, 2, 1, 3)),
+    ("caption/project", (0, 1), (1, 2)),
+    ("classify/fuse", (0, 1), (3, 0, 1, 2)),
+)
 # Some of it on all devices, some on two, some scattered; tasks share towers.
 ON_SOME: tuple[Placement, ...] = (
     ("pairs/vision", (0, 2), (0, 1)),
@@ -15,13 +25,7 @@ ON_SOME: tuple[Placement, ...] = (
     ("caption/vision", (0, 4), (1, 0)),
     ("pairs/text", (0, 3), (3, 2)),
     ("classify/text", (0, 3), (2, 3)),
-    ("pairs/contrast", (0, 1), (3,)),
-    ("classify/mix", (0, 1), (1, 2)),
-    ("classify/mix-2", (0, 1), (2, 3, 1)),
-    ("caption/center", (0, 1), (1,)),
-    ("caption/layers", (0, 3), (0, 2, 1, 3)),
-    ("caption/project", (0, 1), (1, 2)),
-    ("classify/fuse", (0, 1), (3, 0, 1, 2)),
+    *_BEHIND,
 )
 FROZEN_TOWER = {"frozen_tower": True}
 CLIPPED = {**SGD, "optimizer_args": {"momentum": 0.9}, "clip_norm": 0.5}
@@ -65,13 +69,7 @@ ON_TEAMS: tuple[Placement, ...] = (
     ("caption/vision", (0, 4), (1, 0)),
     ("pairs/text", (0, 3), (3, 1)),
     ("classify/text", (0, 3), (0, 2)),
-    ("pairs/contrast", (0, 1), (3,)),
-    ("classify/mix", (0, 1), (1, 2)),
-    ("classify/mix-2", (0, 1), (2, 3, 1)),
-    ("caption/center", (0, 1), (1,)),
-    ("caption/layers", (0, 3), (0, 2, 1, 3)),
-    ("caption/project", (0, 1), (1, 2)),
-    ("classify/fuse", (0, 1), (3, 0, 1, 2)),
+    *_BEHIND,
 )
 BY_TEAMS = (
     Case(
