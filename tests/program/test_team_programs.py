@@ -19,6 +19,7 @@ from spindle_cli.program.proof.faults import ProgramError
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.text import format_action, parse_action
 from spindle_cli.program.types import Action, Kind, Program, StepSettings
+from spindle_cli.simulate.gathers import AwaitedOps
 from spindle_cli.simulate.run import simulate
 from spindle_cli.simulate.types import Activity
 
@@ -145,6 +146,17 @@ def test_teams_of_other_sizes_are_proved_and_simulated() -> None:
     simulation = simulate(plan)
     runs = {(span.device, span.piece) for span in simulation.spans if span.activity is Activity.BACKWARD}
     assert runs == {(0, 0), (1, 0), (2, 1), (3, 1), (4, 1), (0, 2), (1, 2)}
+
+
+def test_ops_wait_for_what_other_teams_hand_on_when_their_gathers_start(program: Program) -> None:
+    """What op 1 uses is gathered while op 0 runs, which waits for it, too."""
+    awaited = AwaitedOps(program)
+    assert [awaited.next_op(device, piece, 0) for device, piece in ((0, 0), (3, 1))] == [0, 0]
+    awaited.end(group_of(program, 0).index)
+    assert [awaited.next_op(device, piece, 0) for device, piece in ((0, 0), (3, 1))] == [0, 0]
+    awaited.end(group_of(program, 1).index)
+    assert awaited.next_op(0, 0, 0) is None and awaited.next_op(3, 1, 0) is None
+    assert awaited.next_op(0, 2, 0) == 0
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -184,6 +184,13 @@ class ParameterGroup:
         if len(self.devices) == 1 or self.sharding is Sharding.NONE:
             return False
         return not self.sharding.is_fetched or (bool(self.teams) and self.is_trained)
+
+    def awaited_ops(self, slices: Sequence[SliceShape]) -> Iterator[tuple[int, int]]:
+        """Of each of its slices, the first op that waits for what is handed on: the first that uses it; of
+        what a team gathers for its passes the one before, with which that gather starts.
+        """
+        for index, op in zip(self.slices, self.first_ops, strict=True):
+            yield index, max(slices[index].ops[0], op - 1) if self.teams else op
 
     def in_team(self, device: int) -> ParameterGroup:
         """What the devices share out that hold it together with one of them, as a group of their own."""

@@ -17,7 +17,7 @@ class AwaitedOps:
             if not group.is_handed_on:
                 continue
             self._pending.add(group.index)
-            for piece, op in zip(group.slices, group.first_ops, strict=True):
+            for piece, op in group.awaited_ops(program.slices):
                 for device in set(program.slices[piece].devices).intersection(group.devices):
                     by_op = self._groups.setdefault((device, piece), {})
                     by_op.setdefault(op, []).append(group.index)

@@ -266,8 +266,7 @@ class _Collectives:
     def _uses(self, each: Together, forward_s: Sequence[float]) -> Iterator[tuple[int, float]]:
         """Of each slice that uses a group, how long after its start it comes to it forward."""
         assert each.group is not None, "a gather is of a group"
-        group = self._groups[each.group]
-        for index, op in zip(group.slices, group.first_ops, strict=True):
+        for index, op in self._groups[each.group].awaited_ops(self._slices):
             piece = self._slices[index]
             yield index, forward_s[index] * (op - piece.ops[0]) / piece.num_ops
 

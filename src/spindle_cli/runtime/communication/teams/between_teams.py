@@ -73,7 +73,7 @@ class BetweenTeams:
         return self._start(values, self.stepped, self.kept, turns)
 
     def finish_sum(self, under_way: UnderWay, values: Tensor) -> None:
-        """Wait for a sum; of equal numbers the same in any order of the ranks."""
+        """Wait for a sum, and add it to what this rank steps, in the order of the other ranks."""
         wait_for(under_way.work)
         received: dict[tuple[int, int], list[Tensor]] = {}
         for part, values_of_one in under_way.by_part(self.stepped):
