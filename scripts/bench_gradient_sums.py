@@ -22,7 +22,7 @@ from runtime_bench.hosts import require_tools, shape, two_hosts
 from runtime_bench.measured_cluster import measured_cluster
 
 import spindle_cli
-from spindle_cli.plan.sums.choose import Sums
+from spindle_cli.plan.types import Sums
 from spindle_cli.units import MIB
 
 WAYS: tuple[Sums, ...] = ("dense", "rows", "factors", "auto")

@@ -305,7 +305,7 @@ def test_exchanges_between_nodes_move_whole_groups() -> None:
     draft = draft_of(problem, *((i, 0, 1, 2, 0.0) for i in range(4)))
     placed = exact_slices(problem, Placed(draft, ((0, 1), (4, 5), (2, 3), (6, 7))))
     assert bound_together(placed, 8) == [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5), (6, 7), (6, 7)]
-    a, b, c, d = (piece.devices for piece in arrange(problem, placed, 40))
+    a, b, c, d = (piece.devices for piece in arrange(problem, placed, 40)[0])
     assert all(cluster.is_inside_node(devices) for devices in (a + b, c + d))
     assert sorted(a + b + c + d) == list(range(8))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from spindle_cli.account.device.needs import OptimizerNumbers
+from spindle_cli.account.device.account import OptimizerNumbers
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.account.types import Collective, PlacedPlan

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from spindle_cli.account.device.account import OptimizerNumbers
 from spindle_cli.account.device.need import MemoryByPass, Need
-from spindle_cli.account.device.needs import NoRoomError, OptimizerNumbers, Turn, find_needs
+from spindle_cli.account.device.needs import NoRoomError, Turn, find_needs
 from spindle_cli.account.device.parts import KnownUses
 from spindle_cli.account.types import DeviceMemory as DeviceMemory
 from spindle_cli.costs.memory import SliceShape

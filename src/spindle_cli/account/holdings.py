@@ -209,6 +209,12 @@ class Held:
         shared = self.owned if sharded and self.sharding is not Sharding.NONE else self.share
         return self.trained_bytes * (shared * kept.state_per_param + self.share * kept.whole_state_per_param)
 
+    @property
+    def divided(self) -> tuple[object, ...]:
+        """All that follows from which shards the device has, and who has them besides."""
+        shares = self.share, self.kept, self.padded, self.summed
+        return self.sharding, self.num_teams, self.num_fragments, *shares
+
     def divide(self, sharers: Sequence[Sharers], weight: int = 1, num_teams: int = 1) -> None:
         """Set the shares from the devices that hold each of the block's equal fragments; `weight`: this one's
         among them. `num_teams`: how often they are there, where these are those of one of several teams.

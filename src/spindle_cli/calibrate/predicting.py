@@ -1,16 +1,10 @@
-"""What a profile predicts of a plan's slices where they are, in the order that they have."""
+"""What a profile predicts of a plan that has been run."""
 
 from __future__ import annotations
 
-from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
-from spindle_cli.account.edges import pass_order, slice_edges
-from spindle_cli.account.traffic import traffic_of
-from spindle_cli.plan.ordering.timed import timed
-from spindle_cli.plan.placing.predict import Prediction, predict
-from spindle_cli.plan.problem import Problem, make_problem
-from spindle_cli.plan.schedule import placed_slices
-from spindle_cli.plan.sets.restrict import as_early_as_possible
-from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.plan.best.again import predicted_by
+from spindle_cli.plan.placing.predict import Prediction
+from spindle_cli.plan.types import Plan
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
@@ -19,27 +13,11 @@ def predicted_again(plan: Plan, profile: Profile) -> Prediction:
     """The iteration of a plan's slices on their devices by the times of another profile of its workload, over
     the plan's links.
     """
-    seen = seen_on(profile, plan.cluster).sharded(plan.sharding).weighted(plan.shard_weights)
-    profile = seen.with_metaops([_gathering_as(metaop, plan) for metaop in seen.metaops])
-    problem = make_problem(profile, plan.cluster)
-    slices = _timed(problem, plan)
-    held = device_memory(profile.metaops, slices, plan.cluster, profile)
-    traffic = traffic_of(placed_slices(problem, slices), problem.uses)
-    steps_s = optimizer_steps_s(held, profile.optimizer_s_per_byte)
-    return predict(problem, slices, traffic, max(piece.last_s for piece in slices), steps_s)
+    seen = seen_on(profile, plan.cluster)
+    return predicted_by(seen.with_metaops([_gathering_as(metaop, plan) for metaop in seen.metaops]), plan)
 
 
 def _gathering_as(metaop: MetaOpProfile, plan: Plan) -> MetaOpProfile:
     """A MetaOp of which rows or factors are gathered as the plan says."""
     gathered = plan.by_name[metaop.name].gathered
     return metaop if metaop.gathered == gathered else metaop.model_copy(update={"gathered": gathered})
-
-
-def _timed(problem: Problem, plan: Plan) -> tuple[Slice, ...]:
-    if plan.slices[0].backward_s is not None:
-        return timed(problem, plan.slices, pass_order(plan, slice_edges(plan)))
-    pieces = [
-        piece.model_copy(update={"start_s": 0.0, "end_s": piece.num_ops * problem.point_of(piece).op_s})
-        for piece in plan.slices
-    ]
-    return as_early_as_possible(pieces, problem.profile.by_name)

@@ -11,7 +11,15 @@ from spindle_cli.files.cluster import Cluster
 
 
 class Sharding(StrEnum):
-    """What each of the devices has a range of alone (Rajbhandari et al. 2020, stages 1 to 3)."""
+    """What each of the devices has a range of alone (Rajbhandari et al. 2020, stages 1 to 3).
+
+    Attributes:
+        is_by_pass: whether gradients are summed in each backward pass, so that none stay whole behind it.
+        is_fetched: whether parameters are gathered for the passes that use them.
+    """
+
+    is_by_pass: bool
+    is_fetched: bool
 
     NONE = "none"  # of nothing: each has the optimizer's state whole, too
     OPTIMIZER = "optimizer"  # of the optimizer's state
@@ -19,15 +27,10 @@ class Sharding(StrEnum):
     KEPT = "parameters-kept"  # and of the parameters, but from a slice's forward pass to its backward pass
     PARAMETERS = "parameters"  # and of the parameters, but where and while an op uses them
 
-    @property
-    def is_by_pass(self) -> bool:
-        """Whether gradients are summed in each backward pass, so that none stay whole behind it."""
-        return self is Sharding.GRADIENTS or self.is_fetched
-
-    @property
-    def is_fetched(self) -> bool:
-        """Whether parameters are gathered for the passes that use them."""
-        return self in (Sharding.KEPT, Sharding.PARAMETERS)
+    def __init__(self, value: str) -> None:
+        # Set once: the account of memory asks millions of times.
+        self.is_fetched = value.startswith("parameters")
+        self.is_by_pass = self.is_fetched or value == "gradients"
 
 
 # By key of parameters; what is not there is as the train settings say.

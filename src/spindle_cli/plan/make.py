@@ -44,9 +44,9 @@ from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.sets.choose import with_sets
 from spindle_cli.plan.stages.pipelined import in_pipelines
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
-from spindle_cli.plan.sums.choose import Sums, with_sums
+from spindle_cli.plan.sums.choose import with_sums
 from spindle_cli.plan.teams.find import in_teams
-from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName
+from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName, Sums
 from spindle_cli.plan.weights.choose import ShardBy, require_types, with_best_weights
 from spindle_cli.profile.machine.devices import require_precision
 from spindle_cli.profile.mixed.seen import seen_on

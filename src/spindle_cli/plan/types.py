@@ -37,6 +37,8 @@ from spindle_cli.profile.types import (
 from spindle_cli.workload.settings.sampling import TaskShare, require_told_apart
 
 StrategyName = Literal["spindle", "sequential", "distmm", "optimus", "dp-even", "dp-flops"]
+# How gradients are summed: each matrix in its fastest way; all as they are; all that can, in one way.
+Sums = Literal["auto", "dense", "rows", "factors"]
 # What `spindle` is compared with, on devices of one type and of several.
 ON_ONE_TYPE: tuple[StrategyName, ...] = ("spindle", "sequential", "distmm", "optimus")
 ON_SEVERAL_TYPES: tuple[StrategyName, ...] = ("spindle", "sequential", "dp-even", "dp-flops")

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spindle_cli.files.sharding import ShardingOf
-from spindle_cli.plan.sums.choose import Sums
-from spindle_cli.plan.types import StrategyName
+from spindle_cli.plan.types import StrategyName, Sums
 from spindle_cli.plan.weights.choose import ShardBy
 
 DEFAULT_EFFORT = 1

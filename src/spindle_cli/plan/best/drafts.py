@@ -53,7 +53,9 @@ def best_judged(
     found = [[baseline(name)] for name in BASELINES if strategy in (name, "spindle")]
     if strategy == "spindle":
         for number, drafts in enumerate(spindle(problem, bound, effort)):
-            found.append(best_of(problem, drafts, with_care=effort != NO_SEARCH))
+            known = _least(judged for each in found for judged in each)
+            within_s = inf if known is None else known.prediction.iteration_s
+            found.append(best_of(problem, drafts, with_care=effort != NO_SEARCH, within_s=within_s))
             if number == 1 and not any(found[-1]):
                 break  # nothing of a whole search fits: a longer one will not help
     all_fit = all(judged is not None and not judged.is_apart for each in found for judged in each)
@@ -63,7 +65,10 @@ def best_judged(
         if best is None or may_gain(best.prediction, bound.lower_bound_s):
             longest_s = inf if best is None else best.prediction.iteration_s
             found.append([judge(problem, draft) for draft in pipelines(problem, effort, longest_s)])
-    spread = [spread_out(problem, best) for each in found if (best := _least(each)) is not None]
+    best_of_each = [best for each in found if (best := _least(each)) is not None]
+    if effort == NO_SEARCH and best_of_each:
+        best_of_each = [min(best_of_each, key=Judged.rank)]
+    spread = [spread_out(problem, best) for best in best_of_each]
     return _least(spread), all_fit  # of equals the first: a baseline
 
 

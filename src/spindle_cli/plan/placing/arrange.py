@@ -26,10 +26,14 @@ from spindle_cli.plan.schedule import placed_slices
 from spindle_cli.plan.types import Slice
 
 
-def arrange(problem: Problem, slices: tuple[Slice, ...], num_exchanges: int) -> tuple[Slice, ...]:
-    """The same schedule with devices exchanged between nodes, after so many tries."""
+def arrange(
+    problem: Problem, slices: tuple[Slice, ...], num_exchanges: int
+) -> tuple[tuple[Slice, ...], Sequence[int]]:
+    """The same schedule with devices exchanged between nodes, after so many tries, and of each device which
+    one takes its place.
+    """
     if len(problem.cluster.node_sizes) == 1:
-        return slices
+        return slices, range(problem.num_devices)
     arrangement = _Arrangement(problem, slices)
     random = Random(0)  # noqa: S311 - reproducible, not secret
     for number in range(num_exchanges):
@@ -37,10 +41,11 @@ def arrange(problem: Problem, slices: tuple[Slice, ...], num_exchanges: int) -> 
         if arrangement.may_be_exchanged(a, b):
             arrangement.try_exchange(arrangement.all_alike(a, b) if number % 2 else arrangement.alone(a, b))
     place = arrangement.place
-    return tuple(
+    arranged = tuple(
         piece.model_copy(update={"devices": tuple(place[device] for device in piece.devices)})
         for piece in slices
     )
+    return arranged, place
 
 
 class _Arrangement:
@@ -167,10 +172,7 @@ class _Arrangement:
             cost_s = self._cost_s(kind_s)
         before_s = after_s = 0.0
         if has_neighbours:
-            before_s = self._between_s(moved)
-            self._lay(pairs, node_b, node_a)
-            after_s = self._between_s(moved)
-            self._lay(pairs, node_a, node_b)
+            before_s, after_s = self._between_s(pairs, node_a, node_b)
         if cost_s + after_s < self.cost_s + before_s - 1e-9 * self.cost_s:
             self.kind_s, self.cost_s = kind_s, cost_s
             for group, group_s in changed_s:
@@ -244,16 +246,24 @@ class _Arrangement:
         total_s: float = sum(map(mul, kind_s, self.size_of_kind))
         return max(kind_s) + total_s / len(self.place)
 
-    def _between_s(self, devices: Sequence[int]) -> float:
-        """Seconds that what these devices exchange with others takes longer for crossing nodes."""
-        lies_on = self.lies_on
-        total_s = 0.0
-        for device in devices:
-            own = lies_on[device]
-            for other, seconds in self.neighbours[device]:
-                if lies_on[other] != own:
-                    total_s += seconds
-        return total_s
+    def _between_s(self, pairs: Sequence[tuple[int, int]], node_a: int, node_b: int) -> tuple[float, float]:
+        """Seconds that what these devices exchange with others takes longer for crossing nodes: as they are,
+        and with each pair, of which the first is on one node and the second on another, exchanged.
+        """
+        lies_on, neighbours = self.lies_on, self.neighbours
+        goes_to: dict[int, int] = {}
+        for a, b in pairs:
+            goes_to[a], goes_to[b] = node_b, node_a
+        before_s = after_s = 0.0
+        for device, then in goes_to.items():
+            now = lies_on[device]
+            for other, seconds in neighbours[device]:
+                is_on = lies_on[other]
+                if is_on != now:
+                    before_s += seconds
+                if goes_to.get(other, is_on) != then:
+                    after_s += seconds
+        return before_s, after_s
 
 
 def _histogram(spread: Sequence[int], most: int) -> list[int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -86,6 +87,7 @@ class Dispatcher:
         self.backwards = backwards
         self.lower_bound_s = bound.lower_bound_s
         self._rates = problem.rates
+        self._steps = tuple(_steps_up(rates) for rates in self._rates)
         self._num_ops = [node.num_ops for node in nodes]
         self._consumers = [node.inputs if backwards else node.consumers for node in nodes]
         self._num_inputs = [len(node.consumers if backwards else node.inputs) for node in nodes]
@@ -194,20 +196,18 @@ class Dispatcher:
 
     def _widen(self, granted: Sequence[_Wish], points: list[int], free: int) -> None:
         """Give the devices left over, a step at a time, where they cost the fewest device-seconds per op."""
+        steps = [self._steps[wish[1]] for wish in granted]
+        following = [of_node[index] for of_node, index in zip(steps, points, strict=True)]
         while free:
             cheapest, best = WIDEN_COST, -1
-            for place, wish in enumerate(granted):
-                rates = self._rates[wish[1]]
-                index = points[place]
-                if index + 1 < len(rates) and rates[index + 1][0] - rates[index][0] <= free:
-                    (n, op_s), (wider, wider_s) = rates[index], rates[index + 1]
-                    if wider * wider_s < cheapest * n * op_s:
-                        cheapest, best = wider * wider_s / (n * op_s), place
+            for place, (more, wider_s, devices, op_s, cost) in enumerate(following):
+                if more <= free and wider_s < cheapest * devices * op_s:
+                    cheapest, best = cost, place
             if best < 0:
                 return
-            rates = self._rates[granted[best][1]]
-            free -= rates[points[best] + 1][0] - rates[points[best]][0]
+            free -= int(following[best][0])
             points[best] += 1
+            following[best] = steps[best][points[best]]
 
     def _start(self, state: _State, granted: Sequence[tuple[_Wish, int]]) -> None:
         """Start what was granted, for as long as its allocation is the right one."""
@@ -241,6 +241,21 @@ class Dispatcher:
                 state.missing[consumer] -= 1
                 if not state.missing[consumer]:
                     state.ready.append(consumer)
+
+
+# From a point to the next: devices more, device-seconds of an op there, devices and seconds of it here, and
+# how many times as many device-seconds that are; from the last point none.
+_Step = tuple[float, float, int, float, float]
+_NO_STEP: _Step = (inf, inf, 1, inf, inf)
+
+
+def _steps_up(rates: Sequence[tuple[int, float]]) -> tuple[_Step, ...]:
+    """From each of a node's points."""
+    steps = [
+        (wider - devices, wider * wider_s, devices, op_s, wider * wider_s / (devices * op_s))
+        for (devices, op_s), (wider, wider_s) in pairwise(rates)
+    ]
+    return (*steps, _NO_STEP)
 
 
 class _State:

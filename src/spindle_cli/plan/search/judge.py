@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from math import inf
@@ -92,14 +92,23 @@ def slices_in_order(problem: Problem, draft: Draft, order: Sequence[Pass]) -> tu
     return timed(problem, slices, [Pass(indices[piece], is_backward) for piece, is_backward in order])
 
 
-def best_of(problem: Problem, drafts: Sequence[Draft], *, with_care: bool = True) -> list[Judged | None]:
+def best_of(
+    problem: Problem, drafts: Sequence[Draft], *, with_care: bool = True, within_s: float = inf
+) -> list[Judged | None]:
     """The best placements of some drafts that leave the devices to the placement; None for one that does not
-    fit.
+    fit, or whose schedule is longer than `within_s`, or than the iteration of another one.
 
-    All get a quick placement; those that look best then are placed with more care if that is wanted.
+    All get a quick placement; those that look best then are placed with more care if that is wanted, and all
+    drafts are placed then, whatever their schedules.
     """
     placed = cache(partial(best_placed, problem))  # some guides lead to the same draft
-    quick = [(placed(draft, WEIGHTS[:1], QUICK_EXCHANGES), draft) for draft in drafts]
+    quick: list[tuple[Judged | None, Draft]] = []
+    for draft in drafts if with_care else sorted(drafts, key=lambda draft: draft.end_s):
+        is_late = not with_care and draft.end_s > within_s
+        judged = None if is_late else placed(draft, WEIGHTS[:1], QUICK_EXCHANGES)
+        quick.append((judged, draft))
+        if judged is not None:
+            within_s = min(within_s, judged.prediction.iteration_s)
     quick.sort(key=lambda item: (item[0] is None, item[0].rank() if item[0] else (0.0, 0.0, 0)))
     found: list[Judged | None] = [judged for judged, _ in quick]
     for number, (judged, draft) in enumerate(quick[: PLACED_WITH_CARE if with_care else 0]):
@@ -107,7 +116,8 @@ def best_of(problem: Problem, drafts: Sequence[Draft], *, with_care: bool = True
         if careful is not None and (judged is None or careful.rank() < judged.rank()):
             found[number] = careful
     if not any(found):
-        found = [placed(draft, (BALANCED,), 0) for draft in drafts]
+        near = drafts if with_care else [draft for draft in drafts if draft.end_s <= within_s]
+        found = [placed(draft, (BALANCED,), 0) for draft in near]
     return found
 
 
@@ -125,10 +135,16 @@ def best_placed(
             continue
         known.add(placed.devices)
         slices = exact_slices(problem, placed)
+        memory = _memory_within(problem, slices)
+        # Exchanges renumber devices of a type, and change nothing of what each holds.
+        if memory is None and not _fits_in_groups(problem, slices):
+            continue
         if exchanges_per_device:
             num_exchanges = exchanges_per_device * min(problem.num_devices, MOST_DEVICES_COUNTED)
-            slices = arrange(problem, slices, num_exchanges)
-        judged = measure(problem, draft.name, slices, draft.after)
+            slices, goes_to = arrange(problem, slices, num_exchanges)
+            memory = None if memory is None else _renumbered(memory, goes_to)
+        judged = None if memory is None else _measured(problem, draft.name, slices, memory, draft.after)
+        judged = judged or _in_best_groups(problem, draft.name, slices, draft.after)
         if judged is not None:
             found.append(judged)
     return min(found, key=Judged.rank, default=None)
@@ -162,11 +178,16 @@ def measure(
         after: what the draft says of which slices wait for which.
     """
     judged = measure_as_they_are(problem, strategy, slices, after)
-    if judged is not None or not problem.orders_passes:
-        return judged
+    return judged or _in_best_groups(problem, strategy, slices, after)
+
+
+def _in_best_groups(
+    problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None
+) -> Judged | None:
+    """The best of groups of tasks that are run one after the other; None if none fits."""
     found: Judged | None = None
-    for order in in_groups(problem, slices):
-        larger = measure_as_they_are(problem, strategy, timed(problem, slices, order), after)
+    for ordered in _in_groups(problem, slices):
+        larger = measure_as_they_are(problem, strategy, ordered, after)
         if larger is None:
             break  # a larger group holds more
         if found is None or larger.rank() < found.rank():
@@ -174,16 +195,49 @@ def measure(
     return found
 
 
+def _in_groups(problem: Problem, slices: tuple[Slice, ...]) -> Iterator[tuple[Slice, ...]]:
+    """Timed in groups of ever more tasks; none where passes have no order of their own."""
+    if problem.orders_passes:
+        for order in in_groups(problem, slices):
+            yield timed(problem, slices, order)
+
+
+def _fits_in_groups(problem: Problem, slices: tuple[Slice, ...]) -> bool:
+    """Whether devices have room, but for communicators, in the order that asks for least."""
+    ordered = next(_in_groups(problem, slices), None)
+    return ordered is not None and _memory_within(problem, ordered) is not None
+
+
 def measure_as_they_are(
     problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None = None
 ) -> Judged | None:
     """The same in the order of passes that the slices have."""
+    memory = _memory_within(problem, slices)
+    return None if memory is None else _measured(problem, strategy, slices, memory, after)
+
+
+def _memory_within(problem: Problem, slices: tuple[Slice, ...]) -> tuple[DeviceMemory, ...] | None:
+    """What devices hold, without communicators; None if one has no room."""
     profile, cluster = problem.profile, problem.cluster
-    memory = memory_within(
-        profile.metaops, slices, cluster, profile, cluster.memory_bytes, problem.known_uses
-    )
-    if memory is None:
-        return None
+    return memory_within(profile.metaops, slices, cluster, profile, cluster.memory_bytes, problem.known_uses)
+
+
+def _renumbered(memory: Sequence[DeviceMemory], goes_to: Sequence[int]) -> tuple[DeviceMemory, ...]:
+    """What each device holds that has taken another one's place."""
+    found = list(memory)
+    for need, device in zip(memory, goes_to, strict=True):
+        found[device] = need
+    return tuple(found)
+
+
+def _measured(
+    problem: Problem,
+    strategy: str,
+    slices: tuple[Slice, ...],
+    memory: tuple[DeviceMemory, ...],
+    after: tuple[int, ...] | None,
+) -> Judged | None:
+    """`memory`: of devices, without communicators."""
     placed = placed_slices(problem, slices)
     traffic = traffic_of(placed, problem.uses)
     communicators = communicator_bytes(placed, traffic)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Literal
 
 from spindle_cli.account.sums.gathered import GatheredMatrix, gathered_matrices
 from spindle_cli.costs.links import per_node, spread_collective_s
@@ -22,13 +21,14 @@ from spindle_cli.costs.parameters.gradient_sums import Summing, fastest, seconds
 from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.types import Plan, PlanMetaOp
+from spindle_cli.plan.best.again import predicted_by
+from spindle_cli.plan.types import Plan, PlanMetaOp, Sums
 from spindle_cli.profile.types import Matrix, MetaOpProfile, Profile
 
-# What a user may ask for: the fastest way of each matrix; all as they are; all that can, in one way.
-Sums = Literal["auto", "dense", "rows", "factors"]
 # Of the iteration, what the rule has to promise, and the plan to gain: predictions are not more exact.
 WORTH = 0.01
+# What the plan's own slices have to gain before it is planned once more, which takes as long again.
+SHOWS = WORTH / 2
 # How many matrices a note names.
 _NAMED = 3
 
@@ -53,6 +53,9 @@ def with_sums(plan: Plan, profile: Profile, asked: Sums, make: Callable[[Profile
     saved_s = _saved_s(found, speeds, plan)
     gains = {name for name, seconds in saved_s.items() if seconds > 0}
     if not gains or sum(saved_s[name] for name in gains) < WORTH * plan.predicted.iteration_s:
+        return plan
+    gathering = profile.with_metaops([_with_gathered(each, gains, speeds) for each in profile.metaops])
+    if predicted_by(gathering, plan).iteration_s > (1 - SHOWS) * plan.predicted.iteration_s:
         return plan
     try:
         made = _made(gains, plan, profile, make)
@@ -220,7 +223,7 @@ def _reached(metaop: PlanMetaOp) -> list[float]:
 
 def _gathering(profile: Profile, names: Collection[str], speeds: Mapping[str, float | None]) -> Profile:
     """The profile with MetaOps that gather these matrices, and are not split by tensor parallelism."""
-    metaops = [_with_gathered(each, names, speeds) for each in profile.metaops]
+    metaops = [_unsplit(_with_gathered(each, names, speeds)) for each in profile.metaops]
     return profile.with_metaops(metaops).of_file(profile.sha256())
 
 
@@ -234,11 +237,12 @@ def _with_gathered(
         for matrix in metaop.matrices
         if matrix.parameter in names
     )
-    if not own:
+    return metaop.model_copy(update={"gathered": own}) if own else metaop
+
+
+def _unsplit(metaop: MetaOpProfile) -> MetaOpProfile:
+    if not metaop.gathered:
         return metaop
-    whole = {
-        "gathered": own,
-        "curve": tuple(point for point in metaop.curve if point.tp == 1),
-        "shares": tuple(share for share in metaop.shares if share.tp == 1),
-    }
-    return metaop.model_copy(update=whole)
+    curve = tuple(point for point in metaop.curve if point.tp == 1)
+    shares = tuple(share for share in metaop.shares if share.tp == 1)
+    return metaop.model_copy(update={"curve": curve, "shares": shares})
