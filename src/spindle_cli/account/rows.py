@@ -51,11 +51,15 @@ class Layout:
 
     def rows(self, share: int) -> tuple[int, int]:
         """Samples [first, last) of a share, counted in the whole batch."""
+        return self.cuts[share], self.cuts[share + 1]
+
+    @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """dp + 1 samples, counted in the whole batch: share i has those from `cuts[i]` to `cuts[i + 1]`."""
         first, last = self.samples
         if self.offsets is not None:
-            return first + self.offsets[share], first + self.offsets[share + 1]
-        size = last - first
-        return first + share * size // self.dp, first + (share + 1) * size // self.dp
+            return tuple(first + offset for offset in self.offsets)
+        return tuple(first + share * (last - first) // self.dp for share in range(self.dp + 1))
 
     def rows_of(self, device: int) -> tuple[int, int]:
         """Samples [first, last) that a device holds."""
@@ -85,16 +89,16 @@ class Layout:
         """The shares that hold some of the samples [first, last): (share, first, last) of what each holds of
         them, in order.
         """
-        begin, end = self.samples
-        if self.offsets is None:
-            share = max(0, (first - begin) * self.dp // (end - begin) - 1)
-        else:
-            share = max(0, bisect_right(self.offsets, first - begin) - 1)
+        cuts = self.cuts
+        share = max(0, bisect_right(cuts, first) - 1)
         while share < self.dp:
-            low, high = self.rows(share)
+            low, high = cuts[share], cuts[share + 1]
             if low >= last:
                 return
-            low, high = max(low, first), min(high, last)
+            if low < first:
+                low = first
+            if high > last:
+                high = last
             if low < high:
                 yield share, low, high
             share += 1

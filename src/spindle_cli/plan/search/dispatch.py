@@ -10,6 +10,7 @@ How many it needs follows from the linear program: the seconds that a MetaOp and
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -87,6 +88,7 @@ class Dispatcher:
         self.backwards = backwards
         self.lower_bound_s = bound.lower_bound_s
         self._rates = problem.rates
+        self._speeds = tuple(tuple(-op_s for _, op_s in rates) for rates in self._rates)  # ascending
         self._steps = tuple(_steps_up(rates) for rates in self._rates)
         self._num_ops = [node.num_ops for node in nodes]
         self._consumers = [node.inputs if backwards else node.consumers for node in nodes]
@@ -134,13 +136,7 @@ class Dispatcher:
             points = rates[node]
             urgency = (left[node] * op_s[node] + tail_s[node]) / left_s
             wanted_s = op_s[node] / urgency * _ALMOST
-            most = 0
-            for _, point_s in points:
-                if point_s <= wanted_s:
-                    break
-                most += 1
-            else:
-                most -= 1
+            most = min(bisect_left(self._speeds[node], -wanted_s), len(points) - 1)
             least, share = most, 1.0
             if most and urgency <= 1.0 and points[most][1] < wanted_s:
                 # Between two allocations: so many ops on the larger that the mix takes `wanted_s` per op.
