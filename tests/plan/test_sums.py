@@ -188,7 +188,7 @@ def test_it_is_planned_once_more_where_the_plans_own_slices_gain_half_of_what_is
 
 
 def behind_a_front(known: Profile, backward_s: float) -> Profile:
-    """A profile's MetaOp behind another one without parameters, which runs backward so long on two devices."""
+    """A profile's MetaOp behind another one without parameters, which runs backward so long on two."""
     (last,) = known.metaops
     front = metaop_of("a/front", 1, {1: 10.0, 2: 1.5 * backward_s}, param_bytes_per_op=0)
     return known.with_metaops([front, last.model_copy(update={"inputs": ("a/front",)})])

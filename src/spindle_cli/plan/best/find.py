@@ -19,7 +19,7 @@ from spindle_cli.plan.best.micro_batches import (
     in_micro_batches,
     micro_batches_for,
 )
-from spindle_cli.plan.best.rounds import in_rounds
+from spindle_cli.plan.best.rounds import in_rounds, rounds_of
 from spindle_cli.plan.best.sharding import on_all_devices
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import make_problem
@@ -175,8 +175,9 @@ class OneTypeCutPlanner:
     def cut(self, counts: Mapping[str, int]) -> MicroBatched:
         return in_micro_batches(self.profile, counts, self.cluster)
 
-    def quickly(self, cut: MicroBatched, than_s: float) -> Judged | None:  # noqa: ARG002 - of several types
-        one = least_fallback(cut.one, self.cluster, self.strategy, ONE_TYPE, recomputes=False)
+    def quickly(self, cut: MicroBatched, than_s: float) -> Judged | None:
+        one_s = than_s / rounds_of(cut.first, cut.counts)
+        one = least_fallback(cut.one, self.cluster, self.strategy, ONE_TYPE, recomputes=False, than_s=one_s)
         return None if one is None else one.judged
 
     def searched(self, cut: MicroBatched) -> Found | None:

@@ -19,8 +19,14 @@ from spindle_cli.plan.best.find import (
     in_best_micro_batches,
 )
 from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
+from spindle_cli.plan.bound.bound import lower_bound
+from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.posed import Posing
 from spindle_cli.profile.types import Profile
+
+# A plan that takes at most this many times as long as no schedule can be shorter than is not asked to gain by
+# sharing memory out otherwise: gathers and small shares would take that again.
+NEAR_BOUND = 1.03
 
 
 def find_asked(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None:
@@ -62,7 +68,10 @@ def _with_room(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None
     shared_out = profile.sharded(asked.sharding or {})
     found = _in_memory(shared_out, cluster, asked)
     planner = OneTypeCutPlanner(shared_out, cluster, strategy, effort)
-    return found if profile.task_sets else with_less(profile, cluster, asked, found, planner, ONE_TYPE)
+    bound_s = lower_bound(make_problem(profile, cluster)).lower_bound_s
+    return (
+        found if profile.task_sets else with_less(profile, cluster, asked, found, planner, ONE_TYPE, bound_s)
+    )
 
 
 def with_less(
@@ -72,14 +81,17 @@ def with_less(
     found: Found | None,
     planner: CutPlanner,
     posing: Posing,
+    bound_s: float,
 ) -> Found | None:
-    """The best plan; where memory is short also of those that cut batches and share out parameters.
+    """The best plan; where memory is short also of those that cut batches and share out parameters, unless
+    there is next to nothing that these could gain.
 
     Args:
         found: the best of whole batches, or of the micro-batches asked for, with what is to be shared out.
         planner: of micro-batches, with the same shared out.
+        bound_s: before which no schedule of whole batches ends.
     """
-    if found is not None and not found.is_short:
+    if found is not None and (not found.is_short or found.best.prediction.compute_s <= NEAR_BOUND * bound_s):
         return found
     strategy = asked.strategy
     shared_out = profile.sharded(asked.sharding or {})

@@ -76,7 +76,11 @@ def _with_room(profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBou
         if found is not None and may_leave:
             problem = posing.problem(shared_out, cluster)
             found = on_best_part(problem, bound, found, partial(_on_part, shared_out, asked.effort, cluster))
-    return found if profile.task_sets else with_less(profile, cluster, asked, found, planner, posing)
+    return (
+        found
+        if profile.task_sets
+        else with_less(profile, cluster, asked, found, planner, posing, bound.lower_bound_s)
+    )
 
 
 @dataclass(frozen=True)

@@ -96,19 +96,21 @@ def best_of(
     problem: Problem, drafts: Sequence[Draft], *, with_care: bool = True, within_s: float = inf
 ) -> list[Judged | None]:
     """The best placements of some drafts that leave the devices to the placement; None for one that does not
-    fit, or whose schedule is longer than `within_s`, or than the iteration of another one.
+    fit.
 
-    All get a quick placement; those that look best then are placed with more care if that is wanted, and all
-    drafts are placed then, whatever their schedules.
+    All get a quick placement; those that look best then are placed with more care if that is wanted. If not,
+    what cannot be the best is left out: schedules longer than `within_s`, or than the iteration of another.
     """
     placed = cache(partial(best_placed, problem))  # some guides lead to the same draft
     quick: list[tuple[Judged | None, Draft]] = []
     for draft in drafts if with_care else sorted(drafts, key=lambda draft: draft.end_s):
-        is_late = not with_care and draft.end_s > within_s
-        judged = None if is_late else placed(draft, WEIGHTS[:1], QUICK_EXCHANGES)
+        if not with_care and draft.end_s > within_s:
+            break
+        judged = placed(draft, WEIGHTS[:1], QUICK_EXCHANGES)
         quick.append((judged, draft))
         if judged is not None:
             within_s = min(within_s, judged.prediction.iteration_s)
+    tried = [draft for _, draft in quick]
     quick.sort(key=lambda item: (item[0] is None, item[0].rank() if item[0] else (0.0, 0.0, 0)))
     found: list[Judged | None] = [judged for judged, _ in quick]
     for number, (judged, draft) in enumerate(quick[: PLACED_WITH_CARE if with_care else 0]):
@@ -116,8 +118,7 @@ def best_of(
         if careful is not None and (judged is None or careful.rank() < judged.rank()):
             found[number] = careful
     if not any(found):
-        near = drafts if with_care else [draft for draft in drafts if draft.end_s <= within_s]
-        found = [placed(draft, (BALANCED,), 0) for draft in near]
+        found = [placed(draft, (BALANCED,), 0) for draft in tried]
     return found
 
 

@@ -106,15 +106,18 @@ def least_fallback(
     def within_s() -> float:
         return min(fastest_s(), than_s / (1 + ABOVE_BOUND))
 
+    def no_longer_than_s() -> float:
+        return min(fastest_s(), than_s)
+
     for split in splits_in_turn(profile, cluster, posing, within_s):
         if len(found) == SPLITS_COMPARED or split.posed.lower_bound_s >= fastest_s():
             break
-        if not may_be_faster(split.posed, than_s):
+        if not may_be_faster(split.posed, no_longer_than_s()):
             break
         if recomputes:
-            least = _least_recomputing(split, strategy, than_s)
+            least = _least_recomputing(split, strategy, no_longer_than_s())
         else:
-            least = _recomputing(split, 0, strategy, than_s)
+            least = _recomputing(split, 0, strategy, no_longer_than_s())
         if least is not None:
             found.append(least)
     if not found:
@@ -124,8 +127,9 @@ def least_fallback(
         return best
     # Plans that spread memory less evenly fit only with some more recomputation, and may be faster
     # nevertheless.
-    more = [_recomputing(best.tight, best.step + step, strategy, than_s) for step in MORE_STEPS]
-    found += [plan for plan in more if plan is not None]
+    for step in MORE_STEPS:
+        more = _recomputing(best.tight, best.step + step, strategy, no_longer_than_s())
+        found += [] if more is None else [more]
     return min(found, key=lambda plan: plan.judged.rank())
 
 
