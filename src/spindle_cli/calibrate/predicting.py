@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
 from spindle_cli.account.edges import pass_order, slice_edges
 from spindle_cli.account.traffic import traffic_of
@@ -9,6 +11,7 @@ from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.schedule import placed_slices
+from spindle_cli.plan.sets.choose import of_tasks
 from spindle_cli.plan.sets.restrict import as_early_as_possible
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.mixed.seen import seen_on
@@ -17,14 +20,21 @@ from spindle_cli.profile.types import MetaOpProfile, Profile
 
 def predicted_again(plan: Plan, profile: Profile) -> Prediction:
     """The iteration of a plan's slices on their devices by the times of another profile of its workload, over
-    the plan's links.
+    the plan's links. Of one of several plans that run in turn, devices hold what they use in any.
     """
-    seen = seen_on(profile, plan.cluster).sharded(plan.sharding).weighted(plan.shard_weights)
+    seen = seen_on(profile, plan.cluster)
+    if plan.joint is not None:
+        seen = of_tasks(seen, dict.fromkeys(metaop.task for metaop in plan.metaops))
+    seen = seen.sharded(plan.sharding).weighted(plan.shard_weights)
     profile = seen.with_metaops([_gathering_as(metaop, plan) for metaop in seen.metaops])
     problem = make_problem(profile, plan.cluster)
     slices = _timed(problem, plan)
-    held = device_memory(profile.metaops, slices, plan.cluster, profile)
-    traffic = traffic_of(placed_slices(problem, slices), problem.uses)
+    held = device_memory(profile.metaops, slices, plan.cluster, profile, turn=plan.turn)
+    placed = placed_slices(problem, slices)
+    if plan.joint is None:
+        traffic = traffic_of(placed, problem.uses)
+    else:
+        traffic = traffic_of(replace(placed, joint=plan.joint, member=plan.member))
     steps_s = optimizer_steps_s(held, profile.optimizer_s_per_byte)
     return predict(problem, slices, traffic, max(piece.last_s for piece in slices), steps_s)
 
