@@ -29,9 +29,9 @@ def op_memory(kept: float, forward: float, tp: int = 1) -> OpMemory:
     return OpMemory.model_validate({**sizes, "tp": tp})
 
 
-def net(task: str, memory: tuple[OpMemory, ...], **more: Any) -> MetaOpProfile:
+def net(task: str, memory: tuple[OpMemory, ...], op_bytes: int = 12 * MIB) -> MetaOpProfile:
     """Three ops of 12 MiB of parameters each that all tasks use."""
-    keys: dict[str, Any] = {"parameters": "net", "param_bytes_per_op": 12 * MIB, "batch_size": 12, **more}
+    keys: dict[str, Any] = {"parameters": "net", "param_bytes_per_op": op_bytes, "batch_size": 12}
     made = metaop_of(f"{task}/net", 3, SIZES, activation_bytes_per_op=0, memory=memory, **keys)
     return made.model_copy(update={"output_bytes": 0})
 
@@ -47,10 +47,11 @@ def planned(
     *teams: Sequence[int],
     memory: tuple[OpMemory, ...] = (op_memory(0, 0),),
     first: MetaOpProfile | None = None,
+    op_bytes: int = 12 * MIB,
     **more: Any,
 ) -> Plan:
     """A task for each of these sets of devices. `first`: what the first one's run before."""
-    nets = [net(chr(ord("a") + number), memory) for number in range(len(teams))]
+    nets = [net(chr(ord("a") + number), memory, op_bytes) for number in range(len(teams))]
     pieces = [slice_of(each, (0, 3), tuple(team), 9.0) for each, team in zip(nets, teams, strict=True)]
     waves = [[piece] for piece in pieces]
     if first is not None:
@@ -131,6 +132,9 @@ def test_fragments_of_tensor_parallelism_are_compared_each() -> None:
     plan = planned((0, 1, 2, 3), (4, 5, 6, 7), memory=both)
     assert handed_on(split(plan, "a", "b")) == 0
     assert handed_on(split(plan, "a")) == pytest.approx(3 * 3)
+    # Of the other half, devices 1 and 3 have a third and two thirds, 5 and 7 a half each.
+    weighted = planned((0, 1, 2, 3), (4, 5, 6, 7), memory=both, shard_weights=(1, 1, 1, 2, 1, 1, 1, 1))
+    assert handed_on(split(weighted, "a", "b"), 3) == pytest.approx(3 * 4)
 
 
 def test_buffers_go_one_op_before_the_one_that_uses_the_parameters() -> None:
@@ -178,6 +182,12 @@ def test_backward_passes_before_the_first_use_have_them_too() -> None:
     assert [each.is_backward for each in found[:3]] == [False, True, False]
     assert found[1].after.buffers / MIB == pytest.approx(18)
     assert found[2].after.buffers == 0
+
+
+def test_behind_the_update_they_are_more_than_sums_may_take_before_it() -> None:
+    """Of ops of 24 MiB: 36, all at once; of sums, as many, 32 at most are under way."""
+    found = passes(planned(*UNEVEN, op_bytes=24 * MIB))
+    assert (found[1].after.buffers / MIB, found[2].fullest.buffers / MIB) == (32, pytest.approx(36))
 
 
 def test_behind_the_update_nothing_else_is_there_but_what_lasts() -> None:
