@@ -167,7 +167,7 @@ def shared(**more: Any) -> Profile:
 
 
 def held_by_others() -> Profile:
-    """a and b run on one device each with the same parameters, of which the other steps half of a alone, too."""
+    """On one device each with the same parameters, of which each device steps half in every step."""
     a, b = (metaop_of(f"{task}/m", 4, {1: 2.0}, parameters="net") for task in "ab")
     return sampled(a, b, optimizer_s_per_byte=2e-9, optimizer_state_sharded=True)
 
