@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from helpers.analysed import analysed
 from helpers.cli import run_spindle
 from spindle_cli.workload.metaops.repeated import unlisted_layers
-from spindle_cli.workload.types import Task, Workload
+from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
 class Samples(Dataset[dict[str, Tensor]]):
@@ -86,9 +86,16 @@ def test_a_task_that_holds_an_operator_or_has_no_two_equal_blocks_is_not_named()
 
 def test_a_layer_that_runs_twice_counts_once() -> None:
     net = Net(3)
-    net.layers.append(net.layers[0])
+    net.heads.append(net.layers[0])
     (line,) = said(net)
     assert line.endswith("list Layer, of which it has 3")
+
+
+def test_what_is_given_as_a_graph_has_operators_whatever_is_listed() -> None:
+    task = FlowTask("a", 4, Samples()).add_flow("x", Net(3))
+    graph = analysed(Workload("w", [task]))
+    assert len(graph.tasks["a"].ops) == 1
+    assert list(unlisted_layers(graph)) == []
 
 
 def test_each_task_is_asked_by_itself() -> None:

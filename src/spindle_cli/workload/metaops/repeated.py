@@ -30,7 +30,7 @@ def unlisted_layers(graph: WorkloadGraph) -> Iterator[str]:
     """
     for name, made in graph.tasks.items():
         # What a FlowTask calls is an operator, whatever is listed.
-        if isinstance(made.task, Task) and len(made.ops) == 1 and not _holds_operators(made, graph):
+        if isinstance(made.task, Task) and not _holds_operators(made, graph):
             distinct = {id(module): module for _, module in repeated_modules(made.root, name)}
             counts = Counter(type(module) for module in distinct.values())
             for cls, count in counts.most_common(1):
