@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spindle_cli.account.types import Pass
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.sharding import Sharding
+from spindle_cli.files.sharding import Sharding, ShardWeights
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.written import Bounds, plan_of
 from spindle_cli.plan.bound.any_cut import lower_bound_any_s
@@ -17,16 +17,16 @@ from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import Profile
 
 
-def by_two_teams(profile: Profile, cluster: Cluster) -> Plan | None:
+def by_two_teams(profile: Profile, cluster: Cluster, weights: ShardWeights = ()) -> Plan | None:
     """The sequential plan of each half of one node for the tasks that it runs, task after task; None where a
-    MetaOp does not run on all devices of a half.
+    MetaOp does not run on all devices of a half. `weights`: of the devices, where their ranges differ.
     """
     count = cluster.num_devices // 2
     (group,) = cluster.nodes
     half = cluster.changed(nodes=(group.model_copy(update={"devices": count}),))
     tasks = list(dict.fromkeys(metaop.task for metaop in profile.metaops))
     keys = {metaop.parameters or metaop.name for metaop in profile.metaops}
-    shared_out = profile.sharded(dict.fromkeys(keys, Sharding.PARAMETERS))
+    shared_out = profile.sharded(dict.fromkeys(keys, Sharding.PARAMETERS)).weighted(weights)
     slices: list[Slice] = []
     order: list[Pass] = []
     for number, task in enumerate(tasks):
@@ -51,7 +51,7 @@ def by_two_teams(profile: Profile, cluster: Cluster) -> Plan | None:
         lower_bound_any_s(profile, cluster.num_devices),
     )
     found = Found(judged, is_short=True, sharding=shared_out.sharding)
-    return plan_of(profile, cluster, "sequential", found, bounds)
+    return plan_of(profile.weighted(weights), cluster, "sequential", found, bounds)
 
 
 def _on_all(piece: Slice, team: int, count: int) -> Slice:

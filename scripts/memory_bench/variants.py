@@ -44,6 +44,7 @@ class Variant:
     in_groups: bool = False
     sharding: Sharding | None = None
     by_teams: bool = False
+    unequally: bool = False
 
     def is_of(self, plan: Plan) -> bool:
         """Whether a plan is what a lack of memory should make of it."""
@@ -73,6 +74,7 @@ VARIANTS = {
         Variant("gradients shared out", sharding=Sharding.GRADIENTS),
         Variant("parameters shared out", sharding=Sharding.PARAMETERS),
         Variant("by two teams", by_teams=True),
+        Variant("by two teams, other ranges", by_teams=True, unequally=True),
         Variant("by two teams, bf16, accumulate 2", {**_BF16, "accumulate": 2}, by_teams=True),
         Variant(
             "parameters shared out, tp 2, bf16, accumulate 2",
@@ -122,7 +124,9 @@ def plan_variant(
     profile = Profile.model_validate(split.model_dump(by_alias=True))
     write_json(folder / "profile.json", profile)
     if variant.by_teams:
-        return by_two_teams(profile, cluster)
+        count = cluster.num_devices
+        weights = tuple(range(1, count + 1)) if variant.unequally else ()
+        return by_two_teams(profile, cluster, weights)
     keys = [metaop.parameters or metaop.name for metaop in profile.metaops]
     shared_out = None if variant.sharding is None else dict.fromkeys(keys, variant.sharding)
     plan = make_plan(profile, cluster, strategy, sharding=shared_out)

@@ -199,17 +199,22 @@ def test_tensor_parallelism_that_leaves_each_part_on_one_device_of_a_team_shares
 
 
 def test_a_sum_over_teams_takes_what_a_device_sends_and_what_it_gets_for_it() -> None:
-    """Of 6 MiB each sends half, and gets half of the other team's, over NCCL, too; of three teams, two
-    thirds, and as much. Sums in passes take nothing there.
+    """Of 6 MiB each sends half, and gets half of the other team's, over NCCL, too: between two teams with the
+    same ranges what it sends goes from where it is. A team of three has 4 MiB each, and in three teams each
+    sends two thirds, and gets as much. Sums in passes take nothing there.
     """
 
-    def taken(plan: Plan) -> float:
+    def taken(plan: Plan, device: int = 0) -> float:
         cluster = plan.cluster.model_copy(update={"backend": "nccl"})
-        need = find_needs(plan.metaops, plan.slices, cluster, plan, None)[0]
-        return need.passes[-1].fullest.buffers / MIB
+        need = find_needs(plan.metaops, plan.slices, cluster, plan, None)[device]
+        (backward,) = [each for each in need.passes if each.is_backward]
+        return backward.fullest.buffers / MIB
 
-    assert taken(planned((0, 1), (2, 3))) - taken(planned((0, 1), (0, 1))) == pytest.approx(6)
-    assert taken(planned((0, 1), (2, 3), (4, 5))) - taken(planned((0, 1), (0, 1))) == pytest.approx(8)
+    assert taken(planned((0, 1), (0, 1)).model_copy(update={"waves": planned((0, 1)).waves})) == 0
+    assert taken(planned((0, 1), (2, 3))) == pytest.approx(3)
+    uneven = planned((0, 1), (2, 3, 4))
+    assert (taken(uneven), taken(uneven, 4)) == (pytest.approx(6), pytest.approx(4))
+    assert taken(planned((0, 1), (2, 3), (4, 5))) == pytest.approx(8)
 
 
 def test_passes_gather_among_their_team() -> None:

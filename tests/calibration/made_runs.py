@@ -17,6 +17,7 @@ from spindle_cli.files.run_files import (
     DeviceTimes,
     PassTimes,
     PredictedVsMeasured,
+    SetMeasured,
     SliceTimes,
     StepMetrics,
 )
@@ -26,7 +27,8 @@ from spindle_cli.plan.types import Plan, PlanMetaOp
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.points import CurvePoint, OfDevice
 from spindle_cli.profile.types import MetaOpProfile, Profile
-from spindle_cli.program.link import link
+from spindle_cli.program.link import link, link_sets
+from spindle_cli.program.types import Program
 from spindle_cli.simulate.durations import Duration, slice_durations, step_durations
 
 Spans = Sequence[Sequence[MeasuredSpan]]  # of each device
@@ -100,7 +102,6 @@ def made_run(
     `outside_s`: of every device, in none of what is timed. `spans`: of its last step; None: no timeline.
     """
     true = by_truth(plan, seen_on(truth, plan.cluster))
-    took, steps_s = slice_durations(link(true)), step_durations(true)
     folder.mkdir(parents=True, exist_ok=True)
     write_plan(folder / PLAN_FILE, plan)
     measured_s = predicted_again(plan, truth).iteration_s if iteration_s is None else iteration_s
@@ -109,23 +110,8 @@ def made_run(
         PredictedVsMeasured(
             steps=steps,
             iteration=Comparison(predicted_s=plan.predicted.iteration_s, measured_s=measured_s),
-            slices=tuple(
-                SliceTimes(
-                    slice=index,
-                    forward_s=each.forward_s,
-                    backward_s=each.backward_s,
-                    shares=_shares(true, index, each)
-                    if tells_shares_apart(plan.slices[index], plan.cluster)
-                    else (),
-                )
-                for index, each in enumerate(took)
-            ),
-            devices=tuple(
-                DeviceTimes(
-                    device=n, compute_s=1.0, wait_s=0, data_s=0, optimizer_s=step_s, other_s=outside_s
-                )
-                for n, step_s in enumerate(steps_s)
-            ),
+            slices=_slices(plan, true, link(true)),
+            devices=_devices(true, outside_s),
             plan_sha256=plan.sha256(),
         ),
     )
@@ -133,6 +119,76 @@ def made_run(
     if spans is not None:
         write_json(folder / TIMELINE_FILE, timeline_of(plan, spans))
     return folder
+
+
+def made_run_of_sets(
+    folder: Path,
+    plan: Plan,
+    truth: Profile,
+    steps: Mapping[tuple[str, ...], int],
+    *,
+    longer: float = 1.0,
+    timeline: MeasuredTimeline | None = None,
+) -> Path:
+    """The same of a plan for several sets of tasks. `steps`: of those that ran. `longer`: iterations are so
+    many times as long as all that is accounted for.
+    """
+    true = by_truth(plan, seen_on(truth, plan.cluster))
+    programs = link_sets(true).of_sets
+    sets = tuple(
+        SetMeasured(
+            tasks=tasks,
+            steps=count,
+            iteration=Comparison(
+                predicted_s=own.predicted.iteration_s,
+                measured_s=longer * predicted_again(own, truth).iteration_s,
+            ),
+            slices=_slices(own, true.set_plans[tasks], programs[tasks]),
+            devices=_devices(true.set_plans[tasks], 0.0),
+        )
+        for tasks, count in steps.items()
+        for own in (plan.set_plans[tasks],)
+    )
+    mean = [
+        sum(each.steps * seconds for each, seconds in zip(sets, own, strict=True)) / sum(steps.values())
+        for own in zip(
+            *((each.iteration.predicted_s, each.iteration.measured_s) for each in sets), strict=True
+        )
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_plan(folder / PLAN_FILE, plan)
+    write_json(
+        folder / PREDICTED_FILE,
+        PredictedVsMeasured(
+            steps=sum(steps.values()),
+            iteration=Comparison(predicted_s=mean[0], measured_s=mean[1]),
+            task_sets=sets,
+            plan_sha256=plan.sha256(),
+        ),
+    )
+    (folder / METRICS_FILE).write_text(StepMetrics(step=1, loss=1.0, iteration_s=mean[1]).to_line())
+    if timeline is not None:
+        write_json(folder / TIMELINE_FILE, timeline)
+    return folder
+
+
+def _slices(plan: Plan, true: Plan, program: Program) -> tuple[SliceTimes, ...]:
+    return tuple(
+        SliceTimes(
+            slice=index,
+            forward_s=each.forward_s,
+            backward_s=each.backward_s,
+            shares=_shares(true, index, each) if tells_shares_apart(plan.slices[index], plan.cluster) else (),
+        )
+        for index, each in enumerate(slice_durations(program))
+    )
+
+
+def _devices(true: Plan, outside_s: float) -> tuple[DeviceTimes, ...]:
+    return tuple(
+        DeviceTimes(device=n, compute_s=1.0, wait_s=0, data_s=0, optimizer_s=step_s, other_s=outside_s)
+        for n, step_s in enumerate(step_durations(true))
+    )
 
 
 def _shares(true: Plan, index: int, took: Duration) -> tuple[PassTimes, ...]:

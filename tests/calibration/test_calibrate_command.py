@@ -222,7 +222,7 @@ def timeline_of_another(folder: Path) -> None:
         (without(PLAN_FILE), "the plan of this run is not in it (run-plan.yaml)"),
         (other_workload, "a run of workload 'other'"),
         (other_device, "a run on devices 'h100-80gb'"),
-        (sampled, "not every step of this run ran all tasks"),
+        (sampled, "what slices took in the steps of each set of tasks is missing"),
         (another_plan, "it is not the plan that was run"),
         (no_such_share, "slice pairs/vision[0:3] ran on dp 2, tp 1, which"),
         (uneven_of_an_older_version, "slice 0, t/net[0:1]: what each share took is not said"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from helpers.cut import cuttable, shares_of
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
@@ -11,7 +12,8 @@ from helpers.uneven import uneven_plan
 from spindle_cli.files.run_files import Comparison, PredictedVsMeasured, SliceTimes, slow_devices
 from spindle_cli.plan.make import make_plan
 from spindle_cli.runtime.measuring.comparison import Measured, RankReport, compare
-from spindle_cli.runtime.measuring.timing import Activity
+from spindle_cli.runtime.measuring.timing import Activity, Lap, Stopwatch
+from spindle_cli.workload.settings.sampling import TaskShare
 
 FAST, SLOW = "a100-80gb", "v100-32gb"
 ITERATIONS = [Measured(9.0, 1.0), Measured(2.0, 1.0), Measured(4.0, 1.0)]
@@ -120,3 +122,62 @@ def test_a_device_is_slow_that_took_a_tenth_longer_all_through_the_run() -> None
         assert slow_devices([fast, device]) == ((device,) if named else ())
     assert slow_devices([slow.model_copy(update={"least_compute_s": None})]) == ()
     assert slow_devices([slow.model_copy(update={"predicted_compute_s": 0.0})]) == ()
+
+
+def test_of_several_sets_of_tasks_each_has_what_its_own_slices_took() -> None:
+    """Three steps of a alone, the first of which is left out, and one of both; slices by the set's plan."""
+    profile = profile_of(metaop_of("a/m", 2, {1: 2.0}), metaop_of("b/m", 3, {1: 2.0}))
+    sets = tuple(TaskShare(tasks=tuple(tasks), share=0.5) for tasks in ("a", "ab"))
+    plan = make_plan(profile.model_copy(update={"task_sets": sets}), cluster_of(2))
+    iterations = [
+        Measured(seconds, 4.0, tuple(tasks))
+        for seconds, tasks in ((9.0, "a"), (8.0, "ab"), (3.0, "a"), (5.0, "a"))
+    ]
+    place = {piece.metaop: index for index, piece in enumerate(plan.set_plans["a", "b"].slices)}
+    device = {piece.metaop: piece.devices[0] for piece in plan.set_plans["a", "b"].slices}
+    ranks = []
+    for number in range(2):
+        both = {
+            (kind, place[name]): seconds
+            for name, seconds in (("a/m", 2.0), ("b/m", 3.0))
+            for kind in (Activity.FORWARD, Activity.BACKWARD)
+            if device[name] == number
+        }
+        runs_a = number == plan.set_plans["a",].slices[0].devices[0]
+        alone = {(Activity.FORWARD, 0): 1.0, (Activity.BACKWARD, 0): 1.5} if runs_a else {}
+        ranks.append(RankReport({}, 0.0, {("a",): alone, ("a", "b"): both}))
+    found = compare(plan, iterations, ranks, None)
+    assert (found.slices, found.metaops, found.types) == ((), (), ())
+    alone, both = found.task_sets
+    assert (alone.tasks, alone.steps, alone.iteration.measured_s) == (("a",), 2, 4.0)
+    assert (both.tasks, both.steps, both.iteration.measured_s) == (("a", "b"), 1, 8.0)
+    assert [each.iteration.predicted_s for each in (alone, both)] == pytest.approx([4.0, 6.0])
+    assert alone.slices == (SliceTimes(slice=0, forward_s=1.0, backward_s=1.5),)
+    assert [(each.slice, each.forward_s) for each in both.slices] == sorted(
+        (place[name], seconds) for name, seconds in (("a/m", 2.0), ("b/m", 3.0))
+    )
+    assert sorted(each.compute_s for each in both.devices) == [4.0, 6.0]
+    assert (found.steps, found.iteration.measured_s) == (3, pytest.approx((8 + 3 + 5) / 3))
+
+
+def test_a_stopwatch_tells_steps_apart_by_their_tasks() -> None:
+    """Slice 0 of one set is another than slice 0 of the other."""
+    stopwatch = Stopwatch(torch.device("cpu"))
+    for step, (tasks, seconds) in enumerate((("a", 9.0), ("ab", 2.0), ("a", 4.0), ("a", 6.0), ("ab", 1.0))):
+        stopwatch.begin_step(tuple(tasks))
+        stopwatch._open.append(Lap(Activity.FORWARD, 0.0, seconds, piece=0))
+        stopwatch.end_step(step)
+    key = Activity.FORWARD, 0
+    assert (stopwatch.medians(("a",))[key], stopwatch.medians(("a", "b"))[key]) == (5.0, 1.0)
+    assert stopwatch.medians()[key] == 3.0
+    report = RankReport.of(stopwatch)
+    assert {tasks: times[key] for tasks, times in report.of_sets.items()} == {("a",): 5.0, ("a", "b"): 1.0}
+
+
+def test_where_every_step_runs_all_tasks_nothing_is_kept_apart() -> None:
+    stopwatch = Stopwatch(torch.device("cpu"))
+    stopwatch.begin_step()
+    stopwatch.end_step(0)
+    assert RankReport.of(stopwatch).of_sets == {}
+    _, plan = two_towers()
+    assert compare(plan, ITERATIONS, [rank() for _ in range(4)], None).task_sets == ()

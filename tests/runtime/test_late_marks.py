@@ -36,15 +36,16 @@ def test_times_are_read_only_when_the_device_has_come_to_them(monkeypatch: pytes
     at_ms = iter(range(1, 100))
     monkeypatch.setattr(timing, "take_mark", lambda device: LateMark(next(at_ms)))
     for _ in range(3):  # each takes four marks: its begin, its forward pass's, and its end
-        stopwatch.begin_step()
+        stopwatch.begin_step(("a",))
         with stopwatch.timed(Activity.FORWARD, 0):
             pass
         stopwatch.end_step(0)
     assert stopwatch.seconds == {}
     monkeypatch.setattr(LateMark, "passed_ms", 8.0)  # the end of the second
-    stopwatch.begin_step()
+    stopwatch.begin_step(("b",))
     stopwatch.end_step(1)
     assert stopwatch.seconds[Activity.FORWARD, 0] == pytest.approx([0.001, 0.001])
+    assert stopwatch.seconds_of == {("a",): stopwatch.seconds}
     assert stopwatch.seconds[Activity.OTHER, None] == pytest.approx([0.002, 0.002])
 
 

@@ -135,7 +135,14 @@ def kept_by_all(teams: Teams, size: int, draw: Draw) -> tuple[list[BetweenTeams]
 
 
 @pytest.mark.parametrize(
-    "teams", [TWO_AND_THREE, Teams(((0, 1), (2, 3), (4, 5)), ((), (), ()))], ids=["two", "three"]
+    "teams",
+    [
+        TWO_AND_THREE,
+        Teams(((0, 1), (2, 3), (4, 5)), ((), (), ())),
+        Teams(((0, 3), (1, 2)), ((), ())),
+        Teams(((0, 3), (1, 2)), ((1, 3), (1, 3))),
+    ],
+    ids=["two", "three", "alike", "weighted"],
 )
 def test_who_steps_a_piece_has_the_sum_of_all_that_keep_it_and_hands_it_on(teams: Teams) -> None:
     size = 200
@@ -189,12 +196,35 @@ def test_sums_of_short_numbers_are_rounded_once() -> None:
 
 
 def test_a_rank_takes_buffers_for_what_it_sends_and_what_it_gets() -> None:
-    """Of [0, 64) the first sends [16, 64), and gets [0, 16); in three equal teams each has 64, of 192 in all,
-    sends two thirds and gets as much.
+    """Of [48, 96) one steps [48, 64) and [80, 96), in buffers both ways, and [64, 80) goes and comes as it
+    lies there; in three equal teams each has 64, of 192 in all, sends two thirds and gets as much.
     """
-    assert BetweenTeams.of(TWO_AND_THREE.pieces({"a": 100}, 4), 0, 5, None).sum_elements == 48 + 16
+    found = BetweenTeams.of(TWO_AND_THREE.pieces({"a": 100}, 4), 2, 5, None)
+    assert (found.sum_elements, found.handed_on_elements) == (32, 32)
     teams = Teams(((0, 1), (2, 3), (4, 5)), ((), (), ()))
-    assert BetweenTeams.of(teams.pieces({"a": 192}, 4), 3, 6, None).sum_elements == 64 + 64
+    found = BetweenTeams.of(teams.pieces({"a": 192}, 4), 3, 6, None)
+    assert (found.sum_elements, found.handed_on_elements) == (64 + 64, 64 + 64)
+
+
+def test_what_is_one_part_goes_and_comes_in_place() -> None:
+    """Of [32, 128) the last of one team steps [32, 80), the other's the rest. It sends the gradients of that
+    as they lie there, and takes those that it steps into a buffer, to add them; what it hands on, and what it
+    gets, is where it belongs.
+    """
+    teams = Teams(((0, 3), (1, 2)), ((1, 3), (1, 3)))
+    between = BetweenTeams.of(teams.pieces({"a": 128}, 4), 3, 4, None)
+    assert (between.sum_elements, between.handed_on_elements) == (48, 0)
+    values = torch.zeros(96)
+
+    def begins_at(part: Tensor) -> int | None:
+        is_there = part.untyped_storage().data_ptr() == values.untyped_storage().data_ptr()
+        return part.storage_offset() if is_there else None
+
+    with exchanging():
+        summed, handed_on = between.start_sum(values), between.start_handing_on(values)
+    assert (begins_at(summed.sent), begins_at(summed.received)) == (48, None)
+    assert (begins_at(handed_on.sent), begins_at(handed_on.received)) == (0, 48)
+    assert (handed_on.sent.numel(), handed_on.received.numel()) == (48, 48)
 
 
 def test_what_is_stepped_outside_of_a_step_is_handed_on_to_the_other_teams() -> None:

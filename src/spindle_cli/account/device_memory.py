@@ -22,8 +22,9 @@ from spindle_cli.profile.types import MetaOp
 # Which account of memory this is, as plans note it. The first added up the most of everything, the second had
 # neither the allocator nor the reserve of GPUs, the third no communicators; by the fourth what is gathered
 # came and went, by the sixth messages had a communicator for each direction, and their place one pass ahead;
-# by the seventh slices kept what they had gathered where no gradients come to them, too.
-MEMORY_FORMULA = 8
+# by the seventh slices kept what they had gathered where no gradients come to them, too; by the eighth what
+# teams hand on took nothing, and what they sum twice as much where two have the same ranges.
+MEMORY_FORMULA = 9
 
 
 def device_memory(
@@ -52,6 +53,9 @@ def device_memory(
       has of the task.
     * Gradient sums take buffers (`SUM_BUFFER_BYTES`) from when the backward pass is through with the first op
       that uses the parameters.
+    * So does what several teams hand on of parameters that they share out, from the update until the first
+      forward pass that uses them (`handed_on.py`): all that a device sends and gets. Between two teams with
+      the same ranges it goes without, and of a sum what is sent does.
     * What the update takes comes behind the sums; where parts are updated early, on top of them.
     * Where devices share out gradients, each has its range of them all the time, and where parameters, of
       these too. What is whole besides, while ops run backward (`holdings.py`), is shown as gradients; the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import lcm
 from typing import NamedTuple
 
@@ -55,10 +56,7 @@ class Holders:
         if (users, count) not in self._counts:
             pieces = [(self._slices[index], parts) for index, parts in users]
             self._counts[users, count] = tuple(
-                self._sharers(
-                    set().union(*(piece.devices[i * parts // count :: parts] for piece, parts in pieces))
-                )
-                for i in range(count)
+                self._sharers(_with_fragment(i, count, pieces)) for i in range(count)
             )
         return self._counts[users, count]
 
@@ -74,11 +72,37 @@ class Holders:
         """
         return len(teams_among([frozenset(self._slices[index].devices) for index, _ in self._users[block]]))
 
+    def are_paired(self, block: Block) -> bool:
+        """Whether it is shared out by two teams in the same ranges, so that each device exchanges all with
+        one of the other team.
+        """
+        users = self._users[block]
+        count = lcm(*(parts for _, parts in users))
+        teams: dict[frozenset[int], list[tuple[SliceShape, int]]] = {}
+        for index, parts in users:
+            piece = self._slices[index]
+            teams.setdefault(frozenset(piece.devices), []).append((piece, parts))
+        ranges = [
+            [self._ranges(_with_fragment(i, count, pieces)) for i in range(count)]
+            for pieces in teams.values()
+        ]
+        return len(ranges) == 2 and ranges[0] == ranges[1]
+
+    def _ranges(self, devices: Collection[int]) -> list[Fraction]:
+        """The parts of what they share out, by device."""
+        weights = [self._weights[device] if self._weights else 1 for device in sorted(devices)]
+        return [Fraction(weight, sum(weights)) for weight in weights]
+
     def _sharers(self, devices: Collection[int]) -> Sharers:
         if not self._weights:
             return Sharers(len(devices), len(devices), 1)
         weights = [self._weights[device] for device in devices]
         return Sharers(len(weights), sum(weights), max(weights))
+
+
+def _with_fragment(index: int, count: int, pieces: Iterable[tuple[SliceShape, int]]) -> set[int]:
+    """The devices of slices, each in so many parts, that hold the `index`-th of `count` fragments."""
+    return set().union(*(piece.devices[index * parts // count :: parts] for piece, parts in pieces))
 
 
 @dataclass(slots=True)
@@ -96,6 +120,7 @@ class Held:
         owned: share of the block whose optimizer state the device has where devices share it.
         kept: share whose values and gradients it keeps where these are shared out, as part of a team.
         num_teams: that share it out among themselves.
+        are_paired: whether these are two with the same ranges.
         padded: how many times as long as its gradients the buffer of their sum is at most: as if all that
             share it had the largest range.
         summed: share whose gradients it sums with other devices.
@@ -118,6 +143,7 @@ class Held:
     owned: float = 0.0
     kept: float = 0.0
     num_teams: int = 1
+    are_paired: bool = False
     padded: float = 1.0
     summed: float = 0.0
     is_due: bool = True
@@ -196,10 +222,22 @@ class Held:
         """
         if self.sharding is Sharding.NONE:
             return 0.0
-        if self.is_by_pass:  # what teams exchange: what they send of their range, and what they get for it
-            between = 2 * (self.num_teams - 1) / self.num_teams
-            return between * self.kept * self.trained_bytes * (1 - self._whole)
+        if self.is_by_pass:  # teams send of their range, and get for it: what is one part goes as it is
+            return self._exchanged_bytes * (1 if self.are_paired else 2)
         return self.padded * self.summed * self.trained_bytes
+
+    @property
+    def handed_on_bytes(self) -> float:
+        """Bytes of parameters in buffers while teams hand on what they have stepped, from the update until
+        the first pass that gathers them; none where all goes from where it is to where it belongs.
+        """
+        return 2 * self._exchanged_bytes if self.is_by_pass and not self.are_paired else 0.0
+
+    @property
+    def _exchanged_bytes(self) -> float:
+        """Of what it keeps as one of a team, what it sends to other teams or gets from them."""
+        others = (self.num_teams - 1) / self.num_teams
+        return others * self.kept * self.trained_bytes * (1 - self._whole)
 
     def state_bytes(self, usual: float, *, sharded: bool) -> float:
         """Bytes that the optimizer keeps of it on the device. `usual`: for each trained byte of what has no
@@ -213,11 +251,14 @@ class Held:
     def divided(self) -> tuple[object, ...]:
         """All that follows from which shards the device has, and who has them besides."""
         shares = self.share, self.kept, self.padded, self.summed
-        return self.sharding, self.num_teams, self.num_fragments, *shares
+        return self.sharding, self.num_teams, self.are_paired, self.num_fragments, *shares
 
-    def divide(self, sharers: Sequence[Sharers], weight: int = 1, num_teams: int = 1) -> None:
+    def divide(
+        self, sharers: Sequence[Sharers], weight: int = 1, num_teams: int = 1, *, are_paired: bool = False
+    ) -> None:
         """Set the shares from the devices that hold each of the block's equal fragments; `weight`: this one's
-        among them. `num_teams`: how often they are there, where these are those of one of several teams.
+        among them. `num_teams`: how often they are there, where these are those of one of several teams;
+        `are_paired`: see above.
         """
         held = (
             sharers
@@ -231,7 +272,7 @@ class Held:
         self.num_fragments = len(sharers)
         self.share = len(held) / len(sharers)
         self.kept = sum(weight / each.weight for each in held) / len(sharers)
-        self.num_teams = num_teams
+        self.num_teams, self.are_paired = num_teams, are_paired
         self.owned = self.kept / num_teams
         self.padded = max((each.number * each.largest / each.weight for each in held), default=1.0)
         self.summed = sum(each.number > 1 for each in held) / len(sharers)

@@ -99,7 +99,7 @@ def _update_by_type(runs: Sequence[Run], profile: Profile) -> dict[str, float]:
     num_bytes: dict[str, float] = {}
     for run in runs:
         plan = run.plan
-        held = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
+        held = device_memory(plan.metaops, plan.slices, plan.cluster, plan, turn=plan.turn)
         for each in run.measured.devices:
             if held[each.device].updated_bytes and each.optimizer_s:
                 kind = type_in(profile, plan.cluster.type_of[each.device])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spindle_cli.plan.best.again import predicted_by
 from spindle_cli.plan.placing.predict import Prediction
+from spindle_cli.plan.sets.choose import of_tasks
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import MetaOpProfile, Profile
@@ -11,9 +12,11 @@ from spindle_cli.profile.types import MetaOpProfile, Profile
 
 def predicted_again(plan: Plan, profile: Profile) -> Prediction:
     """The iteration of a plan's slices on their devices by the times of another profile of its workload, over
-    the plan's links.
+    the plan's links. Of one of several plans that run in turn, devices hold what they use in any.
     """
     seen = seen_on(profile, plan.cluster)
+    if plan.joint is not None:
+        seen = of_tasks(seen, dict.fromkeys(metaop.task for metaop in plan.metaops))
     return predicted_by(seen.with_metaops([_gathering_as(metaop, plan) for metaop in seen.metaops]), plan)
 
 

@@ -1,10 +1,16 @@
-"""A run as far as calibrating needs it: its plan, what each slice took, and what its last steps moved."""
+"""A run as far as calibrating needs it: its plan, what each slice took, and what its last steps moved.
+
+Where steps ran several sets of tasks, each set's steps are a part of the run, by the set's plan.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
+from spindle_cli.calibrate.sets import plan_of_set, timeline_of_set
 from spindle_cli.costs.share_sizes import sizes, tells_shares_apart
 from spindle_cli.costs.share_times import times_of, times_of_share
 from spindle_cli.errors import InputError
@@ -23,17 +29,58 @@ MOST_S = 1e9  # more is no measurement; sums of them stay finite
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended. `timeline`: None where it has left none."""
+    """A run that has ended, or the part of it that ran the same tasks. `timeline`: None where it has left
+    none. `tasks`: of a part; None: every step ran all.
+    """
 
     folder: Path
     plan: Plan
     measured: PredictedVsMeasured
     timeline: MeasuredTimeline | None
+    tasks: tuple[str, ...] | None = None
+
+    @cached_property
+    def parts(self) -> tuple[Run, ...]:
+        """By the sets of tasks that steps ran, in the order in which they first did; itself where all ran
+        all.
+        """
+        return tuple(self._of_sets()) if self.plan.task_sets and self.tasks is None else (self,)
+
+    def _of_sets(self) -> Iterator[Run]:
+        for each in self.measured.task_sets:
+            own = plan_of_set(self.plan, each.tasks)
+            assert own is not None, "`read_run` has seen to it"
+            measured = PredictedVsMeasured(
+                steps=each.steps, iteration=each.iteration, slices=each.slices, devices=each.devices
+            )
+            timeline = None if self.timeline is None else timeline_of_set(self.timeline, own)
+            yield Run(self.folder, own, measured, timeline, each.tasks)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of all steps, those of each part, by the plan; by those that were measured, where it does not say
+        it of all.
+        """
+        planned = {each.tasks: each.share for each in self.plan.task_sets}
+        found = [planned.get(part.tasks or (), 0.0) for part in self.parts]
+        if not all(found):
+            found = [float(part.measured.steps) for part in self.parts]
+        return tuple(each / sum(found) for each in found)
+
+    @property
+    def name(self) -> str:
+        """For people: the folder, and of a part its tasks."""
+        return f"{self.folder}" + ("" if self.tasks is None else f", steps of {', '.join(self.tasks)}")
 
     @property
     def is_short(self) -> bool:
         """Whether so few steps were measured that their medians say little."""
         return self.measured.steps < FEWEST_STEPS
+
+
+def parts_of(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """The parts of all runs, in their order."""
+    return tuple(part for run in runs for part in run.parts)
 
 
 def is_run(folder: Path) -> bool:
@@ -46,7 +93,7 @@ def read_run(folder: Path) -> Run:
 
     Raises:
         InputError: no run, one that has not ended, or whose plan is not there; a file is damaged, or of
-            another plan; steps ran several sets of tasks.
+            another plan.
     """
     predicted_path, plan_path, timeline_path = (
         folder / name for name in (PREDICTED_FILE, PLAN_FILE, TIMELINE_FILE)
@@ -66,17 +113,15 @@ def read_run(folder: Path) -> Run:
             f"{measured.plan_sha256[:19]}..., this one is {plan.sha256()[:19]}...)",
             hint="Put the plan that was run there, or run again.",
         )
-    if plan.task_sets:
-        raise InputError(
-            f"{folder}: not every step of this run ran all tasks, and what slices took was not kept apart "
-            "by the tasks of a step",
-            hint="Calibrate by a run of a plan without `task_sets`.",
-        )
-    _require_sound(plan, measured, predicted_path)
+    run = Run(folder, plan, measured, None)
+    _require_sets(run, predicted_path)
+    for part in run.parts:
+        _require_sound(part, predicted_path)
     timeline = MeasuredTimeline.read(timeline_path) if timeline_path.exists() else None
     if timeline is not None:
-        timeline.require_of(plan.sha256(), len(plan.slices), plan.cluster.num_devices, where=timeline_path)
-    return Run(folder, plan, measured, timeline)
+        num_slices = len(plan.every_slice)
+        timeline.require_of(plan.sha256(), num_slices, plan.cluster.num_devices, where=timeline_path)
+    return replace(run, timeline=timeline)
 
 
 def _not_ended(folder: Path) -> InputError:
@@ -91,16 +136,39 @@ def _not_ended(folder: Path) -> InputError:
     )
 
 
-def _require_sound(plan: Plan, measured: PredictedVsMeasured, path: Path) -> None:
+def _require_sets(run: Run, path: Path) -> None:
+    """Of a run whose steps ran several sets of tasks, what is said of each is of a set of its plan."""
+    if not run.plan.task_sets:
+        return
+    found = [each.tasks for each in run.measured.task_sets]
+    if not found:
+        raise InputError(
+            f"{path}: task_sets: not every step of this run ran all tasks, and what slices took in the steps "
+            "of each set of tasks is missing; the run is of an older version",
+            hint="Run the plan again with this version.",
+        )
+    for number, tasks in enumerate(found):
+        again = tasks in found[:number]
+        if again or not run.plan.metaops or plan_of_set(run.plan, tasks) is None:
+            raise InputError(
+                f"{path}: task_sets: {', '.join(tasks)}: "
+                + ("there twice" if again else "the plan that was run has nothing for them"),
+                hint="The file is damaged, or of a run by another plan; run the plan again.",
+            )
+
+
+def _require_sound(run: Run, path: Path) -> None:
+    plan, measured = run.plan, run.measured
+    where = "slices" if run.tasks is None else f"task_sets: {', '.join(run.tasks)}: slices"
     found = [each.slice for each in measured.slices]
     if not found:
         raise InputError(
-            f"{path}: slices: what each slice took is missing; the run is of an older version",
+            f"{path}: {where}: what each slice took is missing; the run is of an older version",
             hint="Run the plan again with this version.",
         )
     if found != list(range(len(plan.slices))):
         raise InputError(
-            f"{path}: slices: expected each of the plan's {len(plan.slices)} slices once, in order",
+            f"{path}: {where}: expected each of the plan's {len(plan.slices)} slices once, in order",
             hint="The file is damaged, or of a run by another plan; run the plan again.",
         )
     iteration = measured.iteration
@@ -141,16 +209,17 @@ def require_belongs(run: Run, profile: Profile, profile_path: Path) -> None:
             hint="Give a run on the profile's types of device, or a profile that has those of the run.",
         )
     require_same_settings(plan, profile, f"{folder}: a run by a plan", profile_path)
-    _require_shares(run)
     seen = seen_on(profile, plan.cluster)
-    for piece in plan.slices:
-        metaop = seen.by_name.get(piece.metaop)
-        if metaop is None or not _has_shares(metaop, piece, plan.cluster):
-            raise InputError(
-                f"{folder}: slice {piece.label} ran on {_described(metaop, piece)}, which {profile_path} has "
-                "no times of",
-                hint="Give the profile that the run's plan was made from.",
-            )
+    for part in run.parts:
+        _require_shares(part)
+        for piece in part.plan.slices:
+            metaop = seen.by_name.get(piece.metaop)
+            if metaop is None or not _has_shares(metaop, piece, plan.cluster):
+                raise InputError(
+                    f"{folder}: slice {piece.label} ran on {_described(metaop, piece)}, which {profile_path} "
+                    "has no times of",
+                    hint="Give the profile that the run's plan was made from.",
+                )
 
 
 def _require_shares(run: Run) -> None:

@@ -10,13 +10,16 @@ from rich import box
 from rich.table import Table
 
 from spindle_cli.calibrate.predicting import predicted_again
+from spindle_cli.calibrate.reading import Run
 from spindle_cli.calibrate.run import Calibrated
 from spindle_cli.calibrate.times.points import known_times
 from spindle_cli.calibrate.types import (
     CalibratedLink,
     CalibratedPoint,
     CalibrationReport,
+    IterationPrediction,
     RunPrediction,
+    SetPrediction,
 )
 from spindle_cli.profile.mixed.seen import of_types
 from spindle_cli.units import counted, format_seconds
@@ -62,15 +65,32 @@ def report_on(made: Calibrated, profile: Path, cluster: Path | None) -> Calibrat
 
 def _iterations(made: Calibrated) -> Iterator[RunPrediction]:
     for run in made.runs:
-        slowest = max(run.measured.devices, key=lambda each: each.compute_s, default=None)
-        yield RunPrediction(
-            run=str(run.folder),
-            plan_s=run.measured.iteration.predicted_s,
-            before_s=predicted_again(run.plan, made.before).iteration_s,
-            after_s=predicted_again(run.plan, made.profile).iteration_s,
-            measured_s=run.measured.iteration.measured_s,
-            other_s=0.0 if slowest is None else slowest.other_s or 0.0,
+        found = [_iteration(part, made) for part in run.parts]
+        if not run.plan.task_sets:
+            yield RunPrediction(run=str(run.folder), **found[0])
+            continue
+        shares = run.shares
+        mean = {
+            name: sum(share * each[name] for share, each in zip(shares, found, strict=True))
+            for name in found[0]
+        }
+        sets = tuple(
+            SetPrediction(tasks=part.tasks or (), share=share, steps=part.measured.steps, **each)
+            for part, share, each in zip(run.parts, shares, found, strict=True)
         )
+        yield RunPrediction(run=str(run.folder), task_sets=sets, **mean)
+
+
+def _iteration(run: Run, made: Calibrated) -> dict[str, float]:
+    """Of a run, or a part of it, by the names of `IterationPrediction`."""
+    slowest = max(run.measured.devices, key=lambda each: each.compute_s, default=None)
+    return {
+        "plan_s": run.measured.iteration.predicted_s,
+        "before_s": predicted_again(run.plan, made.before).iteration_s,
+        "after_s": predicted_again(run.plan, made.profile).iteration_s,
+        "measured_s": run.measured.iteration.measured_s,
+        "other_s": 0.0 if slowest is None else slowest.other_s or 0.0,
+    }
 
 
 def _points(made: Calibrated) -> Iterator[CalibratedPoint]:
@@ -148,13 +168,21 @@ def summary_lines(report: CalibrationReport) -> str:
     if report.processor_times != 1.0:
         lines.append(f"processor costs: {report.processor_times:.2f} times as large as before")
     for each in report.iterations:
-        lines.append(
-            f"{each.run}: iteration {format_seconds(each.measured_s)} measured, "
-            f"{format_seconds(each.plan_s)} by its plan; the same slices: {format_seconds(each.before_s)} by "
-            f"the profile before, {format_seconds(each.after_s)} by the new one "
-            f"({format_seconds(each.other_s)} of the measured are in no slice, wait or update)"
-        )
+        of_steps = " (mean of the steps)" if each.task_sets else ""
+        lines.append(f"{each.run}: iteration{of_steps} {_described(each)}")
+        lines += [
+            f"  {own.share:.0%} of the steps run {', '.join(own.tasks)}: {_described(own)}"
+            for own in each.task_sets
+        ]
     return "\n".join(lines)
+
+
+def _described(each: IterationPrediction) -> str:
+    return (
+        f"{format_seconds(each.measured_s)} measured, {format_seconds(each.plan_s)} by its plan; the same "
+        f"slices: {format_seconds(each.before_s)} by the profile before, {format_seconds(each.after_s)} by "
+        f"the new one ({format_seconds(each.other_s)} of the measured are in no slice, wait or update)"
+    )
 
 
 def _times(measured: float, before: float) -> str:

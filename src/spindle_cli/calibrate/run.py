@@ -19,7 +19,7 @@ from spindle_cli.calibrate.links import (
 )
 from spindle_cli.calibrate.moving import Moved, moved_in, times_of_links
 from spindle_cli.calibrate.predicting import predicted_again
-from spindle_cli.calibrate.reading import FEWEST_STEPS, Run, read_run, require_belongs
+from spindle_cli.calibrate.reading import FEWEST_STEPS, Run, parts_of, read_run, require_belongs
 from spindle_cli.calibrate.times.curves import calibrated_metaops
 from spindle_cli.calibrate.times.factors import EQUAL
 from spindle_cli.calibrate.times.points import Points, all_runs, known_times, measured_points
@@ -64,10 +64,10 @@ class Calibrated:
     def warnings(self) -> tuple[str, ...]:
         """What makes it uncertain, for people."""
         short = tuple(
-            f"{run.folder}: only {counted(run.measured.steps, 'step')} measured (the first of a run is left "
+            f"{part.name}: only {counted(part.measured.steps, 'step')} measured (the first of a run is left "
             f"out); expected {FEWEST_STEPS} or more, as single steps vary"
-            for run in self.runs
-            if run.is_short
+            for part in parts_of(self.runs)
+            if part.is_short
         )
         never = [each.type for each in devices_of(self.before) if each.type not in self.points]
         if not never:
@@ -110,33 +110,36 @@ def calibrated_by(runs: tuple[Run, ...], profile: Profile) -> Calibrated:
 
 
 def _calibrated_by(runs: tuple[Run, ...], profile: Profile) -> Calibrated:
-    traffic = [traffic_of(run.plan) for run in runs]
-    seen = [seen_on(profile, run.plan.cluster) for run in runs]
-    beside = [Beside.of(run, own, moves) for run, own, moves in zip(runs, seen, traffic, strict=True)]
+    parts = parts_of(runs)
+    traffic = [traffic_of(part.plan) for part in parts]
+    seen = [seen_on(profile, part.plan.cluster) for part in parts]
+    beside = [Beside.of(part, own, moves) for part, own, moves in zip(parts, seen, traffic, strict=True)]
     times = processor_times(beside)
     if abs(times - 1.0) <= EQUAL:
         times = 1.0
-    of_runs = [
-        measured_points(run, profile, each.stretches(times)) for run, each in zip(runs, beside, strict=True)
+    of_parts = [
+        measured_points(part, profile, each.stretches(times))
+        for part, each in zip(parts, beside, strict=True)
     ]
-    parts = of_types(profile)
+    by_type = of_types(profile)
     points = {
-        kind: all_runs(found[kind] for found in of_runs if kind in found)
-        for kind in parts
-        if any(kind in found for found in of_runs)
+        kind: all_runs(found[kind] for found in of_parts if kind in found)
+        for kind in by_type
+        if any(kind in found for found in of_parts)
     }
-    moved = _joined(moved_in(run, moves, run.plan.cluster) for run, moves in zip(runs, traffic, strict=True))
+    moves_of = list(zip(parts, traffic, strict=True))
+    moved = _joined(moved_in(part, moves, part.plan.cluster) for part, moves in moves_of)
     over_own = _joined(
-        moved_in(run, moves, with_links_of(run.plan.cluster, profile.links))
-        for run, moves in zip(runs, traffic, strict=True)
+        moved_in(part, moves, with_links_of(part.plan.cluster, profile.links)) for part, moves in moves_of
     )
-    s_per_byte = update_s_per_byte(runs, profile)
-    records = [_record(run, own, parts) for run, own in zip(runs, of_runs, strict=True)]
+    s_per_byte = update_s_per_byte(parts, profile)
+    of_part = iter(of_parts)
+    records = [_record(run, [next(of_part) for _ in run.parts], by_type) for run in runs]
     record = Calibration(runs=_with(profile.calibration, records), links=times_of_links(moved))
     fields = {name: getattr(profile, name) for name in type(profile).model_fields}
     fields |= {
         "metaops": together(
-            profile, {kind: calibrated_metaops(part, points.get(kind, {})) for kind, part in parts.items()}
+            profile, {kind: calibrated_metaops(own, points.get(kind, {})) for kind, own in by_type.items()}
         ),
         "links": slower_links(profile.links, times_of_links(over_own)),
         "processor": with_processor_times(profile.processor, times),
@@ -151,13 +154,16 @@ def _calibrated_by(runs: tuple[Run, ...], profile: Profile) -> Calibrated:
 
 def held_up(runs: Sequence[Run], accounted: Profile) -> float:
     """The share by which the runs' iterations, each by its steps, are longer than a profile accounts for; 0
-    where they are not.
+    where they are not. Steps of several sets of tasks count by those of each.
 
     Args:
         accounted: calibrated by the runs, but for this.
     """
-    measured_s = sum(run.measured.steps * run.measured.iteration.measured_s for run in runs)
-    accounted_s = sum(run.measured.steps * predicted_again(run.plan, accounted).iteration_s for run in runs)
+    parts = parts_of(runs)
+    measured_s = sum(part.measured.steps * part.measured.iteration.measured_s for part in parts)
+    accounted_s = sum(
+        part.measured.steps * predicted_again(part.plan, accounted).iteration_s for part in parts
+    )
     share = measured_s / accounted_s - 1
     return share if share > HARDLY else 0.0
 
@@ -170,13 +176,17 @@ def _joined(of_runs: Iterable[Mapping[tuple[str, str], Moved]]) -> dict[tuple[st
     return total
 
 
-def _record(run: Run, points: Mapping[str, Points], parts: Mapping[str, Profile]) -> CalibratedRun:
+def _record(
+    run: Run, of_parts: Sequence[Mapping[str, Points]], by_type: Mapping[str, Profile]
+) -> CalibratedRun:
+    """`of_parts`: what each of the run's parts has measured."""
     cluster, iteration = run.plan.cluster, run.measured.iteration
     errors = [
         abs(each.times.op_s / before - 1)
+        for points in of_parts
         for kind, found in points.items()
         for (name, ways, tp), each in found.items()
-        if (before := known_times(parts[kind].by_name[name], ways, tp).op_s) > 0
+        if (before := known_times(by_type[kind].by_name[name], ways, tp).op_s) > 0
     ]
     return CalibratedRun(
         name=run.folder.resolve().name,

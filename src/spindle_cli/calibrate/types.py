@@ -45,18 +45,36 @@ class CalibratedLink(Model):
     measured_s: _Seconds
 
 
-class RunPrediction(Model):
-    """A run's iteration: by its plan, by the profile before, by the one made now, and as measured.
+class IterationPrediction(Model):
+    """An iteration: by its plan, by the profile before, by the one made now, and as measured.
 
     `other_s`: of its slowest device, what it did outside of all that is timed; no profile predicts it.
     """
 
-    run: str
     plan_s: _Seconds
     before_s: _Seconds
     after_s: _Seconds
     measured_s: _Seconds
     other_s: _Seconds
+
+
+class SetPrediction(IterationPrediction):
+    """That of the steps that ran just these tasks. `share`: of the steps by the plan, among those that ran
+    any set; `steps`: that were measured.
+    """
+
+    tasks: tuple[str, ...]
+    share: Annotated[float, Field(ge=0, le=1)]
+    steps: int
+
+
+class RunPrediction(IterationPrediction):
+    """A run's. `task_sets`: where its steps ran several sets of tasks, that of each, of which the run's is
+    the mean by their shares.
+    """
+
+    run: str
+    task_sets: tuple[SetPrediction, ...] = ()
 
 
 class CalibrationReport(Artifact):

@@ -331,11 +331,26 @@ class StartUp(Model):
     stages: dict[str, Annotated[float, Field(ge=0)]]
 
 
+class SetMeasured(Model):
+    """What the steps took that ran just these tasks, where steps run several sets of them.
+
+    `steps`: how many each median is over; the first that ran them is left out where there are more.
+    `slices`: those of the set's plan. `devices`: in these steps.
+    """
+
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    steps: Annotated[int, Field(ge=1)]
+    iteration: Comparison
+    slices: tuple[SliceTimes, ...]
+    devices: tuple[DeviceTimes, ...] = ()
+
+
 class PredictedVsMeasured(Artifact):
     """predicted.json. `steps`: how many each median is over; the first is left out where there are more.
 
-    `slices`: empty in files of older versions, and where steps run several sets of tasks. `start_up`: None in
-    files of older versions, and where the workers were not started by `launch`. `plan_sha256`: of the plan
+    `slices`: empty in files of older versions, and where steps run several sets of tasks; `task_sets` has
+    those then, of the sets that ran, and is empty elsewhere and in files of older versions. `start_up`: None
+    in files of older versions, and where the workers were not started by `launch`. `plan_sha256`: of the plan
     that was run; None in files of older versions. `types`: of device, in the cluster's order; empty in files
     of older versions, and where steps run several sets of tasks.
     """
@@ -347,6 +362,7 @@ class PredictedVsMeasured(Artifact):
     iteration: Comparison
     metaops: tuple[MetaOpComparison, ...] = ()
     slices: tuple[SliceTimes, ...] = ()
+    task_sets: tuple[SetMeasured, ...] = ()
     devices: tuple[DeviceTimes, ...] = ()
     types: tuple[TypeTimes, ...] = ()
     start_up: StartUp | None = None

@@ -33,6 +33,7 @@ from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.op.timings import Limits
 from spindle_cli.profile.types import Profile
 from spindle_cli.workload.file import naming_the_file
+from spindle_cli.workload.metaops.repeated import unlisted_layers
 from spindle_cli.workload.optimizing.groups import groups_of_graph
 from spindle_cli.workload.optimizing.kept import stepped_whole
 from spindle_cli.workload.optimizing.learning_rate import require_trainable
@@ -269,6 +270,8 @@ def _checked(analysed: Analysed, settings: CheckSettings | None, audience: Audie
 def _say_what_stays_whole(analysed: Analysed, degrees: tuple[int, ...], audience: Audience) -> None:
     for name, lengths in analysed.graph.lengths.items():
         audience.note(lengths.line(name))
+    for line in unlisted_layers(analysed.graph):
+        audience.note(line)
     if degrees:
         for line in kept_whole(analysed.graph):
             audience.note(line)

@@ -61,7 +61,10 @@ def _measured(training: Training) -> list[Measured]:
     """Of each step of this process, an iteration: of one batch, on average over those of the step."""
     plans = {part.tasks: part.program.plan for part in training.model.steps}
     batches, first = training.model.train.accumulate, training.steps.start
-    return [
-        Measured(seconds / batches, plans[training.model.schedule.of_step(step)].predicted.iteration_s)
+    steps = [
+        (seconds, training.model.schedule.of_step(step))
         for step, seconds in enumerate(training.iterations_s, first)
+    ]
+    return [
+        Measured(seconds / batches, plans[tasks].predicted.iteration_s, tasks) for seconds, tasks in steps
     ]

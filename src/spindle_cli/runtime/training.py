@@ -271,10 +271,11 @@ class Training:
         if self.stop.asked():
             self.board.ask_to_stop()
         self.board.weigh_for(step)
-        executor = self.executors[self.model.schedule.of_step(step)]
+        tasks = self.model.schedule.of_step(step)
+        executor, apart = self.executors[tasks], tasks if self.model.program.plan.task_sets else None
         batches, data_wait_s = self.model.train.accumulate, 0.0
         for number in range(step * batches, (step + 1) * batches):
-            self.stopwatch.begin_step()
+            self.stopwatch.begin_step(apart)
             asked_s, traced_s = time.perf_counter(), self.at_lengths.seconds
             with self.stopwatch.timed(Activity.DATA):
                 batch = self.feed.take()

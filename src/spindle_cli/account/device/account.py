@@ -199,7 +199,7 @@ class Account:
             num_teams = holders.num_teams(block) if there.sharding.is_fetched else 1
             sharers = holders.in_team(block, pieces[kind]) if num_teams > 1 else ()
             if sharers and min(each.number for each in sharers) > 1:
-                there.divide(sharers, weight, num_teams)
+                there.divide(sharers, weight, num_teams, are_paired=holders.are_paired(block))
                 continue
             if sharers:  # each part of it is on one device of a team
                 there.sharding = Sharding.OPTIMIZER

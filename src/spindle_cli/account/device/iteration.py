@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from spindle_cli.account.device.handed_on import HandedOn
 from spindle_cli.account.device.kept import KeptGathered
 from spindle_cli.account.device.parts import Keeping, Kinds, Part, Run, in_blocks
 from spindle_cli.account.holdings import Held, Holders, SharedOut, shared_out
@@ -125,6 +126,7 @@ class Iteration:
         self._whole = 0.0  # gradients that a backward pass makes before they are scattered
         self._shared: dict[object, SharedOut | None] = {}  # by runs of kinds
         self._gathered = KeptGathered(held, setting.kinds, setting.unreached)
+        self._handed_on = HandedOn(held, setting.kinds)
         self._summing = 0.0
         self._sums_at_most = 0.0
         if setting.sums_take_buffers:
@@ -144,11 +146,12 @@ class Iteration:
         still there. Which ones is not looked at: no part takes more than the whole.
         """
         passes = self._mirrored() if self._passes is None else self._in_order(self._passes)
-        early = update if by_parts else 0.0
-        self._fullest.see(own, self._fields, self._retained + self._sums() + early)
-        self._fullest.see(own, self._fields, update)
+        early, handed_on = update if by_parts else 0.0, self._handed_on.num_bytes
+        self._fullest.see(own, self._fields, self._retained + self._sums() + early + handed_on)
+        self._fullest.see(own, self._fields, update + handed_on)
+        self._fullest.see(own, self._fields, self._handed_on.at_first)
         left = Fullest()
-        left.see(own if self._keeps_own else 0.0, 0.0, 0.0)
+        left.see(own if self._keeps_own else 0.0, 0.0, self._handed_on.at_first)
         passes.append(PassBytes(None, is_backward=False, fullest=self._fullest, after=left))
         return passes
 
@@ -216,10 +219,12 @@ class Iteration:
 
     def _forward(self, role: Role) -> None:
         part = self._setting.parts[role[0]]
+        self._see(0.0, self._buffers())
         self._gathered.begin_forward(part)
         casts = 0.0
         for run in self._runs(part):
             self._gathered.come_to(run)
+            self._handed_on.come_to(part, run)
             needs = part.needs[run.segment][1]
             kept = part.kept_of(needs, run.keeping)
             casts += 0.0 if run.keeping is Keeping.ALL else run.num_ops * needs.cast
@@ -373,8 +378,11 @@ class Iteration:
         return there.summed_bytes if is_taken else 0.0
 
     def _buffers(self) -> float:
-        """What was received, what is on its way back, what sums under way take, and what is kept gathered."""
-        return self._received + self._retained + self._sums() + self._gathered.num_bytes
+        """What was received, what is on its way back, what sums under way take, what is kept gathered, and
+        what has been handed on.
+        """
+        lasting = self._received + self._retained + self._gathered.num_bytes + self._handed_on.num_bytes
+        return lasting + self._sums()
 
     def _sums(self) -> float:
         return min(self._summing, self._sums_at_most)

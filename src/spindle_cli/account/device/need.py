@@ -22,7 +22,7 @@ class MemoryByPass:
     """What a device holds over an iteration, in bytes; the most of all is `DeviceMemory.total_bytes`.
 
     Attributes:
-        idle_bytes: what is there at every moment.
+        idle_bytes: what is there between iterations.
         passes: of each (index of a slice, whether backward), the most while it runs, and what stays.
         update_bytes: the most behind the last pass, while gradients are summed and parameters updated.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
 from spindle_cli.account.edges import pass_order, slice_edges
 from spindle_cli.account.traffic import traffic_of
@@ -23,8 +25,12 @@ def predicted_by(profile: Profile, plan: Plan) -> Prediction:
     profile = profile.sharded(plan.sharding).weighted(plan.shard_weights)
     problem = make_problem(profile, plan.cluster)
     slices = _timed(problem, plan)
-    held = device_memory(profile.metaops, slices, plan.cluster, profile)
-    traffic = traffic_of(placed_slices(problem, slices), problem.uses)
+    held = device_memory(profile.metaops, slices, plan.cluster, profile, turn=plan.turn)
+    placed = placed_slices(problem, slices)
+    if plan.joint is None:
+        traffic = traffic_of(placed, problem.uses)
+    else:
+        traffic = traffic_of(replace(placed, joint=plan.joint, member=plan.member))
     steps_s = optimizer_steps_s(held, profile.optimizer_s_per_byte)
     return predict(problem, slices, traffic, max(piece.last_s for piece in slices), steps_s)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +19,7 @@ from spindle_cli.files.run_files import (
     MetaOpComparison,
     PassTimes,
     PredictedVsMeasured,
+    SetMeasured,
     SliceTimes,
     StartUp,
     TypeTimes,
@@ -30,22 +32,27 @@ RankTimes = dict[Key, float]  # median seconds per step
 
 
 class RankReport(NamedTuple):
-    """What a rank has measured; `least_compute_s`: see `Stopwatch`."""
+    """What a rank has measured; `least_compute_s`: see `Stopwatch`. `of_sets`: `times` by the tasks that
+    steps ran, where not all ran all.
+    """
 
     times: RankTimes
     least_compute_s: float
+    of_sets: Mapping[tuple[str, ...], RankTimes] = MappingProxyType({})
 
     @classmethod
     def of(cls, stopwatch: Stopwatch) -> RankReport:
         """Of a rank that has ended its steps."""
-        return cls(stopwatch.medians(), stopwatch.least_compute_s())
+        of_sets = {tasks: stopwatch.medians(tasks) for tasks in stopwatch.seconds_of}
+        return cls(stopwatch.medians(), stopwatch.least_compute_s(), of_sets)
 
 
 class Measured(NamedTuple):
-    """Seconds of a step's iteration, and what the plan of the tasks that it ran says."""
+    """Seconds of a step's iteration, and what the plan of the tasks that it ran says; which these are."""
 
     measured_s: float
     predicted_s: float
+    tasks: tuple[str, ...] = ()
 
 
 def compare(
@@ -54,8 +61,8 @@ def compare(
     """Predicted against measured, for the iteration, for each MetaOp and each type of device, and where each
     device's time went.
 
-    Where steps run several sets of tasks, the means of both over the steps; and no MetaOps, whose slices are
-    not the same in all of them, and no types.
+    Where steps run several sets of tasks, the means of both over the steps, and what the slices of each set's
+    plan took in its steps; and no MetaOps, whose slices are not the same in all of them, and no types.
 
     Args:
         plan: that was run.
@@ -75,11 +82,31 @@ def compare(
         ),
         metaops=() if plan.task_sets else tuple(_compare_metaop(plan, name, ranks) for name in plan.by_name),
         slices=() if plan.task_sets else _slices(plan, ranks),
+        task_sets=tuple(_sets(plan, iterations, reports)) if plan.task_sets else (),
         devices=devices,
         types=() if plan.task_sets else _types(plan, devices),
         start_up=start_up,
         plan_sha256=plan.sha256(),
     )
+
+
+def _sets(plan: Plan, iterations: Sequence[Measured], reports: Sequence[RankReport]) -> Iterator[SetMeasured]:
+    """Of each set of tasks that steps ran, in the order in which they first did."""
+    for tasks in dict.fromkeys(each.tasks for each in iterations):
+        own = plan.set_plans.get(tasks, plan)
+        ran = [each for each in iterations if each.tasks == tasks]
+        counted = ran[1:] if len(ran) > 1 else ran
+        ranks = [report.of_sets[tasks] for report in reports]
+        yield SetMeasured(
+            tasks=tasks,
+            steps=len(counted),
+            iteration=Comparison(
+                predicted_s=own.predicted.iteration_s,
+                measured_s=median([each.measured_s for each in counted]),
+            ),
+            slices=_slices(own, ranks),
+            devices=tuple(_device_times(device, own, times) for device, times in enumerate(ranks)),
+        )
 
 
 def _compare_metaop(plan: Plan, name: str, ranks: Sequence[RankTimes]) -> MetaOpComparison:
@@ -182,11 +209,19 @@ def _types(plan: Plan, devices: Sequence[DeviceTimes]) -> tuple[TypeTimes, ...]:
 
 def gather_reports(mine: RankReport, device: torch.device) -> list[RankReport] | None:
     """Every rank's report on rank 0; None on the others. Collective."""
-    entries = [[activity.value, piece, seconds] for (activity, piece), seconds in mine.times.items()]
-    gathered = gather_json([entries, mine.least_compute_s], device)
+    of_sets = [[tasks, _rows(times)] for tasks, times in mine.of_sets.items()]
+    gathered = gather_json([_rows(mine.times), mine.least_compute_s, of_sets], device)
     if gathered is None:
         return None
     return [
-        RankReport({(Activity(activity), piece): seconds for activity, piece, seconds in entries}, least_s)
-        for entries, least_s in gathered
+        RankReport(_times(rows), least_s, {tuple(tasks): _times(own) for tasks, own in of_sets})
+        for rows, least_s, of_sets in gathered
     ]
+
+
+def _rows(times: RankTimes) -> list[list[Any]]:
+    return [[activity.value, piece, seconds] for (activity, piece), seconds in times.items()]
+
+
+def _times(rows: Iterable[Sequence[Any]]) -> RankTimes:
+    return {(Activity(activity), piece): seconds for activity, piece, seconds in rows}

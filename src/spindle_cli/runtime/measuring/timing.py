@@ -120,7 +120,7 @@ class Lap:
 
 class Stopwatch:
     """Collects the times of one rank; `seconds` has a total per key for each finished step, `computed_s` what
-    it computed in each.
+    it computed in each. `seconds_of`: the same by the tasks that steps run, where not all run all.
 
     `steps`: the last steps, each with its number, its beginning, its end and its laps.
     """
@@ -135,11 +135,13 @@ class Stopwatch:
         """
         self.device = device
         self.seconds: dict[Key, list[float]] = {}
+        self.seconds_of: dict[tuple[str, ...], dict[Key, list[float]]] = {}
         self.computed_s: list[float] = []  # in each finished step, forward and backward
         self.steps: deque[KeptStep] = deque(maxlen=keep_steps)
         self._watches = watches_collectives and device.type == "cpu"
         self._origin, self._origin_s = self._take_origin()
         self._begin = take_mark(device)
+        self._tasks: tuple[str, ...] | None = None
         self._open: list[Lap] = []
         self._timed: list[Lap] = []  # blocks that are timed now, the inmost last
         self._unread: deque[KeptStep] = deque()
@@ -175,16 +177,16 @@ class Stopwatch:
 
         work.get_future().add_done_callback(ended)
 
-    def begin_step(self) -> None:
-        """Open a step."""
-        self._begin = take_mark(self.device)
+    def begin_step(self, tasks: tuple[str, ...] | None = None) -> None:
+        """Open a step. `tasks`: that it runs; None: as every step."""
+        self._begin, self._tasks = take_mark(self.device), tasks
 
     def end_step(self, step: int) -> None:
         """Close a step. Its marks are read as soon as the device has passed them all: the host may be many
         batches ahead of it.
         """
         laps, self._open = self._open, []
-        ended = KeptStep(step, self._begin, take_mark(self.device), laps)
+        ended = KeptStep(step, self._begin, take_mark(self.device), laps, self._tasks)
         self.steps.append(ended)
         self._unread.append(ended)
         while self._unread and has_passed(self._unread[0].end):
@@ -197,11 +199,13 @@ class Stopwatch:
         while self._unread:
             self._read(self._unread.popleft())
 
-    def medians(self) -> dict[Key, float]:
-        """Median seconds per step of each key, the first step (warm-up) left out where there are more."""
+    def medians(self, tasks: tuple[str, ...] | None = None) -> dict[Key, float]:
+        """Median seconds per step of each key, the first step (warm-up) left out where there are more.
+        `tasks`: of the steps that run these.
+        """
         return {
             key: median(per_step[1:] if len(per_step) > 1 else per_step)
-            for key, per_step in self.seconds.items()
+            for key, per_step in (self.seconds if tasks is None else self.seconds_of[tasks]).items()
         }
 
     def least_compute_s(self) -> float:
@@ -233,15 +237,18 @@ class Stopwatch:
         # Measured, not what is left of the medians: a median of sums is more than a sum of medians.
         totals[Activity.OTHER, None] = seconds_between(step.begin, step.end) - sum(totals.values())
         self.computed_s.append(sum(total for (activity, _), total in totals.items() if activity in COMPUTE))
+        of_tasks = {} if step.tasks is None else self.seconds_of.setdefault(step.tasks, {})
         for key, total in totals.items():
             self.seconds.setdefault(key, []).append(total)
+            of_tasks.setdefault(key, []).append(total)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptStep:
-    """A step (counted from 0) and what the rank did in it."""
+    """A step (counted from 0) and what the rank did in it. `tasks`: that it ran; None: as every step."""
 
     step: int
     begin: Mark
     end: Mark
     laps: list[Lap]
+    tasks: tuple[str, ...] | None = None

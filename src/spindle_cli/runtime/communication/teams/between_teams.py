@@ -2,7 +2,9 @@
 
 A rank keeps a range of it, as one of its team, and steps some pieces of that range. Gradients go from all
 that keep a piece to the one that steps it, which adds them up; its new values go back to them. Either way
-each rank sends to each other one what both have to do with, all at once.
+each rank sends to each other one what both have to do with, all at once. What goes to one rank alone and is
+one part of the range goes from where it is, and new values that come so come to where they belong: between
+two teams with the same ranges that is all there is, and nothing of it is copied (`account/holdings.py`).
 """
 
 from __future__ import annotations
@@ -62,15 +64,23 @@ class BetweenTeams:
     @property
     def sum_elements(self) -> int:
         """Elements that a sum takes buffers for."""
-        return sum(map(_length, (*self.kept, *self.stepped)))
+        return _copied(self.kept) + sum(map(_length, self.stepped))
+
+    @property
+    def handed_on_elements(self) -> int:
+        """Elements that handing on takes buffers for."""
+        return _copied(self.kept) + _copied(self.stepped)
 
     def start_sum(self, values: Tensor) -> UnderWay:
         """Start adding to what this rank steps of its range what others have. Collective."""
-        return self._start(values, self.kept, self.stepped, None)
+        taken = values.new_empty(sum(map(_length, self.stepped)))
+        return self._start(values, self.kept, self.stepped, taken, None)
 
     def start_handing_on(self, values: Tensor, turns: GatherTurns | None = None) -> UnderWay:
         """Start handing on what this rank steps of its range, and taking the rest. Collective."""
-        return self._start(values, self.stepped, self.kept, turns)
+        place = _in_place(values, self.kept)
+        taken = values.new_empty(sum(map(_length, self.kept))) if place is None else place
+        return self._start(values, self.stepped, self.kept, taken, turns)
 
     def finish_sum(self, under_way: UnderWay, values: Tensor) -> None:
         """Wait for a sum, and add it to what this rank steps, in the order of the other ranks."""
@@ -89,19 +99,21 @@ class BetweenTeams:
     def finish_handing_on(self, under_way: UnderWay, values: Tensor) -> None:
         """Wait until the range is whole again."""
         wait_for(under_way.work)
-        for (first, last), new in under_way.by_part(self.kept):
-            values[first:last].copy_(new)
+        if _in_place(values, self.kept) is None:
+            for (first, last), new in under_way.by_part(self.kept):
+                values[first:last].copy_(new)
 
     def _start(
         self,
         values: Tensor,
         sent: Sequence[_Parts],
         received: Sequence[_Parts],
+        taken: Tensor,
         turns: GatherTurns | None,
     ) -> UnderWay:
-        parts = [values[first:last] for to_one in sent for first, last in to_one]
-        out = torch.cat(parts) if parts else values.new_empty(0)
-        taken = values.new_empty(sum(map(_length, received)))
+        out = _in_place(values, sent)
+        if out is None:
+            out = torch.cat([values[first:last] for to_one in sent for first, last in to_one])
         # As bytes: libraries know few of the types of numbers.
         width = values.itemsize
         start = partial(
@@ -133,6 +145,19 @@ class UnderWay:
             for first, last in from_one:
                 yield (first, last), self.received[begin : begin + last - first]
                 begin += last - first
+
+
+def _in_place(values: Tensor, parts: Sequence[_Parts]) -> Tensor | None:
+    """Parts of a range that are one, as they lie there; None: they are several."""
+    flat = [part for of_one in parts for part in of_one]
+    if len(flat) > 1:
+        return None
+    return values[slice(*flat[0])] if flat else values[:0]
+
+
+def _copied(parts: Sequence[_Parts]) -> int:
+    """Elements of parts that do not go or come in place."""
+    return sum(map(_length, parts)) if sum(map(len, parts)) > 1 else 0
 
 
 def _length(parts: _Parts) -> int:
