@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import networkx
@@ -105,8 +106,13 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
-def imports_of(path: Path) -> Iterator[str]:
+@cache
+def imports_of(path: Path) -> tuple[str, ...]:
     """Every module of ours that a file imports, anywhere in it, as a dotted name below spindle_cli."""
+    return tuple(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("spindle_cli."):
             base = node.module.removeprefix("spindle_cli.")

@@ -5,14 +5,20 @@ Under autocast it may be 20 % less: values between layers are counted as they ar
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
+from helpers.ready_python import ReadyPython
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
+import bench_memory
 from bench_memory import Row, rows
 
 # Each word of the variants' names once or twice; scripts/bench_memory.py measures all of them.
@@ -25,13 +31,24 @@ NAMES = (
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
-    """Of each variant, by its name; on two devices, in real processes."""
-    folder = tmp_path_factory.mktemp("memory")
+def measured(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
+    """Of each variant, by its name; on two devices, in processes that have torch at once."""
+    folder, scripts = tmp_path_factory.mktemp("memory"), Path(bench_memory.__file__).parent
+
+    def run_ready(command: Sequence[str]) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with (folder / "log").open("w+b") as log:
+            python = ReadyPython(forker, command, env=environment, cwd=scripts, stdout=log, stderr=log)
+            code = python.wait(280)
+            log.seek(0)
+            assert code == 0, log.read().decode(errors="replace")
+
     source = folder / "memory.yaml"
     model = f"{Path(__file__).parents[1] / 'runtime' / 'memory_toys.py'}:build"
     source.write_text(yaml.safe_dump({"schema": "spindle.workload/1", "model": model}))
-    return {row.variant: row for row in rows(source, 2, ("spindle",), NAMES, folder / "runs")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench_memory, "run_command", run_ready)
+        return {row.variant: row for row in rows(source, 2, ("spindle",), NAMES, folder / "runs")}
 
 
 @pytest.mark.processes

@@ -1,14 +1,28 @@
-"""The process runs that several tests look at: one set of 4 workers and one of 2, each with many cases."""
+"""The process runs that several tests look at: one set of 4 workers and one of 2, each with many cases; and
+analyses that many runs in this process have in common.
+"""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from analysed_once import in_the_abstract
 from case_runs import run_cases
 from runtime_cases import ON_FOUR, ON_TWO
 from split_cases import ON_FOUR as SPLIT_ON_FOUR
+
+from spindle_cli.workload import localise
+
+
+@pytest.fixture(scope="module", autouse=True)
+def analysed_once() -> Iterator[None]:
+    """Runs in this process analyse the toys that many of them train once, as the workers do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(localise, "in_the_abstract", in_the_abstract)
+        yield
 
 
 @pytest.fixture(scope="session")

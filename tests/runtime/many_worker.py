@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from analysed_once import in_the_abstract, key_of
 from host_waits import no_host_waits
 from torch.distributed import distributed_c10d
 
@@ -39,7 +39,7 @@ from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.at_lengths import trace
 from spindle_cli.workload.at_lengths.trace import LengthTracer, Shape, TaskAtLength
 from spindle_cli.workload.building.load import LoadedWorkload, load
-from spindle_cli.workload.building.source import Source, resolve
+from spindle_cli.workload.building.source import resolve
 from spindle_cli.workload.data.reading import open_batches
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.memo import AnalysisMemo
@@ -54,27 +54,11 @@ def step_without_host_waits(self: Training, step: int, *, is_first: bool) -> Non
 
 
 FINE_SUMS = "SPINDLE_TEST_FINE_SUMS"  # in the environment: little is summed at a time
-Key = tuple[str, str]  # of a source, and of how its graph is found
 train_one_step = Training.step
 take_back = GatherMemory.take_back
-analyse_source = localise.in_the_abstract
 build_abstractly = at_lengths.load_abstract
-analysed: dict[Key, Any] = {}  # for the first alone of the requests that train it, each in another way
 built: dict[str, LoadedWorkload] = {}  # by source, to be traced at lengths
 traced: dict[tuple[int, str, str], TaskAtLength] = {}  # by workload built for it, planned and other shapes
-
-
-def key_of(source: Source) -> str:
-    return repr((source.build.__module__, source.build.__qualname__, source.args))
-
-
-def in_the_abstract(source: Source, find_graph: partial[WorkloadGraph]) -> Any:
-    """Analyses a workload once: that is much of what a request takes, and nothing of it is trained."""
-    asked = {name: value for name, value in find_graph.keywords.items() if name != "memo"}
-    key = key_of(source), repr(asked)
-    if key not in analysed:
-        analysed[key] = analyse_source(source, find_graph)
-    return analysed[key]
 
 
 def load_abstract(source: str, *, reads_initial: bool) -> LoadedWorkload:

@@ -104,6 +104,7 @@ def moving(plan: Plan, *, recompute: bool) -> Plan:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("ready_here")
 @pytest.mark.parametrize("recompute", [False, True])
 def test_activations_in_host_memory_of_shares_on_two_types_train_the_same_model(
     folder: Path, recompute: bool
@@ -126,6 +127,7 @@ def test_activations_in_host_memory_of_shares_on_two_types_train_the_same_model(
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("ready_here")
 def test_micro_batches_over_two_types_that_share_out_parameters_train_the_same_model(folder: Path) -> None:
     merged = ("--merge", folder / "new.json", "--merge", folder / "old.json")
     assert run_spindle("profile", *merged, "-o", folder / "both.json").code == 0
@@ -143,6 +145,7 @@ def test_micro_batches_over_two_types_that_share_out_parameters_train_the_same_m
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("ready_here")
 def test_sets_of_tasks_over_two_types_train_the_same_model(folder: Path) -> None:
     sampling = {"every": {"spread": 2}}
     train = {"optimizer": "AdamW", "lr": 0.01, "seed": 3, "steps": 4, "sampling": sampling}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -26,12 +28,17 @@ def source(build: str) -> str:
     return f"{__package__}.inits:{build}"
 
 
+@cache
+def parameters_of_ops(build: str) -> list[set[str]]:
+    return [set(op.parameters) for op in analyse(load(source(build)).workload).tasks["only"].ops]
+
+
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("op", [0, 1, 2])
 def test_wanted_parameters_have_the_values_of_a_full_build_and_others_no_memory(build: str, op: int) -> None:
     full = load(source(build))
     state_after = torch.get_rng_state()
-    used = set(analyse(full.workload).tasks["only"].ops[op].parameters)
+    used = parameters_of_ops(build)[op]
     expected = dict(full.workload.tasks[0].module.named_parameters(remove_duplicate=False))
     local = load_local(source(build), {"only": [op]})
     assert torch.equal(torch.get_rng_state(), state_after)
@@ -71,12 +78,17 @@ def test_nothing_wanted_means_nothing_real() -> None:
     assert all(parameter.is_meta for parameter in local.workload.tasks[0].module.parameters())
 
 
+@cache
+def analysed_abstractly(where: str) -> WorkloadGraph:
+    return analyse(load_abstract(where).workload)
+
+
 @pytest.mark.parametrize("name", shapes_of_models.ALL)
 def test_every_shape_of_model_can_be_built_abstractly_and_in_part(name: str) -> None:
     where = f"{shapes_of_models.ALL[name].__module__}:{name}"
-    full = ParameterTable.of(analyse(load(where).workload))
-    graph = analyse(load_abstract(where).workload)
-    assert graph.fingerprint == analyse(load(where).workload).fingerprint
+    real, graph = analyse(load(where).workload), analysed_abstractly(where)
+    full = ParameterTable.of(real)
+    assert graph.fingerprint == real.fingerprint
     task = next(iter(graph.tasks))
     asked: list[str] = []
 
@@ -96,7 +108,7 @@ def test_every_shape_of_model_can_be_built_abstractly_and_in_part(name: str) -> 
 def test_a_graph_serves_another_build_of_the_same_workload(name: str) -> None:
     where = f"{shapes_of_models.ALL[name].__module__}:{name}"
     workload = load(where).workload
-    rebound = rebind(analyse(load_abstract(where).workload), workload)
+    rebound = rebind(analysed_abstractly(where), workload)
     analysed = analyse(workload)
     if rebound is None:  # it needs what tracing has put into the modules
         assert any(

@@ -223,10 +223,12 @@ class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func.namespace == "prim":  # a question for a device
+            return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         packet = func._overloadpacket
-        if func.namespace != "prim" and not func.is_view and packet not in _FREE:
+        if not func.is_view and packet not in _FREE:
             self._kernels.append(self._kernel(packet, args, kwargs, out))
         return out
 

@@ -9,7 +9,7 @@ which remembers the values.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -83,10 +83,9 @@ def call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     Raises:
         ChangedInPlaceError: it writes what has no values into a fixed tensor.
     """
-    tensors = tensors_in((args, kwargs))
-    if not any(map(is_fixed, tensors)):
+    if not (_has_fixed(args) or (kwargs and _has_fixed(kwargs.values()))):
         return func(*args, **kwargs)
-    if all(map(is_fixed, tensors)):
+    if all(map(is_fixed, tensors_in((args, kwargs)))):
         with _plainly():
             before = torch.get_rng_state()
             result = func(*args, **kwargs)
@@ -190,6 +189,20 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for item in value for tensor in tensors_in(item)]
     return []
+
+
+def _has_fixed(values: Iterable[Any]) -> bool:
+    """Whether a fixed tensor is among arguments: asked before every call of an analysis."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if hasattr(value, _FIXED):
+                return True
+        elif isinstance(value, list | tuple):
+            if _has_fixed(value):
+                return True
+        elif isinstance(value, dict) and _has_fixed(value.values()):
+            return True
+    return False
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:

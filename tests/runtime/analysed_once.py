@@ -1,0 +1,27 @@
+"""What many requests of one process train, analysed once."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from spindle_cli.workload import localise
+from spindle_cli.workload.building.source import Source
+from spindle_cli.workload.graph import WorkloadGraph
+
+Key = tuple[str, str]  # of a source, and of how its graph is found
+analyse_source = localise.in_the_abstract
+analysed: dict[Key, Any] = {}  # for the first alone of the requests that train it, each in another way
+
+
+def key_of(source: Source) -> str:
+    return repr((source.build.__module__, source.build.__qualname__, source.args))
+
+
+def in_the_abstract(source: Source, find_graph: partial[WorkloadGraph]) -> Any:
+    """Analyses a workload once: that is much of what a request takes, and nothing of it is trained."""
+    asked = {name: value for name, value in find_graph.keywords.items() if name != "memo"}
+    key = key_of(source), repr(asked)
+    if key not in analysed:
+        analysed[key] = analyse_source(source, find_graph)
+    return analysed[key]
