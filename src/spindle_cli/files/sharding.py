@@ -11,15 +11,10 @@ from spindle_cli.files.cluster import Cluster
 
 
 class Sharding(StrEnum):
-    """What each of the devices has a range of alone (Rajbhandari et al. 2020, stages 1 to 3).
+    """What each of the devices has a range of alone (Rajbhandari et al. 2020, stages 1 to 3)."""
 
-    Attributes:
-        is_by_pass: whether gradients are summed in each backward pass, so that none stay whole behind it.
-        is_fetched: whether parameters are gathered for the passes that use them.
-    """
-
-    is_by_pass: bool
-    is_fetched: bool
+    is_by_pass: bool  # gradients are summed in each backward pass, so that none stay whole behind it
+    is_fetched: bool  # parameters are gathered for the passes that use them
 
     NONE = "none"  # of nothing: each has the optimizer's state whole, too
     OPTIMIZER = "optimizer"  # of the optimizer's state
