@@ -12,6 +12,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import Found, find, in_best_micro_batches
 from spindle_cli.plan.best.micro_batches import MicroBatched, cut_profile
+from spindle_cli.plan.best.rounds import rounds_of
 from spindle_cli.plan.mixed.find import find_in_memory
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.search.judge import Judged
@@ -143,8 +144,9 @@ class _CutPlanner:
             raise NoPlanError("micro-batches: teams have more devices than these have samples")
         return MicroBatched(seen, counts, self.small, self.posing.problem)
 
-    def quickly(self, cut: MicroBatched, than_s: float) -> Judged | None:  # noqa: ARG002 - fits as it is
-        one = least_fallback(cut.one, self.small, "spindle", self.posing, recomputes=False)
+    def quickly(self, cut: MicroBatched, than_s: float) -> Judged | None:
+        one_s = than_s / rounds_of(cut.first, cut.counts)
+        one = least_fallback(cut.one, self.small, "spindle", self.posing, recomputes=False, than_s=one_s)
         return None if one is None else one.judged
 
     def searched(self, cut: MicroBatched) -> Found | None:
