@@ -1,0 +1,133 @@
+"""What planning leaves out because it cannot be the best, and what it does not work out twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
+from typing import NoReturn
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.plans import cluster_of, metaop_of, profile_of
+from spindle_cli.account.device import needs
+from spindle_cli.account.device.account import Account
+from spindle_cli.account.device.needs import RolesOf
+from spindle_cli.plan.best import find_asked
+from spindle_cli.plan.best.asked import Asked
+from spindle_cli.plan.best.drafts import ONE_TYPE
+from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.rounds import rounds_of
+from spindle_cli.plan.bound.bound import lower_bound
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.schedule import Draft
+from spindle_cli.plan.search.judge import Judged, best_of, measure
+from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
+from spindle_cli.profile.types import CurvePoint, Profile
+
+SEEDS = st.integers(0, 2**32)
+
+
+def drawn(seed: int) -> Profile:
+    """Some tasks of two MetaOps each, some of which share parameters."""
+    random = Random(seed)
+    metaops = []
+    for task in "abcd":
+        curve = {1: 4.0, 2: random.choice((2.0, 3.0)), 4: random.choice((1.0, 1.9))}
+        key = random.choice("pqr")
+        metaops.append(metaop_of(f"{task}/in", random.randrange(1, 4), curve, parameters=key))
+        metaops.append(metaop_of(f"{task}/out", random.randrange(1, 4), curve, inputs=(f"{task}/in",)))
+    return profile_of(*metaops)
+
+
+def quick_drafts(problem: Problem) -> list[Draft]:
+    """Those of a quick look."""
+    return [draft for drafts in spindle(problem, lower_bound(problem), NO_SEARCH) for draft in drafts]
+
+
+@settings(max_examples=20)
+@given(seed=SEEDS)
+def test_a_quick_look_finds_the_best_of_all_drafts(seed: int) -> None:
+    problem = make_problem(drawn(seed), cluster_of(4, devices_per_node=2))
+    drafts = quick_drafts(problem)
+    every = [best_of(problem, [draft], with_care=False) for draft in drafts]
+    fastest = min((each for found in every for each in found if each is not None), key=Judged.rank)
+    found = best_of(problem, drafts, with_care=False)
+    assert min((each for each in found if each is not None), key=Judged.rank).rank() == fastest.rank()
+    earliest_s = min(draft.end_s for draft in drafts)
+    assert best_of(problem, drafts, with_care=False, within_s=0.999 * earliest_s) == []
+    assert len(best_of(problem, drafts, with_care=False, within_s=earliest_s)) >= 1
+
+
+@settings(max_examples=20)
+@given(seed=SEEDS)
+def test_what_devices_hold_is_that_of_where_they_are_after_exchanges(seed: int) -> None:
+    problem = make_problem(drawn(seed), cluster_of(4, devices_per_node=2))
+    for judged in best_of(problem, quick_drafts(problem)):
+        assert judged is not None
+        again = measure(problem, judged.strategy, judged.slices, judged.after)
+        assert again is not None
+        assert judged.memory == again.memory
+
+
+def test_micro_batches_take_so_many_times_the_device_seconds_of_one_of_each() -> None:
+    """At least 4 of a's (one device; two take 3 s each), three times, and 2 x 2 of b's, once: 16 of 8."""
+    a = metaop_of("a/net", 1, {1: 4.0, 2: 3.0})
+    b = metaop_of("b/net", 2, {1: 2.5, 2: 1.0})
+    problem = make_problem(profile_of(a, b), cluster_of(2))
+    assert rounds_of(problem, {"a": 3}) == pytest.approx(16 / 8)
+    assert rounds_of(problem, {"a": 3, "b": 2}) == pytest.approx(20 / 8)
+    assert rounds_of(problem, {}) == 1.0
+
+
+@pytest.mark.parametrize(("compute_s", "goes_on"), [(1.03, False), (1.031, True)])
+def test_memory_is_not_shared_out_otherwise_within_3_percent_of_the_bound(
+    monkeypatch: pytest.MonkeyPatch, compute_s: float, *, goes_on: bool
+) -> None:
+    class WentOnError(Exception):
+        pass
+
+    def go_on(*_: object) -> NoReturn:
+        raise WentOnError
+
+    monkeypatch.setattr(find_asked, "quick_sharding", go_on)
+    prediction = SimpleNamespace(compute_s=compute_s, iteration_s=2.0)
+    short = Found(SimpleNamespace(prediction=prediction), is_short=True)  # type: ignore[arg-type]  # stand-ins
+
+    def found(found: Found, bound_s: float) -> Found | None:
+        asked = Asked("spindle", 1)
+        arguments = drawn(0), cluster_of(2), asked, found, None, ONE_TYPE, bound_s
+        return find_asked.with_less(*arguments)  # type: ignore[arg-type]
+
+    assert found(replace(short, is_short=False), 0.5) is not None
+    if not goes_on:
+        assert found(short, 1.0) is short
+        return
+    with pytest.raises(WentOnError):
+        found(short, 1.0)
+
+
+def test_devices_that_need_the_same_do_so_worked_out_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a layer of which each of four devices has one of two parts, and one of them all, for another op."""
+    seen: list[tuple[Account, list[RolesOf]]] = []
+    original = needs._each_once
+
+    def each_once(account: Account, of_device: list[RolesOf], has_room: object) -> object:
+        seen.append((account, of_device))
+        return original(account, of_device, has_room)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(needs, "_each_once", each_once)
+    point = CurvePoint(num_devices=4, dp=2, tp=2, forward_s=1.0, backward_s=1.0, source="measured")
+    split = metaop_of("a/m", 1, {1: 1.0}, param_bytes_per_op=2**23, parameters="p")
+    whole = metaop_of("b/m", 1, {1: 8.0}, param_bytes_per_op=2**23, parameters="p")
+    make_plan(profile_of(split.model_copy(update={"curve": (point,)}), whole), cluster_of(4))
+    assert any(len(dict.fromkeys(of_device)) > 1 for _, of_device in seen)
+    for account, of_device in seen:
+        for roles in dict.fromkeys(of_device):
+            alone = replace(
+                account, known_held={}, known_needs={}, known_used={}, known_levels={}, known_gathered={}
+            )
+            assert alone.need(*roles).peak() == account.need(*roles).peak()
