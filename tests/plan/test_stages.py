@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log2
+
 import pytest
 
 from helpers.cut import cuttable
@@ -9,7 +11,7 @@ from helpers.plans import cluster_of, profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.find import Found
-from spindle_cli.plan.best.micro_batches import in_micro_batches
+from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.pipelines.cuts import Piece
 from spindle_cli.plan.pipelines.lanes import Lanes
@@ -24,6 +26,7 @@ from spindle_cli.units import MIB
 
 # A tenth of a second for a sample.
 LINEAR = {n: 0.1 * n for n in (1, 2, 4, 8, 16)}
+UP_TO_32 = {n: 0.1 * n for n in (1, 2, 4, 8, 16, 32)}
 
 
 def chain(num_ops: int = 4) -> MetaOpProfile:
@@ -200,7 +203,7 @@ def test_more_micro_batches_are_tried_until_two_counts_in_a_row_gain_nothing(
 ) -> None:
     """Each has to beat what the best so far takes with the part of its messages, not its prediction."""
     to_beat: list[float] = []
-    profile, cluster = profile_of(cuttable("t/net", 4, {n: 0.1 * n for n in (1, 2, 4, 8, 16, 32)})), apart(4)
+    profile, cluster = profile_of(cuttable("t/net", 4, UP_TO_32)), apart(4)
 
     def best_of(_: object, best_s: float) -> tuple[Judged, float] | None:
         to_beat.append(best_s)
@@ -223,7 +226,7 @@ def test_a_pipeline_has_to_be_shorter_by_simulation_too(
     """By a hundredth at least of what the best other plan takes, which need not be what is predicted."""
     tried = iter([(judged(3.0), 3.0)])
     monkeypatch.setattr(pipelined, "_best_of", lambda *_: next(tried, None))
-    profile = profile_of(cuttable("t/net", 4, {n: 0.1 * n for n in (1, 2, 4, 8, 16, 32)}))
+    profile = profile_of(cuttable("t/net", 4, UP_TO_32))
 
     def simulated_s(found: Found) -> float:
         return simulated[found.cut is not None]
@@ -258,8 +261,61 @@ def test_a_pipeline_has_to_be_shorter_than_the_best_one_before_by_simulation(
         return 4.0 if found.cut is None else simulated[asked.index(found.best.prediction.iteration_s)]
 
     monkeypatch.setattr(pipelined, "_best_of", best_of)
-    profile = profile_of(cuttable("t/net", 4, {n: 0.1 * n for n in (1, 2, 4, 8, 16, 32)}))
+    profile = profile_of(cuttable("t/net", 4, UP_TO_32))
     found = pipelined.in_pipelines(profile, apart(4), Found(judged(4.0), is_short=False), simulated_s)
     assert found is not None
     assert len(asked) == tried
     assert (found.cut.counts["t"] if found.cut else 1) == count
+
+
+def test_behind_all_alike_each_task_is_cut_by_itself_the_heaviest_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Best with 8 of a and 4 of b, a tenth of a second longer for each half or double of a, two of b. Alike,
+    and a alone, 4 of each are best; then a in 2 (longer), 8 (shorter) and 16 (longer), b in 2 (longer).
+    """
+    tried: list[tuple[int, int]] = []
+
+    def best_of(cut: MicroBatched, best_s: float) -> tuple[Judged, float] | None:
+        a, b = (cut.counts.get(task, 1) for task in "ab")
+        tried.append((a, b))
+        seconds = 1.0 + 0.1 * abs(log2(a) - 3) + 0.2 * abs(log2(b) - 2)
+        return (judged(seconds), seconds) if seconds < best_s else None
+
+    monkeypatch.setattr(pipelined, "_best_of", best_of)
+    profile = profile_of(cuttable("b/net", 1, UP_TO_32), cuttable("a/net", 4, UP_TO_32))
+    found = pipelined.in_pipelines(profile, apart(4), Found(judged(4.0), is_short=False), predicted_s)
+    assert found is not None
+    assert found.cut is not None
+    assert found.cut.counts == {"a": 8, "b": 4}
+    alike = [(4, 4), (4, 1), (8, 8), (8, 1), (16, 16), (16, 1)]
+    assert tried == [*alike, (2, 4), (8, 4), (16, 4), (8, 2)]
+
+
+def test_tasks_that_exchange_values_stay_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[dict[str, int]] = []
+
+    def best_of(cut: MicroBatched, _: float) -> tuple[Judged, float] | None:
+        tried.append(dict(cut.counts))
+        return (judged(3.0), 3.0) if len(tried) == 1 else None
+
+    monkeypatch.setattr(pipelined, "_best_of", best_of)
+    a, c = (cuttable(f"{task}/net", num_ops, UP_TO_32) for task, num_ops in (("a", 4), ("c", 1)))
+    b = cuttable("b/net", 1, UP_TO_32, inputs=("a/net",))
+    pipelined.in_pipelines(profile_of(a, b, c), apart(4), Found(judged(4.0), is_short=False), predicted_s)
+    assert {"a": 2, "b": 2, "c": 4} in tried
+    assert all(counts.get("a") == counts.get("b") for counts in tried)
+    assert len(tried) == len({tuple(sorted(counts.items())) for counts in tried})
+
+
+def test_a_task_that_small_shares_do_not_serve_stays_whole_beside_a_pipeline() -> None:
+    """A chain of layers of 64 MiB, 6.4 s on a device, and a task that takes 1.6 s for each micro-batch: in
+    four of both it would take as long as the chain.
+    """
+    beside = cuttable("s/net", 4, dict.fromkeys((1, 2, 4, 8, 16), 0.4), param_bytes_per_op=MIB)
+    profile = profile_of(chain(), beside)
+    plan = make_plan(profile, apart(4))
+    assert plan.micro_batches.keys() == {"t"}
+    assert plan.predicted.iteration_s < 4.5
+    assert check_plan(plan, profile) == ()
+    assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=0.06)

@@ -133,7 +133,7 @@ def micro_batches_for(profile: Profile, times: float, num_devices: int) -> dict[
     The fewest that do, of those whose samples the devices divide evenly, where there are any. Tasks that
     exchange values are cut alike.
     """
-    members = _in_parts(profile)
+    members = in_parts(profile)
     kept = {
         part: sum(metaop.num_ops * metaop.activation_bytes_per_op for metaop in each)
         for part, each in members.items()
@@ -153,7 +153,7 @@ def alike_micro_batches(profile: Profile, count: int) -> dict[str, int]:
     can be. Then each round of micro-batches has the same work, and every task a part in it.
     """
     counts: dict[str, int] = {}
-    for each in _in_parts(profile).values():
+    for each in in_parts(profile).values():
         most = max(cut for cut in _cuts_of(each) if cut <= count)
         if most > 1:
             counts |= {metaop.task: most for metaop in each}
@@ -170,7 +170,7 @@ def cuts_of_parts(
         micro_batches: into how many each task is cut, where only one way is to be there.
     """
     found: list[list[CutPart]] = []
-    for members in _in_parts(profile).values():
+    for members in in_parts(profile).values():
         part = profile.with_metaops(members)
         wanted = _cuts_of(members) if micro_batches is None else [micro_batches.get(members[0].task, 1)]
         ways = (_cut_part(part, count, cluster) for count in wanted)
@@ -200,7 +200,7 @@ def _cut_part(part: Profile, count: int, cluster: Cluster) -> CutPart | None:
     return CutPart(counts, one.metaops, chosen, count * seconds)
 
 
-def _in_parts(profile: Profile) -> dict[int, list[MetaOpProfile]]:
+def in_parts(profile: Profile) -> dict[int, list[MetaOpProfile]]:
     """The MetaOps of tasks that exchange values, together."""
     part_of = parts_of(profile.metaops)
     members: dict[int, list[MetaOpProfile]] = {}

@@ -1,5 +1,6 @@
-"""Pipelines of micro-batches where sums are slow, whether memory is short or not: all tasks in ever more
-micro-batches alike, on lanes of devices (`pipelines/`), as long as that gains.
+"""Pipelines of micro-batches where sums are slow, whether memory is short or not: all tasks alike, or those
+with most work alone, in ever more micro-batches on lanes of devices (`pipelines/`), as long as that gains;
+then each task in fewer or more.
 
 Their messages share links with sums and with each other, in an order that no delay changes, of which the
 prediction knows little: so the simulator is asked as well.
@@ -7,19 +8,25 @@ prediction knows little: so the simulator is asked as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.find import Found
-from spindle_cli.plan.best.micro_batches import MicroBatched, alike_micro_batches, in_micro_batches
+from spindle_cli.plan.best.micro_batches import (
+    MicroBatched,
+    alike_micro_batches,
+    in_micro_batches,
+    in_parts,
+)
 from spindle_cli.plan.bound.any_cut import lower_bound_any_s
 from spindle_cli.plan.pipelines.drafts import bounded
 from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are, slices_in_order
-from spindle_cli.profile.types import Profile
+from spindle_cli.profile.types import MetaOpProfile, Profile
 
-# How many micro-batches all tasks have alike; more hide more of a pipeline's start and end. After so many of
+# How many micro-batches tasks have alike; more hide more of a pipeline's start and end. After so many of
 # these in a row that gain nothing, more are not tried.
 COUNTS = (4, 8, 16, 32)
 PATIENCE = 2
@@ -51,32 +58,100 @@ def in_pipelines(
     bound_s = lower_bound_any_s(profile, cluster.num_devices)
     if found is None or not may_gain(found.best.prediction, bound_s):
         return found
-    best, best_s = found, found.best.prediction.iteration_s
-    least_s: float | None = None  # of the best, by simulation
-    known: list[dict[str, int]] = []
+    search = _Search(profile, cluster, simulated_s, found, found.best.prediction.iteration_s)
+    heaviest = _tasks_of_parts(profile)[0]
     missed = 0
     for count in COUNTS:
-        counts = alike_micro_batches(profile, count)
-        if not counts or counts in known:
-            continue
-        known.append(counts)
-        known_s = best_s
-        try:
-            cut = in_micro_batches(profile, counts, cluster)
-            tried = _best_of(cut, best_s)
-        except NoPlanError:  # shares of so few samples have no allocation here
-            continue
-        if tried is not None:
-            judged, tried_s = tried
-            pipeline = Found(judged, found.is_short, cut=cut, sharding=profile.sharding)
-            least_s = simulated_s(best) if least_s is None else least_s
-            own_s = simulated_s(pipeline)
-            if own_s < (1 - WORTH) * least_s:
-                best, best_s, least_s = pipeline, tried_s, own_s
-        missed = 0 if best_s < known_s else missed + 1
+        alike = alike_micro_batches(profile, count)
+        alone = {task: own for task, own in alike.items() if task in heaviest}
+        gained = [search.gains(counts) for counts in (alike, alone) if counts and search.is_new(counts)]
+        if gained:
+            missed = 0 if any(gained) else missed + 1
         if missed == PATIENCE:  # the same bytes go between lanes, however many messages they are
             break
-    return best
+    if search.best is not found:
+        search.cut_each_by_itself()
+    return search.best
+
+
+@dataclass
+class _Search:
+    """The best plan so far.
+
+    Attributes:
+        best_s: what it takes, with what of its messages does not hide.
+        least_s: what it takes by simulation; None: it has not been simulated.
+        known: the numbers of micro-batches, by task, that have been tried.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    simulated_s: Callable[[Found], float]
+    best: Found
+    best_s: float
+    least_s: float | None = None
+    known: list[Mapping[str, int]] = field(default_factory=list)
+
+    @property
+    def tasks(self) -> set[str]:
+        """All of them."""
+        return {metaop.task for metaop in self.profile.metaops}
+
+    def is_new(self, counts: Mapping[str, int]) -> bool:
+        """Whether these numbers have not been tried."""
+        return counts not in self.known
+
+    def gains(self, counts: Mapping[str, int]) -> bool:
+        """Try so many micro-batches, by task; whether the best plan has so many now."""
+        self.known.append(counts)
+        try:
+            cut = in_micro_batches(self.profile, counts, self.cluster)
+            tried = _best_of(cut, self.best_s)
+        except NoPlanError:  # shares of so few samples have no allocation here
+            return False
+        if tried is None:
+            return False
+        judged, tried_s = tried
+        pipeline = Found(judged, self.best.is_short, cut=cut, sharding=self.profile.sharding)
+        if self.least_s is None:
+            self.least_s = self.simulated_s(self.best)
+        own_s = self.simulated_s(pipeline)
+        if own_s >= (1 - WORTH) * self.least_s:
+            return False
+        self.best, self.best_s, self.least_s = pipeline, tried_s, own_s
+        return True
+
+    def cut_each_by_itself(self) -> None:
+        """Try half as many micro-batches of each task, and twice as many where that does not gain: a short
+        task pays for more of them what a long one gains by. Tasks that exchange values are cut alike.
+        """
+        parts = _tasks_of_parts(self.profile)
+        for tasks in parts if len(parts) > 1 else ():
+            for factor in (0.5, 2):
+                while self._cuts(tasks, factor):
+                    pass
+
+    def _cuts(self, tasks: Collection[str], factor: float) -> bool:
+        """Whether the best plan has so many times as many micro-batches of some tasks now."""
+        assert self.best.cut is not None, "each task is cut by itself from where all are cut alike"
+        now = {task: self.best.cut.counts.get(task, 1) for task in self.tasks}
+        wanted = round(factor * max(now[task] for task in tasks))
+        possible = alike_micro_batches(self.profile, wanted) if wanted > 1 else {}
+        counts = {**now, **{task: possible.get(task, 1) for task in tasks}}
+        counts = {task: count for task, count in counts.items() if count > 1}
+        return bool(counts) and self.is_new(counts) and self.gains(counts)
+
+
+def _tasks_of_parts(profile: Profile) -> list[tuple[str, ...]]:
+    """The tasks that exchange values, those first of which most is computed."""
+
+    def least_work_s(metaops: Sequence[MetaOpProfile]) -> float:
+        return sum(
+            each.num_ops * min(point.num_devices * point.op_s for point in each.curve) for each in metaops
+        )
+
+    parts = sorted(in_parts(profile).values(), key=lambda metaops: -least_work_s(metaops))
+    return [tuple(dict.fromkeys(metaop.task for metaop in metaops)) for metaops in parts]
 
 
 def may_gain(best: Prediction, lower_bound_s: float) -> bool:
