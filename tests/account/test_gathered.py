@@ -129,7 +129,7 @@ def test_check_refuses_a_split_slice_and_devices_of_several_types() -> None:
     plan = two_tasks()
     split = plan.slices[0].model_copy(update={"dp": 1, "tp": 2})
     waves = (plan.waves[0].model_copy(update={"slices": (split,)}), plan.waves[1])
-    from spindle_cli.check.gathered import gathered_matrices_are_whole
+    from spindle_cli.check.parameters import gathered_matrices_are_whole
 
     cut = Plan(**{**{name: getattr(plan, name) for name in plan.model_fields_set}, "waves": waves})
     assert [each.expected for each in gathered_matrices_are_whole(cut)] == ["tp 1"]

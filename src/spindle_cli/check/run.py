@@ -8,9 +8,9 @@ from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.check import (
     against_profile,
     allocations,
-    gathered,
     islands,
     offload,
+    parameters,
     predictions,
     structure,
     task_sets,
@@ -41,7 +41,8 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
     found = [*structure.names_and_ranges(whole), *task_sets.parts_exist(whole)]
     if not found:
         found += structure.rows_of_shares(whole, is_complete=is_complete)
-        found += gathered.matrices_are_gathered_alike(whole)
+        found += parameters.matrices_are_gathered_alike(whole)
+        found += parameters.tied_parameters_are_said_alike(whole)
         found += offload.ranges([*whole.waves, *(wave for each in whole.task_sets for wave in each.waves)])
     if not found:
         found = _rules(whole, is_complete, states_ours=bool(plan.metaops))
@@ -78,7 +79,7 @@ def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violati
         found += allocations.experts_for_all(whole)
         found += structure.whole_micro_batches(whole)
         found += structure.shared_out(whole)
-        found += [] if found else gathered.gathered_matrices_are_whole(whole)
+        found += [] if found else parameters.gathered_matrices_are_whole(whole)
         found += schedule.durations(whole)
         found += schedule.producers_first(whole)
         # Who talks to whom is known of a plan with which nothing else is wrong.

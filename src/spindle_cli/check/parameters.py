@@ -1,4 +1,6 @@
-"""Rules of matrices whose gradients are gathered as what they are made of."""
+"""Rules of parameters that a plan says something of one by one: matrices whose gradients are gathered as what
+they are made of, and what ops of several keys use.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from collections.abc import Iterator
 
 from spindle_cli.account.sums.gathered import gathered_matrices
 from spindle_cli.check.types import Violation, place_of
+from spindle_cli.costs.memory import parameter_block
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Matrix
 
@@ -65,3 +68,57 @@ def gathered_matrices_are_whole(plan: Plan) -> Iterator[Violation]:
                 value=f"gathered by devices of {', '.join(types)}, each of which steps it",
                 expected="devices of one type, as types round differently",
             )
+
+
+def tied_parameters_are_said_alike(plan: Plan) -> Iterator[Violation]:
+    """All ops that use parameters with ops of other keys say the same of them, theirs among the keys."""
+    uses = [
+        (metaop, tied, f"metaops, {metaop.name}.tied[{place}]")
+        for metaop in plan.metaops
+        for place, tied in enumerate(metaop.tied)
+    ]
+    split = {tied.parameter for _, tied, _ in uses if tied.is_split}
+    users = {(tied.parameter, parameter_block(metaop, tied.op)[0]) for metaop, tied, _ in uses}
+    keys = {parameter_block(metaop, 0)[0] for metaop in plan.metaops}
+    known: dict[tuple[str, str], object] = {}
+    for metaop, tied, where in uses:
+        key, *_ = parameter_block(metaop, tied.op)
+        if key not in tied.keys:
+            yield Violation(
+                rule="tied",
+                where=where,
+                value=f"{tied.parameter!r} of keys {', '.join(tied.keys)}",
+                expected=f"{key!r} among them, as this op uses it",
+            )
+        for other in tied.keys:
+            if other in keys and (tied.parameter, other) not in users:
+                yield Violation(
+                    rule="tied",
+                    where=where,
+                    value=f"{tied.parameter!r} of key {other!r}",
+                    expected="an op with this key that says the same of it; none does",
+                )
+        for name in ("num_bytes", "keys", "is_trained"):
+            said = getattr(tied, name)
+            meant = known.setdefault((tied.parameter, name), said)
+            if said != meant:
+                yield Violation(
+                    rule="tied",
+                    where=where,
+                    value=f"{tied.parameter!r} with {name} {_said(said)}",
+                    expected=f"{_said(meant)}, as another op says",
+                )
+        if tied.is_split_by_any != (tied.parameter in split):
+            yield Violation(
+                rule="tied",
+                where=where,
+                value=f"{tied.parameter!r} with is_split_by_any {_said(tied.is_split_by_any)}",
+                expected=f"{_said(tied.parameter in split)}: whether is_split of any op that uses it is true",
+            )
+
+
+def _said(value: object) -> str:
+    """As a plan file has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
