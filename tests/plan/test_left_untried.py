@@ -110,8 +110,18 @@ def test_memory_is_not_shared_out_otherwise_within_3_percent_of_the_bound(
         found(short, 1.0)
 
 
-def test_devices_that_need_the_same_do_so_worked_out_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a layer of which each of four devices has one of two parts, and one of them all, for another op."""
+def split_beside_whole() -> Profile:
+    """A layer of which each of four devices has one of two parts, and one of them all, for another op."""
+    point = CurvePoint(num_devices=4, dp=2, tp=2, forward_s=1.0, backward_s=1.0, source="measured")
+    split = metaop_of("a/m", 1, {1: 1.0}, param_bytes_per_op=2**23, parameters="p")
+    whole = metaop_of("b/m", 1, {1: 8.0}, param_bytes_per_op=2**23, parameters="p")
+    return profile_of(split.model_copy(update={"curve": (point,)}), whole)
+
+
+@pytest.mark.parametrize("profile", [split_beside_whole(), drawn(0), drawn(1)])
+def test_devices_that_need_the_same_do_so_worked_out_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, profile: Profile
+) -> None:
     seen: list[tuple[Account, list[RolesOf]]] = []
     original = needs._each_once
 
@@ -120,10 +130,7 @@ def test_devices_that_need_the_same_do_so_worked_out_one_by_one(monkeypatch: pyt
         return original(account, of_device, has_room)  # type: ignore[arg-type]
 
     monkeypatch.setattr(needs, "_each_once", each_once)
-    point = CurvePoint(num_devices=4, dp=2, tp=2, forward_s=1.0, backward_s=1.0, source="measured")
-    split = metaop_of("a/m", 1, {1: 1.0}, param_bytes_per_op=2**23, parameters="p")
-    whole = metaop_of("b/m", 1, {1: 8.0}, param_bytes_per_op=2**23, parameters="p")
-    make_plan(profile_of(split.model_copy(update={"curve": (point,)}), whole), cluster_of(4))
+    make_plan(profile, cluster_of(4, devices_per_node=2))
     assert any(len(dict.fromkeys(of_device)) > 1 for _, of_device in seen)
     for account, of_device in seen:
         for roles in dict.fromkeys(of_device):
