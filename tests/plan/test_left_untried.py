@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.plans import cluster_of, metaop_of, profile_of
+from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.account.device import needs
 from spindle_cli.account.device.account import Account
 from spindle_cli.account.device.needs import RolesOf
@@ -22,11 +22,13 @@ from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.rounds import rounds_of
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, measure
 from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
 from spindle_cli.profile.types import CurvePoint, Profile
+from spindle_cli.units import MIB
 
 SEEDS = st.integers(0, 2**32)
 
@@ -138,3 +140,27 @@ def test_devices_that_need_the_same_do_so_worked_out_one_by_one(
                 account, known_held={}, known_needs={}, known_used={}, known_levels={}, known_gathered={}
             )
             assert alone.need(*roles).peak() == account.need(*roles).peak()
+
+
+def test_what_fits_one_task_after_the_other_alone_is_placed() -> None:
+    """Two tasks that keep 600 MiB each, on a device of 1 GiB."""
+    nets = [
+        metaop_of(f"{task}/net", 1, {1: 1.0}, param_bytes_per_op=0, activation_bytes_per_op=600 * MIB)
+        for task in "ab"
+    ]
+    problem = make_problem(profile_of(*nets), cluster_of(1, memory_gib=1))
+    found = best_of(problem, quick_drafts(problem))
+    assert found
+    assert all(judged is not None and judged.is_apart for judged in found)
+
+
+def test_two_devices_that_send_each_other_gain_nothing_by_an_exchange() -> None:
+    """They lie on two nodes before and after it."""
+    first = metaop_of("a/in", 1, {1: 1.0})
+    last = metaop_of("a/out", 1, {1: 1.0}, inputs=("a/in",))
+    problem = make_problem(profile_of(first, last), cluster_of(2, devices_per_node=1))
+    slices = (slice_of(first, (0, 1), (0,), 0.0), slice_of(last, (0, 1), (1,), 1.0))
+    for num_exchanges in range(1, 9):
+        arranged, goes_to = arrange(problem, slices, num_exchanges)
+        assert list(goes_to) == [0, 1]
+        assert arranged == slices
