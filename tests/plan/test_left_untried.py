@@ -15,6 +15,8 @@ from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.account.device import needs
 from spindle_cli.account.device.account import Account
 from spindle_cli.account.device.needs import RolesOf
+from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.joint import joint_of
 from spindle_cli.plan.best import find_asked
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.drafts import ONE_TYPE
@@ -164,3 +166,14 @@ def test_two_devices_that_send_each_other_gain_nothing_by_an_exchange() -> None:
         arranged, goes_to = arrange(problem, slices, num_exchanges)
         assert list(goes_to) == [0, 1]
         assert arranged == slices
+
+
+def test_what_a_device_holds_for_another_set_of_tasks_is_its_own() -> None:
+    """Two devices run the same of one task; the second holds 10 MiB of another one's besides."""
+    a = metaop_of("a/m", 1, {2: 1.0})
+    b = metaop_of("b/m", 1, {1: 1.0}, param_bytes_per_op=10 * MIB)
+    profile = profile_of(a, b)
+    plans = (slice_of(a, (0, 1), (0, 1), 0.0),), (slice_of(b, (0, 1), (1,), 0.0),)
+    joint = joint_of(plans, profile.by_name)
+    held = device_memory([a], plans[0], cluster_of(2), profile, turn=(joint, 0))
+    assert [each.parameter_bytes / MIB for each in held] == [1, 11]

@@ -76,6 +76,20 @@ def test_a_dispatch_is_a_list_schedule_forwards_and_backwards(shape: Shape) -> N
             assert done == [node.num_ops for node in problem.nodes]
 
 
+def test_a_metaop_is_given_the_fewest_devices_that_are_fast_enough() -> None:
+    """Two ops of which each takes 2.1 s on 2 of 4 devices end with the bound of 2.1 s: on 4 each is through
+    sooner, but one behind the other, and on one, later.
+    """
+    curve = {1: 4.0, 2: 2.1, 4: 1.5}
+    problem = problem_of(4, metaop_of("a/m", 1, curve), metaop_of("b/m", 1, curve))
+    bound = lower_bound(problem)
+    assert bound.lower_bound_s == pytest.approx(2.1)
+    guide = Guide(0.0, (1.0, 1.0), (1.0, 1.0), widen=False)
+    jobs, end_s = Dispatcher(problem, bound).run(guide)
+    assert [(node, problem.rates[node][point][0]) for node, point, _ in jobs] == [(0, 2), (1, 2)]
+    assert end_s == pytest.approx(2.1)
+
+
 def test_two_equal_metaops_share_the_devices() -> None:
     """Alone on 4 devices each op takes as long as on 2: side by side they take half."""
     flat = {1: 4.0, 2: 2.0, 4: 2.0}
