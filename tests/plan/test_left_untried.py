@@ -17,7 +17,7 @@ from spindle_cli.account.device.account import Account
 from spindle_cli.account.device.needs import RolesOf
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.joint import joint_of
-from spindle_cli.plan.best import find_asked
+from spindle_cli.plan.best import drafts, find_asked
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import Found
@@ -56,14 +56,14 @@ def quick_drafts(problem: Problem) -> list[Draft]:
 @given(seed=SEEDS)
 def test_a_quick_look_finds_the_best_of_all_drafts(seed: int) -> None:
     problem = make_problem(drawn(seed), cluster_of(4, devices_per_node=2))
-    drafts = quick_drafts(problem)
-    every = [best_of(problem, [draft], with_care=False) for draft in drafts]
+    every_draft = quick_drafts(problem)
+    every = [best_of(problem, [draft], with_care=False) for draft in every_draft]
     fastest = min((each for found in every for each in found if each is not None), key=Judged.rank)
-    found = best_of(problem, drafts, with_care=False)
+    found = best_of(problem, every_draft, with_care=False)
     assert min((each for each in found if each is not None), key=Judged.rank).rank() == fastest.rank()
-    earliest_s = min(draft.end_s for draft in drafts)
-    assert best_of(problem, drafts, with_care=False, within_s=0.999 * earliest_s) == []
-    assert len(best_of(problem, drafts, with_care=False, within_s=earliest_s)) >= 1
+    earliest_s = min(draft.end_s for draft in every_draft)
+    assert best_of(problem, every_draft, with_care=False, within_s=0.999 * earliest_s) == []
+    assert len(best_of(problem, every_draft, with_care=False, within_s=earliest_s)) >= 1
 
 
 @settings(max_examples=20)
@@ -177,3 +177,21 @@ def test_what_a_device_holds_for_another_set_of_tasks_is_its_own() -> None:
     joint = joint_of(plans, profile.by_name)
     held = device_memory([a], plans[0], cluster_of(2), profile, turn=(joint, 0))
     assert [each.parameter_bytes / MIB for each in held] == [1, 11]
+
+
+def test_a_quick_look_spreads_out_its_best_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search does so with the best of each of its ways: of the other strategies and of each search."""
+    spread: list[Judged] = []
+
+    def spread_out(_: Problem, judged: Judged) -> Judged:
+        spread.append(judged)
+        return judged
+
+    monkeypatch.setattr(drafts, "spread_out", spread_out)
+    problem = make_problem(drawn(2), cluster_of(4))
+    bound = lower_bound(problem)
+    quick, _ = drafts.best_judged(problem, bound, "spindle", NO_SEARCH)
+    assert spread == [quick]
+    spread.clear()
+    drafts.best_judged(problem, bound, "spindle", 0)
+    assert len(spread) >= len(drafts.BASELINES) + 2
