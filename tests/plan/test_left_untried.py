@@ -179,6 +179,19 @@ def test_what_a_device_holds_for_another_set_of_tasks_is_its_own() -> None:
     assert [each.parameter_bytes / MIB for each in held] == [1, 11]
 
 
+def test_what_another_set_uses_more_of_counts_for_the_device_that_runs_it_alone() -> None:
+    """Two devices run the same of one task; the second runs another one's op too, which uses 3 MiB of the
+    same block of parameters.
+    """
+    a = metaop_of("a/m", 1, {2: 1.0}, parameters="p")
+    b = metaop_of("b/m", 1, {1: 1.0}, parameters="p", param_bytes_per_op=3 * MIB)
+    profile = profile_of(a, b)
+    plans = (slice_of(a, (0, 1), (0, 1), 0.0),), (slice_of(b, (0, 1), (1,), 0.0),)
+    joint = joint_of(plans, profile.by_name)
+    held = device_memory([a], plans[0], cluster_of(2), profile, turn=(joint, 0))
+    assert [each.parameter_bytes / MIB for each in held] == [1, 3]
+
+
 def test_a_quick_look_spreads_out_its_best_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search does so with the best of each of its ways: of the other strategies and of each search."""
     spread: list[Judged] = []

@@ -16,7 +16,7 @@ from spindle_cli.account.types import Pass
 from spindle_cli.costs.parameters.blocks import Block, BlockUse
 from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
 
-# Of a slice's run: the kind of a block, its use, whether a device has a part of it, and of how many.
+# Of what a slice uses: the kind of a block, its use, whether a device has a part of it, and of how many.
 _Used = tuple[int, BlockUse, bool, int]
 
 
@@ -43,7 +43,9 @@ class OptimizerNumbers(Protocol):
 
 @dataclass(frozen=True)
 class Account:
-    """What devices need under a plan."""
+    """What devices need under a plan. `due`: kinds of blocks that its steps use; `known_...`: what has been
+    worked out for devices before.
+    """
 
     setting: Setting
     on_cpu: bool
@@ -74,8 +76,10 @@ class Account:
             last_first = sorted(roles, key=lambda role: -place[self.setting.parts[role[0]].piece])
         held = self._held_by(last_first, held_only, weight)
         # Most devices of a tensor-parallel group have as much of other shards.
-        number_and_bytes = tuple((number, *crossing) for number, _, *crossing in roles)
-        key = number_and_bytes, passes, tuple((kind, there.divided) for kind, there in held.items())
+        without_shards = tuple(
+            tuple((number, *moved) for number, _, *moved in own) for own in (roles, held_only)
+        )
+        key = without_shards, passes, tuple((kind, there.divided) for kind, there in held.items())
         if key not in self.known_needs:
             gathered = self._gathered_by(roles, last_first, held_only, weight, held)
             self.known_needs[key] = self._need_of(roles, passes, held, gathered)
