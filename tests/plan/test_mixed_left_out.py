@@ -11,10 +11,11 @@ import pytest
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from plan.test_mixed_memory import split_by_two
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.rounds import rounds_of
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed import posed as posed_module
 from spindle_cli.plan.mixed.bound import bound_under, mixed_bound
-from spindle_cli.plan.mixed.find import rounds_of
+from spindle_cli.plan.mixed.parts import worth
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.schedule import Draft
@@ -115,9 +116,10 @@ def test_rounds_are_counted_by_what_micro_batches_are_worth() -> None:
         metaop_on_types(f"{task}/net", num_ops, TIMES, batch_size=6) for task, num_ops in (("t", 1), ("u", 2))
     )
     posed = SeveralTypes().posed(profile_on_types(t, u), ONE_EACH)
-    assert rounds_of(posed.problem, posed.bound, {"t": 3}) == pytest.approx(5 / 3)
-    assert rounds_of(posed.problem, posed.bound, {"t": 3, "u": 3}) == pytest.approx(3.0)
-    assert rounds_of(posed.problem, posed.bound, {}) == 1.0
+    by_price = partial(worth, prices=posed.bound.prices)
+    assert rounds_of(posed.problem, {"t": 3}, by_price) == pytest.approx(5 / 3)
+    assert rounds_of(posed.problem, {"t": 3, "u": 3}, by_price) == pytest.approx(3.0)
+    assert rounds_of(posed.problem, {}, by_price) == 1.0
 
 
 def test_baselines_that_end_later_than_the_best_iteration_are_not_placed(

@@ -73,48 +73,37 @@ def gathered_matrices_are_whole(plan: Plan) -> Iterator[Violation]:
 def tied_parameters_are_said_alike(plan: Plan) -> Iterator[Violation]:
     """All ops that use parameters with ops of other keys say the same of them, theirs among the keys."""
     uses = [
-        (metaop, tied, f"metaops, {metaop.name}.tied[{place}]")
+        (tied, parameter_block(metaop, tied.op)[0], f"metaops, {metaop.name}.tied[{place}]")
         for metaop in plan.metaops
         for place, tied in enumerate(metaop.tied)
     ]
-    split = {tied.parameter for _, tied, _ in uses if tied.is_split}
-    users = {(tied.parameter, parameter_block(metaop, tied.op)[0]) for metaop, tied, _ in uses}
+    split = {tied.parameter for tied, _, _ in uses if tied.is_split}
+    users = {(tied.parameter, key) for tied, key, _ in uses}
     keys = {parameter_block(metaop, 0)[0] for metaop in plan.metaops}
-    known: dict[tuple[str, str], object] = {}
-    for metaop, tied, where in uses:
-        key, *_ = parameter_block(metaop, tied.op)
+    first: dict[tuple[str, str], object] = {}
+    for tied, key, where in uses:
+        name, is_split = tied.parameter, tied.parameter in split
         if key not in tied.keys:
-            yield Violation(
-                rule="tied",
-                where=where,
-                value=f"{tied.parameter!r} of keys {', '.join(tied.keys)}",
-                expected=f"{key!r} among them, as this op uses it",
-            )
+            of_keys = f"{name!r} of keys {', '.join(tied.keys)}"
+            yield _tied(where, of_keys, f"{key!r} among them, as this op uses it")
         for other in tied.keys:
-            if other in keys and (tied.parameter, other) not in users:
-                yield Violation(
-                    rule="tied",
-                    where=where,
-                    value=f"{tied.parameter!r} of key {other!r}",
-                    expected="an op with this key that says the same of it; none does",
-                )
-        for name in ("num_bytes", "keys", "is_trained"):
-            said = getattr(tied, name)
-            meant = known.setdefault((tied.parameter, name), said)
+            if other in keys and (name, other) not in users:
+                none = "an op with this key that says the same of it; none does"
+                yield _tied(where, f"{name!r} of key {other!r}", none)
+        for what in ("num_bytes", "keys", "is_trained"):
+            said = getattr(tied, what)
+            meant = first.setdefault((name, what), said)
             if said != meant:
-                yield Violation(
-                    rule="tied",
-                    where=where,
-                    value=f"{tied.parameter!r} with {name} {_said(said)}",
-                    expected=f"{_said(meant)}, as another op says",
+                yield _tied(
+                    where, f"{name!r} with {what} {_said(said)}", f"{_said(meant)}, as another op says"
                 )
-        if tied.is_split_by_any != (tied.parameter in split):
-            yield Violation(
-                rule="tied",
-                where=where,
-                value=f"{tied.parameter!r} with is_split_by_any {_said(tied.is_split_by_any)}",
-                expected=f"{_said(tied.parameter in split)}: whether is_split of any op that uses it is true",
-            )
+        if tied.is_split_by_any != is_split:
+            value = f"{name!r} with is_split_by_any {_said(tied.is_split_by_any)}"
+            yield _tied(where, value, f"{_said(is_split)}: whether is_split of any op that uses it is true")
+
+
+def _tied(where: str, value: str, expected: str) -> Violation:
+    return Violation(rule="tied", where=where, value=value, expected=expected)
 
 
 def _said(value: object) -> str:

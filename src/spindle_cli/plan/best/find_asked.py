@@ -68,10 +68,10 @@ def _with_room(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None
     shared_out = profile.sharded(asked.sharding or {})
     found = _in_memory(shared_out, cluster, asked)
     planner = OneTypeCutPlanner(shared_out, cluster, strategy, effort)
+    if profile.task_sets:
+        return found
     bound_s = lower_bound(make_problem(profile, cluster)).lower_bound_s
-    return (
-        found if profile.task_sets else with_less(profile, cluster, asked, found, planner, ONE_TYPE, bound_s)
-    )
+    return with_less(profile, cluster, asked, found, planner, ONE_TYPE, bound_s)
 
 
 def with_less(

@@ -15,10 +15,11 @@ from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found, find, find_in, require_above
 from spindle_cli.plan.best.find_asked import or_moving, with_less
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
+from spindle_cli.plan.best.rounds import rounds_of
 from spindle_cli.plan.mixed.bound import MixedBound
 from spindle_cli.plan.mixed.parts import on_best_part, worth
 from spindle_cli.plan.mixed.posed import SeveralTypes
-from spindle_cli.plan.problem import MemoryFallback, Problem
+from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem, given_up
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
@@ -76,11 +77,9 @@ def _with_room(profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBou
         if found is not None and may_leave:
             problem = posing.problem(shared_out, cluster)
             found = on_best_part(problem, bound, found, partial(_on_part, shared_out, asked.effort, cluster))
-    return (
-        found
-        if profile.task_sets
-        else with_less(profile, cluster, asked, found, planner, posing, bound.lower_bound_s)
-    )
+    if profile.task_sets:
+        return found
+    return with_less(profile, cluster, asked, found, planner, posing, bound.lower_bound_s)
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class _CutPlanner:
 
     def quickly(self, cut: MicroBatched, than_s: float) -> Judged | None:
         posed = self.posing.posed(cut.one, self.cluster)
-        rounds = rounds_of(posed.problem, posed.bound, cut.counts)
+        rounds = rounds_of(posed.problem, cut.counts, partial(worth, prices=posed.bound.prices))
         one = least_fallback(
             cut.one, self.cluster, self.strategy, self.posing, recomputes=False, than_s=than_s / rounds
         )
@@ -133,24 +132,6 @@ def find_in_memory(
     best = with_passes_apart(problem, best)
     told = best if best.is_apart else apart(problem, best)
     return None if told is None else Found(told, not all_fit, note, sharding=profile.sharding)
-
-
-def rounds_of(problem: Problem, bound: MixedBound, counts: Mapping[str, int]) -> float:
-    """How many times as much as one micro-batch of each task all of them are worth, by the prices of the
-    devices that these take.
-
-    Args:
-        counts: of micro-batches, by task; of the others one.
-    """
-    worth_s = [
-        (
-            counts.get(node.metaop.task, 1),
-            node.num_ops * min(worth(point, bound.prices) for point in node.points),
-        )
-        for node in problem.nodes
-    ]
-    of_one_s = sum(seconds for _, seconds in worth_s)
-    return sum(count * seconds for count, seconds in worth_s) / of_one_s if of_one_s else 1.0
 
 
 def _tight(

@@ -29,8 +29,8 @@ from spindle_cli.plan.types import Slice
 def arrange(
     problem: Problem, slices: tuple[Slice, ...], num_exchanges: int
 ) -> tuple[tuple[Slice, ...], Sequence[int]]:
-    """The same schedule with devices exchanged between nodes, after so many tries, and of each device which
-    one takes its place.
+    """The same schedule with devices exchanged between nodes, after so many tries, and of each device the one
+    whose place it takes.
     """
     if len(problem.cluster.node_sizes) == 1:
         return slices, range(problem.num_devices)
@@ -196,18 +196,13 @@ class _Arrangement:
                     more[group] = more.get(group, 0) - count
         return {group: count for group, count in more.items() if count}
 
-    def _lay(self, pairs: Sequence[tuple[int, int]], of_first: int, of_second: int) -> None:
-        """Count the first device of each pair as on one node, and the second as on another."""
-        for a, b in pairs:
-            self.lies_on[a], self.lies_on[b] = of_first, of_second
-
     def _swap(self, pairs: Sequence[tuple[int, int]], node_a: int, node_b: int) -> None:
         place, on_a, on_b = self.place, self.on_node[node_a], self.on_node[node_b]
         for a, b in pairs:
             place[a], place[b] = place[b], place[a]
             on_a[on_a.index(a)] = b
             on_b[on_b.index(b)] = a
-        self._lay(pairs, node_b, node_a)
+            self.lies_on[a], self.lies_on[b] = node_b, node_a
 
     def _only(self, a: int, b: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Groups of kind a that kind b has no part in, and the other way round."""
