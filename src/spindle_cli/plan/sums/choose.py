@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from spindle_cli.account.sums.gathered import GatheredMatrix, gathered_matrices
-from spindle_cli.costs.links import per_node, spread_collective_s
+from spindle_cli.costs.links import Spread, per_node, spread_collective_s
 from spindle_cli.costs.parameters.gradient_sums import Summing, fastest, seconds_by_way
 from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
 from spindle_cli.errors import NoPlanError
@@ -184,8 +184,8 @@ def _saved_s(
     return saved
 
 
-def _collective_s(num_bytes: float, rounds: int, *, spread: object, cluster: Cluster) -> float:
-    return spread_collective_s(num_bytes, spread, rounds, cluster)  # type: ignore[arg-type]  # a Spread
+def _collective_s(num_bytes: float, rounds: int, *, spread: Spread, cluster: Cluster) -> float:
+    return spread_collective_s(num_bytes, spread, rounds, cluster)
 
 
 def _flops_per_s(parameter: str, plan: Plan, profile: Profile) -> float | None:
