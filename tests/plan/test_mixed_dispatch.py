@@ -1,28 +1,46 @@
-"""What a dispatch over several types takes, worked out by hand: by prices that change, and at the boundary of
-what widening may cost.
+"""What a dispatch over several types takes, worked out by hand: by prices that change, at the boundary of
+what widening may cost, mixed, as in the linear program's optimum, and backwards.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from spindle_cli.plan.mixed.dispatch import WIDEN_COST, MixedDispatcher, MixedGuide
+from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
+from spindle_cli.plan.mixed.bound import Used, mixed_bound
+from spindle_cli.plan.mixed.dispatching.dispatch import OPTIMUM_LATE, WIDEN_COST, MixedDispatcher
+from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
+from spindle_cli.plan.mixed.dispatching.optimum import FEWEST_OPS, optimum_ops
+from spindle_cli.plan.mixed.dispatching.search import search
+from spindle_cli.plan.mixed.pricing import Column
+from spindle_cli.plan.mixed.problem import make_mixed_problem
 
 Allocation = tuple[tuple[int, int], float]  # devices of each type, seconds of an op
 
 
-def dispatcher_of(*allocations: Allocation) -> MixedDispatcher:
-    """Of one MetaOp with one op, on a device of each type, a second of either worth the same; 2 s of the
-    iteration are for it.
+def dispatcher_of(
+    *allocations: Allocation, num_ops: int = 1, optimum: Sequence[Used] = (), wanted_s: float = 2.0
+) -> MixedDispatcher:
+    """Of one MetaOp, on a device of each type, a second of either worth the same; `wanted_s` of the iteration
+    are for each of its ops.
     """
     points = [SimpleNamespace(counts=counts, op_s=op_s) for counts, op_s in allocations]
-    node = SimpleNamespace(index=0, num_ops=1, inputs=(), consumers=(), points=points)
+    node = SimpleNamespace(index=0, num_ops=num_ops, inputs=(), consumers=(), points=points)
     cluster = SimpleNamespace(types=("fast", "slow"), num_of_type={"fast": 1, "slow": 1})
     problem = SimpleNamespace(nodes=[node], order=(0,), cluster=cluster)
-    bound = SimpleNamespace(prices=(1.0, 1.0), op_s=(2.0,), lower_bound_s=2.0)
+    bound = SimpleNamespace(
+        prices=(1.0, 1.0), op_s=(wanted_s,), lower_bound_s=num_ops * wanted_s, optimum=(optimum,)
+    )
     return MixedDispatcher(problem, bound)  # type: ignore[arg-type]  # stand-ins
+
+
+def guide(*, follows_optimum: bool = False, slack: float = 0.0) -> MixedGuide:
+    """One that changes nothing, for a MetaOp."""
+    return MixedGuide(slack, 2.0, (1.0,), (1.0,), (1.0, 1.0), follows_optimum)
 
 
 def taken(dispatcher: MixedDispatcher, prices: tuple[float, float] = (1.0, 1.0)) -> int:
@@ -42,3 +60,91 @@ def test_idle_devices_are_taken_for_half_as_much_again_and_no_more(op_s: float, 
     """One device is in time, for 2 device-seconds; two cost 3 where they take 1.5 s."""
     assert WIDEN_COST == 1.5
     assert taken(dispatcher_of(((1, 0), 2.0), ((1, 1), op_s))) == int(is_widened)
+
+
+def test_ops_are_mixed_so_that_they_end_in_time() -> None:
+    """2 s an op are wanted: of 10 ops 6 in 1.8 s on both devices, then 4 in 2.3 s on the slow one."""
+    timed, end_s = dispatcher_of(((0, 1), 2.3), ((1, 1), 1.8), num_ops=10).run(guide())
+    assert [job for job, _, _ in timed] == [(0, 1, 6), (0, 0, 4)]
+    assert end_s == pytest.approx(20.0)
+
+
+def test_a_share_of_a_guide_counts_more_than_that_of_a_mix() -> None:
+    dispatcher = dispatcher_of(((0, 1), 2.3), ((1, 1), 1.8), num_ops=10)
+    timed, _ = dispatcher.run(replace(guide(), shares={(0, 0): 0.5}))
+    assert timed[0] == ((0, 1, 5), 0.0, 9.0)
+
+
+def test_what_the_optimum_uses_is_taken_as_long_as_ops_of_it_are_left() -> None:
+    """Both types alike: by prices the first of equals, in the optimum 3 of 4 ops on the slow one."""
+    optimum = (Used(Column(2.0, (1.0, 0.0)), 1.0), Used(Column(2.0, (0.0, 1.0)), 3.0))
+    dispatcher = dispatcher_of(((1, 0), 2.0), ((0, 1), 2.0), num_ops=4, optimum=optimum)
+    assert [job for job, _, _ in dispatcher.run(guide())[0]] == [(0, 0, 4)]
+    for _ in range(2):  # each run with all of it
+        timed, _ = dispatcher.run(guide(follows_optimum=True))
+        assert [job for job, _, _ in timed] == [(0, 1, 3), (0, 0, 1)]
+
+
+@pytest.mark.parametrize(("op_s", "is_taken"), [(2.2, True), (2.21, False)])
+def test_what_the_optimum_uses_has_to_be_fast_enough(op_s: float, is_taken: bool) -> None:
+    """2 s are wanted, and a tenth more will do; the fast device is worth twice as much."""
+    assert OPTIMUM_LATE == 1.1
+    optimum = (Used(Column(op_s, (0.0, 1.0)), 1.0),)
+    dispatcher = dispatcher_of(((0, 1), op_s), ((1, 0), 2.0), optimum=optimum)
+    ((job, *_),), _ = dispatcher.run(replace(guide(follows_optimum=True), prices=(2.0, 1.0)))
+    assert job == (0, int(not is_taken), 1)
+
+
+def test_an_allocation_of_the_optimum_is_the_nearest_that_is_fast_enough() -> None:
+    """By what the devices differ: a fast one is worth three slow ones."""
+    points = [
+        SimpleNamespace(counts=counts, op_s=op_s)
+        for counts, op_s in (((0, 4), 3.0), ((2, 2), 2.0), ((1, 4), 2.0), ((2, 4), 1.0))
+    ]
+
+    def nearest(op_s: float, *counts: float) -> dict[int, float]:
+        used = (Used(Column(op_s, counts), 2.0), Used(Column(op_s, (2.0, 4.0)), FEWEST_OPS - 0.01))
+        return optimum_ops(points, used, (3.0, 1.0))  # type: ignore[arg-type]  # stand-ins
+
+    assert nearest(2.0, 1.0, 3.0) == {2: 2.0}  # one slow device more, not a fast one more and a slow one less
+    assert nearest(2.0, 2.0, 3.0) == {1: 2.0}  # of equals the first
+    assert nearest(2.0, 0.0, 4.0) == {2: 2.0}  # the same devices, but half as long again
+    assert nearest(2.95, 0.0, 4.0) == {0: 2.0}
+    both = (Used(Column(2.0, (2.0, 2.0)), 0.3), Used(Column(2.0, (2.0, 2.4)), 1.0))
+    assert optimum_ops(points, both, (3.0, 1.0)) == {1: pytest.approx(1.3)}  # type: ignore[arg-type]
+
+
+def test_the_optimum_runs_every_op() -> None:
+    first = metaop_on_types("t/first", 3, {"fast": 1.0, "slow": 2.0}, batch_size=6)
+    second = metaop_on_types("t/second", 5, {"fast": 1.0, "slow": 3.0}, batch_size=6, inputs=("t/first",))
+    cluster = cluster_of_types({"fast": 3, "slow": 2})
+    problem = make_mixed_problem(profile_on_types(first, second), cluster)
+    bound = mixed_bound(problem)
+    for node, used, op_s in zip(problem.nodes, bound.optimum, bound.op_s, strict=True):
+        assert sum(ops for _, ops in used) == pytest.approx(node.num_ops)
+        assert sum(column.op_s * ops for column, ops in used) == pytest.approx(node.num_ops * op_s)
+
+
+def test_backwards_the_last_start_first_and_times_count_from_the_end() -> None:
+    """a, then b and c side by side: forwards a is at the start, backwards the ragged end is."""
+    one = {"batch_size": 1}
+    metaops = (
+        metaop_on_types("t/a", 1, {"fast": 1.0}, **one),
+        metaop_on_types("t/b", 1, {"fast": 4.0}, inputs=("t/a",), **one),
+        metaop_on_types("t/c", 1, {"fast": 1.0}, inputs=("t/a",), **one),
+    )
+    problem = make_mixed_problem(profile_on_types(*metaops), cluster_of_types({"fast": 2}))
+    bound = mixed_bound(problem)
+    same = MixedGuide(0.0, 2.0, (1.0,) * 3, (1.0,) * 3, (1.0,))
+    timed, end_s = MixedDispatcher(problem, bound, backwards=True).run(same)
+    assert end_s == pytest.approx(5.0)
+    assert sorted((node, start_s, end_s) for (node, _, _), start_s, end_s in timed) == [
+        (0, pytest.approx(4.0), pytest.approx(5.0)),
+        (1, 0.0, pytest.approx(4.0)),
+        (2, 0.0, pytest.approx(1.0)),
+    ]
+    found = search(problem, bound, 0, 0)
+    starts = {tuple(round(start_s) for _, start_s, _ in sorted(each)) for each in found}
+    assert starts == {(0, 1, 1), (0, 1, 4)}  # c as soon, and as late, as it can be
+    for each in found:
+        assert [start_s for _, start_s, _ in each] == sorted(start_s for _, start_s, _ in each)

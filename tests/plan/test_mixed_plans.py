@@ -15,7 +15,8 @@ from spindle_cli.files.links import Links
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.bound import mixed_bound
-from spindle_cli.plan.mixed.dispatch import MixedDispatcher, MixedGuide
+from spindle_cli.plan.mixed.dispatching.dispatch import MixedDispatcher
+from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.types import ON_SEVERAL_TYPES, Plan, Slice, StrategyName
 from spindle_cli.profile.types import Profile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import inf
 from random import Random
 
@@ -16,9 +17,12 @@ from spindle_cli.plan.mixed.cutting import allocations as allocations_module
 from spindle_cli.plan.mixed.cutting.allocations import allocations
 from spindle_cli.plan.mixed.cutting.cuts import cutter_of
 from spindle_cli.plan.mixed.cutting.shares import share_times
-from spindle_cli.plan.mixed.dispatch import LEAST_PRICE, MixedDispatcher, MixedGuide, _Choices
+from spindle_cli.plan.mixed.dispatching.choices import Choices
+from spindle_cli.plan.mixed.dispatching.dispatch import LEAST_PRICE, MixedDispatcher
+from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.mixed.pricing import pricing_of
 from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.problem import Point
 from spindle_cli.profile.types import MetaOpProfile
 
 TIMES = {"fast": 1.0, "slow": 2.0}
@@ -89,19 +93,29 @@ def test_micro_batches_of_one_size_have_one_curve() -> None:
     assert max(point.num_devices for point in first.curve) == 3
 
 
-def test_choices_are_the_cheapest_within_a_time_and_of_equals_the_first() -> None:
-    op_s = [4.0, 3.0, 3.0, 1.0]
-    cost = [2.0, 5.0, 5.0, 9.0]
-    choices = _Choices([3, 1, 2, 0], op_s, cost)
-    assert choices.op_s == [1.0, 3.0, 3.0, 4.0]
-    assert [choices.cheapest_within(s) for s in (0.99, 1.0, 2.9, 3.0, 4.0)] == [None, 3, 3, 1, 0]
-    # what costs the same later in the order and earlier among the node's is the one
-    assert _Choices([2, 0], [4.0, 0.0, 3.0], [5.0, 0.0, 5.0]).cheapest_within(4.0) == 0
-    assert _Choices([], op_s, cost).cheapest_within(inf) is None
+def test_a_mix_is_of_the_two_allocations_that_cost_least_at_its_time() -> None:
+    """1 s for 9, 2 s for 4, 4 s for 2; 3 s for 3.5 costs more than the mix of its neighbours, 3."""
+    op_s, cost = [4.0, 3.0, 2.0, 1.0], [2.0, 3.5, 4.0, 9.0]
+    choices = Choices([3, 2, 1, 0], op_s, cost)
+    assert choices.op_s == [1.0, 2.0, 3.0, 4.0]
+    assert choices.mixed(0.99) is None
+    assert choices.mixed(1.0) == (3, 1.0)
+    assert choices.mixed(1.75) == (3, 0.25)  # a quarter of the ops take 1 s, the others 2 s
+    assert choices.mixed(2.0) == (2, 1.0)
+    assert choices.mixed(3.0) == (2, 0.5)
+    assert choices.mixed(4.0) == choices.mixed(inf) == (0, 1.0)
+    below = Choices([3, 2, 1, 0], op_s, [2.0, 2.99, 4.0, 9.0])
+    assert below.mixed(3.0) == (1, 1.0)
 
 
-def test_tables_say_what_every_allocation_says_by_itself() -> None:
-    """Also with other prices, which replace what is known of the ones before."""
+def test_a_mix_has_nothing_that_costs_as_much_as_what_is_faster() -> None:
+    assert Choices([0, 1, 2], [1.0, 2.0, 3.0], [5.0, 5.0, 4.0]).mixed(2.0) == (0, 0.5)
+    assert Choices([0, 1], [1.0, 1.0], [5.0, 4.0]).mixed(1.0) == (1, 1.0)
+    assert Choices([], [], []).mixed(inf) is None
+
+
+def test_mixes_cost_as_little_as_the_best_of_all_pairs() -> None:
+    """Also with other prices, and with those of before again."""
     problem = make_mixed_problem(profile_on_types(net()), TWO)
     bound = mixed_bound(problem)
     dispatcher = MixedDispatcher(problem, bound)
@@ -109,8 +123,7 @@ def test_tables_say_what_every_allocation_says_by_itself() -> None:
     random = Random(0)
     mean = sum(bound.prices) / 2
     for by in ((1.0, 1.0), (1.0, 5.0), (1.0, 1.0)):
-        guide = MixedGuide(0.0, 2.0, (1.0,), (1.0,), by)
-        dispatcher.costs(guide)
+        priced = dispatcher.priced(MixedGuide(0.0, 2.0, (1.0,), (1.0,), by))
         own = [max(price, LEAST_PRICE * mean) for price in bound.prices]
         fast_s, slow_s = (price * times for price, times in zip(own, by, strict=True))
         for _ in range(40):
@@ -121,18 +134,45 @@ def test_tables_say_what_every_allocation_says_by_itself() -> None:
                 for number, point in enumerate(points)
                 if all(own <= most for own, most in zip(point.counts or (), free, strict=True))
             ]
-            choices = dispatcher.choices(0, free)
+            choices = dispatcher.choices(0, free, priced)
             assert sorted(choices.fastest_first) == room
             assert choices.op_s == sorted(points[number].op_s for number in room)
-            fast = [number for number in room if points[number].op_s <= wanted_s]
             worth = {
                 number: (counts[0] * fast_s + counts[1] * slow_s) * points[number].op_s
-                for number in fast
+                for number in room
                 for counts in [points[number].counts or ()]
             }
-            chosen = choices.cheapest_within(wanted_s)
+            fast = [number for number in room if points[number].op_s <= wanted_s]
+            chosen = choices.mixed(wanted_s)
             assert (chosen is None) == (not fast)
-            assert chosen is None or worth[chosen] == pytest.approx(min(worth.values()))
+            if chosen is not None:
+                best = min(_mix(points, worth, one, other, wanted_s) for one in fast for other in room)
+                point, share = chosen
+                assert points[point].op_s <= wanted_s
+                others = (_mix(points, worth, point, other, wanted_s, share) for other in room)
+                assert min(others) == pytest.approx(best)
+
+
+def _mix(
+    points: Sequence[Point],
+    worth: Mapping[int, float],
+    one: int,
+    other: int,
+    seconds: float,
+    share: float | None = None,
+) -> float:
+    """What ops cost of which so many run on `one`, and the rest on `other`, that they take so long on average
+    or less; infinite where they do not.
+
+    Args:
+        share: of the ops, on `one`; None: as few as will do.
+    """
+    one_s, other_s = points[one].op_s, points[other].op_s
+    if share is None:
+        share = (other_s - seconds) / (other_s - one_s) if other_s > seconds else 0.0
+    if share * one_s + (1 - share) * other_s > seconds * (1 + 1e-9):
+        return inf
+    return share * worth[one] + (1 - share) * worth[other]
 
 
 @pytest.mark.parametrize(

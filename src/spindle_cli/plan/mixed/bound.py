@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from spindle_cli.costs.parameters.sharded import level_of
 from spindle_cli.files.cluster import Cluster
@@ -38,6 +39,13 @@ CLOSE_ENOUGH = 1e-4
 MOVED_STEPS = 16
 
 
+class Used(NamedTuple):
+    """An allocation, and how many ops of a MetaOp run on it in the optimum."""
+
+    column: Column
+    ops: float
+
+
 @dataclass(frozen=True)
 class MixedBound:
     """The program's optimum.
@@ -49,6 +57,7 @@ class MixedBound:
         prices: by type, of a second of one of its devices, in seconds of the iteration.
         flow: of each node, of a second of its own.
         broken: by how much prices and flow break their own constraints.
+        optimum: of each node, the allocations that its ops run on there.
     """
 
     lower_bound_s: float
@@ -57,6 +66,7 @@ class MixedBound:
     prices: tuple[float, ...]
     flow: tuple[float, ...]
     broken: float = 0.0
+    optimum: tuple[tuple[Used, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,7 @@ class _Solved:
     prices: tuple[float, ...]
     flow: tuple[float, ...]
     broken: float
+    optimum: tuple[tuple[Used, ...], ...]
 
 
 def mixed_bound(problem: Problem, fallback: MemoryFallback | None = None) -> MixedBound:
@@ -110,7 +121,7 @@ def mixed_bound(problem: Problem, fallback: MemoryFallback | None = None) -> Mix
         kind: price * solved.objective_s
         for kind, price in zip(problem.cluster.types, solved.prices, strict=True)
     }
-    return MixedBound(best_s, solved.op_s, value, solved.prices, solved.flow, solved.broken)
+    return MixedBound(best_s, solved.op_s, value, solved.prices, solved.flow, solved.broken, solved.optimum)
 
 
 def bound_under(problem: Problem, bound: MixedBound, split: MemoryFallback) -> float:
@@ -226,8 +237,12 @@ def _solve(problem: Problem, columns: Sequence[Sequence[Column]]) -> _Solved:
         problem.cluster.num_of_type[kind] * price for kind, price in zip(types, prices, strict=True)
     )
     broken += max(0.0, per_second + to_end - 1.0)
-    op_s = tuple(
-        sum(column.op_s * solution.values[f"x_{i}_{k}"] for k, column in enumerate(own)) / nodes[i].num_ops
+    optimum = tuple(
+        tuple(Used(column, solution.values[f"x_{i}_{k}"]) for k, column in enumerate(own))
         for i, own in enumerate(columns)
     )
-    return _Solved(solution.objective * unit_s, op_s, prices, tuple(flow), broken)
+    op_s = tuple(
+        sum(column.op_s * ops for column, ops in own) / node.num_ops
+        for node, own in zip(nodes, optimum, strict=True)
+    )
+    return _Solved(solution.objective * unit_s, op_s, prices, tuple(flow), broken, optimum)

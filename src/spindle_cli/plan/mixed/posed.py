@@ -13,8 +13,8 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.mixed.baselines import baseline
 from spindle_cli.plan.mixed.bound import MixedBound, bound_under, mixed_bound
 from spindle_cli.plan.mixed.cutting.allocations import on_all_devices
+from spindle_cli.plan.mixed.dispatching.search import search
 from spindle_cli.plan.mixed.problem import KnownAllocations, make_mixed_problem
-from spindle_cli.plan.mixed.search import search
 from spindle_cli.plan.problem import MemoryFallback, Point, Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, judge
@@ -25,7 +25,7 @@ from spindle_cli.profile.types import MetaOpProfile, Profile
 
 # What `spindle` compares itself with.
 BASELINES: tuple[StrategyName, ...] = ("sequential", "dp-even", "dp-flops")
-BASE_EFFORT = 12_000
+BASE_EFFORT = 24_000
 
 
 @dataclass(frozen=True)

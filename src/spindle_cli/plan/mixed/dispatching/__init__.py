@@ -1,0 +1,1 @@
+"""Schedules over several types of device, by many dispatches."""
