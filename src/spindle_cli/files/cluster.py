@@ -300,17 +300,20 @@ class Cluster(Artifact):
 
     def links_among(self, nodes: Iterable[int]) -> Links:
         """The slowest on the way between devices of these nodes, inside of one and between two."""
-        key = tuple(sorted(set(nodes)))
+        numbers = Counter(map(self._group_of_node.__getitem__, set(nodes)))
+        # Nodes of a group are alike: two of it say what any number says.
+        key = tuple(sorted((group, number > 1) for group, number in numbers.items()))
         if key not in self._known_links:
-            inside = [self.link_of_nodes(node, node) for node in key]
-            between = [self.link_of_nodes(a, b) for a, b in combinations(key, 2)]
+            inside = [self.nodes[group].intra_node or self.links.intra_node for group, _ in key]
+            ends = [group for group, has_several in key for _ in range(1 + has_several)]
+            between = [self._between[pair] for pair in dict.fromkeys(combinations(ends, 2))]
             self._known_links[key] = Links(
                 intra_node=slowest_of(inside), inter_node=slowest_of(between or [self.links.inter_node])
             )
         return self._known_links[key]
 
     @cached_property
-    def _known_links(self) -> dict[tuple[int, ...], Links]:
+    def _known_links(self) -> dict[tuple[tuple[int, bool], ...], Links]:
         return {}
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from math import inf
 
 
 class Choices:
@@ -18,9 +18,7 @@ class Choices:
     def __init__(self, fastest_first: Sequence[int], op_s: Sequence[float], cost: Sequence[float]) -> None:
         self.fastest_first = fastest_first
         self.op_s = [op_s[point] for point in fastest_first]
-        corners = _hull(fastest_first, op_s, cost)
-        self._corners = [corner.point for corner in corners]
-        self._corners_s = [corner.op_s for corner in corners]
+        self._corners, self._corners_s = _hull(fastest_first, op_s, cost)
 
     def mixed(self, seconds: float) -> tuple[int, float] | None:
         """What is worth least of all whose ops take so long on average, or less: some ops on one allocation,
@@ -36,28 +34,27 @@ class Choices:
         return self._corners[count - 1], (slower_s - seconds) / (slower_s - faster_s)
 
 
-class _Corner(NamedTuple):
-    op_s: float
-    cost: float
-    point: int
-
-
-def _hull(fastest_first: Sequence[int], op_s: Sequence[float], cost: Sequence[float]) -> list[_Corner]:
+def _hull(
+    fastest_first: Sequence[int], op_s: Sequence[float], cost: Sequence[float]
+) -> tuple[list[int], list[float]]:
     """Of allocations in the plane of seconds and cost, the corners of the lower convex hull as far as cost
-    falls: mixes of any others cost at least as much.
+    falls, and their seconds: mixes of any others cost at least as much.
     """
-    corners: list[_Corner] = []
+    corners: list[int] = []
+    seconds: list[float] = []
+    costs: list[float] = []
+    least = inf
     for point in fastest_first:
-        own = _Corner(op_s[point], cost[point], point)
-        if corners and own.cost >= corners[-1].cost:
+        own = cost[point]
+        if own >= least:
             continue
-        while len(corners) > 1 and not _is_below(corners[-1], corners[-2], own):
-            corners.pop()
-        corners.append(own)
-    return corners
-
-
-def _is_below(between: _Corner, faster: _Corner, slower: _Corner) -> bool:
-    """Whether a corner costs less than the mix of its neighbours that takes as long."""
-    falls, falls_to_slower = between.cost - faster.cost, slower.cost - faster.cost
-    return falls * (slower.op_s - faster.op_s) < falls_to_slower * (between.op_s - faster.op_s)
+        least, own_s = own, op_s[point]
+        # What costs no less than the mix of its neighbours that takes as long is no corner.
+        while len(costs) > 1 and (costs[-1] - costs[-2]) * (own_s - seconds[-2]) >= (own - costs[-2]) * (
+            seconds[-1] - seconds[-2]
+        ):
+            corners.pop(), seconds.pop(), costs.pop()
+        corners.append(point)
+        seconds.append(own_s)
+        costs.append(own)
+    return corners, seconds

@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from functools import lru_cache
 from math import ceil, inf
+from operator import le
 from typing import NamedTuple
 
 import numpy as np
@@ -211,18 +212,22 @@ class _Run:
         """What the linear program runs most of a node's ops on that are left, if that is fast enough and
         there is room.
         """
-        if not self.unused[node]:
+        unused = self.unused[node]
+        if not unused:
             return None
+        op_s, latest_s = self.of.points_s[node], OPTIMUM_LATE * wanted_s
         possible = [
             (-ops, point)
-            for point, ops in self.unused[node].items()
-            if self.of.points_s[node][point] <= OPTIMUM_LATE * wanted_s
-            and all(own <= free for own, free in zip(self.of.taken[node][point], self.free, strict=True))
+            for point, ops in unused.items()
+            if op_s[point] <= latest_s and self._has_room(self.of.taken[node][point])
         ]
         if not possible:
             return None
         ops, point = min(possible)
         return _Grant(node, point, min(1.0, -ops / self.left[node]), is_enough=True)
+
+    def _has_room(self, taken: tuple[int, ...]) -> bool:
+        return all(map(le, taken, self.free))
 
     def _take(self, node: int, point: int, sign: int) -> None:
         """Devices of an allocation, which are then free (1) or no more (-1)."""

@@ -24,6 +24,8 @@ from spindle_cli.plan.search.listing import Timed
 GRID_SLACK = (0.0, 0.01, 0.03, 0.06, 0.12, 0.25)
 GRID_PATIENCE = (1.2, 2.0, 1e9)
 KEPT_PER_DIRECTION = 4
+# Of how many the schedules are worth placing.
+MOST_RETURNED = 4
 ROUNDS = 3
 # What a dispatch costs beyond its jobs, in jobs.
 EFFORT_PER_DISPATCH = 10
@@ -47,7 +49,7 @@ class _Trial:
 
 
 def search(problem: Problem, bound: MixedBound, effort: int, seed: int) -> list[tuple[Timed, ...]]:
-    """The schedules found, the best first.
+    """The best schedules found, the best first.
 
     Args:
         effort: how long to search beyond the grid: jobs to dispatch, of all the schedules tried together.
@@ -62,7 +64,7 @@ def search(problem: Problem, bound: MixedBound, effort: int, seed: int) -> list[
             left -= _try_change(alive[step % len(alive)], random)
             step += 1
         alive = sorted(alive, key=_end_s)[: max(1, len(alive) // 3)]
-    return [trial.forwards() for trial in sorted(trials, key=_end_s)]
+    return [trial.forwards() for trial in sorted(trials, key=_end_s)[:MOST_RETURNED]]
 
 
 def _grid(problem: Problem, bound: MixedBound, *, backwards: bool) -> list[_Trial]:
