@@ -26,6 +26,8 @@ from spindle_cli.profile.types import MetaOpProfile, Profile
 # What `spindle` compares itself with.
 BASELINES: tuple[StrategyName, ...] = ("sequential", "dp-even", "dp-flops")
 BASE_EFFORT = 24_000
+# Where memory is short many problems are searched, one behind the other.
+EFFORT_IN_SHORT_MEMORY = 12_000
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,13 @@ class PosedOnTypes:
     def lower_bound_s(self) -> float:
         return self.bound.lower_bound_s
 
+    @property
+    def _gives_up(self) -> bool:
+        """Whether anything is given up for memory."""
+        return bool(self.fallback.split or self.fallback.recompute or self.fallback.offload)
+
     def least_s(self, split: MemoryFallback) -> float:
-        if self.fallback.split or self.fallback.recompute or self.fallback.offload:
+        if self._gives_up:
             return self.lower_bound_s
         return bound_under(self.problem, self.bound, split)
 
@@ -73,7 +80,8 @@ class PosedOnTypes:
             judged = judge(self.problem, baseline(self.problem, strategy))
             return judged, judged is not None and not judged.is_apart
         found: list[Judged | None] = []
-        efforts = [BASE_EFFORT * 4**level for level in range(effort + 1)]
+        base = EFFORT_IN_SHORT_MEMORY if self._gives_up else BASE_EFFORT
+        efforts = [base * 4**level for level in range(effort + 1)]
         for level, jobs_tried in enumerate(efforts or [0]):
             schedules = search(self.problem, self.bound, jobs_tried, seed=level)
             drafts = [Draft("spindle", to_pieces(self.problem, timed)) for timed in schedules]

@@ -23,6 +23,8 @@ from spindle_cli.plan.search.listing import Timed
 
 GRID_SLACK = (0.0, 0.01, 0.03, 0.06, 0.12, 0.25)
 GRID_PATIENCE = (1.2, 2.0, 1e9)
+# Where nothing is searched beyond the grid, many problems are asked for quickly.
+QUICK_PATIENCE = (2.0,)
 KEPT_PER_DIRECTION = 4
 # Of how many the schedules are worth placing.
 MOST_RETURNED = 4
@@ -56,7 +58,12 @@ def search(problem: Problem, bound: MixedBound, effort: int, seed: int) -> list[
         seed: another seed, another search.
     """
     random = Random(seed)  # noqa: S311 - reproducible, not secret
-    trials = [trial for backwards in (False, True) for trial in _grid(problem, bound, backwards=backwards)]
+    patience = GRID_PATIENCE if effort else QUICK_PATIENCE
+    trials = [
+        trial
+        for dispatcher in (MixedDispatcher(problem, bound), MixedDispatcher(problem, bound, backwards=True))
+        for trial in _grid(dispatcher, patience)
+    ]
     alive, close_s = trials, bound.lower_bound_s * (1 + CLOSE_ENOUGH)
     for _ in range(ROUNDS):
         left, step = effort // ROUNDS, 0
@@ -67,14 +74,13 @@ def search(problem: Problem, bound: MixedBound, effort: int, seed: int) -> list[
     return [trial.forwards() for trial in sorted(trials, key=_end_s)[:MOST_RETURNED]]
 
 
-def _grid(problem: Problem, bound: MixedBound, *, backwards: bool) -> list[_Trial]:
-    """The best few guides of a grid in one direction; of those whose schedules end at the same time one."""
-    dispatcher = MixedDispatcher(problem, bound, backwards=backwards)
-    ones = (1.0,) * len(problem.nodes)
-    prices = (1.0,) * len(problem.cluster.types)
+def _grid(dispatcher: MixedDispatcher, patience: Sequence[float]) -> list[_Trial]:
+    """The best few guides of a grid; of those whose schedules end at the same time one."""
+    ones = (1.0,) * len(dispatcher.problem.nodes)
+    prices = (1.0,) * len(dispatcher.devices)
     trials = []
-    for follows_optimum, slack, patience in product((False, True), GRID_SLACK, GRID_PATIENCE):
-        guide = MixedGuide(slack, patience, ones, ones, prices, follows_optimum)
+    for follows_optimum, slack, most in product((False, True), GRID_SLACK, patience):
+        guide = MixedGuide(slack, most, ones, ones, prices, follows_optimum)
         trials.append(_Trial(dispatcher, guide, *dispatcher.run(guide)))
     others = [next(alike) for _, alike in groupby(sorted(trials, key=_end_s), key=_end_s)]
     return others[:KEPT_PER_DIRECTION]
