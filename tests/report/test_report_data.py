@@ -22,6 +22,7 @@ from spindle_cli.files.run_files import (
     DeviceTimes,
     MetaOpComparison,
     PredictedVsMeasured,
+    SetMeasured,
     StepMetrics,
 )
 from spindle_cli.plan.make import make_plan
@@ -277,6 +278,25 @@ def test_an_ended_run_is_compared(tmp_path: Path) -> None:
     assert (view.iteration.predicted_s, view.iteration.measured_s, view.measured_steps) == (3.8, 4.0, 2)
     assert view.metaops[0].name == "pairs/vision"
     assert view.devices[0].wait_s == 0.9
+
+
+def test_of_a_run_of_sets_of_tasks_each_set_is_compared(tmp_path: Path) -> None:
+    _, plan = two_towers()
+    pairs = SetMeasured(
+        tasks=("pairs",), steps=2, iteration=Comparison(predicted_s=1.5, measured_s=2.0), slices=()
+    )
+    compared = predicted("pairs/vision").model_copy(update={"metaops": (), "task_sets": (pairs,)})
+    write_metrics(tmp_path, [step(1), step(2)])
+    write_json(tmp_path / "predicted.json", compared)
+    view = run_view(plan, tmp_path)
+    (found,) = view.task_sets
+    assert (found.name, found.tasks, found.steps) == ("iteration of pairs", ("pairs",), 2)
+    assert (found.predicted_s, found.measured_s) == (1.5, 2.0)
+    assert view.metaops == ()
+    other = compared.model_copy(update={"task_sets": (pairs.model_copy(update={"tasks": ("texts",)}),)})
+    write_json(tmp_path / "predicted.json", other)
+    with pytest.raises(InputError, match="task 'texts' is not in the plan"):
+        run_view(plan, tmp_path)
 
 
 def test_the_measured_iteration_is_the_kept_step_that_is_most_like_the_others(tmp_path: Path) -> None:

@@ -6,12 +6,18 @@ from pathlib import Path
 
 from spindle_cli.costs.work import flops_by_metaop
 from spindle_cli.errors import InputError
-from spindle_cli.files.run_files import METRICS_FILE, PREDICTED_FILE, Comparison, PredictedVsMeasured
+from spindle_cli.files.run_files import (
+    METRICS_FILE,
+    PREDICTED_FILE,
+    Comparison,
+    PredictedVsMeasured,
+    SetMeasured,
+)
 from spindle_cli.files.runs.attempts import AttemptEvent, read_attempts
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.measured import measured_iteration
 from spindle_cli.report.reading.following import Follower
-from spindle_cli.report.types import Attempt, MeasuredDevice, MeasuredIteration, RunView, TimePair
+from spindle_cli.report.types import Attempt, MeasuredDevice, MeasuredIteration, RunView, SetPair, TimePair
 
 
 def run_view(plan: Plan, run_dir: Path) -> RunView:
@@ -57,6 +63,7 @@ def view_of(
         points=steps.points,
         measured_steps=None if compared is None else compared.steps,
         iteration=None if compared is None else _pair("iteration", compared.iteration),
+        task_sets=() if compared is None else tuple(map(_set_pair, compared.task_sets)),
         metaops=() if compared is None else tuple(_pair(each.metaop, each) for each in compared.metaops),
         devices=()
         if compared is None
@@ -101,10 +108,22 @@ def flops_by_task(plan: Plan) -> dict[str, float] | None:
 
 def _refuse_another_plan(plan: Plan, compared: PredictedVsMeasured, path: Path) -> None:
     unknown = [each.metaop for each in compared.metaops if each.metaop not in plan.by_name]
+    tasks = {metaop.task for metaop in plan.metaops}
+    others = [task for each in compared.task_sets for task in each.tasks if task not in tasks]
     devices = [each.device for each in compared.devices if each.device >= plan.cluster.num_devices]
-    found = f"MetaOp {unknown[0]!r}" if unknown else f"device {devices[0]}" if devices else None
+    named = [
+        *(f"MetaOp {name!r}" for name in unknown),
+        *(f"task {task!r}" for task in others),
+        *(f"device {device}" for device in devices),
+    ]
+    found = next(iter(named), None)
     if found is not None:
         raise InputError(f"{path}: {found} is not in the plan", hint="Give the folder of a run by this plan.")
+
+
+def _set_pair(measured: SetMeasured) -> SetPair:
+    pair = _pair(f"iteration of {', '.join(measured.tasks)}", measured.iteration)
+    return SetPair(**pair.model_dump(), tasks=measured.tasks, steps=measured.steps)
 
 
 def _pair(name: str, compared: Comparison) -> TimePair:

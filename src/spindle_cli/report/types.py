@@ -266,6 +266,16 @@ class TimePair(Model):
     measured_s: float
 
 
+class SetPair(TimePair):
+    """Of the steps that ran just these tasks, where steps run several sets of them.
+
+    `steps`: how many the times are the median of.
+    """
+
+    tasks: tuple[str, ...]
+    steps: int
+
+
 class MeasuredDevice(Model):
     """Where one device's measured iteration went: seconds of the median step."""
 
@@ -296,6 +306,9 @@ class RunView(Model):
         steps_per_point: steps behind each of `points`.
         tasks: of all points.
         predicted_s: of a step, as the plan predicts it; None where the plan is not known.
+        iteration: where steps run several sets of tasks, means over the steps.
+        task_sets: of the sets that ran, in the order in which they first did; empty where every step runs all
+            tasks.
         evaluations: in order of steps.
         attempts: each start of its workers; empty for runs of older versions.
     """
@@ -309,6 +322,7 @@ class RunView(Model):
     points: tuple[StepPoint, ...]
     measured_steps: int | None  # how many the medians below are over; None where the run has not ended
     iteration: TimePair | None
+    task_sets: tuple[SetPair, ...] = ()
     metaops: tuple[TimePair, ...]
     devices: tuple[MeasuredDevice, ...]
     timeline: MeasuredIteration | None = None  # None where the run has left none

@@ -178,7 +178,7 @@ function digitsSigned(value) {
 
 function comparisonTable(run) {
   const error = (pair) => (pair.predicted_s > 0 ? pair.measured_s / pair.predicted_s - 1 : null);
-  const every = [run.iteration, ...run.metaops];
+  const every = [run.iteration, ...run.task_sets, ...run.metaops];
   const most = Math.max(...every.map((pair) => Math.abs(error(pair) ?? 0)), 0.1);
   const rows = every.map((pair) => {
     const off = error(pair);
@@ -190,9 +190,12 @@ function comparisonTable(run) {
     }
     return {
       class: pair === run.iteration ? 'this' : null,
-      cells: [pair.name, seconds(pair.predicted_s), seconds(pair.measured_s), off === null ? '–' : signedPercent(off), bar],
+      cells: [pair.steps ? `${pair.name} (${plural(pair.steps, 'step')})` : pair.name, seconds(pair.predicted_s), seconds(pair.measured_s), off === null ? '–' : signedPercent(off), bar],
     };
   });
-  return table(`Medians over ${plural(run.measured_steps, 'step')}; a MetaOp is the sum over its slices of the slowest device of each`,
+  const caption = run.task_sets.length
+    ? `Means over ${plural(run.measured_steps, 'step')}; of each set of tasks the median of its steps, without its first`
+    : `Medians over ${plural(run.measured_steps, 'step')}; a MetaOp is the sum over its slices of the slowest device of each`;
+  return table(caption,
     [['Time'], ['Predicted', true], ['Measured', true], ['Off by', true], ['']], rows);
 }
