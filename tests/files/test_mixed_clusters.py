@@ -80,6 +80,25 @@ def test_among_nodes_the_slowest_links_count() -> None:
     assert cluster.links_among([2]).intra_node.bandwidth_gb_per_s == 120
 
 
+def test_two_nodes_of_a_group_have_its_own_link_between_them_and_one_has_none() -> None:
+    slow = {"groups": ["fast", "fast"], "latency_us": 5, "bandwidth_gb_per_s": 1}
+    cluster = read(links={**mixed()["links"], "between": [*mixed()["links"]["between"], slow]})
+    speeds = {
+        nodes: cluster.links_among(nodes).inter_node.bandwidth_gb_per_s
+        for nodes in ((0,), (0, 1), (1, 0, 1), (0, 2), (1, 2), (0, 1, 2), (0, 3), (0, 1, 3))
+    }
+    assert speeds == {
+        (0,): 20,  # what any two nodes have
+        (0, 1): 1,
+        (1, 0, 1): 1,
+        (0, 2): 2,
+        (1, 2): 2,
+        (0, 1, 2): 1,
+        (0, 3): 20,
+        (0, 1, 3): 1,
+    }
+
+
 def test_a_sum_is_as_slow_as_the_slowest_link_between_its_nodes() -> None:
     """Over the first devices of a fast and a slow node: a ring of two, each byte crosses once both ways."""
     cluster = read()

@@ -11,13 +11,17 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
+from spindle_cli.plan.mixed import posed as posed_module
 from spindle_cli.plan.mixed.bound import Used, mixed_bound
-from spindle_cli.plan.mixed.dispatching.dispatch import OPTIMUM_LATE, WIDEN_COST, MixedDispatcher
+from spindle_cli.plan.mixed.dispatching import search as search_module
+from spindle_cli.plan.mixed.dispatching.dispatch import FEWEST_LEFT, OPTIMUM_LATE, WIDEN_COST, MixedDispatcher
 from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.mixed.dispatching.optimum import FEWEST_OPS, optimum_ops
 from spindle_cli.plan.mixed.dispatching.search import search
+from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.mixed.pricing import Column
 from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.problem import MemoryFallback
 
 Allocation = tuple[tuple[int, int], float]  # devices of each type, seconds of an op
 
@@ -95,6 +99,33 @@ def test_what_the_optimum_uses_has_to_be_fast_enough(op_s: float, is_taken: bool
     assert job == (0, int(not is_taken), 1)
 
 
+def test_what_the_optimum_uses_waits_for_room() -> None:
+    """Both MetaOps run on the fast device there; the second one finds it taken, and waits."""
+    one = {"batch_size": 1}
+    metaops = (
+        metaop_on_types("t/a", 2, {"fast": 1.0, "slow": 20.0}, **one),
+        metaop_on_types("t/b", 1, {"fast": 1.0, "slow": 20.0}, **one),
+    )
+    problem = make_mixed_problem(profile_on_types(*metaops), cluster_of_types({"fast": 1, "slow": 1}))
+    bound = mixed_bound(problem)
+    assert [len(used) for used in MixedDispatcher(problem, bound).optimum] == [1, 1]
+    ones = (1.0, 1.0)
+    timed, end_s = MixedDispatcher(problem, bound).run(MixedGuide(0.0, 2.0, ones, ones, ones, True))
+    assert [(node, start_s) for (node, _, _), start_s, _ in timed] == [(1, 0.0), (0, 1.0)]
+    assert end_s == pytest.approx(3.0)
+
+
+def test_the_optimum_is_through_with_an_allocation_where_less_than_half_an_op_is_left() -> None:
+    """Of 4 ops 1.4 on the fast device and 1.3 on the slow one, which is worth less: after one there the fast
+    one is left to 0.4 of an op.
+    """
+    assert FEWEST_LEFT == 0.5
+    optimum = (Used(Column(2.0, (1.0, 0.0)), 1.4), Used(Column(2.0, (0.0, 1.0)), 1.3))
+    dispatcher = dispatcher_of(((1, 0), 2.0), ((0, 1), 2.0), num_ops=4, optimum=optimum)
+    cheap = replace(guide(follows_optimum=True), prices=(2.0, 1.0), shares={(0, 0): 0.25})
+    assert [job for job, _, _ in dispatcher.run(cheap)[0]] == [(0, 0, 1), (0, 1, 2), (0, 1, 1)]
+
+
 def test_an_allocation_of_the_optimum_is_the_nearest_that_is_fast_enough() -> None:
     """By what the devices differ: a fast one is worth three slow ones."""
     points = [
@@ -110,6 +141,7 @@ def test_an_allocation_of_the_optimum_is_the_nearest_that_is_fast_enough() -> No
     assert nearest(2.0, 2.0, 3.0) == {1: 2.0}  # of equals the first
     assert nearest(2.0, 0.0, 4.0) == {2: 2.0}  # the same devices, but half as long again
     assert nearest(2.95, 0.0, 4.0) == {0: 2.0}
+    assert nearest(2.0, 1.0, 2.0) == {2: 2.0}  # two slow devices more, not a fast one
     both = (Used(Column(2.0, (2.0, 2.0)), 0.3), Used(Column(2.0, (2.0, 2.4)), 1.0))
     assert optimum_ops(points, both, (3.0, 1.0)) == {1: pytest.approx(1.3)}  # type: ignore[arg-type]
 
@@ -143,8 +175,56 @@ def test_backwards_the_last_start_first_and_times_count_from_the_end() -> None:
         (1, 0.0, pytest.approx(4.0)),
         (2, 0.0, pytest.approx(1.0)),
     ]
+    assert MixedDispatcher(problem, bound, backwards=True).last_first == problem.order
     found = search(problem, bound, 0, 0)
     starts = {tuple(round(start_s) for _, start_s, _ in sorted(each)) for each in found}
     assert starts == {(0, 1, 1), (0, 1, 4)}  # c as soon, and as late, as it can be
     for each in found:
         assert [start_s for _, start_s, _ in each] == sorted(start_s for _, start_s, _ in each)
+
+
+def test_the_best_schedules_are_returned_the_best_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_of_types({"fast": 5, "slow": 6})
+    first = [
+        metaop_on_types(f"t/{number}", 5 + number, {"fast": 1.0, "slow": 1.5 + number}, batch_size=5 + number)
+        for number in range(3)
+    ]
+    last = metaop_on_types("t/last", 7, {"fast": 1.0, "slow": 1.2}, batch_size=7, inputs=("t/0", "t/2"))
+    problem = make_mixed_problem(profile_on_types(*first, last), cluster)
+    bound = mixed_bound(problem)
+
+    def ends() -> list[float]:
+        return [max(end_s for _, _, end_s in each) for each in search(problem, bound, 100, 0)]
+
+    found = ends()
+    monkeypatch.setattr(search_module, "MOST_RETURNED", 100)
+    every = ends()
+    assert len(every) > len(found) == 4
+    assert found == every[:4] == sorted(every)[:4]
+    assert every[0] < every[-1]
+
+
+def test_only_a_search_tries_every_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_mixed_problem(
+        profile_on_types(metaop_on_types("t/net", 2, {"fast": 1.0}, batch_size=2)),
+        cluster_of_types({"fast": 2}),
+    )
+    bound = mixed_bound(problem)
+    monkeypatch.setattr(search_module, "QUICK_PATIENCE", ())
+    assert search(problem, bound, 0, 0) == []
+    assert search(problem, bound, 100, 0)
+
+
+def test_what_gives_up_memory_is_searched_half_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    efforts: list[int] = []
+
+    def searched(problem: object, bound: object, effort: int, *, seed: int) -> list[object]:
+        efforts.append(effort)
+        return []
+
+    monkeypatch.setattr(posed_module, "search", searched)
+    profile = profile_on_types(metaop_on_types("t/net", 2, {"fast": 1.0}, batch_size=2))
+    for fallback in (MemoryFallback(), MemoryFallback(recompute={"t/net": 1})):
+        posing = SeveralTypes()
+        posing.posed(profile, cluster_of_types({"fast": 2}), fallback).best("spindle", 1)
+    assert efforts == [24_000, 96_000, 12_000, 48_000]
