@@ -278,7 +278,7 @@ def test_micro_batches_are_left_that_take_over_15_percent_longer_than_whole_batc
     monkeypatch.setattr("spindle_cli.plan.best.find.in_rounds", lambda _, one: one)
     whole = Found(taking(1.0), is_short=True)  # type: ignore[arg-type]  # stand-ins
     profile = profile_of(cuttable("t/net", 1, LINEAR, activation_bytes_per_op=MIB))
-    found = in_best_micro_batches(profile, 1, Planner(), whole, None)  # type: ignore[arg-type]
+    found = in_best_micro_batches(profile, 1, Planner(), whole)  # type: ignore[arg-type]
     assert found is not None
     assert found.best.prediction.iteration_s == expected
 

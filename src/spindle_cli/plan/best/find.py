@@ -195,21 +195,8 @@ def find_in(cut: MicroBatched, planner: CutPlanner) -> Found | None:
     return None if best is None else Found(best, one.is_short, one.note, cut, one.sharding)
 
 
-class Quick(Protocol):
-    """A quick plan of another kind."""
-
-    @property
-    def judged(self) -> Judged: ...
-
-
-def _is_near(quick: Judged, others: Iterable[Judged]) -> bool:
-    """Whether a quick plan is so good that a longer search may make it better than the others."""
-    fastest_s = min((other.prediction.iteration_s for other in others), default=inf)
-    return quick.prediction.iteration_s <= NEAR * fastest_s
-
-
 def in_best_micro_batches(
-    profile: Profile, divisor: int, planner: CutPlanner, whole: Found | None, shared_out: Quick | None
+    profile: Profile, divisor: int, planner: CutPlanner, whole: Found | None, than_s: float = inf
 ) -> Found | None:
     """The best plan with as many micro-batches as it takes, where memory is short: of quick plans that keep
     ever less of the batch that keeps most, or ever less of all batches alike, instead of recomputing it, as
@@ -218,16 +205,16 @@ def in_best_micro_batches(
     Args:
         divisor: of a micro-batch's samples, where that can be: the number of devices that share them equally.
         whole: the best plan of whole batches.
-        shared_out: a plan that shares out parameters: what takes much longer is not searched for longer.
+        than_s: an iteration of another kind; what takes much longer is not searched for longer.
     """
     by_most = [micro_batches_for(profile, times, divisor) for times in KEPT_LESS]
     alike = [alike_micro_batches(profile, count) for count in ALIKE]
-    others = [whole.best] if whole is not None else []
-    others += [shared_out.judged] if shared_out is not None else []
-    far_s = FAR * min((other.prediction.iteration_s for other in others), default=inf)
+    known_s = than_s if whole is None else min(than_s, whole.best.prediction.iteration_s)
+    far_s = FAR * known_s
     found = (best_cut(by_most, planner, 1, far_s), best_cut(alike, planner, PATIENCE, far_s))
     quick = min((each for each in found if each is not None), key=lambda each: each[0].rank(), default=None)
-    if quick is None or not _is_near(quick[0], others):
+    # A longer search may make a quick plan faster, but not by much.
+    if quick is None or quick[0].prediction.iteration_s > NEAR * known_s:
         return whole
     searched = find_in(quick[1], planner)
     best = Found(quick[0], is_short=True, cut=quick[1], sharding=profile.sharding)

@@ -5,6 +5,7 @@ activations in host memory, where memory is short.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked, gives_up_memory
@@ -100,7 +101,8 @@ def with_less(
     if may_share:
         quick = quick_sharding(profile, cluster, strategy, posing, asked.micro_batches, asked.sharding)
     if asked.micro_batches is None:
-        found = in_best_micro_batches(shared_out, posing.divisor(cluster), planner, found, quick)
+        shared_out_s = inf if quick is None else quick.judged.prediction.iteration_s
+        found = in_best_micro_batches(shared_out, posing.divisor(cluster), planner, found, shared_out_s)
     if quick is not None and (found is None or found.is_short):
         found = in_best_sharding(quick, strategy, asked.effort, found, is_asked=asked.sharding is not None)
     return found

@@ -108,10 +108,18 @@ class _CutPlanner:
 
 
 def find_in_memory(
-    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, posing: SeveralTypes
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    effort: int,
+    posing: SeveralTypes,
+    than_s: float = inf,
 ) -> Found | None:
     """The best plan, its passes in the best order; where memory is short also of those that recompute ops or
     split layers. None if nothing fits.
+
+    Args:
+        than_s: where memory is short, what is not faster may be left out.
 
     Raises:
         NoPlanError: the strategy has no plan on these types.
@@ -121,9 +129,8 @@ def find_in_memory(
     best, all_fit = posed.best(strategy, effort)
     problem, note = posed.problem, None
     if best is None or not all_fit:
-        tight = _tight(
-            profile, cluster, strategy, effort, posing, inf if best is None else best.prediction.iteration_s
-        )
+        known_s = than_s if best is None else min(than_s, best.prediction.iteration_s)
+        tight = _tight(profile, cluster, strategy, effort, posing, known_s)
         if tight is not None and (best is None or tight.judged.rank() < best.rank()):
             best, problem, note = tight.judged, tight.tight.problem, tight.note
     if best is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd
+from math import gcd, inf
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
@@ -59,7 +59,7 @@ class TeamsPlanner:
     def planned(self, than_s: float) -> Found | None:
         """The best plan that fits, and may take less than so long; None: there is none."""
         for part in LEFT_FREE:
-            of_teams = self.planned_within(part)
+            of_teams = self.planned_within(part, than_s)
             if of_teams is None or of_teams.best.prediction.iteration_s >= than_s:
                 return None
             found = self.on_devices(of_teams)
@@ -67,18 +67,18 @@ class TeamsPlanner:
                 return found
         return None
 
-    def planned_within(self, part: float) -> Found | None:
+    def planned_within(self, part: float, than_s: float = inf) -> Found | None:
         """The best plan of teams as devices, with this part of what comes on top left free; None: none
-        fits.
+        fits. What is not faster than `than_s` may be left out, and micro-batches that take much longer.
         """
         free_bytes = part * beside_bytes(self.profile, self.cluster)
         small = cluster_of(self.teams, self.cluster, free_bytes)
         cutter = _CutPlanner(self.profile, self.teams, small, self.cluster, self.effort, _posing(small))
-        whole = _searched(self.seen, small, self.effort, cutter.posing)
+        whole = _searched(self.seen, small, self.effort, cutter.posing, than_s)
         if whole is not None and not whole.is_short:
             return whole
         divisor = gcd(*(team.size for team in self.teams))
-        return in_best_micro_batches(self.profile, divisor, cutter, whole, None)
+        return in_best_micro_batches(self.profile, divisor, cutter, whole, than_s)
 
     def on_devices(self, of_teams: Found) -> Found | None:
         """A plan of teams on all of their devices; None: it does not fit."""
@@ -113,10 +113,12 @@ def _posing(cluster: Cluster) -> Posing:
     return SeveralTypes() if cluster.is_mixed else ONE_TYPE
 
 
-def _searched(seen: Profile, small: Cluster, effort: int, posing: Posing) -> Found | None:
-    """The best plan of teams as devices; None: nothing fits."""
+def _searched(
+    seen: Profile, small: Cluster, effort: int, posing: Posing, than_s: float = inf
+) -> Found | None:
+    """The best plan of teams as devices; None: nothing fits, or nothing on several types is faster."""
     if isinstance(posing, SeveralTypes):
-        return find_in_memory(seen, small, "spindle", effort, posing)
+        return find_in_memory(seen, small, "spindle", effort, posing, than_s)
     return find(seen, small, "spindle", effort)
 
 
