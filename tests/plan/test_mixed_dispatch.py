@@ -42,9 +42,9 @@ def dispatcher_of(
     return MixedDispatcher(problem, bound)  # type: ignore[arg-type]  # stand-ins
 
 
-def guide(*, follows_optimum: bool = False, slack: float = 0.0) -> MixedGuide:
+def guide(*, mixes: bool = True, follows_optimum: bool = False) -> MixedGuide:
     """One that changes nothing, for a MetaOp."""
-    return MixedGuide(slack, 2.0, (1.0,), (1.0,), (1.0, 1.0), follows_optimum)
+    return MixedGuide(0.0, 2.0, (1.0,), (1.0,), (1.0, 1.0), mixes, follows_optimum)
 
 
 def taken(dispatcher: MixedDispatcher, prices: tuple[float, float] = (1.0, 1.0)) -> int:
@@ -71,6 +71,12 @@ def test_ops_are_mixed_so_that_they_end_in_time() -> None:
     timed, end_s = dispatcher_of(((0, 1), 2.3), ((1, 1), 1.8), num_ops=10).run(guide())
     assert [job for job, _, _ in timed] == [(0, 1, 6), (0, 0, 4)]
     assert end_s == pytest.approx(20.0)
+
+
+def test_without_mixing_all_ops_run_on_what_is_fast_enough() -> None:
+    timed, end_s = dispatcher_of(((0, 1), 2.3), ((1, 1), 1.8), num_ops=10).run(guide(mixes=False))
+    assert [job for job, _, _ in timed] == [(0, 1, 10)]
+    assert end_s == pytest.approx(18.0)
 
 
 def test_a_share_of_a_guide_counts_more_than_that_of_a_mix() -> None:
@@ -110,7 +116,9 @@ def test_what_the_optimum_uses_waits_for_room() -> None:
     bound = mixed_bound(problem)
     assert [len(used) for used in MixedDispatcher(problem, bound).optimum] == [1, 1]
     ones = (1.0, 1.0)
-    timed, end_s = MixedDispatcher(problem, bound).run(MixedGuide(0.0, 2.0, ones, ones, ones, True))
+    timed, end_s = MixedDispatcher(problem, bound).run(
+        MixedGuide(0.0, 2.0, ones, ones, ones, follows_optimum=True)
+    )
     assert [(node, start_s) for (node, _, _), start_s, _ in timed] == [(1, 0.0), (0, 1.0)]
     assert end_s == pytest.approx(3.0)
 
@@ -176,9 +184,11 @@ def test_backwards_the_last_start_first_and_times_count_from_the_end() -> None:
         (2, 0.0, pytest.approx(1.0)),
     ]
     assert MixedDispatcher(problem, bound, backwards=True).last_first == problem.order
-    found = search(problem, bound, 0, 0)
+    found = search(problem, bound, 0, 0, mixes=True)
     starts = {tuple(round(start_s) for _, start_s, _ in sorted(each)) for each in found}
     assert starts == {(0, 1, 1), (0, 1, 4)}  # c as soon, and as late, as it can be
+    plain = search(problem, bound, 0, 0, mixes=False)  # forwards alone
+    assert {tuple(round(start_s) for _, start_s, _ in sorted(each)) for each in plain} == {(0, 1, 1)}
     for each in found:
         assert [start_s for _, start_s, _ in each] == sorted(start_s for _, start_s, _ in each)
 
@@ -194,7 +204,7 @@ def test_the_best_schedules_are_returned_the_best_first(monkeypatch: pytest.Monk
     bound = mixed_bound(problem)
 
     def ends() -> list[float]:
-        return [max(end_s for _, _, end_s in each) for each in search(problem, bound, 100, 0)]
+        return [max(end_s for _, _, end_s in each) for each in search(problem, bound, 100, 0, mixes=True)]
 
     found = ends()
     monkeypatch.setattr(search_module, "MOST_RETURNED", 100)
@@ -211,20 +221,21 @@ def test_only_a_search_tries_every_patience(monkeypatch: pytest.MonkeyPatch) -> 
     )
     bound = mixed_bound(problem)
     monkeypatch.setattr(search_module, "QUICK_PATIENCE", ())
-    assert search(problem, bound, 0, 0) == []
-    assert search(problem, bound, 100, 0)
+    assert search(problem, bound, 0, 0, mixes=True) == []
+    assert search(problem, bound, 100, 0, mixes=True)
+    assert search(problem, bound, 0, 0, mixes=False)
 
 
-def test_what_gives_up_memory_is_searched_half_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    efforts: list[int] = []
+def test_what_gives_up_memory_is_searched_half_as_long_for_mixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    efforts: list[tuple[bool, int]] = []
 
-    def searched(problem: object, bound: object, effort: int, *, seed: int) -> list[object]:
-        efforts.append(effort)
+    def searched(problem: object, bound: object, effort: int, seed: int, *, mixes: bool) -> list[object]:
+        efforts.append((mixes, effort))
         return []
 
     monkeypatch.setattr(posed_module, "search", searched)
     profile = profile_on_types(metaop_on_types("t/net", 2, {"fast": 1.0}, batch_size=2))
     for fallback in (MemoryFallback(), MemoryFallback(recompute={"t/net": 1})):
-        posing = SeveralTypes()
-        posing.posed(profile, cluster_of_types({"fast": 2}), fallback).best("spindle", 1)
-    assert efforts == [24_000, 96_000, 12_000, 48_000]
+        SeveralTypes().posed(profile, cluster_of_types({"fast": 2}), fallback).best("spindle", 1)
+    assert [effort for mixes, effort in efforts if not mixes] == [12_000, 48_000] * 2
+    assert [effort for mixes, effort in efforts if mixes] == [12_000, 48_000, 6_000, 24_000]

@@ -114,6 +114,15 @@ def test_a_mix_has_nothing_that_costs_as_much_as_what_is_faster() -> None:
     assert Choices([], [], []).mixed(inf) is None
 
 
+def test_choices_are_the_cheapest_within_a_time_and_of_equals_the_first() -> None:
+    choices = Choices([3, 1, 2, 0], [4.0, 3.0, 3.0, 1.0], [2.0, 5.0, 5.0, 9.0])
+    assert choices.op_s == [1.0, 3.0, 3.0, 4.0]
+    assert [choices.cheapest(s) for s in (0.99, 1.0, 2.9, 3.0, 4.0)] == [None, 3, 3, 1, 0]
+    # what costs the same later in the order and earlier among the node's is the one
+    assert Choices([2, 0], [4.0, 0.0, 3.0], [5.0, 0.0, 5.0]).cheapest(4.0) == 0
+    assert Choices([], [], []).cheapest(inf) is None
+
+
 def test_mixes_cost_as_little_as_the_best_of_all_pairs() -> None:
     """Also with other prices, and with those of before again."""
     problem = make_mixed_problem(profile_on_types(net()), TWO)

@@ -25,9 +25,11 @@ from spindle_cli.profile.types import MetaOpProfile, Profile
 
 # What `spindle` compares itself with.
 BASELINES: tuple[StrategyName, ...] = ("sequential", "dp-even", "dp-flops")
-BASE_EFFORT = 24_000
-# Where memory is short many problems are searched, one behind the other.
-EFFORT_IN_SHORT_MEMORY = 12_000
+# Of each kind of schedule.
+BASE_EFFORT = 12_000
+# Where memory is short many problems are searched, one behind the other: of schedules that mix allocations by
+# this part of the effort.
+PART_IN_SHORT_MEMORY = 0.5
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,9 @@ class PosedOnTypes:
     def best(self, strategy: StrategyName, effort: int) -> tuple[Judged | None, bool]:
         """Of more effort the schedules of more searches, with NO_SEARCH those of none.
 
-        The second says whether memory stood in the way of none: neither of a schedule of the search, nor of a
-        baseline's that ends before the best iteration. No other could be faster, so none other is placed.
+        The second says whether memory stood in the way of none: neither of a plain schedule of the search,
+        nor of a baseline's that ends before the best iteration. No other baseline's could be faster, so none
+        is placed.
 
         Raises:
             NoPlanError: the strategy has no plan on these types.
@@ -80,21 +83,30 @@ class PosedOnTypes:
             judged = judge(self.problem, baseline(self.problem, strategy))
             return judged, judged is not None and not judged.is_apart
         found: list[Judged | None] = []
-        base = EFFORT_IN_SHORT_MEMORY if self._gives_up else BASE_EFFORT
-        efforts = [base * 4**level for level in range(effort + 1)]
+        mixing: list[Judged | None] = []
+        efforts = [BASE_EFFORT * 4**level for level in range(effort + 1)]
         for level, jobs_tried in enumerate(efforts or [0]):
-            schedules = search(self.problem, self.bound, jobs_tried, seed=level)
-            drafts = [Draft("spindle", to_pieces(self.problem, timed)) for timed in schedules]
-            found += best_of(self.problem, drafts, with_care=effort != NO_SEARCH)
+            with_care = effort != NO_SEARCH
+            found += best_of(self.problem, self._drafts(jobs_tried, level, mixes=False), with_care=with_care)
+            within_s = _iteration_s(_best_of([*found, *mixing]))
+            mixed = [each for each in self._drafts(jobs_tried, level, mixes=True) if each.end_s < within_s]
+            mixing += best_of(self.problem, mixed, with_care=with_care)
         plain: list[tuple[Judged | None, float]] = []
-        best = _best_of(found)
+        best = _best_of([*found, *mixing])
         for draft in sorted(self._baseline_drafts(), key=_end_s):
             if _end_s(draft) >= _iteration_s(best):
                 break
             plain.append((judge(self.problem, draft), _end_s(draft)))
-            best = _best_of([*(judged for judged, _ in plain), *found])
+            best = _best_of([*(judged for judged, _ in plain), *found, *mixing])
         found += [judged for judged, end_s in plain if end_s < _iteration_s(best)]
         return best, all(judged is not None and not judged.is_apart for judged in found)
+
+    def _drafts(self, effort: int, seed: int, *, mixes: bool) -> list[Draft]:
+        """Of a search, the devices left to the placement."""
+        if mixes and self._gives_up:
+            effort = int(PART_IN_SHORT_MEMORY * effort)
+        schedules = search(self.problem, self.bound, effort, seed, mixes=mixes)
+        return [Draft("spindle", to_pieces(self.problem, timed)) for timed in schedules]
 
     def _baseline_drafts(self) -> list[Draft]:
         """Of each baseline its own draft, and its schedule with the devices left to the placement."""

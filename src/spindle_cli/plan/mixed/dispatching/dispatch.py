@@ -197,9 +197,9 @@ class _Run:
         if as_in_optimum is not None:
             return as_in_optimum
         choices = self.of.choices(node, self.free, self.priced)
-        mixed = choices.mixed(wanted_s)
-        if mixed is not None:
-            return _Grant(node, *mixed, is_enough=True)
+        in_time = self._in_time(choices, wanted_s)
+        if in_time is not None:
+            return _Grant(node, *in_time, is_enough=True)
         if not choices.op_s:
             return None
         op_s, shortest_s = choices.op_s[0], self.of.points_s[node][-1]
@@ -207,6 +207,13 @@ class _Run:
         if waits and op_s > self.guide.patience * max(wanted_s, shortest_s):
             return None
         return _Grant(node, choices.fastest_first[0], 1.0, is_enough=op_s <= shortest_s * _ALMOST)
+
+    def _in_time(self, choices: Choices, wanted_s: float) -> tuple[int, float] | None:
+        """What is fast enough and worth least, and the share of the ops to run on it."""
+        if self.guide.mixes:
+            return choices.mixed(wanted_s)
+        cheapest = choices.cheapest(wanted_s)
+        return None if cheapest is None else (cheapest, 1.0)
 
     def _as_in_optimum(self, node: int, wanted_s: float) -> _Grant | None:
         """What the linear program runs most of a node's ops on that are left, if that is fast enough and

@@ -1,10 +1,14 @@
 """Searching for a better schedule over several types: many dispatches, each with a slightly different guide,
 keeping what helps.
 
-From the best of a grid of guides, forwards and backwards, random changes of one thing at a time: a node's
-stretch or urgency, a type's price, the slack, the patience, whether the linear program's own allocations are
-taken, how many ops a job runs. Between rounds all but the best third are dropped. Deterministic: random
-numbers have a fixed seed, and the effort is counted in jobs dispatched.
+Schedules of two kinds are searched for: plain ones, in which a MetaOp keeps to an allocation as long as that
+is fast enough, and such as mix two allocations, or follow the linear program's optimum. The latter compute
+for less long, the former have fewer slices, and send less between them.
+
+From the best of a grid of guides, of mixing ones also backwards, random changes of one thing at a time: a
+node's stretch or urgency, a type's price, the slack, the patience, whether the program's own allocations are
+taken, how many ops a job runs. Between rounds all but the best are dropped. Deterministic: random numbers
+have a fixed seed, and the effort is counted in jobs dispatched.
 """
 
 from __future__ import annotations
@@ -26,9 +30,10 @@ GRID_PATIENCE = (1.2, 2.0, 1e9)
 # Where nothing is searched beyond the grid, many problems are asked for quickly.
 QUICK_PATIENCE = (2.0,)
 KEPT_PER_DIRECTION = 4
-# Of how many the schedules are worth placing.
+# So many schedules are worth placing.
 MOST_RETURNED = 4
-ROUNDS = 3
+# How many go on behind each round.
+STILL_ALIVE = (2, 1, 1)
 # What a dispatch costs beyond its jobs, in jobs.
 EFFORT_PER_DISPATCH = 10
 CLOSE_ENOUGH = 0.001
@@ -50,40 +55,45 @@ class _Trial:
         return tuple(sorted(turned, key=lambda timed: timed[1]))
 
 
-def search(problem: Problem, bound: MixedBound, effort: int, seed: int) -> list[tuple[Timed, ...]]:
-    """The best schedules found, the best first.
+def search(
+    problem: Problem, bound: MixedBound, effort: int, seed: int, *, mixes: bool
+) -> list[tuple[Timed, ...]]:
+    """The best schedules found of a kind, the best first.
 
     Args:
         effort: how long to search beyond the grid: jobs to dispatch, of all the schedules tried together.
         seed: another seed, another search.
+        mixes: whether MetaOps may mix allocations, and follow the program's optimum.
     """
     random = Random(seed)  # noqa: S311 - reproducible, not secret
-    patience = GRID_PATIENCE if effort else QUICK_PATIENCE
+    patience = GRID_PATIENCE if effort or not mixes else QUICK_PATIENCE
     trials = [
         trial
-        for dispatcher in (MixedDispatcher(problem, bound), MixedDispatcher(problem, bound, backwards=True))
-        for trial in _grid(dispatcher, patience)
+        for backwards in ((False, True) if mixes else (False,))
+        for trial in _grid(MixedDispatcher(problem, bound, backwards=backwards), patience, mixes=mixes)
     ]
     alive, close_s = trials, bound.lower_bound_s * (1 + CLOSE_ENOUGH)
-    for _ in range(ROUNDS):
-        left, step = effort // ROUNDS, 0
+    for number in STILL_ALIVE:
+        left, step = effort // len(STILL_ALIVE), 0
         while left > 0 and alive[step % len(alive)].end_s > close_s:
             left -= _try_change(alive[step % len(alive)], random)
             step += 1
-        alive = sorted(alive, key=_end_s)[: max(1, len(alive) // 3)]
+        alive = sorted(alive, key=_end_s)[:number]
     return [trial.forwards() for trial in sorted(trials, key=_end_s)[:MOST_RETURNED]]
 
 
-def _grid(dispatcher: MixedDispatcher, patience: Sequence[float]) -> list[_Trial]:
-    """The best few guides of a grid; of those whose schedules end at the same time one."""
+def _grid(dispatcher: MixedDispatcher, patience: Sequence[float], *, mixes: bool) -> list[_Trial]:
+    """The best few guides of a grid; of mixing ones whose schedules end at the same time one."""
     ones = (1.0,) * len(dispatcher.problem.nodes)
     prices = (1.0,) * len(dispatcher.devices)
     trials = []
-    for follows_optimum, slack, most in product((False, True), GRID_SLACK, patience):
-        guide = MixedGuide(slack, most, ones, ones, prices, follows_optimum)
+    for follows_optimum, slack, most in product((False, True) if mixes else (False,), GRID_SLACK, patience):
+        guide = MixedGuide(slack, most, ones, ones, prices, mixes, follows_optimum)
         trials.append(_Trial(dispatcher, guide, *dispatcher.run(guide)))
-    others = [next(alike) for _, alike in groupby(sorted(trials, key=_end_s), key=_end_s)]
-    return others[:KEPT_PER_DIRECTION]
+    trials.sort(key=_end_s)
+    if mixes:
+        trials = [next(alike) for _, alike in groupby(trials, key=_end_s)]
+    return trials[:KEPT_PER_DIRECTION]
 
 
 def _end_s(trial: _Trial) -> float:
@@ -112,10 +122,10 @@ def _varied(guide: MixedGuide, timed: Sequence[Timed], random: Random) -> MixedG
         return replace(guide, prices=scaled_at_random(guide.prices, 0.4, random))
     if kind < 0.72:
         return replace(guide, slack=abs(guide.slack + random.gauss(0, 0.02)))
-    if kind < 0.74:
-        return replace(guide, patience=random.choice(GRID_PATIENCE))
     if kind < 0.75:
-        return replace(guide, follows_optimum=not guide.follows_optimum)
+        if guide.mixes and random.random() < 1 / 3:
+            return replace(guide, follows_optimum=not guide.follows_optimum)
+        return replace(guide, patience=random.choice(GRID_PATIENCE))
     place = random.randrange(len(timed))
     node = timed[place][0][0]
     key = (node, sum(job[0] == node for job, _, _ in timed[:place]))
