@@ -344,6 +344,11 @@ def relative_difference(ours: Tensor, theirs: Tensor, smallest: float) -> float:
     return gap / size if size > 0 else float("inf")
 
 
+def first_line(error: Exception) -> str:
+    """What failed, in a line."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
 class Watch(TorchDispatchMode):
     """Notes the coarsest floating-point numbers that are computed inside, and whether something is drawn."""
 
