@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from helpers.analysed import analysed
+from spindle_cli.operators.tensor_parallel import kept_whole, layer_split
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.profile.estimating.fake_memory import fake_memory
 from spindle_cli.profile.op.counting import count_work
@@ -40,19 +43,20 @@ class Again(Layer):
 class Net(nn.Module):
     def __init__(self, layer: type[Layer]) -> None:
         super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
         self.layers = nn.Sequential(layer(), layer(), layer())
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x).square().mean()
+        return self.layers(self.first(x)).square().mean()
 
 
-def graph_of(layer: type[Layer], *, parameters: bool = True) -> WorkloadGraph:
+def graph_of(layer: type[Layer], *, parameters: bool = True, **settings: Any) -> WorkloadGraph:
     torch.manual_seed(0)
     net = Net(layer)
     if not parameters:
         drop(net.parameters())
     task = Task("t", net, BATCH, [{"x": torch.randn(WIDTH)} for _ in range(2 * BATCH)])
-    return analysed(Workload("again", [task], operators=(layer,)))
+    return analysed(Workload("again", [task], operators=(layer,), **settings))
 
 
 @pytest.mark.parametrize("layer", [Layer, Again])
@@ -81,3 +85,41 @@ def test_its_memory_is_estimated_without_what_it_computes_again() -> None:
         for graph in (graph_of(layer, parameters=False) for layer in (Layer, Again))
     )
     assert again.kept_bytes < plain.kept_bytes
+
+
+class Split(Layer):
+    """Goes through two linear maps, that are split over devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = nn.Linear(WIDTH, WIDTH)
+
+    def body(self, x: Tensor) -> Tensor:
+        return x + self.back(self.linear(x).relu())
+
+
+class SplitAgain(Split):
+    def forward(self, x: Tensor) -> Tensor:
+        again: Tensor = checkpoint(self.body, x, use_reentrant=False)
+        return again
+
+
+class SplitAgainReentrant(Split):
+    def forward(self, x: Tensor) -> Tensor:
+        again: Tensor = checkpoint(self.body, x, use_reentrant=True)
+        return again
+
+
+@pytest.mark.parametrize("layer", [Split, SplitAgain, SplitAgainReentrant])
+def test_it_is_not_split_by_tensor_parallelism_which_ends_before_it_runs_again(layer: type[Layer]) -> None:
+    plans = {layer: {"linear": "colwise", "back": "rowwise"}}
+    graph = graph_of(layer, parameters=False, tp_plans=plans)
+    task = graph.tasks["t"]
+    split = layer_split(graph.workload, task, task.ops[1], 2)
+    if layer is Split:
+        assert split is not None
+        assert kept_whole(graph) == ()
+    else:
+        assert split is None
+        (why,) = kept_whole(graph)
+        assert f"{layer.__name__} runs once more in its backward pass" in why
