@@ -15,6 +15,7 @@ from helpers.cli import Ended, run_spindle
 from helpers.cut import cuttable
 from helpers.plans import cluster_of, profile_of, two_towers
 from helpers.uneven import uneven_plan
+from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.errors import ExitCode
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
@@ -272,6 +273,23 @@ def test_the_cluster_is_written_with_links_as_slow_as_they_were(tmp_path: Path) 
     assert "messages over intra_node: 1 seen, 3.00 times as long as by the plan's links" in ended.out
     assert Cluster.read(tmp_path / "cluster.yaml").links.intra_node.latency_us == pytest.approx(30)
     assert yaml.safe_load((tmp_path / "cluster.yaml").read_text())["name"] == "test"
+
+
+def test_what_messages_took_is_not_held_up_too_where_links_are_written_as_slow_as_they_were(
+    tmp_path: Path,
+) -> None:
+    profile, plan = chain(cluster_of(2))
+    write_json(tmp_path / "profile.json", profile)
+    slow_s = predicted_again(plan, profile, {"intra_node": 3.0}).iteration_s
+    assert slow_s > predicted_again(plan, profile).iteration_s
+    spans = [[transfer(1.0)], [wait(0.5, 1.0 + 3 * INSIDE_S)]]
+    made_run(tmp_path / "run", plan, profile, spans=spans, iteration_s=slow_s)
+    for more, is_held_up in (((), True), (("--write-cluster", tmp_path / "cluster.yaml"), False)):
+        document = json.loads(calibrate(tmp_path, *more, "--json").out)
+        assert document["iterations"][0]["after_s"] == pytest.approx(slow_s)
+        calibration = Profile.read(tmp_path / "out.json").calibration
+        assert calibration is not None
+        assert (calibration.held_up > 1e-6) == is_held_up
 
 
 def test_a_cluster_is_only_written_where_something_was_seen_to_move_over_one(folder: Path) -> None:

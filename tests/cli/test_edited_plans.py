@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,28 @@ def test_an_edited_plan_that_devices_cannot_run_is_not_simulated(
     path = files / "plan.yaml"
     path.write_text(path.read_text().replace(found, replacement, 1))
     assert_one_message(simulate_command(files), 3, "plan.yaml", "the plan is not valid")
+
+
+ENTRY = {key: [0, 8] for key in ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")}
+
+
+@pytest.mark.parametrize(
+    ("edits", "said"),
+    [
+        ({"memory": [ENTRY, {**ENTRY, "first_op": 1}, {**ENTRY, "first_op": 1}]}, "each once"),
+        ({"memory": [{**ENTRY, "first_op": 1}]}, "by first_op from 0"),
+        ({"inputs_of_every_op": ["pairs/audio"]}, "'pairs/audio' is not among the inputs"),
+        ({"whole_param_bytes_per_op": 2**40}, "is more than the param_bytes_per_op"),
+        ({"split_extra_param_bytes": {"0": 2**40}}, "is more than the extra_param_bytes"),
+    ],
+)
+@pytest.mark.parametrize("command", [show_command, simulate_command, explain_command])
+def test_sizes_of_a_plans_metaop_that_contradict_each_other_are_refused_as_in_a_profile(
+    files: Path, command: Callable[[Path], Ended], edits: dict[str, Any], said: str
+) -> None:
+    edit_json(files / "plan.yaml", lambda d: d["metaops"][0].update(edits))
+    assert_one_message(command(files), 3, "plan.yaml: metaops[0]", said)
+    assert_one_message(run_spindle("check", files / "plan.yaml"), 3, "plan.yaml: metaops[0]", said)
 
 
 def test_an_edited_prediction_is_simulated_and_compared_with_a_warning(files: Path) -> None:

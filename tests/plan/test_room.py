@@ -152,5 +152,14 @@ def test_where_shares_are_to_be_equal_a_component_without_them_is_not_shared_out
     plan = make_plan(profile, FOUR, effort=0, sharding=asked)
     assert check_plan(plan, profile) == ()
     assert {piece.rows for piece in plan.slices} == {(0, 1, 3, 4, 6)}
-    with pytest.raises(NoPlanError, match="has no allocation on all 4 devices"):
+    with pytest.raises(NoPlanError, match="has no allocation on all 4 devices, and") as refused:
         make_plan(profile, FOUR, effort=0, sharding=asked, equal_shares=True)
+    assert "a batch that all devices divide" in str(refused.value.hint)
+
+
+def test_micro_batches_of_fewer_samples_than_devices_are_named_where_a_component_is_shared_out() -> None:
+    """Six samples on four devices, three at a time."""
+    net = cuttable("t/net", 4, {1: 1.0, 2: 1.5, 3: 2.0, 6: 3.0})
+    with pytest.raises(NoPlanError, match="on all 4 devices for 3 samples at a time, and") as refused:
+        make_plan(shared(net), FOUR, effort=0, sharding={"t/net": PARAMETERS}, micro_batches={"t": 2})
+    assert "fewer micro-batches" in str(refused.value.hint)

@@ -30,6 +30,7 @@ from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
 from spindle_cli.workload import localise as building
 from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.building.abstract import to_meta
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.initial.own import OwnPart, OwnValues
@@ -199,6 +200,19 @@ def test_a_leaf_is_the_parameter_itself_unless_it_is_a_part_of_it() -> None:
     with with_memory([leaf]):
         assert leaf.tolist() == [[0.0, 0.0]] * 6
     assert leaf.untyped_storage().nbytes() == 0
+
+
+def test_a_layer_with_weak_references_to_its_weights_computes_with_their_leaves() -> None:
+    gru = nn.GRU(3, 2)
+    for parameter in gru.parameters():
+        to_meta(parameter)
+    leaves = [leaf_without_memory(p, OwnPart("p", None, (0, 1)), torch.zeros(0)) for p in gru.parameters()]
+    assert [id(leaf) for leaf in leaves] == [id(weight) for weight in gru.parameters()]
+    with with_memory(leaves):
+        assert gru(torch.ones(4, 1, 3))[0].count_nonzero() == 0
+        for leaf in leaves:
+            leaf.data.fill_(0.5)
+        assert gru(torch.ones(4, 1, 3))[0].count_nonzero() == 8
 
 
 def test_ranks_that_saw_other_values_of_a_shared_out_parameter_are_refused(

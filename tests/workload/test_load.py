@@ -43,6 +43,17 @@ def returns_nothing():
     pass
 """
 
+RECURRENT = """
+import torch
+from torch import nn
+from spindle_cli import Task, Workload
+
+def build():
+    gru = nn.GRU(2, 2, batch_first=True)
+    assert gru.bias_ih_l0.abs().max().item() < 1, "values that the meta device does not have"
+    return Workload("recurrent", [Task("t", gru, 2, [{"input": torch.zeros(3, 2)}] * 4)])
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -255,3 +266,9 @@ def test_a_task_that_is_only_evaluated_changes_nothing_of_what_is_planned() -> N
     )
     assert list(other.evaluations) == ["probe"]
     assert [metaop.name for metaop in other.evaluated_metaops] == ["probe/encoder"]
+
+
+def test_layers_with_weak_references_to_their_weights_go_to_the_meta_device(folder: Path) -> None:
+    (folder / "recurrent.py").write_text(RECURRENT)
+    workload = load_abstract("recurrent.py:build", relative_to=folder).workload
+    assert all(parameter.is_meta for parameter in workload.tasks[0].module.parameters())

@@ -87,7 +87,7 @@ def _iteration(run: Run, made: Calibrated) -> dict[str, float]:
     return {
         "plan_s": run.measured.iteration.predicted_s,
         "before_s": predicted_again(run.plan, made.before).iteration_s,
-        "after_s": predicted_again(run.plan, made.profile).iteration_s,
+        "after_s": predicted_again(run.plan, made.profile, made.times_over_links).iteration_s,
         "measured_s": run.measured.iteration.measured_s,
         "other_s": 0.0 if slowest is None else slowest.other_s or 0.0,
     }

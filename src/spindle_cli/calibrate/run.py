@@ -18,7 +18,7 @@ from spindle_cli.calibrate.links import (
     with_processor_times,
 )
 from spindle_cli.calibrate.moving import Moved, moved_in, times_of_links
-from spindle_cli.calibrate.predicting import predicted_again
+from spindle_cli.calibrate.predicting import NO_TIMES, predicted_again
 from spindle_cli.calibrate.reading import FEWEST_STEPS, Run, parts_of, read_run, require_belongs
 from spindle_cli.calibrate.times.curves import calibrated_metaops
 from spindle_cli.calibrate.times.factors import EQUAL
@@ -45,6 +45,7 @@ class Calibrated:
         moved: by kind of link and what moved ("messages", "sums"), what was seen, against the plans' links.
         processor_times: by what the processor's costs were multiplied.
         s_per_byte: of the optimizer's step, as measured; None: it was not.
+        for_links: the profile is for plans over links as slow as `link_times` says.
     """
 
     profile: Profile
@@ -54,6 +55,12 @@ class Calibrated:
     moved: Mapping[tuple[str, str], Moved]
     processor_times: float
     s_per_byte: float | None
+    for_links: bool = False
+
+    @property
+    def times_over_links(self) -> Mapping[str, float]:
+        """How many times as long as by the runs' links messages take where the profile is for."""
+        return self.link_times if self.for_links else NO_TIMES
 
     @property
     def link_times(self) -> dict[str, float]:
@@ -75,12 +82,16 @@ class Calibrated:
         return (*short, f"no run had devices of type {', '.join(never)}, whose times stay as they were")
 
 
-def calibrate(folders: Sequence[Path], profile: Profile, profile_path: Path) -> Calibrated:
+def calibrate(
+    folders: Sequence[Path], profile: Profile, profile_path: Path, *, for_links: bool = False
+) -> Calibrated:
     """Correct a profile by runs. Same inputs, same profile.
 
     Args:
         folders: of the runs, each once.
         profile_path: of the profile, for messages.
+        for_links: for plans over links as slow as they were, of which waits for messages are no longer a part
+            of what is left; else over the runs' own.
 
     Raises:
         InputError: a run has not ended, is damaged, or does not belong to the profile.
@@ -88,17 +99,17 @@ def calibrate(folders: Sequence[Path], profile: Profile, profile_path: Path) -> 
     runs = tuple(read_run(folder) for folder in folders)
     for run in runs:
         require_belongs(run, profile, profile_path)
-    return calibrated_by(runs, profile)
+    return calibrated_by(runs, profile, for_links=for_links)
 
 
-def calibrated_by(runs: tuple[Run, ...], profile: Profile) -> Calibrated:
-    """Correct a profile by runs that belong to it.
+def calibrated_by(runs: tuple[Run, ...], profile: Profile, *, for_links: bool = False) -> Calibrated:
+    """Correct a profile by runs that belong to it; see `calibrate`.
 
     Raises:
         InputError: their times make no profile.
     """
     try:
-        return _calibrated_by(runs, profile)
+        return _calibrated_by(runs, profile, for_links=for_links)
     except ValidationError as error:
         names = ", ".join(str(run.folder) for run in runs)
         problem = error.errors()[0]
@@ -109,7 +120,7 @@ def calibrated_by(runs: tuple[Run, ...], profile: Profile) -> Calibrated:
         ) from error
 
 
-def _calibrated_by(runs: tuple[Run, ...], profile: Profile) -> Calibrated:
+def _calibrated_by(runs: tuple[Run, ...], profile: Profile, *, for_links: bool) -> Calibrated:
     parts = parts_of(runs)
     traffic = [traffic_of(part.plan) for part in parts]
     seen = [seen_on(profile, part.plan.cluster) for part in parts]
@@ -146,23 +157,24 @@ def _calibrated_by(runs: tuple[Run, ...], profile: Profile) -> Calibrated:
         "optimizer_s_per_byte": profile.optimizer_s_per_byte if s_per_byte is None else s_per_byte,
         "calibration": record,
     }
-    share = held_up(runs, Profile(**fields))
+    share = held_up(runs, Profile(**fields), record.links if for_links else NO_TIMES)
     record = Calibration(runs=record.runs, links=record.links, held_up=share)
     made = Profile(**{**fields, "calibration": record})
-    return Calibrated(made, profile, runs, points, moved, times, s_per_byte)
+    return Calibrated(made, profile, runs, points, moved, times, s_per_byte, for_links)
 
 
-def held_up(runs: Sequence[Run], accounted: Profile) -> float:
+def held_up(runs: Sequence[Run], accounted: Profile, link_times: Mapping[str, float] = NO_TIMES) -> float:
     """The share by which the runs' iterations, each by its steps, are longer than a profile accounts for; 0
     where they are not. Steps of several sets of tasks count by those of each.
 
     Args:
         accounted: calibrated by the runs, but for this.
+        link_times: see `predicted_again`.
     """
     parts = parts_of(runs)
     measured_s = sum(part.measured.steps * part.measured.iteration.measured_s for part in parts)
     accounted_s = sum(
-        part.measured.steps * predicted_again(part.plan, accounted).iteration_s for part in parts
+        part.measured.steps * predicted_again(part.plan, accounted, link_times).iteration_s for part in parts
     )
     share = measured_s / accounted_s - 1
     return share if share > HARDLY else 0.0

@@ -27,7 +27,8 @@ def calibrate(
         typer.Option(
             "--write-cluster",
             metavar="CLUSTER.yaml",
-            help="Also write the runs' cluster, with links as slow as messages and sums were.",
+            help="Also write the runs' cluster, with links as slow as messages and sums were; the profile "
+            "is for plans over these.",
             show_default=False,
         ),
     ] = None,
@@ -44,7 +45,7 @@ def calibrate(
     from spindle_cli.profile.types import Profile
 
     require_outputs(runs, profile, output_path, write_cluster)
-    made = make(runs, Profile.read(profile), profile)
+    made = make(runs, Profile.read(profile), profile, for_links=write_cluster is not None)
     write_calibrated(made, output_path, write_cluster)
     for warning in made.warnings:
         output.note(f"warning: {warning}")

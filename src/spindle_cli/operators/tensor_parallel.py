@@ -24,6 +24,7 @@ from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 from spindle_cli.operators.sequence.exchange import SequencePart
 from spindle_cli.operators.sequence.find import SplitParts, find_sequence
 from spindle_cli.operators.sequence.recording import NotBySequenceError
+from spindle_cli.operators.sequence.running_again import runs_again
 from spindle_cli.operators.sequence.types import SequenceSplit
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tp_plans import Way, adapted, by_experts, experts_of, plan_of, unknown_ways
@@ -112,7 +113,7 @@ def layer_split(workload: Workload, task: TaskGraph, op: Op, degree: int) -> Lay
     Raises:
         WorkloadError: the plan names a submodule that is no linear map of the layer, or an unknown way.
     """
-    if op.coupled or op.talks:
+    if op.coupled or op.talks or runs_again(task, op):
         return None
     layer = _by_plan(workload, task, op, degree)
     found = found_words(workload, task, op)
@@ -270,6 +271,8 @@ def describe_ways(workload: Workload, task: TaskGraph, op: Op) -> str:
         return f"the shares of {kind} sum the statistics of its batch norms"
     if op.contrasts:
         return f"the shares of {kind} gather what it compares"
+    if runs_again(task, op):
+        return f"{kind} runs once more in its backward pass (torch.utils.checkpoint)"
     try:
         plan = plan_of(workload, layer)
     except WorkloadError as error:
@@ -303,7 +306,9 @@ def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
         if op.target is None:
             continue
         layer = task.root.get_submodule(op.target)
-        if unknown_ways(graph.workload, layer) or adapted(graph.workload, layer):
+        has_parts = plan_of(graph.workload, layer) or found_words(graph.workload, task, op).names
+        is_whole = has_parts and not op.coupled and not op.talks and runs_again(task, op)
+        if is_whole or unknown_ways(graph.workload, layer) or adapted(graph.workload, layer):
             found.setdefault(f"tensor parallelism: {describe_ways(graph.workload, task, op)}; it stays whole")
         elif why := _why_whole_experts(graph.workload, task, op):
             kind = type(layer).__name__

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
@@ -101,6 +101,30 @@ class MetaOp(Model):
     num_experts: Annotated[int, Field(ge=0)] = 0  # of each op, that tensor parallelism shares out; 0: none
     gathered: tuple[Matrix, ...] = ()  # of which rows or factors are, in place of gradients' sums
 
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        missing = [name for name in self.inputs_of_every_op if name not in self.inputs]
+        if missing:
+            raise ValueError(f"inputs_of_every_op: {missing[0]!r} is not among the inputs of {self.name!r}")
+        if self.whole_param_bytes_per_op > self.param_bytes_per_op:
+            raise ValueError(
+                f"whole_param_bytes_per_op: {self.whole_param_bytes_per_op} is more than the "
+                f"param_bytes_per_op of {self.name!r}, {self.param_bytes_per_op}"
+            )
+        for op, split in self.split_extra_param_bytes.items():
+            if split > (extra := self.extra_param_bytes.get(op, 0)):
+                raise ValueError(
+                    f"split_extra_param_bytes: {split} for op {op} is more than the extra_param_bytes of "
+                    f"{self.name!r}, {extra}"
+                )
+        order = [(entry.tp, entry.first_op) for entry in self.memory]
+        firsts = {entry.tp for entry in self.memory if entry.first_op == 0}
+        if order != sorted(set(order)) or firsts != {entry.tp for entry in self.memory}:
+            raise ValueError(
+                f"memory: expected entries of {self.name!r} by tp, then by first_op from 0, each once"
+            )
+        return self
+
 
 class MetaOpProfile(MetaOp):
     """A MetaOp and its scaling curve."""
@@ -150,27 +174,7 @@ class MetaOpProfile(MetaOp):
                 raise ValueError(
                     f"curve: dp {point.dp} does not divide batch_size {self.batch_size} of {self.name!r}"
                 )
-        missing = [name for name in self.inputs_of_every_op if name not in self.inputs]
-        if missing:
-            raise ValueError(f"inputs_of_every_op: {missing[0]!r} is not among the inputs of {self.name!r}")
-        if self.whole_param_bytes_per_op > self.param_bytes_per_op:
-            raise ValueError(
-                f"whole_param_bytes_per_op: {self.whole_param_bytes_per_op} is more than the "
-                f"param_bytes_per_op of {self.name!r}, {self.param_bytes_per_op}"
-            )
-        for op, split in self.split_extra_param_bytes.items():
-            if split > (extra := self.extra_param_bytes.get(op, 0)):
-                raise ValueError(
-                    f"split_extra_param_bytes: {split} for op {op} is more than the extra_param_bytes of "
-                    f"{self.name!r}, {extra}"
-                )
         require_among_own(self.tied, self.num_ops, self._op_param_bytes, self.name)
-        order = [(entry.tp, entry.first_op) for entry in self.memory]
-        firsts = {entry.tp for entry in self.memory if entry.first_op == 0}
-        if order != sorted(set(order)) or firsts != {entry.tp for entry in self.memory}:
-            raise ValueError(
-                f"memory: expected entries of {self.name!r} by tp, then by first_op from 0, each once"
-            )
         if self.parameter_blocks is not None and len(self.parameter_blocks) != self.num_ops:
             raise ValueError(
                 f"parameter_blocks: {len(self.parameter_blocks)} entries; expected one for each of the "

@@ -21,6 +21,7 @@ from spindle_cli.plan.search.memory_fallback import heaviest
 from spindle_cli.plan.search.posed import Posing
 from spindle_cli.plan.slices import Slice
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+from spindle_cli.units import counted
 
 # Of all parameters, what is tried to share out alone, from the components that hold most.
 HEAVIEST_SHARE = 0.6
@@ -213,15 +214,21 @@ def longer_on(
 
 
 def _not_on_all(key: str, metaops: Sequence[MetaOpProfile], cluster: Cluster) -> NoPlanError:
-    narrow = [each.name for each in metaops if all(p.num_devices != cluster.num_devices for p in each.curve)]
+    count = cluster.num_devices
+    narrow = [each for each in metaops if all(point.num_devices != count for point in each.curve)]
+    hint = "Leave it whole, or use a batch that all devices divide."
     if narrow:
-        why = f"{narrow[0]} has no allocation on all {cluster.num_devices} devices"
+        fewest = min(narrow, key=lambda each: each.batch_size)  # of micro-batches, one
+        why = f"{fewest.name} has no allocation on all {count} devices"
+        if fewest.batch_size < count:
+            why += f" for {counted(fewest.batch_size, 'sample')} at a time"
+            hint = "Leave it whole, or run a sample for each device: larger batches, or fewer micro-batches."
     else:
         names = ", ".join(each.name for each in metaops)
-        why = f"{names} have none of one degree of tensor parallelism on all {cluster.num_devices} devices"
+        why = f"{names} have none of one degree of tensor parallelism on all {count} devices"
     return NoPlanError(
         f"sharding of {key!r}: {why}, and what uses shared-out parameters runs on all devices that hold them",
-        hint="Leave it whole, or use a batch that all devices divide.",
+        hint=hint,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -210,7 +210,7 @@ class OpShares:
         self, part: PartialOp, samples: int, more: Sequence[Any]
     ) -> tuple[Run, dict[str, Tensor]]:
         self._values.start_anew()
-        with NoRandomness() if self.watch.draws else nullcontext():
+        with self._without_chance():
             return self._forward(part, 0, samples, more)
 
     def _share_forward(
@@ -218,8 +218,12 @@ class OpShares:
     ) -> tuple[Run, dict[str, Tensor]]:
         self._values.start_anew()
         more = () if counts is None else ((last - first) / size, *counts)
-        with NoRandomness() if self.watch.draws else nullcontext():
+        with self._without_chance():
             return self._forward(module, first, last, more)
+
+    def _without_chance(self) -> AbstractContextManager[object]:
+        """After `whole`, which sees whether the op draws anything."""
+        return NoRandomness() if self.watch.draws else nullcontext()
 
     def _seeds(self, first: int, last: int) -> dict[str, Tensor]:
         """Of these samples; of copies without a batch dimension, the first share's alone is taken."""
@@ -275,13 +279,14 @@ class OpShares:
         gradients: Sequence[Tensor | None] = [None] * len(wanted)
         if seeds and wanted:
             ends = [outputs[name] for name in seeds]
-            gradients = torch.autograd.grad(
-                ends,
-                list(wanted.values()),
-                [seeds[name] for name in seeds],
-                allow_unused=True,
-                retain_graph=True,  # the pass may have to be run again, see InTurn
-            )
+            with self._without_chance():  # a layer may run again in its backward pass
+                gradients = torch.autograd.grad(
+                    ends,
+                    list(wanted.values()),
+                    [seeds[name] for name in seeds],
+                    allow_unused=True,
+                    retain_graph=True,  # the pass may have to be run again, see InTurn
+                )
         found = {
             name: torch.zeros_like(tensor) if gradient is None else gradient
             for (name, tensor), gradient in zip(wanted.items(), gradients, strict=True)
@@ -337,6 +342,11 @@ def relative_difference(ours: Tensor, theirs: Tensor, smallest: float) -> float:
     if gap == 0:
         return 0.0
     return gap / size if size > 0 else float("inf")
+
+
+def first_line(error: Exception) -> str:
+    """What failed, in a line."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 class Watch(TorchDispatchMode):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.profile.checking.compare import Watch, relative_difference
+from spindle_cli.profile.checking.compare import Watch, first_line, relative_difference
 from spindle_cli.profile.checking.values import Values
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.graph import TaskGraph
@@ -28,13 +28,14 @@ def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: V
         try:
             with watching(task.root), NoRandomness(), Watch() as watch:
                 plain = _loss_of(task, batch)
-            expected = _gradients(plain, trained)
+            with NoRandomness():  # a layer may run again in its backward pass
+                expected = _gradients(plain, trained)
             values.start_anew()
             with watching(task.root), NoRandomness():
                 loss = _run_ops(task, batch)
-            found = _gradients(loss, trained)
+                found = _gradients(loss, trained)
         except Exception as error:  # the user's code, on parameters and numbers that are not its own
-            return f"it does not run in float64: {type(error).__name__}: {str(error).splitlines()[:1]}"
+            return f"it does not run in float64: {first_line(error)}"
     if not plain.isfinite() or watch.tolerance is None:
         return "its loss is not finite in float64, or computed in few bits"
     what, relative = _largest(plain, loss, expected, found)

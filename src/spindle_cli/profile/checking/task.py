@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.tensor_parallel import LayerSplit
-from spindle_cli.profile.checking.compare import OpShares, Run, largest_difference
+from spindle_cli.profile.checking.compare import OpShares, Run, first_line, largest_difference
 from spindle_cli.profile.checking.forward import compare_with_forward
 from spindle_cli.profile.checking.values import Values, choose_samples, stand_in
 from spindle_cli.profile.numeric_check import TaskCheck
@@ -175,13 +175,13 @@ class TaskChecker:
             try:
                 whole = runs.whole(self._samples)
             except Exception as error:
-                raise _DoesNotRunError(f"{place_of(op)}fails by itself: {_first_line(error)}") from error
+                raise _DoesNotRunError(f"{place_of(op)}fails by itself: {first_line(error)}") from error
             try:
                 shares = runs.in_shares((0, 1, self._samples))
             except Exception as error:  # a share is what workers would run
                 found.whole[op.index] = (
                     f"{place_of(op)}it fails on shares of 1 and {self._samples - 1} samples: "
-                    f"{_first_line(error)}"
+                    f"{first_line(error)}"
                 )
                 return whole.outputs
             if whole.is_finite and runs.watch.tolerance is not None:
@@ -265,7 +265,7 @@ class TaskChecker:
         try:
             found = [largest_difference(whole, run) for run in runs.in_parts(split, self._samples)]
         except Exception as error:  # what workers would run into
-            return f"it fails: {_first_line(error)}"
+            return f"it fails: {first_line(error)}"
         what, relative = max(found, key=lambda each: each[1])
         return f"{what} differs from that of the whole by {relative:.1e}" if relative > tolerance else None
 
@@ -277,7 +277,7 @@ class TaskChecker:
             try:
                 outputs = op_module(self._task, op)(*arguments)
             except Exception as error:
-                raise _DoesNotRunError(f"{place_of(op)}fails by itself: {_first_line(error)}") from error
+                raise _DoesNotRunError(f"{place_of(op)}fails by itself: {first_line(error)}") from error
         return {} if op.is_loss else dict(zip(op.outputs, outputs, strict=True))
 
     def _require_room(self, op: Op) -> None:
@@ -353,7 +353,3 @@ def place_of(op: Op) -> str:
 
 def _in_dtype(batch: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

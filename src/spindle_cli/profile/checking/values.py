@@ -55,7 +55,8 @@ class Values:
     """Tensors in the place of what a task's ops hold, while they are checked.
 
     Parameters are drawn by their names, at a scale that keeps activations and gradients of order one; nothing
-    is zero, as new layers often are, since that would hide what comes through them. Buffers are copies.
+    is zero, as new layers often are, since that would hide what comes through them. Buffers are copies, but
+    for those that were made of parameters, which have no values before these have: they are drawn like them.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Values:
         self._dtype = dtype
         self._parameters = tuple(parameters)
         self._buffers = tuple(buffers)
-        self._before = {name: buffer.detach().clone() for name, buffer in self.buffers().items()}
+        self._before = {name: self._buffer(name, buffer) for name, buffer in self.buffers().items()}
 
     @classmethod
     def of_op(cls, task: TaskGraph, op: Op, dtype: torch.dtype) -> Values:
@@ -119,10 +120,20 @@ class Values:
 
     def _parameter(self, name: str) -> nn.Parameter:
         like = self._root.get_parameter(name)
+        return nn.Parameter(self._drawn(name, like), like.requires_grad)
+
+    def _buffer(self, name: str, buffer: Tensor) -> Tensor:
+        if not buffer.is_meta:
+            return buffer.detach().clone()
+        if not buffer.is_floating_point():
+            return torch.zeros(buffer.shape, dtype=buffer.dtype)
+        return self._drawn(name, buffer)
+
+    def _drawn(self, name: str, like: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(seed_of(name))
         values = torch.randn(like.shape, dtype=self._dtype, generator=generator)
         if like.dim() < 2:
             values = 0.5 + values / 4  # scales of norms and biases alike
         else:
             values *= like[0].numel() ** -0.5
-        return nn.Parameter(values, like.requires_grad)
+        return values

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 
 from spindle_cli.operators.batch_norm import summing_over
 from spindle_cli.operators.contrastive import named_in, pairs_over_shares
 from spindle_cli.operators.heads.chunked import sampled, timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.machine.devices import Precision
-from spindle_cli.profile.op.counting import fake_input, fake_state, itemsizes
+from spindle_cli.profile.op.counting import fake_input, fake_state, itemsizes, with_state
 from spindle_cli.profile.op.op_memory import live_meter, share_memory
 from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts
 from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence, tensors_of
@@ -69,14 +68,15 @@ def fake_memory(
         ):
             shared = pairs_over_shares(module, task, op, group, equal_cuts(task, rows))
             given = (*positions.given(inputs), *more)
-            result = tensors_of(functional_call(shared, named_in(shared, module, state), given))
+            until_end.enter_context(with_state(shared, named_in(shared, module, state)))
+            result = tensors_of(shared(*given))
         return result if isinstance(result, tuple) else (result,)
 
     held = list({id(tensor): tensor for tensor in (*state.values(), *inputs)}.values())
     trained = [tensor for tensor in held[: len(held) - len(inputs)] if tensor.requires_grad]
     widen_gradients(trained, train)
     itemsize = itemsizes("float32" if is_cast or train.widens_gradients else precision)
-    with torch.random.fork_rng(devices=[]), mode, Remembering(), Unread():
+    with torch.random.fork_rng(devices=[]), mode, Remembering(), Unread(), ExitStack() as until_end:
         return share_memory(run, inputs, trained, live_meter(held, itemsize))
 
 

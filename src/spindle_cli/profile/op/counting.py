@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -109,8 +109,17 @@ def count_work(
     saved = SavedStorages([*fake.state.values(), *fake.inputs])
     module, batch_sums = fake.module, SumCounter((0,), 0, torch.device("cpu"))
     group = batch_sums if sums_shares else None
-    with torch.random.fork_rng(devices=[]), mode, Remembering(), counter, Unread(), torch.enable_grad():
+    with (
+        torch.random.fork_rng(devices=[]),
+        mode,
+        Remembering(),
+        counter,
+        Unread(),
+        torch.enable_grad(),
+        ExitStack() as until_end,
+    ):
         shared = pairs_over_shares(module, task, op, group, equal_cuts(task, rows))
+        until_end.enter_context(with_state(shared, named_in(shared, module, fake.state)))
         with (
             saved,
             noting_sums(module, split) as sums,
@@ -119,7 +128,7 @@ def count_work(
             sampled(module, counter.repeated),
             gradients_later(module) if precision == "float16" else nullcontext(),
         ):
-            result = tensors_of(functional_call(shared, named_in(shared, module, fake.state), fake.given()))
+            result = tensors_of(shared(*fake.given()))
         outputs = result if isinstance(result, tuple) else (result,)
         saved.add(outputs)
         forward = counter.take()
@@ -192,6 +201,15 @@ class _FakeOp:
     def given(self) -> tuple[Any, ...]:
         """All that it is called with."""
         return (*self.positions.given(self.inputs), *self.more)
+
+
+@contextmanager
+def with_state(module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside, a module has these parameters and buffers in place of its own, in its backward pass too: with
+    `torch.utils.checkpoint` its code runs once more then, when `functional_call` would have put back its own.
+    """
+    with _reparametrize_module(module, dict(state), tie_weights=True):
+        yield
 
 
 def _run_backward(outputs: Sequence[Tensor]) -> None:

@@ -70,25 +70,32 @@ def load_analysed(source: str, folder: Path, lengths: Looking | Mapping[str, Tas
 
 
 def give_parameters(graph: WorkloadGraph, ops: Iterable[OpRef]) -> None:
-    """Make the parameters of the named ops real; all others stay on the meta device.
+    """Make the parameters of the named ops real, and buffers that were made of parameters; all others stay on
+    the meta device.
 
     Their values are random at a scale that keeps activations and gradients of order one: times do not depend
     on values, but on some processors they do on numbers too small for the format.
     """
     wanted: dict[int, Tensor] = {}
     for ref in ops:
-        task = graph.tasks[ref.task]
-        for name in task.ops[ref.op].parameters:
-            parameter = task.root.get_parameter(name)
-            wanted[id(parameter)] = parameter
-    made: dict[int, nn.Parameter] = {}
+        task, op = graph.tasks[ref.task], graph.tasks[ref.task].ops[ref.op]
+        held: list[Tensor] = [task.root.get_parameter(name) for name in op.parameters]
+        held += [buffer for buffer in map(task.root.get_buffer, op.buffers) if buffer.is_meta]
+        wanted.update((id(tensor), tensor) for tensor in held)
+    made: dict[int, Tensor] = {}
     for task in graph.tasks.values():
         _materialise(task.root, wanted, made)
 
 
-def _materialise(root: nn.Module, wanted: dict[int, Tensor], made: dict[int, nn.Parameter]) -> None:
-    """Put a real parameter wherever a wanted one is, also where it has several names."""
+def _materialise(root: nn.Module, wanted: dict[int, Tensor], made: dict[int, Tensor]) -> None:
+    """Put a real tensor wherever a wanted one is, also where it has several names."""
     for module in root.modules():
+        for name, buffer in list(module._buffers.items()):
+            if buffer is None or id(buffer) not in wanted:
+                continue
+            if id(buffer) not in made:
+                made[id(buffer)] = _buffer_values(buffer)
+            module._buffers[name] = made[id(buffer)]
         for name, parameter in list(module._parameters.items()):
             if parameter is None or id(parameter) not in wanted:
                 continue
@@ -103,3 +110,8 @@ def _values(name: str, like: Tensor) -> Tensor:
         return torch.full(like.shape, 1.0 if name.endswith("weight") else 0.0, dtype=like.dtype)
     deviation = float(like[0].numel() ** -0.5)
     return torch.randn(like.shape, dtype=like.dtype) * deviation
+
+
+def _buffer_values(like: Tensor) -> Tensor:
+    """Not zero, as what was made of parameters may be divided by."""
+    return _values("weight", like) if like.is_floating_point() else torch.zeros(like.shape, dtype=like.dtype)

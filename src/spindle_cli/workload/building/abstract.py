@@ -5,6 +5,7 @@ time.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,8 +143,17 @@ def to_meta(parameter: nn.Parameter) -> None:
 
 
 def swap(first: Tensor, second: Tensor) -> None:
-    """Exchange what two tensors are; each stays the same object for all who hold it."""
-    torch.utils.swap_tensors(first, second)  # type: ignore[no-untyped-call]  # torch gives it no types
+    """Exchange what two tensors are; each stays the same object for all who hold it.
+
+    torch refuses those that somebody has weak references to, as an nn.GRU has to its weights: these are to
+    the objects, so they hold as all others do.
+    """
+    if not weakref.getweakrefs(first) and not weakref.getweakrefs(second):
+        torch.utils.swap_tensors(first, second)  # type: ignore[no-untyped-call]  # torch gives it no types
+        return
+    first.__class__, second.__class__ = second.__class__, first.__class__
+    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
+    torch._C._swap_tensor_impl(first, second)
 
 
 @contextlib.contextmanager
