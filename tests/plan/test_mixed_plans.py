@@ -88,7 +88,7 @@ def test_strategies_for_one_type_say_so(strategy: StrategyName) -> None:
 
 
 def test_peaks_that_are_not_published_cut_no_batch() -> None:
-    with pytest.raises(NoPlanError, match="dp-flops: no peak in float32 is known of fast, slow"):
+    with pytest.raises(NoPlanError, match="no peak in float32, by which dp-flops cuts batches, is known of fast, slow"):
         make_plan(chain(), FAST_AND_SLOW, "dp-flops")
 
 
@@ -102,7 +102,7 @@ def test_shares_by_flops_go_by_the_peaks_that_the_cluster_file_gives() -> None:
 
     net = metaop_on_types("t/net", 2, {"fast": 1.0, "slow": 1.0})
     assert rows_of(make_plan(profile_on_types(net), given(0.2, 0.1), "dp-flops")) == [(0, 5, 8)]
-    with pytest.raises(NoPlanError, match="no peak in float32 is known of slow"):
+    with pytest.raises(NoPlanError, match="cuts batches, is known of slow"):
         make_plan(profile_on_types(net), given(0.3, None), "dp-flops")
 
 

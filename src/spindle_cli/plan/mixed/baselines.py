@@ -101,7 +101,7 @@ def _peaks(profile: Profile, cluster: Cluster) -> list[Fraction]:
     peaks = [Fraction(peak) for peak in found if peak is not None]
     if len(peaks) < len(found):
         raise NoPlanError(
-            f"dp-flops: no peak in {arithmetic} is known of "
+            f"no peak in {arithmetic}, by which dp-flops cuts batches, is known of "
             f"{', '.join(kind for kind, peak in zip(cluster.types, found, strict=True) if peak is None)}",
             hint="Say it in the cluster file (nodes: peak_tflops), or take dp-even, which does not need it.",
         )
