@@ -142,8 +142,14 @@ def to_meta(parameter: nn.Parameter) -> None:
 
 
 def swap(first: Tensor, second: Tensor) -> None:
-    """Exchange what two tensors are; each stays the same object for all who hold it."""
+    """Exchange what two tensors are; each stays the same object for all who hold it, with its own hooks."""
     torch.utils.swap_tensors(first, second)  # type: ignore[no-untyped-call]  # torch gives it no types
+    sides: tuple[Any, Any] = (first, second)
+    if any(side._backward_hooks for side in sides):
+        for (
+            side
+        ) in sides:  # autograd still calls the other's: torch attaches an object's own when they are set
+            side._backward_hooks = side._backward_hooks
 
 
 @contextlib.contextmanager
