@@ -88,3 +88,52 @@ def test_a_loss_that_fails_for_few_samples_is_whole_and_no_traceback_is_printed(
         logger.removeHandler(handler)
     assert graph.tasks["t"].ops[-1].coupled
     assert not printed
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        state["value"] = self.linear(state["value"])
+        return state
+
+
+class OfDicts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = InPlace()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer({"value": x})["value"].pow(2).mean()  # type: ignore[no-any-return]
+
+
+def test_a_layer_that_changes_the_dict_that_it_is_given_is_refused_as_such() -> None:
+    with pytest.raises(WorkloadError, match=r"'layer' \(InPlace\) changes a list or dict that it was given"):
+        analysed(workload(OfDicts(), InPlace))
+
+
+class Penalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        loss = self.layer(x).sum()
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+        return loss + gradient.pow(2).mean()  # type: ignore[no-any-return]
+
+
+def test_gradients_that_are_asked_for_between_operators_are_refused_as_such() -> None:
+    with pytest.raises(WorkloadError, match="asks for gradients between operators"):
+        analysed(workload(Penalised(), nn.Linear))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_module_that_torch_jit_has_compiled_is_refused_as_such() -> None:
+    net = Penalised()
+    net.layer = torch.jit.script(net.layer)
+    with pytest.raises(WorkloadError, match=r"task 't': 'layer' is compiled by torch\.jit"):
+        analysed(workload(net, nn.Linear))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,9 @@ from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
 from spindle_cli.workload.unread import Unread
+
+# What torch.fx says of the lists and dicts among a node's arguments.
+_IMMUTABLE = re.compile("immutable_(list|dict)'? object does not support mutation")
 
 
 class _ChangesItsInputError(Exception):
@@ -291,6 +295,21 @@ class Run(fx.Interpreter):
                 f"{what} changes its input in place, which the op before it has handed on",
                 node.meta.get("place"),
                 "Let it make a new tensor (x = x + y instead of x += y, inplace=False).",
+            )
+        if isinstance(error, TypeError) and _IMMUTABLE.search(str(error)):
+            return refusal(
+                self._task,
+                f"{what} changes a list or dict that it was given",
+                place,
+                "Let it make a new one ({**state, 'h': h}) and return that.",
+            )
+        if node.target is torch.autograd.grad:
+            return refusal(
+                self._task,
+                f"{what} asks for gradients between operators, which a trace cannot follow",
+                place,
+                "Put what is differentiated and its gradient into one nn.Module and list its class in the "
+                "workload's `operators` (it is then run as it is).",
             )
         if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
             return ReadsValuesError.at(
