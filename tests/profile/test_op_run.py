@@ -120,3 +120,12 @@ def test_copies_touch_as_much_as_asked_but_are_no_more_than_the_most() -> None:
     assert modules_run(3 * own_bytes, most=16) == 3
     assert modules_run(1000 * own_bytes, most=5) == 5
     assert modules_run(1, most=5) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_an_op_that_keeps_what_it_has_computed_of_parameters_runs_over_copies() -> None:
+    layer = torch.nn.utils.weight_norm(nn.Linear(8, 8))  # type: ignore[no-untyped-call]
+    run = OpRun(layer, [torch.randn(4, 8, requires_grad=True)], num_fields=0, clock=WallClock())
+    run.repeat(1)  # its `weight` is now no leaf
+    run.spread(2**20, 3)
+    assert run.repeat(3).total_s > 0

@@ -108,13 +108,26 @@ class LayerSplit:
 
 def layer_split(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerSplit | None:
     """How the op is split `degree` ways: its layer by its class's plan, and its vocabulary; None if it has
-    neither, or not so many heads, channels or words.
+    neither, or not so many heads, channels or words, or if hooks on gradients would see parts of them.
 
     Raises:
         WorkloadError: the plan names a submodule that is no linear map of the layer, or an unknown way.
     """
     if op.coupled or op.talks or runs_again(task, op):
         return None
+    split = _any_split(workload, task, op, degree)
+    if split is None or any(_has_hook(task.root.get_parameter(name)) for name in split.dims):
+        return None
+    return split
+
+
+def _has_hook(parameter: nn.Parameter) -> bool:
+    """A hook is written for the whole gradient, and stays with the whole parameter."""
+    hooks: object = parameter._backward_hooks
+    return bool(hooks)
+
+
+def _any_split(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerSplit | None:
     layer = _by_plan(workload, task, op, degree)
     found = found_words(workload, task, op)
     names = found.names if found.fewest >= degree else frozenset()

@@ -13,6 +13,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.checking.compare import OpShares, Run, first_line, largest_difference
 from spindle_cli.profile.checking.forward import compare_with_forward
+from spindle_cli.profile.checking.hooks import try_hooks
 from spindle_cli.profile.checking.values import Values, choose_samples, stand_in
 from spindle_cli.profile.numeric_check import TaskCheck
 from spindle_cli.units import format_bytes
@@ -108,18 +109,27 @@ class TaskChecker:
         """Check every op, and all of them together.
 
         Raises:
-            WorkloadError: together they compute something else than the task's `forward`.
+            WorkloadError: together they compute something else than the task's `forward`, or a parameter has
+                a hook that must not see a part of its gradient.
         """
         found = _Findings()
+        untried = try_hooks(self._task)
         try:
             self._check_chain(found)
         except NotCheckedError as error:
             self._leave(found, str(error))
+        for op in self._splits:
+            if op.index in found.checked and not untried.keys().isdisjoint(op.parameters):
+                found.checked.remove(op.index)
+                found.unchecked[op.index] = next(untried[name] for name in op.parameters if name in untried)
         return self._result(found, self._compare_with_forward())
 
     def check_loss(self) -> TaskCheck:
-        """Check the loss by itself, on stand-ins for what it takes."""
+        """Check the loss by itself, on stand-ins for what it takes. Raises WorkloadError: as `check` does of
+        hooks.
+        """
         found = _Findings()
+        try_hooks(self._task)
         loss = self._task.ops[-1]
         if loss in self._splits:
             try:

@@ -18,6 +18,14 @@ from spindle_cli.units import MS
 from spindle_cli.workload.training.precision import gradient_dtype
 
 
+def copy_of(module: nn.Module) -> nn.Module:
+    """A module with parameters of its own. What it has computed of them and keeps beside them, as
+    torch.nn.utils.weight_norm does until its next forward, is copied as a value: torch copies leaves alone.
+    """
+    kept = [value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(module, {id(value): value.detach().clone() for value in kept if not value.is_leaf})
+
+
 class Clock(Protocol):
     """Marks moments in a device's work; the seconds between two are known after `wait`."""
 
@@ -116,7 +124,7 @@ class OpRun:
             parameter.nbytes * (1 + parameter.requires_grad) for parameter in self.module.parameters()
         )
         for _ in range(min(num_bytes // max(own_bytes, 1), most) - 1):
-            module = copy.deepcopy(self.module)
+            module = copy_of(self.module)
             for copied, parameter in zip(module.parameters(), self.module.parameters(), strict=True):
                 if gradient_dtype(parameter) != parameter.dtype:
                     copied.grad_dtype = gradient_dtype(parameter)

@@ -4,7 +4,6 @@ gather, run by itself: what the devices sum is counted, and its time comes from 
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from spindle_cli.operators.split_op import PartialOp, View, region_of
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.batch_sums import BatchSum
+from spindle_cli.profile.op.op_run import copy_of
 from spindle_cli.profile.types import PhaseTimes
 from spindle_cli.workload.graph import TaskGraph
 
@@ -155,7 +155,7 @@ class SumCounter(TensorGroup):
 
 def one_part(op: nn.Module, split: LayerSplit, sums: SumCounter) -> PartialOp:
     """The first device's part of an op, with parameters of its own; the op is left as it is."""
-    module = copy.deepcopy(op)
+    module = copy_of(op)
     made: dict[int, View] = {}
     views: dict[str, View] = {}
     for name, whole in module.named_parameters(remove_duplicate=False):

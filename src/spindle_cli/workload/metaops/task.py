@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
@@ -44,6 +45,7 @@ def analyse_task(
         WorkloadError: it cannot be traced or run as it is written.
     """
     _check_not_lazy(task)
+    _check_not_scripted(task)
     samples = at_shapes(first_samples(task, FEW), shapes or {})
     while True:
         try:
@@ -93,9 +95,26 @@ def _analyse_with(
     return said_why(made, reasons[0]) if reasons else made
 
 
+def _modules(task: Task | FlowTask) -> list[nn.Module]:
+    return [task.module] if isinstance(task, Task) else [flow.consumer for flow in task.flows]
+
+
+def _check_not_scripted(task: Task | FlowTask) -> None:
+    """Refuse modules that torch.jit has compiled: their tensors cannot be swapped for others."""
+    for module in _modules(task):
+        for name, part in module.named_modules():
+            if isinstance(part, torch.jit.ScriptModule):
+                raise WorkloadError(
+                    f"task {task.name!r}: {name or 'the module'!r} is compiled by torch.jit, so it cannot be "
+                    "followed",
+                    hint="Use the module that was scripted; `compile: true` in the workload file compiles "
+                    "operators.",
+                )
+
+
 def _check_not_lazy(task: Task | FlowTask) -> None:
     """Refuse modules whose parameters take their shapes from the first batch."""
-    modules = [task.module] if isinstance(task, Task) else [flow.consumer for flow in task.flows]
+    modules = _modules(task)
     lazy = [name for module in modules for name, part in module.named_parameters() if is_lazy(part)]
     if lazy:
         raise WorkloadError(

@@ -20,7 +20,7 @@ from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.states import Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.workload.rules.tape import Tape
 from spindle_cli.workload.splitting.follow import Follower, check_shapes
-from spindle_cli.workload.tracing.observe import Observer, swapped_tensors
+from spindle_cli.workload.tracing.observe import Observer, failures_unlogged, swapped_tensors
 from spindle_cli.workload.tracing.shapes import leaves_of
 from spindle_cli.workload.unread import Unread
 
@@ -95,7 +95,7 @@ def examine(
     if found.results is not None:
         return found
     # The meta device is quick, but not all can run on it (constants that are elsewhere): then as on a CPU.
-    with observer.mode, _fake_parameters(module, observer) as watched:
+    with observer.mode, failures_unlogged(), _fake_parameters(module, observer) as watched:
         faked = pytree.tree_map(lambda item: empty_like(item, "cpu"), list(inputs))
         found = _examine(run, faked, states, sizes, watched, module)
     if found.results is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,9 @@ from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
 from spindle_cli.workload.unread import Unread
+
+# What torch.fx says of the lists and dicts among a node's arguments.
+_IMMUTABLE = re.compile("immutable_(list|dict)'? object does not support mutation")
 
 
 class _ChangesItsInputError(Exception):
@@ -94,7 +98,7 @@ class Observer:
         given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
         versions = [tensor._version for tensor in given]
         norms = by_fixed_statistics(module, is_whole=True)  # momentum=None reads a value
-        with norms, watching(module), swapped_tensors(module, self.fake), _failures_unlogged():
+        with norms, watching(module), swapped_tensors(module, self.fake), failures_unlogged():
             result = module(*args, **kwargs)
         if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
             raise _ChangesItsInputError
@@ -181,8 +185,17 @@ def _describe(value: Any) -> str:
     return f"{value.dtype} {tuple(value.shape)}{gradient}{describe(value)}"
 
 
+def _hides_tensors(leaf: Any) -> bool:
+    """Whether it is an object, a dataclass say, with tensors among its attributes: no walk through containers
+    comes to them.
+    """
+    if isinstance(leaf, Tensor | nn.Module | type):
+        return False
+    return any(isinstance(value, Tensor) for value in getattr(leaf, "__dict__", {}).values())
+
+
 @contextlib.contextmanager
-def _failures_unlogged() -> Iterator[None]:
+def failures_unlogged() -> Iterator[None]:
     """Keep torch from printing a traceback for an operation that fails on fake tensors: the error says it."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled
@@ -222,7 +235,7 @@ class Run(fx.Interpreter):
         """
         fakes = torch.random.fork_rng(devices=[]), self._observer.mode, Remembering(), Unread()
         with contextlib.ExitStack() as stack:
-            for context in (*fakes, torch.enable_grad(), _failures_unlogged()):
+            for context in (*fakes, torch.enable_grad(), failures_unlogged()):
                 stack.enter_context(context)
             for node in self.graph.nodes:
                 if node not in self.env and node.op != "output":
@@ -231,11 +244,31 @@ class Run(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
         try:
-            return super().run_node(n)
+            value = super().run_node(n)
         except WorkloadError:
             raise
         except Exception as error:
             raise self._refusal(n, error) from error
+        if n.op.startswith("call_"):
+            self._refuse_hidden(n, value)
+        return value
+
+    def _refuse_hidden(self, node: fx.Node, value: Any) -> None:
+        for leaf in leaves_of(value):
+            if _hides_tensors(leaf):
+                raise refusal(
+                    self._task,
+                    f"{self._called(node)} gives a {type(leaf).__name__}, an object with tensors in it that "
+                    "cannot be followed from operator to operator",
+                    node.meta.get("place"),
+                    "Give and take tensors, or tuples, named tuples or dicts of them.",
+                )
+
+    def _called(self, node: fx.Node) -> str:
+        """A node as messages name it."""
+        if node.op != "call_module":
+            return f"{node.name!r}"
+        return f"{node.target!r} ({type(self.fetch_attr(str(node.target))).__name__})"
 
     def placeholder(self, target: Any, *_: Any) -> Any:
         """A field of the batch."""
@@ -254,9 +287,7 @@ class Run(fx.Interpreter):
         return self._observer.fake(value) if isinstance(value, Tensor) else value
 
     def _refusal(self, node: fx.Node, error: Exception) -> WorkloadError:
-        what = f"{node.target!r}" if node.op == "call_module" else f"{node.name!r}"
-        if node.op == "call_module":
-            what += f" ({type(self.fetch_attr(str(node.target))).__name__})"
+        what = self._called(node)
         place = place_of_error(error) or node.meta.get("place")
         if isinstance(error, _ChangesItsInputError):
             return refusal(
@@ -264,6 +295,21 @@ class Run(fx.Interpreter):
                 f"{what} changes its input in place, which the op before it has handed on",
                 node.meta.get("place"),
                 "Let it make a new tensor (x = x + y instead of x += y, inplace=False).",
+            )
+        if isinstance(error, TypeError) and _IMMUTABLE.search(str(error)):
+            return refusal(
+                self._task,
+                f"{what} changes a list or dict that it was given",
+                place,
+                "Let it make a new one ({**state, 'h': h}) and return that.",
+            )
+        if node.target is torch.autograd.grad:
+            return refusal(
+                self._task,
+                f"{what} asks for gradients between operators, which a trace cannot follow",
+                place,
+                "Put what is differentiated and its gradient into one nn.Module and list its class in the "
+                "workload's `operators` (it is then run as it is).",
             )
         if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
             return ReadsValuesError.at(

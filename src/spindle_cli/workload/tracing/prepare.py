@@ -229,7 +229,8 @@ def _take_apart(graph: fx.Graph, node: fx.Node, shapes: Shapes) -> Any:
         return node
     if isinstance(value, tuple | list):
         keys: list[Any] = list(range(len(value)))
-        return tuple(_part(graph, node, key, shapes) for key in keys)
+        parts = tuple(_part(graph, node, key, shapes) for key in keys)
+        return type(value)(*parts) if hasattr(value, "_fields") else parts  # a named tuple stays one
     if isinstance(value, dict):
         return {key: _part(graph, node, key, shapes) for key in value}
     return value

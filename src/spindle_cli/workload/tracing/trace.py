@@ -241,6 +241,7 @@ def trace_task(
     try:
         with (
             _creators_traced(tracer),
+            _own_gradients_refused(task.name),
             numbers_are_known(tracer),
             grids_are_calls(task.module, tracer),
             torch.enable_grad(),
@@ -255,6 +256,37 @@ def trace_task(
     end = next(node for node in graph.nodes if node.op == "output")
     end.meta["place"] = place_of_function(type(task.module).forward)
     return Traced(graph, tuple(tracer.known.decided))
+
+
+@contextlib.contextmanager
+def _own_gradients_refused(task: str) -> Iterator[None]:
+    """Refuse torch.autograd.Function between operators: a trace would go through its forward, and lose its
+    backward.
+    """
+    function: Any = torch.autograd.Function
+    original = vars(function)["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        found: list[fx.Proxy] = []
+        fx.node.map_aggregate(
+            (args, kwargs), lambda item: found.append(item) if isinstance(item, fx.Proxy) else None
+        )
+        if found:
+            raise refusal(
+                task,
+                f"forward calls {cls.__name__}, a torch.autograd.Function with a backward of its own, "
+                "between operators, and a trace would keep its forward alone",
+                place_of_caller(),
+                "Call it in an nn.Module of its own and list its class in the workload's `operators` (it is "
+                "then run as it is).",
+            )
+        return original.__get__(None, cls)(*args, **kwargs)
+
+    try:
+        function.apply = classmethod(apply)
+        yield
+    finally:
+        function.apply = original
 
 
 def _untraceable(task: str, error: Exception) -> WorkloadError:

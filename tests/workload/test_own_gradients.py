@@ -1,0 +1,80 @@
+"""A torch.autograd.Function keeps its backward inside of an operator, and is refused between operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers.analysed import analysed
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.types import Task, Workload
+
+from .toy import WIDTH, Block, Items
+
+
+class Reversed(torch.autograd.Function):
+    """Gives what it takes, and the negative of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return -gradients[0]
+
+
+class Reverse(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Reversed.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Adversary(nn.Module):
+    """A domain's head behind a reversed gradient."""
+
+    def __init__(self, reverse: nn.Module) -> None:
+        super().__init__()
+        self.block, self.reverse, self.head = Block(), reverse, nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.reverse(self.block(x))).pow(2).mean()  # type: ignore[no-any-return]
+
+
+def workload(*operators: type[nn.Module]) -> Workload:
+    torch.manual_seed(0)
+    return Workload("w", [Task("t", Adversary(Reverse()), 4, Items(x=(4, WIDTH)))], operators)
+
+
+def test_between_operators_it_is_refused_with_its_name_and_place() -> None:
+    with pytest.raises(WorkloadError, match=r"test_own_gradients\.py:\d+: task 't': forward calls Reversed"):
+        analysed(workload(Block))
+
+
+def test_after_a_refusal_functions_are_called_as_before() -> None:
+    with pytest.raises(WorkloadError):
+        analysed(workload(Block))
+    x = torch.ones(3, requires_grad=True)
+    Reverse()(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [-1.0, -1.0, -1.0]
+
+
+def test_inside_of_an_operator_it_keeps_its_backward() -> None:
+    made = workload(Block, Reverse)
+    task = analysed(made).tasks["t"]
+    x = torch.randn(4, 4, WIDTH)
+    known = {"x": x}
+    for op in task.ops[:-1]:
+        given = op_module(task, op)(*(known[name] for name in (*op.fields, *op.inputs)))
+        known.update(zip(op.outputs, given, strict=True))
+    last = task.ops[-1]
+    loss = op_module(task, last)(*(known[name] for name in (*last.fields, *last.inputs)))
+    parameters = list(task.root.parameters())
+    plain = made.tasks[0].module(x=x)
+    for one, other in zip(
+        torch.autograd.grad(loss, parameters), torch.autograd.grad(plain, parameters), strict=True
+    ):
+        torch.testing.assert_close(one, other)
