@@ -18,10 +18,13 @@ from spindle_cli.plan.mixed.dispatching.dispatch import FEWEST_LEFT, OPTIMUM_LAT
 from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.mixed.dispatching.optimum import FEWEST_OPS, optimum_ops
 from spindle_cli.plan.mixed.dispatching.search import search
-from spindle_cli.plan.mixed.posed import SeveralTypes
+from spindle_cli.plan.mixed.posed import PosedOnTypes, SeveralTypes
 from spindle_cli.plan.mixed.pricing import Column
 from spindle_cli.plan.mixed.problem import make_mixed_problem
-from spindle_cli.plan.problem import MemoryFallback
+from spindle_cli.plan.problem import MemoryFallback, Problem
+from spindle_cli.plan.schedule import Draft
+from spindle_cli.plan.search.judge import Judged, best_of
+from spindle_cli.plan.search.listing import Timed
 
 Allocation = tuple[tuple[int, int], float]  # devices of each type, seconds of an op
 
@@ -239,3 +242,73 @@ def test_what_gives_up_memory_is_searched_half_as_long_for_mixes(monkeypatch: py
         SeveralTypes().posed(profile, cluster_of_types({"fast": 2}), fallback).best("spindle", 1)
     assert [effort for mixes, effort in efforts if not mixes] == [12_000, 48_000] * 2
     assert [effort for mixes, effort in efforts if mixes] == [12_000, 48_000, 6_000, 24_000]
+
+
+def test_only_mixing_schedules_follow_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    metaops = [metaop_on_types(f"t/{n}", 4, {"fast": 1.0, "slow": 1.5 + n}, batch_size=6) for n in range(2)]
+    problem = make_mixed_problem(profile_on_types(*metaops), cluster_of_types({"fast": 2, "slow": 3}))
+    bound = mixed_bound(problem)
+    tried: list[MixedGuide] = []
+    run = MixedDispatcher.run
+
+    def noted(self: MixedDispatcher, guide: MixedGuide, *more: float) -> object:
+        tried.append(guide)
+        return run(self, guide, *more)
+
+    monkeypatch.setattr(MixedDispatcher, "run", noted)
+    monkeypatch.setattr(search_module, "CLOSE_ENOUGH", -1.0)  # searched to the end
+    assert search(problem, bound, 40_000, 0, mixes=False)
+    assert len(tried) > 1_000
+    assert not any(guide.mixes or guide.follows_optimum for guide in tried)
+    tried.clear()
+    assert search(problem, bound, 0, 0, mixes=True)
+    assert {(guide.mixes, guide.follows_optimum) for guide in tried} == {(True, False), (True, True)}
+
+
+ONE_DEVICE = metaop_on_types("t/net", 2, {"fast": 1.0}, batch_size=2)
+
+
+def searched_by_hand(problem: Problem, *_: object, mixes: bool) -> list[tuple[Timed, ...]]:
+    """Plain on one device, mixing on both; the latter again, on one device and later than the plain one."""
+    wide, narrow = (
+        next(number for number, point in enumerate(problem.nodes[0].points) if point.num_devices == count)
+        for count in (2, 1)
+    )
+    one_s, both_s = (2 * problem.nodes[0].points[number].op_s for number in (narrow, wide))
+    plain = [(((0, narrow, 2), 0.0, one_s),)]
+    return [(((0, wide, 2), 0.0, both_s),), (((0, narrow, 2), one_s, 2 * one_s),)] if mixes else plain
+
+
+def test_the_best_of_plain_and_mixing_schedules_is_taken_and_what_ends_too_late_is_not_placed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    placed: list[int] = []
+
+    def noted(problem: Problem, drafts: Sequence[Draft], *, with_care: bool) -> list[Judged | None]:
+        placed.append(len(drafts))
+        return best_of(problem, drafts, with_care=with_care)
+
+    monkeypatch.setattr(posed_module, "search", searched_by_hand)
+    monkeypatch.setattr(posed_module, "best_of", noted)
+    monkeypatch.setattr(PosedOnTypes, "_baseline_drafts", lambda _: [])
+    posed = SeveralTypes().posed(profile_on_types(ONE_DEVICE), cluster_of_types({"fast": 2}))
+    best, all_fit = posed.best("spindle", 0)
+    assert best is not None
+    assert best.slices[0].devices == (0, 1)
+    assert all_fit
+    assert placed == [1, 1]
+
+
+def test_memory_that_only_mixing_schedules_lack_is_not_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_of_mixing(problem: Problem, drafts: Sequence[Draft], *, with_care: bool) -> list[Judged | None]:
+        found = best_of(problem, drafts, with_care=with_care)
+        return [None for _ in found] if drafts[0].pieces[0].point.num_devices == 2 else found
+
+    monkeypatch.setattr(posed_module, "search", searched_by_hand)
+    monkeypatch.setattr(posed_module, "best_of", none_of_mixing)
+    monkeypatch.setattr(PosedOnTypes, "_baseline_drafts", lambda _: [])
+    posed = SeveralTypes().posed(profile_on_types(ONE_DEVICE), cluster_of_types({"fast": 2}))
+    best, all_fit = posed.best("spindle", 0)
+    assert best is not None
+    assert len(best.slices[0].devices) == 1
+    assert all_fit
