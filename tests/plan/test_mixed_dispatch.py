@@ -4,7 +4,7 @@ what widening may cost, mixed, as in the linear program's optimum, and backwards
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -265,6 +265,7 @@ def test_only_mixing_schedules_follow_the_optimum(monkeypatch: pytest.MonkeyPatc
     assert {(guide.mixes, guide.follows_optimum) for guide in tried} == {(True, False), (True, True)}
 
 
+Placements = list[Judged | None]
 ONE_DEVICE = metaop_on_types("t/net", 2, {"fast": 1.0}, batch_size=2)
 
 
@@ -279,36 +280,47 @@ def searched_by_hand(problem: Problem, *_: object, mixes: bool) -> list[tuple[Ti
     return [(((0, wide, 2), 0.0, both_s),), (((0, narrow, 2), one_s, 2 * one_s),)] if mixes else plain
 
 
+def by_hand(
+    monkeypatch: pytest.MonkeyPatch,
+    placed: Callable[[Sequence[Draft], Placements], Placements],
+) -> tuple[Judged, bool]:
+    """The best of these schedules, no baseline's among them, and whether memory stood in the way of none.
+
+    Args:
+        placed: makes of drafts and their placements those to go on with.
+    """
+
+    def best_placed(problem: Problem, drafts: Sequence[Draft], *, with_care: bool) -> Placements:
+        return placed(drafts, best_of(problem, drafts, with_care=with_care))
+
+    monkeypatch.setattr(posed_module, "search", searched_by_hand)
+    monkeypatch.setattr(posed_module, "best_of", best_placed)
+    monkeypatch.setattr(PosedOnTypes, "_baseline_drafts", lambda _: [])
+    posed = SeveralTypes().posed(profile_on_types(ONE_DEVICE), cluster_of_types({"fast": 2}))
+    best, all_fit = posed.best("spindle", 0)
+    assert best is not None
+    return best, all_fit
+
+
 def test_the_best_of_plain_and_mixing_schedules_is_taken_and_what_ends_too_late_is_not_placed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    placed: list[int] = []
+    numbers: list[int] = []
 
-    def noted(problem: Problem, drafts: Sequence[Draft], *, with_care: bool) -> list[Judged | None]:
-        placed.append(len(drafts))
-        return best_of(problem, drafts, with_care=with_care)
+    def noted(drafts: Sequence[Draft], found: Placements) -> Placements:
+        numbers.append(len(drafts))
+        return found
 
-    monkeypatch.setattr(posed_module, "search", searched_by_hand)
-    monkeypatch.setattr(posed_module, "best_of", noted)
-    monkeypatch.setattr(PosedOnTypes, "_baseline_drafts", lambda _: [])
-    posed = SeveralTypes().posed(profile_on_types(ONE_DEVICE), cluster_of_types({"fast": 2}))
-    best, all_fit = posed.best("spindle", 0)
-    assert best is not None
+    best, all_fit = by_hand(monkeypatch, noted)
     assert best.slices[0].devices == (0, 1)
     assert all_fit
-    assert placed == [1, 1]
+    assert numbers == [1, 1]
 
 
 def test_memory_that_only_mixing_schedules_lack_is_not_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_of_mixing(problem: Problem, drafts: Sequence[Draft], *, with_care: bool) -> list[Judged | None]:
-        found = best_of(problem, drafts, with_care=with_care)
+    def none_of_mixing(drafts: Sequence[Draft], found: Placements) -> Placements:
         return [None for _ in found] if drafts[0].pieces[0].point.num_devices == 2 else found
 
-    monkeypatch.setattr(posed_module, "search", searched_by_hand)
-    monkeypatch.setattr(posed_module, "best_of", none_of_mixing)
-    monkeypatch.setattr(PosedOnTypes, "_baseline_drafts", lambda _: [])
-    posed = SeveralTypes().posed(profile_on_types(ONE_DEVICE), cluster_of_types({"fast": 2}))
-    best, all_fit = posed.best("spindle", 0)
-    assert best is not None
+    best, all_fit = by_hand(monkeypatch, none_of_mixing)
     assert len(best.slices[0].devices) == 1
     assert all_fit

@@ -82,24 +82,24 @@ class PosedOnTypes:
         if strategy != "spindle":
             judged = judge(self.problem, baseline(self.problem, strategy))
             return judged, judged is not None and not judged.is_apart
-        found: list[Judged | None] = []
+        plain: list[Judged | None] = []
         mixing: list[Judged | None] = []
         efforts = [BASE_EFFORT * 4**level for level in range(effort + 1)]
         for level, jobs_tried in enumerate(efforts or [0]):
             with_care = effort != NO_SEARCH
-            found += best_of(self.problem, self._drafts(jobs_tried, level, mixes=False), with_care=with_care)
-            within_s = _iteration_s(_best_of([*found, *mixing]))
+            plain += best_of(self.problem, self._drafts(jobs_tried, level, mixes=False), with_care=with_care)
+            within_s = _iteration_s(_best_of([*plain, *mixing]))
             mixed = [each for each in self._drafts(jobs_tried, level, mixes=True) if each.end_s < within_s]
             mixing += best_of(self.problem, mixed, with_care=with_care)
-        plain: list[tuple[Judged | None, float]] = []
-        best = _best_of([*found, *mixing])
+        of_baselines: list[tuple[Judged | None, float]] = []
+        best = _best_of([*plain, *mixing])
         for draft in sorted(self._baseline_drafts(), key=_end_s):
             if _end_s(draft) >= _iteration_s(best):
                 break
-            plain.append((judge(self.problem, draft), _end_s(draft)))
-            best = _best_of([*(judged for judged, _ in plain), *found, *mixing])
-        found += [judged for judged, end_s in plain if end_s < _iteration_s(best)]
-        return best, all(judged is not None and not judged.is_apart for judged in found)
+            of_baselines.append((judge(self.problem, draft), _end_s(draft)))
+            best = _best_of([*(judged for judged, _ in of_baselines), *plain, *mixing])
+        plain += [judged for judged, end_s in of_baselines if end_s < _iteration_s(best)]
+        return best, all(judged is not None and not judged.is_apart for judged in plain)
 
     def _drafts(self, effort: int, seed: int, *, mixes: bool) -> list[Draft]:
         """Of a search, the devices left to the placement."""

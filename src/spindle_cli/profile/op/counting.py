@@ -109,15 +109,7 @@ def count_work(
     saved = SavedStorages([*fake.state.values(), *fake.inputs])
     module, batch_sums = fake.module, SumCounter((0,), 0, torch.device("cpu"))
     group = batch_sums if sums_shares else None
-    with (
-        torch.random.fork_rng(devices=[]),
-        mode,
-        Remembering(),
-        counter,
-        Unread(),
-        torch.enable_grad(),
-        ExitStack() as until_end,
-    ):
+    with _counting(mode, counter) as until_end:
         shared = pairs_over_shares(module, task, op, group, equal_cuts(task, rows))
         until_end.enter_context(with_state(shared, named_in(shared, module, fake.state)))
         with (
@@ -148,6 +140,21 @@ def count_work(
         fake.loss_chunks,
         (moved.forward_along, moved.backward_along),
     )
+
+
+@contextmanager
+def _counting(mode: FakeTensorMode, counter: _KernelCounter) -> Iterator[ExitStack]:
+    """Inside, nothing is computed, and what would be is counted; what the stack has entered lasts as long."""
+    with (
+        torch.random.fork_rng(devices=[]),
+        mode,
+        Remembering(),
+        counter,
+        Unread(),
+        torch.enable_grad(),
+        ExitStack() as until_end,
+    ):
+        yield until_end
 
 
 @dataclass(frozen=True)
