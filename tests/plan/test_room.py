@@ -163,3 +163,22 @@ def test_micro_batches_of_fewer_samples_than_devices_are_named_where_a_component
     with pytest.raises(NoPlanError, match="on all 4 devices for 3 samples at a time, and") as refused:
         make_plan(shared(net), FOUR, effort=0, sharding={"t/net": PARAMETERS}, micro_batches={"t": 2})
     assert "fewer micro-batches" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("samples", "told"),
+    [
+        ((3, 2), "b/net has no allocation on all 4 devices for 2 samples at a time, and"),
+        ((6, 4), "b/net has no allocation on all 4 devices, and"),
+    ],
+)
+def test_of_metaops_without_an_allocation_on_all_devices_that_with_fewest_samples_is_named(
+    samples: tuple[int, int], told: str
+) -> None:
+    """On four devices: where there is a sample for each, their number is not what is wrong."""
+    nets = [
+        metaop_of(f"{task}/net", 4, {1: 1.0}, batch_size=count, parameters="net")
+        for task, count in zip("ab", samples, strict=True)
+    ]
+    with pytest.raises(NoPlanError, match=told):
+        make_plan(shared(*nets), FOUR, effort=0, sharding={"net": PARAMETERS})

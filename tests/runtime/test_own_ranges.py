@@ -30,7 +30,7 @@ from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
 from spindle_cli.workload import localise as building
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.building.abstract import to_meta
+from spindle_cli.workload.building.abstract import swap, to_meta
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.initial.own import OwnPart, OwnValues
@@ -200,6 +200,16 @@ def test_a_leaf_is_the_parameter_itself_unless_it_is_a_part_of_it() -> None:
     with with_memory([leaf]):
         assert leaf.tolist() == [[0.0, 0.0]] * 6
     assert leaf.untyped_storage().nbytes() == 0
+
+
+def test_what_is_noted_at_a_parameter_moves_with_its_values_weak_references_or_not() -> None:
+    """As torch itself exchanges two tensors."""
+    for layer in (nn.Linear(2, 2), nn.GRU(2, 2)):
+        first, second = next(layer.parameters()), nn.Parameter(torch.zeros(1))
+        first.noted = 1  # type: ignore[attr-defined]  # as users' code does
+        swap(first, second)
+        assert first.shape == (1,)
+        assert (hasattr(first, "noted"), hasattr(second, "noted")) == (False, True)
 
 
 def test_a_layer_with_weak_references_to_its_weights_computes_with_their_leaves() -> None:

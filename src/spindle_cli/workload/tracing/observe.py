@@ -189,7 +189,7 @@ def _hides_tensors(leaf: Any) -> bool:
     """Whether it is an object, a dataclass say, with tensors among its attributes: no walk through containers
     comes to them.
     """
-    if isinstance(leaf, Tensor | nn.Module | type):
+    if isinstance(leaf, Tensor | type):
         return False
     return any(isinstance(value, Tensor) for value in getattr(leaf, "__dict__", {}).values())
 
