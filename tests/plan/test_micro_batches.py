@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -281,6 +282,36 @@ def test_micro_batches_are_left_that_take_over_15_percent_longer_than_whole_batc
     found = in_best_micro_batches(profile, 1, Planner(), whole)  # type: ignore[arg-type]
     assert found is not None
     assert found.best.prediction.iteration_s == expected
+
+
+@pytest.mark.parametrize(
+    ("quick_s", "than_s", "expected_s"),
+    [(1.05, inf, 0.9), (1.051, inf, 1.0), (1.05, 1.0, 0.9), (1.0, 0.96, 0.9), (1.0, 0.95, 1.0)],
+)
+def test_quick_micro_batches_are_searched_for_longer_where_they_come_near_what_is_known(
+    monkeypatch: pytest.MonkeyPatch, quick_s: float, than_s: float, expected_s: float
+) -> None:
+    """Whole batches take 1 s, micro-batches after a longer search 0.9 s; near is 5 % more."""
+
+    def taking(seconds: float) -> SimpleNamespace:
+        return SimpleNamespace(rank=lambda: seconds, prediction=SimpleNamespace(iteration_s=seconds))
+
+    class Planner:
+        def cut(self, counts: Mapping[str, int]) -> SimpleNamespace:
+            return SimpleNamespace(counts=counts)
+
+        def quickly(self, cut: SimpleNamespace, _: float) -> SimpleNamespace:
+            return taking(quick_s)
+
+        def searched(self, cut: SimpleNamespace) -> Found:
+            return Found(taking(0.9), is_short=True)  # type: ignore[arg-type]  # stand-ins
+
+    monkeypatch.setattr("spindle_cli.plan.best.find.in_rounds", lambda _, one: one)
+    whole = Found(taking(1.0), is_short=True)  # type: ignore[arg-type]  # stand-ins
+    profile = profile_of(cuttable("t/net", 1, LINEAR, activation_bytes_per_op=MIB))
+    found = in_best_micro_batches(profile, 1, Planner(), whole, than_s)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.best.prediction.iteration_s == expected_s
 
 
 def test_tasks_that_exchange_values_are_cut_alike() -> None:
