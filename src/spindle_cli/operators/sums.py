@@ -42,7 +42,7 @@ class _SumForward(torch.autograd.Function):
         # In place: neither a linear map's backward pass needs its output, nor a masked lookup's.
         summed = tensor.detach().contiguous()
         group.sum_(summed, is_gradient=False)
-        return summed.view_as(summed)
+        return summed  # no view: it may be changed in place
 
     @staticmethod
     def backward(_: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -87,7 +87,7 @@ class _Rows(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, ids: Tensor, _: Tensor, taker: Taker, skipped: int | None) -> Tensor:
         ctx.save_for_backward(ids)
         ctx.taker, ctx.skipped = taker, skipped
-        return rows.view_as(rows)
+        return rows.detach()  # no view: it may be changed in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -107,7 +107,7 @@ class _Factors(torch.autograd.Function):
     def forward(ctx: Any, outputs: Tensor, inputs: Tensor, _: Tensor, taker: Taker) -> Tensor:
         ctx.save_for_backward(inputs)
         ctx.taker = taker
-        return outputs.view_as(outputs)
+        return outputs.detach()  # no view: it may be changed in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -120,7 +120,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, size: int, part: SequencePart) -> Tensor:
         ctx.part = part
-        return part.join(own, size, is_gradient=False)
+        return part.join(own, size, is_gradient=False).detach()  # no view: it may be changed in place
 
     @staticmethod
     @once_differentiable
@@ -139,7 +139,7 @@ class _Scattered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, summand: Tensor, part: SequencePart) -> Tensor:
         ctx.part, ctx.size = part, summand.shape[part.dim]
-        return part.sum_own(summand, is_gradient=False)
+        return part.sum_own(summand, is_gradient=False).detach()  # no view: it may be changed in place
 
     @staticmethod
     @once_differentiable
