@@ -62,8 +62,8 @@ class Worst(nn.Module):
         return self.layer(x).mean((1, 2)).topk(3).values.mean()  # type: ignore[no-any-return]
 
 
-def workload(module: nn.Module, operator: type[nn.Module]) -> Workload:
-    return Workload("w", [Task("t", module, 5, Items(x=(4, WIDTH)))], (operator,))
+def workload(module: nn.Module, *operators: type[nn.Module]) -> Workload:
+    return Workload("w", [Task("t", module, 5, Items(x=(4, WIDTH)))], operators)
 
 
 def test_layers_that_hand_on_named_tuples_are_split() -> None:
@@ -137,3 +137,24 @@ def test_a_module_that_torch_jit_has_compiled_is_refused_as_such() -> None:
     net.layer = torch.jit.script(net.layer)
     with pytest.raises(WorkloadError, match=r"task 't': 'layer' is compiled by torch\.jit"):
         analysed(workload(net, nn.Linear))
+
+
+class Rebuilt(nn.Module):
+    """Makes the named tuple anew between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layers = nn.Linear(WIDTH, WIDTH), nn.ModuleList([Layer(Named) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        state = Named(hidden, x)
+        for layer in self.layers:
+            state = layer(state._replace(value=state.value * 2))
+        return (state.value + state.skip).pow(2).mean()
+
+
+def test_a_named_tuple_that_forward_makes_of_what_operators_give_is_handed_on_by_its_tensors() -> None:
+    graph = analysed(workload(Rebuilt(), nn.Linear, Layer))
+    ops = graph.tasks["t"].ops
+    assert [(len(op.outputs), op.coupled) for op in ops] == [(1, False), (2, False), (0, False)]

@@ -136,6 +136,9 @@ class OperatorTracer(fx.Tracer):
                 "Name them where they are used (self.layer.weight.square().sum()), use the optimizer's "
                 "weight_decay for a penalty, or put this into an operator.",
             )
+        if isinstance(a, tuple) and hasattr(a, "_fields"):
+            # torch.fx would have it made by a node of its own, which could not go from op to op.
+            return type(a)(*map(self.create_arg, a))
         return super().create_arg(a)
 
     def is_looking(self) -> bool:
@@ -176,9 +179,12 @@ class OperatorTracer(fx.Tracer):
         if self.is_looking() or m not in (self.submodule_paths or {}):
             return forward(*args, **kwargs)
         given = super().call_module(m, forward, args, kwargs)
-        if self.is_leaf_module(m, self.path_of_module(m)) and is_recorded(m):
-            parts = self.known.parts(given)
-            record(m, args, given if parts is None else tuple(given[part] for part in range(parts)))
+        if not self.is_leaf_module(m, self.path_of_module(m)):
+            return given
+        # Forward may ask what it is, loop over it or put something into it, which a proxy would not stand.
+        given = self.known.unpacked(given)
+        if is_recorded(m):
+            record(m, args, given)
         return given
 
     def proxy(self, node: fx.Node) -> fx.Proxy:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import contextvars
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -76,6 +77,13 @@ class Known:
         """How many things a traced tuple or list has; None if it is something else."""
         value, _ = self._look(proxy)
         return len(value) if isinstance(value, tuple | list) else None
+
+    def unpacked(self, proxy: fx.Proxy) -> Any:
+        """A traced dict, tuple or list as one of traced values, as deep as it goes, with None where it has
+        None; else what is given.
+        """
+        value = self._look(proxy)[0]
+        return proxy if value is None else _unpacked(proxy, value)
 
     def truth(self, proxy: fx.Proxy) -> bool:
         """Whether an `if` is taken. One that asks for the size of the batch is decided for the task's whole
@@ -150,6 +158,20 @@ class Known:
             "Use x.shape[0] or len(x) for shapes (view, expand, arange), to divide by and in `if`, not in "
             "`range` or `int`.",
         )
+
+
+def _unpacked(proxy: Any, value: Any) -> Any:
+    if value is None:  # `is None` asks nobody
+        return None
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _unpacked(proxy[key], inner)) for key, inner in value.items())
+    if isinstance(value, tuple | list) and not isinstance(value, torch.Size):
+        parts = [_unpacked(proxy[position], inner) for position, inner in enumerate(value)]
+        if type(value) in (tuple, list):
+            return type(value)(parts)
+        if hasattr(value, "_fields"):
+            return type(value)(*parts)
+    return proxy
 
 
 def _entry(value: Any) -> Any:
