@@ -101,6 +101,12 @@ ROWS: dict[str, tuple[Callable[..., Any], Batch]] = {
         lambda x: functional.embedding_bag(whole_numbers(x[..., 0]), torch.ones(4, 5), mode="mean"),
         Batch(0),
     ),
+    "bags of weighted numbers": (
+        lambda x: functional.embedding_bag(
+            whole_numbers(x[..., 0]), torch.ones(4, 5), mode="sum", per_sample_weights=x[..., 1]
+        ),
+        Batch(0),
+    ),
     "own attention": (nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), Batch(0)),
     "recurrent": (lambda x: nn.GRU(6, 5, batch_first=True, device="meta")(x)[0], Batch(0)),
 }
@@ -139,6 +145,9 @@ MIXES: dict[str, Callable[..., Any]] = {
     "picked by strided numbers": lambda x: x[torch.arange(0, 2 * x.shape[0], 2)],
     "picked by values": lambda x: x[whole_numbers(x[:, 0, 0])],
     "products over the batch": lambda x: x.flatten(1).T @ x.flatten(1),
+    "bags by another sample's weights": lambda x: functional.embedding_bag(
+        whole_numbers(x[..., 0]), torch.ones(4, 5), mode="sum", per_sample_weights=x[..., 1].flip(0)
+    ),
     "shuffled": lambda x: x[torch.randperm(x.shape[0])],
     "sorted": lambda x: x.sort(0)[0],
     "running sum": lambda x: x.cumsum(0),
@@ -165,7 +174,7 @@ MIXES: dict[str, Callable[..., Any]] = {
     "gradient by how often": lambda x: functional.embedding(
         whole_numbers(x), torch.ones(4, 3), scale_grad_by_freq=True
     ),
-    "unknown": lambda x: torch.linalg.qr(x)[0],
+    "unknown": lambda x: x.renorm(2, 0, 1.0),
 }
 
 

@@ -25,13 +25,16 @@ def _embedding(call: Call) -> list[State]:
 
 
 def _embedding_bag(call: Call) -> list[State]:
-    """Of flat numbers, each sample's from its own offset on."""
+    """Of flat numbers, each sample's from its own offset on, and a weight for each of them or none."""
     numbers, offsets = call["indices"].state, call["offsets"].state
-    if call["weight"].state != WHOLE or isinstance(call["per_sample_weights"], Operand) or call.varies:
-        raise MixesError("its table or its weights depend on the batch")
-    if call["scale_grad_by_freq"] or call["include_last_offset"]:
+    if call["weight"].state != WHOLE or call.varies:
+        raise MixesError("its table depends on the batch")
+    if call["scale_grad_by_freq"]:
         raise MixesError("its gradient is divided by how often the batch has each number")
     if not isinstance(numbers, Batch) or numbers.outer != 1 or offsets != Batch(0, numbered=numbers.inner):
+        raise MixesError(_OTHER_SAMPLES)
+    weights = call["per_sample_weights"]
+    if call["include_last_offset"] or (isinstance(weights, Operand) and weights.state != numbers):
         raise MixesError(_OTHER_SAMPLES)
     return [Batch(0), *[UNUSED] * (len(call.results) - 1)]
 
@@ -185,6 +188,7 @@ RULES: dict[str, Rule] = {
     "_unsafe_index": _index,
     **dict.fromkeys(("index_put", "index_put_", "_unsafe_index_put"), _index_put),
     **dict.fromkeys(("index_add", "index_add_", "index_copy", "index_copy_"), _index_add),
+    **dict.fromkeys(("index_reduce", "index_reduce_"), _index_add),
     **dict.fromkeys(
         ("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"), _scatter
     ),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from spindle_cli.workload.rules import make, maps, pick, reduce, views
+from spindle_cli.workload.rules import make, maps, pick, reduce, transforms, views
 from spindle_cli.workload.rules.align import broadcast
 from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, MixesError, Reduced, State
 from spindle_cli.workload.rules.tape import Call
@@ -23,12 +23,14 @@ _RULES: dict[str, Rule] = {
     **pick.RULES,
     **reduce.RULES,
     **make.RULES,
+    **transforms.RULES,
 }
 # Copies, and what else acts on single entries without being tagged so.
 POINTWISE = frozenset(
     {"clone", "copy_", "detach", "detach_", "alias", "_to_copy", "lift_fresh", "fill_", "zero_", "contiguous"}
     | {"masked_fill", "masked_fill_", "where", "isin", "polar", "complex", "angle", "_conj", "_neg_view"}
     | {"resolve_conj", "resolve_neg", "_conj_physical", "fake_quantize_per_tensor_affine", "rrelu_with_noise"}
+    | {"hardswish", "hardswish_", "_prelu_kernel", "normal", "poisson", "binomial"}
 )
 # A sample's own number survives what only moves it.
 _KEEPS_NUMBERS = frozenset({"clone", "detach", "alias", "_to_copy", "lift_fresh"}) | views.MOVES

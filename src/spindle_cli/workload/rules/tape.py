@@ -20,6 +20,7 @@ class Entry:
     Attributes:
         given, made: shapes of the tensors in its arguments before, and in its result after: later operators
             may turn a tensor in place.
+        strides: of those in its arguments, in entries.
         place: 'file:line' in the user's code.
         grad: whether gradients are on.
     """
@@ -29,6 +30,7 @@ class Entry:
     kwargs: dict[str, Any]
     result: Any
     given: dict[int, tuple[int, ...]]
+    strides: dict[int, tuple[int, ...]]
     made: tuple[tuple[int, ...], ...]
     place: str | None
     grad: bool
@@ -47,11 +49,14 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         kwargs = kwargs or {}
         if func.namespace == "prim":  # questions for a device
             return func(*args, **kwargs)
-        given = {id(tensor): tuple(tensor.shape) for tensor in tensors_in([args, list(kwargs.values())])}
+        tensors = tensors_in([args, list(kwargs.values())])
+        given = {id(tensor): tuple(tensor.shape) for tensor in tensors}
+        strides = {id(tensor): tuple(tensor.stride()) for tensor in tensors}
         result = func(*args, **kwargs)
         made = tuple(tuple(tensor.shape) for tensor in tensors_in(result))
         grad = torch.is_grad_enabled()
-        self.entries.append(Entry(func, args, kwargs, result, given, made, place_inside(), grad))
+        place = place_inside()
+        self.entries.append(Entry(func, args, kwargs, result, given, strides, made, place, grad))
         return result
 
 
@@ -60,6 +65,7 @@ class Operand:
     """A tensor among an operator's arguments: its state, and its shape for each size of the batch.
 
     Attributes:
+        strides: in memory, in entries, for each size of the batch; empty where they are not looked at.
         rows_within: it holds numbers of rows, each sample's among so many of its own, the same ones for every
             sample; 0: something else.
     """
@@ -68,6 +74,7 @@ class Operand:
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
     rows_within: int = 0
+    strides: tuple[tuple[int, ...], ...] = ()
 
     @property
     def ndim(self) -> int:

@@ -144,7 +144,8 @@ class Follower:
                 return self._known(known, shapes, first.dtype)
             if self._loops is not None and self._loops.is_whole(values):
                 return Operand(WHOLE, shapes, first.dtype)
-            return Operand(self.state_of(first), shapes, first.dtype)
+            strides = tuple(entry.strides[id(value)] for entry, value in zip(entries, values, strict=True))
+            return Operand(self.state_of(first), shapes, first.dtype, strides=strides)
         if isinstance(first, list | tuple):
             if len({len(value) for value in values}) > 1:
                 raise UnlikeError

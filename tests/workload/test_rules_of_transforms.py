@@ -1,0 +1,123 @@
+"""Fourier transforms, functions of matrices and activations without a tag: each sample by itself, or not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from spindle_cli.workload.rules.states import Batch, Mixed
+from workload.test_rules import findings, state_of
+
+TOKENS, WIDTH = 4, 6
+
+
+def squares(x: Tensor) -> Tensor:
+    """A positive definite matrix for each sample."""
+    return x @ x.mT + 3 * torch.eye(TOKENS, device=x.device)
+
+
+def spectrum(x: Tensor, **more: Any) -> Tensor:
+    window = torch.hann_window(8, device=x.device)
+    return torch.stft(x.flatten(1), 8, 4, window=window, return_complex=True, **more).abs()
+
+
+def pooled_and_back(x: Tensor) -> Tensor:
+    pooled, places = functional.max_pool1d(x, 2, return_indices=True)
+    return functional.max_unpool1d(pooled, places, 2)
+
+
+ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "log sigmoid": functional.logsigmoid,
+    "hard swish": functional.hardswish,
+    "slopes of channels": lambda x: functional.prelu(x, torch.arange(4.0, device=x.device)),
+    "one slope": lambda x: functional.prelu(x, torch.full((1,), 0.1, device=x.device)),
+    "spectrum": lambda x: torch.fft.rfft(x).abs(),
+    "spectrum of tokens": lambda x: torch.fft.fft(x, dim=1).real,
+    "in two dimensions": lambda x: torch.fft.fft2(x).imag,
+    "there and back": lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2, n=WIDTH),
+    "overlapping windows": spectrum,
+    "overlapping windows without padding": lambda x: spectrum(x, center=False),
+    "overlapping windows of every channel": lambda x: (
+        torch.stft(
+            x.repeat(1, 1, 4).flatten(0, 1), 8, 2, window=torch.ones(8, device=x.device), return_complex=True
+        )
+        .abs()
+        .unflatten(0, (-1, TOKENS))
+    ),
+    "inverse": lambda x: torch.linalg.inv(squares(x)),
+    "logarithm of a determinant": lambda x: torch.linalg.slogdet(squares(x))[1],
+    "solved": lambda x: torch.linalg.solve(squares(x), x),
+    "solved for a vector": lambda x: torch.linalg.solve(squares(x), x[..., 0]),
+    "solved by triangles": lambda x: torch.linalg.solve_triangular(squares(x).tril(), x, upper=False),
+    "solved by a factor": lambda x: torch.cholesky_solve(x, torch.linalg.cholesky(squares(x))),
+    "singular values": torch.linalg.svdvals,
+    "eigenvalues": lambda x: torch.linalg.eigvalsh(squares(x)),
+    "orthogonal and triangular": lambda x: torch.linalg.qr(x)[1],
+    "exponential": lambda x: torch.linalg.matrix_exp(squares(x) / 10),
+    "pseudo-inverse": lambda x: torch.linalg.pinv(x),
+    "cross product": lambda x: torch.linalg.cross(x[..., :3], x[..., 3:]),
+    "diagonal matrices": torch.diag_embed,
+    "buckets": lambda x: torch.bucketize(x.detach(), torch.arange(3.0, device=x.device)),
+    "places in each sample's own row": lambda x: torch.searchsorted(x.detach().sort(-1)[0], x.detach()),
+    "turned": lambda x: x.rot90(1, (1, 2)),
+    "filled": lambda x: x.index_fill(1, torch.tensor([0, 2], device=x.device), 0.5),
+    "part put in": lambda x: x.slice_scatter(x[:, :2] * 2, 1, 1, 3),
+    "token put in": lambda x: x.select_scatter(x[:, 0] * 2, 1, 3),
+    "largest of groups": lambda x: x.new_zeros(x.shape[0], 3, WIDTH).index_reduce(
+        1, torch.tensor([0, 1, 2, 0], device=x.device), x, "amax"
+    ),
+    "unpooled": pooled_and_back,
+    "grid of each sample": lambda x: functional.affine_grid(
+        x[:, :2, :3], [x.shape[0], 1, 2, 2], align_corners=False
+    ),
+}
+MIXES: dict[str, Callable[[Tensor], Any]] = {
+    "slopes that the batch gives": lambda x: functional.prelu(x, x.mean((0, 2))),
+    "spectrum of the batch": lambda x: torch.fft.fft(x, dim=0).real,
+    "spectrum with the batch": lambda x: torch.fft.fftn(x).real,
+    "windows over samples": lambda x: torch.stft(
+        x.reshape(-1), 8, 8, window=torch.ones(8), center=False, return_complex=True
+    ).abs(),
+    "windows that reach into the next sample": lambda x: x.contiguous().as_strided(
+        (x.shape[0], 2, 14), (24, 12, 1)
+    ),
+    "windows by the batch's size": lambda x: x.contiguous().as_strided((x.shape[0], 2), (24, x.shape[0])),
+    "samples from another place": lambda x: x.contiguous().as_strided((x.shape[0], 2), (24, 1), 2),
+    "windows of what lies apart": lambda x: x[:, :, ::2].as_strided((x.shape[0], 5), (24, 1)),
+    "windows of what lies behind each other": lambda x: x.transpose(0, 1).as_strided((x.shape[0], 4), (4, 1)),
+    "matrix of the batch": lambda x: torch.linalg.qr(x[:, 0])[1],
+    "solved with the batch as a side": lambda x: torch.linalg.solve(torch.eye(4), x[:, :, 0].T),
+    "turned with the batch": lambda x: x.rot90(2, (0, 1)),
+    "diagonal of the batch": lambda x: torch.diag_embed(x[:, 0, 0]),
+    "places in the batch": lambda x: torch.searchsorted(x[:, 0, 0].detach().sort()[0], x[:, 0, 0].detach()),
+    "token of the mean put in": lambda x: x.select_scatter(x.mean((0, 1)).expand(x.shape[0], -1), 1, 3),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_acts_on_samples_one_by_one_is_followed_and_gives_shares_their_rows(name: str) -> None:
+    code = ROWS[name]
+    assert state_of(code) == Batch(0)
+    x = torch.randn(7, TOKENS, WIDTH, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(torch.cat([code(x[:3]), code(x[3:])]), code(x))
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_what_works_along_the_batch_is_not_taken_for_samples_one_by_one(name: str) -> None:
+    found = findings(MIXES[name])
+    assert found.why_not is not None or isinstance(found.states[0], Mixed)
+
+
+def test_a_survival_loss_of_log_sigmoids_is_split() -> None:
+    def code(x: Tensor) -> Tensor:
+        survived = functional.logsigmoid(-x[:, 0]).cumsum(1)
+        return torch.where(x[:, 1] > 0, survived, functional.logsigmoid(x[:, 0])).sum(1)
+
+    assert state_of(code) == Batch(0)
+    assert math.isclose(float(code(torch.zeros(1, 2, 1))[0]), -math.log(2), rel_tol=1e-6)
