@@ -37,6 +37,12 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "hard swish": functional.hardswish,
     "slopes of channels": lambda x: functional.prelu(x, torch.arange(4.0, device=x.device)),
     "one slope": lambda x: functional.prelu(x, torch.full((1,), 0.1, device=x.device)),
+    "whole parts": lambda x: (x.detach() * 10) // 3,
+    "lengths behind strides": lambda x: ((x.detach() * 10).long()[:, 0, 0] + 1) // 2,
+    "compared in place": lambda x: x.detach().clone().ge_(0.5),
+    "summed up in place": lambda x: (x * 1).cumsum_(1),
+    "lower triangles in place": lambda x: (x * 1).tril_(),
+    "activation in place": lambda x: functional.mish(x * 1, inplace=True),
     "spectrum": lambda x: torch.fft.rfft(x).abs(),
     "spectrum of tokens": lambda x: torch.fft.fft(x, dim=1).real,
     "in two dimensions": lambda x: torch.fft.fft2(x).imag,
@@ -79,6 +85,8 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 MIXES: dict[str, Callable[[Tensor], Any]] = {
     "slopes that the batch gives": lambda x: functional.prelu(x, x.mean((0, 2))),
+    "whole parts of a mean": lambda x: x.detach() // x.detach().mean(0),
+    "summed up over the batch in place": lambda x: (x * 1).cumsum_(0),
     "spectrum of the batch": lambda x: torch.fft.fft(x, dim=0).real,
     "spectrum with the batch": lambda x: torch.fft.fftn(x).real,
     "windows over samples": lambda x: torch.stft(

@@ -30,7 +30,10 @@ POINTWISE = frozenset(
     {"clone", "copy_", "detach", "detach_", "alias", "_to_copy", "lift_fresh", "fill_", "zero_", "contiguous"}
     | {"masked_fill", "masked_fill_", "where", "isin", "polar", "complex", "angle", "_conj", "_neg_view"}
     | {"resolve_conj", "resolve_neg", "_conj_physical", "fake_quantize_per_tensor_affine", "rrelu_with_noise"}
-    | {"hardswish", "hardswish_", "_prelu_kernel", "normal", "poisson", "binomial"}
+    | {"hardswish", "hardswish_", "_prelu_kernel", "normal", "poisson", "binomial", "_standard_gamma"}
+    | {"floor_divide", "floor_divide_", "abs_", "copysign_", "eq_", "ne_", "ge_", "gt_", "le_", "lt_", "rsub"}
+    | {"gcd_", "lcm_", "gelu_", "mish_", "heaviside_", "threshold_", "xlogy_", "__irshift__"}
+    | {"rrelu_with_noise_", "rrelu_with_noise_functional"}
 )
 # A sample's own number survives what only moves it.
 _KEEPS_NUMBERS = frozenset({"clone", "detach", "alias", "_to_copy", "lift_fresh"}) | views.MOVES
