@@ -311,6 +311,35 @@ class Mean(nn.Module):
         return x.mean()
 
 
+@pytest.mark.parametrize("name", ["graph", "code", "meta"])
+def test_a_part_whose_name_torch_fx_uses_itself(name: str) -> None:
+    def forward(net: Net, x: Tensor, label: Tensor) -> Tensor:
+        return functional.cross_entropy(getattr(net, name)(net.block(x)).mean(1), label)
+
+    found = of_forward(forward, **{name: nn.Linear(WIDTH, 3)})
+    assert f"the Net has a part called {name!r}" in found and f"self.{name}_net" in found
+    assert place(forward, 1) in found
+
+
+def test_a_flow_through_a_class_whose_name_torch_fx_uses_itself() -> None:
+    class Graph(nn.Linear):
+        """Called 'graph' in the task."""
+
+    task = FlowTask("t", 4, Items(x=(4, WIDTH)))
+    task.add_flow("x", Graph(WIDTH, WIDTH))
+    assert "the task has a part called 'graph'" in refusal_of(Workload("w", [task]))
+
+
+def test_a_part_further_down_may_be_called_as_it_likes() -> None:
+    def forward(net: Net, x: Tensor, label: Tensor) -> Tensor:
+        return functional.cross_entropy(net.head.graph(net.block(x)).mean(1), label)  # type: ignore[operator, union-attr]
+
+    head = nn.ModuleDict({"graph": nn.Linear(WIDTH, 3)})
+    analysed(
+        Workload("w", [Task("t", Net(forward, head=head), 4, Items(x=(4, WIDTH), label=((), 3)))], (Block,))
+    )
+
+
 def test_flows_without_an_end() -> None:
     first, second = Block(), Block()
     task = flow_task().add_flow("x", first).add_flow(first, second).add_flow(second, first)

@@ -13,6 +13,7 @@ from spindle_cli.workload.metaops.cut import Cutter
 from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.glue import find_homes
 from spindle_cli.workload.pairs.find import split_pairs
+from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.splitting.coupling import Trace, hands_on_whole
 from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.tracing.inplace import check_homes, check_in_place
@@ -30,6 +31,11 @@ from spindle_cli.workload.tracing.proxies.changes import Changes
 from spindle_cli.workload.tracing.proxies.rows import check_rows
 from spindle_cli.workload.tracing.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task, Workload
+
+# Attributes of an fx.GraphModule that a module has not: nothing that it is made of may be called so.
+_NAMES_OF_OPS = frozenset(
+    {"shape_env", *dir(fx.GraphModule(nn.Module(), fx.Graph()))} - set(dir(nn.Module()))
+)
 
 
 def make_ops(
@@ -55,6 +61,7 @@ def make_ops(
             user's code.
     """
     observer, independence = finder.observer, finder.independence
+    _check_names(task, root, graph)
     check_in_place(task.name, root, graph)
     changes = Changes(graph)
     shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
@@ -83,6 +90,26 @@ def make_ops(
     made = TaskGraph(task, root, ops, cutter.values, fields, _loss_inside(trace), findings=finder.findings)
     specs = {key: shapes.spec(node, task.name) for key, node in results.nodes.items()}
     return replace(split_pairs(made, workload, finder.pairs), results=specs, left_out=results.left_out)
+
+
+def _check_names(task: Task | FlowTask, root: nn.Module, graph: fx.Graph) -> None:
+    """Refuse what a task's module holds under a name that ops, which are fx.GraphModules, need themselves."""
+    holder = "task" if isinstance(task, FlowTask) else type(root).__name__
+    for node in graph.nodes:
+        name = str(node.target).partition(".")[0]
+        if node.op not in ("call_module", "get_attr") or name not in _NAMES_OF_OPS:
+            continue
+        hint = (
+            "Give the module's class another name, of which its own is made."
+            if isinstance(task, FlowTask)
+            else f"Call it something else in {holder} (self.{name}_net, say). Further down any name will do."
+        )
+        raise refusal(
+            task.name,
+            f"the {holder} has a part called {name!r}, which torch.fx calls something else",
+            node.meta.get("place"),
+            hint,
+        )
 
 
 def _loss_inside(trace: Trace) -> str | None:
