@@ -71,6 +71,8 @@ class Net(nn.Module):
         x = self.second(self.first(x)) * self.scale
         if self.loss == "masked":
             return self.masked(x, label)
+        if self.loss == "labels beyond":
+            return functional.cross_entropy(x.flatten(0, 1), label.flatten() + WIDTH)
         if self.loss == "padded":
             return functional.cross_entropy(x.flatten(0, 1), label.flatten())
         return x.square().sum() if self.loss == "sum" else x.square().mean()
@@ -247,6 +249,15 @@ def test_an_estimate_checks_the_loss_alone() -> None:
     loss = next(m.name for m in graph.metaops if len(graph.tasks["t"].ops) - 1 in m.ops)
     assert set(found.unchecked) == set(names(graph)) - {loss} or found.checked == ()
     assert found.forward_unchecked == "an estimate runs no layers"
+
+
+@pytest.mark.parametrize("losses_only", [True, False])
+def test_a_loss_that_the_samples_make_fail_is_not_checked_and_it_is_no_error(losses_only: bool) -> None:
+    graph = graph_of(loss="labels beyond")
+    found = check(graph, losses_only=losses_only)
+    loss = next(m.name for m in graph.metaops if len(graph.tasks["t"].ops) - 1 in m.ops)
+    assert loss in found.unchecked and loss not in found.checked
+    assert losses_only or "fails by itself: IndexError: Target" in found.unchecked[loss]
 
 
 def test_nothing_is_left_changed() -> None:

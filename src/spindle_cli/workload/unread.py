@@ -1,17 +1,19 @@
-"""Losses of torch's that look at values, as they are run on tensors that have none.
+"""Losses and distributions of torch's that look at values, as they are run on tensors that have none.
 
-`gaussian_nll_loss` asks whether a variance is negative, and `ctc_loss` reads the lengths; what shapes they
-give, and how they treat samples, is known all the same.
+`gaussian_nll_loss` asks whether a variance is negative, `ctc_loss` reads the lengths, and torch.distributions
+check what they are given; what shapes they give, and how they treat samples, is known all the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
 
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 from spindle_cli.workload.fixed import marks
@@ -20,14 +22,40 @@ from spindle_cli.workload.fixed import marks
 class Unread(TorchFunctionMode):
     """Inside, these losses read no value: they treat samples as they do, and give other numbers.
 
-    What is fixed (fixed/marks.py) has its values.
+    What is fixed (fixed/marks.py) has its values. Distributions check none.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._left.enter_context(not_validated())
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self._left.close()
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         run = _UNREAD.get(func) if callable(func) else None
         return marks.call(run or func, args, kwargs or {})
+
+
+@contextmanager
+def not_validated() -> Iterator[None]:
+    """Let torch.distributions check neither parameters nor values, unless one is told to: they would raise,
+    and do nothing else.
+    """
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 def _gaussian_nll_loss(

@@ -133,11 +133,7 @@ class TaskChecker:
         loss = self._task.ops[-1]
         if loss in self._splits:
             try:
-                inputs = {
-                    name: stand_in(self._task.values[name], self._samples, torch.float64)
-                    for name in loss.inputs
-                }
-                self._check_op(loss, {**self._fields(torch.float64), **inputs}, found, torch.float64)
+                self._check_alone(loss, found)
             except NotCheckedError as error:
                 found.unchecked[loss.index] = str(error)
         self._leave(found, "an estimate runs no layers")
@@ -148,13 +144,16 @@ class TaskChecker:
             if op.index not in found.seen:
                 found.unchecked[op.index] = why
 
+    def _check_alone(self, op: Op, found: _Findings) -> None:
+        def check(dtype: torch.dtype) -> None:
+            values = self._task.values
+            inputs = {name: stand_in(values[name], self._samples, dtype) for name in op.inputs}
+            self._check_op(op, {**self._fields(dtype), **inputs}, found, dtype)
+
+        _in_either(check)
+
     def _check_chain(self, found: _Findings) -> None:
-        for dtype in (torch.float64, torch.float32):
-            try:
-                self._check_ops(found, dtype)
-            except _DoesNotRunError as error:
-                if dtype is torch.float32:
-                    raise NotCheckedError(str(error)) from error
+        _in_either(lambda dtype: self._check_ops(found, dtype))
 
     def _check_ops(self, found: _Findings, dtype: torch.dtype) -> None:
         known = self._fields(dtype)
@@ -346,6 +345,22 @@ class TaskChecker:
             unchecked=unchecked,
             forward_unchecked=forward_unchecked,
         )
+
+
+def _in_either(check: Callable[[torch.dtype], None]) -> None:
+    """Check in float64, and what does not run in that in float32 too.
+
+    Raises:
+        NotCheckedError: something runs in neither.
+    """
+    for dtype in (torch.float64, torch.float32):
+        try:
+            check(dtype)
+        except _DoesNotRunError as error:
+            if dtype is torch.float32:
+                raise NotCheckedError(str(error)) from error
+        else:
+            return
 
 
 class _DoesNotRunError(Exception):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, fx, nn
@@ -18,6 +19,7 @@ from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.refuse import place_of_caller, place_of_error, refusal
 from spindle_cli.workload.tracing.faithful import note_contexts, nothing_is_frozen, refuse_question
 from spindle_cli.workload.tracing.observe import Observer
+from spindle_cli.workload.tracing.proxies.asking import tensors_are_known
 from spindle_cli.workload.tracing.proxies.capturing import is_recorded, record
 from spindle_cli.workload.tracing.proxies.changes import TracedValue
 from spindle_cli.workload.tracing.proxies.grids import grids_are_calls
@@ -30,6 +32,7 @@ from spindle_cli.workload.tracing.proxies.rows import (
 )
 from spindle_cli.workload.tracing.signature import check_signature, place_of_function
 from spindle_cli.workload.types import Task, Workload
+from spindle_cli.workload.unread import not_validated
 
 _WRAP_HINT = (
     "Put this part into an nn.Module of its own and list its class in the workload's `operators` (it is then "
@@ -136,6 +139,8 @@ class OperatorTracer(fx.Tracer):
                 "Name them where they are used (self.layer.weight.square().sum()), use the optimizer's "
                 "weight_decay for a penalty, or put this into an operator.",
             )
+        if isinstance(a, np.generic):
+            return a.item()
         if isinstance(a, tuple) and hasattr(a, "_fields"):
             # torch.fx would have it made by a node of its own, which could not go from op to op.
             return type(a)(*map(self.create_arg, a))
@@ -195,6 +200,10 @@ class OperatorTracer(fx.Tracer):
         """Whether a traced value is a tensor."""
         return self.known.is_tensor(value)
 
+    def has_attribute(self, value: fx.Proxy, name: str) -> bool:
+        """Whether a traced value has an attribute that no tensor has."""
+        return self.known.has_attribute(value, name)
+
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
         """A proxy for a parameter or buffer, unless it is asked for to find out what is known."""
         if self.is_looking():
@@ -249,8 +258,10 @@ def trace_task(
             _creators_traced(tracer),
             _own_gradients_refused(task.name),
             numbers_are_known(tracer),
+            tensors_are_known(tracer, task.module),
             grids_are_calls(task.module, tracer),
             torch.enable_grad(),
+            not_validated(),
             nothing_is_frozen(task.name, task.module, tracer.is_looking),
             tracer.autocast.seeing(tracer.refuse_question),
         ):

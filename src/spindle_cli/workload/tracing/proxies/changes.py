@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor, fx, nn
 
 from spindle_cli.workload.refuse import refusal
@@ -41,14 +42,37 @@ def assigned(tensor: Tensor, index: Any, value: Any) -> Tensor:
 class TracedValue(fx.Proxy):
     """A traced value that forward may change in place."""
 
+    __array_priority__ = 1000  # numbers of numpy leave operators to it, as they leave them to tensors
+
     def __setitem__(self, index: Any, value: Any) -> None:
+        if type(value) is TracedValue:
+            self._take_over(index, value.node)
         self._becomes("call_function", assigned, (self, index, value), {})
+
+    def _take_over(self, index: Any, made: fx.Node) -> None:
+        """Where `x[i] += y` puts a changed part back, let x be what has changed: nobody has looked at it
+        since the part did.
+        """
+        part = made.meta.get(_CHANGED)
+        is_latest = made.next.op == "root"
+        if is_latest and isinstance(part, fx.Node) and part.target is operator.getitem:
+            of, at = part.args
+            if of is self.node and at == self.tracer.create_arg(index):
+                del made.meta[_CHANGED]
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """What numpy's functions take: a number that is known."""
+        return np.asarray(self.tracer.known.number(self))  # type: ignore[attr-defined]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Nobody calls a tensor but who has asked callable(x), which is true of every traced value."""
         return self if self.tracer.is_tensor(self) else super().__call__(*args, **kwargs)  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
+        # What forward asks for by hasattr(), and numpy and torch by names of protocols.
+        is_protocol = name.startswith("__") and name.endswith("__")
+        if is_protocol or not (hasattr(Tensor, name) or self.tracer.has_attribute(self, name)):  # type: ignore[attr-defined]
+            raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         if not is_in_place_name(name):
             return super().__getattr__(name)
 

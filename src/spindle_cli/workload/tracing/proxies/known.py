@@ -10,7 +10,7 @@ import builtins
 import contextlib
 import contextvars
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -77,6 +77,11 @@ class Known:
         """How many things a traced tuple or list has; None if it is something else."""
         value, _ = self._look(proxy)
         return len(value) if isinstance(value, tuple | list) else None
+
+    def has_attribute(self, proxy: fx.Proxy, name: str) -> bool:
+        """Whether a traced value has an attribute that no tensor has."""
+        value = self._look(proxy)[0]
+        return not isinstance(value, Tensor) and hasattr(value, name)
 
     def unpacked(self, proxy: fx.Proxy) -> Any:
         """A traced dict, tuple or list as one of traced values, as deep as it goes, with None where it has
@@ -194,11 +199,12 @@ def numbers_are_known(tracer: Any) -> Iterator[None]:
             return item.size(0)
         return length_of(item)
 
-    replaced = {
+    replaced: dict[str, Callable[..., Any]] = {
         "__len__": lambda proxy: _length_hint(tracer, proxy),
         "__int__": lambda proxy: int(tracer.known.number(proxy)),
         "__float__": lambda proxy: float(tracer.known.number(proxy)),
         "__index__": lambda proxy: int(tracer.known.number(proxy)),
+        "__round__": lambda proxy, digits=None: round(tracer.known.number(proxy), digits),
     }
     originals = {name: proxy_class.__dict__.get(name) for name in replaced}
     try:

@@ -1,0 +1,148 @@
+"""What forward asks of traced values it is told as of tensors, and what it computes stays the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributions as distributions
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from helpers.analysed import analysed
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.types import Task, Workload
+from workload.shares import run_plain, run_shares
+
+from .toy import WIDTH, Block, Items
+
+BATCH = 6
+Use = Callable[[Tensor, Tensor], Tensor]
+
+
+class Net(nn.Module):
+    """A block, what a test does with what it gives and a label, and another block."""
+
+    def __init__(self, use: Use) -> None:
+        super().__init__()
+        self.first, self.second, self.use = Block(), Block(), use
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        return self.use(self.second(self.first(x)), label).pow(2).mean()
+
+
+def _doubled_if_tensor(h: Tensor, _: Tensor) -> Tensor:
+    return h * 2 if isinstance(h, Tensor) else h[0]
+
+
+def _doubled_if_either(h: Tensor, _: Tensor) -> Tensor:
+    return h * 2 if isinstance(h, (tuple, Tensor)) else h
+
+
+def _of_logits(h: Any, _: Tensor) -> Any:
+    return h.logits if hasattr(h, "logits") else h.exp()
+
+
+def _normal(h: Tensor, label: Tensor) -> Tensor:
+    drawn = distributions.Normal(h, functional.softplus(h) + 0.1)
+    return drawn.log_prob(label[:, None, None].float()).sum(-1) + drawn.entropy().mean(-1)
+
+
+def _squashed(h: Tensor, label: Tensor) -> Tensor:
+    base = distributions.Independent(distributions.Normal(h, h.exp()), 1)
+    made = distributions.TransformedDistribution(base, [distributions.TanhTransform(cache_size=1)])
+    return made.log_prob((label[:, None, None].float() / 4).expand_as(h))
+
+
+def _divergence(h: Tensor, _: Tensor) -> Tensor:
+    prior = distributions.Normal(torch.zeros_like(h), torch.ones_like(h))
+    return distributions.kl_divergence(distributions.Normal(h, h.exp()), prior)
+
+
+def _part_added(h: Tensor, _: Tensor) -> Tensor:
+    h = h.clone()
+    h[:, 0] += 1
+    h[:, 1:] *= h[:, :1]
+    h[..., -1] -= h[..., 0]
+    return h
+
+
+def _number_of_numpy(h: Tensor, _: Tensor) -> Tensor:
+    steps, width = h.shape[1:]
+    return np.float64(0.5) * h * np.sqrt(width) / round(steps / 3) / math.ceil(steps / 3)
+
+
+USES: dict[str, Use] = {
+    "isinstance": _doubled_if_tensor,
+    "isinstance of several": _doubled_if_either,
+    "is_tensor": lambda h, _: h * 2 if torch.is_tensor(h) else h,
+    "hasattr": _of_logits,
+    "log-probability": _normal,
+    "log-probability of classes": lambda h, label: distributions.Categorical(logits=h.mean(1)).log_prob(
+        label
+    ),
+    "log-probability behind a transform": _squashed,
+    "divergence": _divergence,
+    "parts changed by an operator": _part_added,
+    "numbers of numpy": _number_of_numpy,
+}
+
+
+def workload(use: Use) -> Workload:
+    data = Items(x=(4, WIDTH), label=((), 3))
+    return Workload("w", [Task("t", Net(use), BATCH, data)], (Block,))
+
+
+@pytest.mark.parametrize("name", USES)
+def test_what_forward_asks_is_answered_as_of_a_tensor(name: str) -> None:
+    torch.manual_seed(3)
+    graph = analysed(workload(USES[name]))
+    task = graph.tasks["t"]
+    assert not any(op.coupled for op in task.ops)
+    batch = {"x": torch.randn(BATCH, 4, WIDTH), "label": torch.randint(3, (BATCH,))}
+    shares = run_shares(task, batch, {op.index: 3 for op in task.ops})
+    torch.testing.assert_close(shares, run_plain(task.task, batch))
+    assert "isinstance" not in globals() and distributions.Distribution._validate_args
+
+
+def _looked_at_between(h: Tensor, _: Tensor) -> Tensor:
+    h = h.clone()
+    part = h[:, 0]
+    part += 1
+    seen = h.sum()
+    h[:, 0] = part
+    return h * seen
+
+
+def _looked_at_by_another_view(h: Tensor, _: Tensor) -> Tensor:
+    h = h.clone()
+    other = h[:, :2]
+    h[:, 0] += 1
+    return other * 2
+
+
+@pytest.mark.parametrize("use", [_looked_at_between, _looked_at_by_another_view])
+def test_a_changed_part_that_something_else_looks_at_is_refused(use: Use) -> None:
+    with pytest.raises(WorkloadError, match="in place, which other operators or glue use"):
+        analysed(workload(use))
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return distributions.Normal(self.linear(x), 1.0).log_prob(x)
+
+
+def test_an_operator_with_a_distribution_in_it_is_split() -> None:
+    net = Net(lambda h, _: h)
+    net.second = Head()  # type: ignore[assignment]
+    data = Items(x=(4, WIDTH), label=((), 3))
+    graph = analysed(Workload("w", [Task("t", net, BATCH, data)], (Block, Head)))
+    assert not any(op.coupled for op in graph.tasks["t"].ops)
