@@ -90,7 +90,23 @@ def _of_a_size(self: Net, x: Tensor, label: Tensor) -> Tensor:
     return self.second(self.first(x)).sum() / count * twice / x.shape[0]
 
 
+def _positions_filled(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """Made empty, of a size or like another, and filled position by position."""
+    x = self.first(x)
+    made, like, own = (
+        torch.empty(x.shape[0], 5, WIDTH, dtype=x.dtype),
+        torch.empty_like(x),
+        x.new_empty(x.shape),
+    )
+    for position in range(x.shape[1]):
+        made[:, position] = x[:, position] * position
+        like[:, position] = x[:, -position]
+        own[:, position] = x[:, position] + position
+    return self.second(made + like * own).pow(2).mean()
+
+
 KEPT: dict[str, Forward] = {
+    "positions that are filled one by one": _positions_filled,
     "labels that are shifted": _shifted,
     "padding that is blanked": _padded,
     "sums": _added,

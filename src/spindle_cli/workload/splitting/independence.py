@@ -40,6 +40,9 @@ class _NotTriedError(Exception):
     """A node cannot be tried: too large, random, or its inputs are unknown."""
 
 
+_UNFILLED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+
+
 class Independence:
     """Tries the nodes of one workload, equal ones once."""
 
@@ -239,10 +242,19 @@ class _Trial:
 
 
 def _call(node: fx.Node) -> Callable[..., Any]:
+    """What a node calls; memory that it leaves as it is has zeros, so that it is the same each time."""
+    target = node.target
     if node.op == "call_method":
-        return lambda value, *args, **kwargs: getattr(value, str(node.target))(*args, **kwargs)
-    assert callable(node.target)
-    return node.target
+
+        def call(value: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(value, str(target))(*args, **kwargs)
+
+    else:
+        assert callable(target)
+        call = target
+    if getattr(target, "__name__", target) in _UNFILLED:
+        return lambda *args, **kwargs: call(*args, **kwargs).zero_()
+    return call
 
 
 def _copied(arguments: Any) -> Any:
