@@ -1,156 +1,196 @@
-"""The shortest schedule of a small workload by constraint programming, to see how far a plan is from it.
+"""How much shorter a schedule is that constraint programming finds, to see how far plans are from the best.
 
     python scripts/exact_optimum.py PROFILE.json --cluster CLUSTER.yaml [--seconds 60]
+    python scripts/exact_optimum.py levels-2 --cluster h800-16-h20-16
 
-Needs the optional extra `exact` (ortools), and a process of its own: ortools and the planner's solver cannot
-be loaded into one. Every op is an interval on one of its MetaOp's allocations; ops of a MetaOp follow each
-other, a MetaOp starts when its inputs have ended, and at most N devices are busy. It starts from a plan of
-`spindle plan`.
+Of a profile on a cluster, or of a random workload of `bench_mixed_plan.py` on one of its clusters; memory is
+taken to be ample. Needs the optional extra `exact` (ortools).
+
+It starts from the shortest schedule that the planner's own search finds, its slices cut into jobs of some ops
+each. Each job may run on any of the allocations of its MetaOp that cost least by the bound's prices, at any
+time; jobs of a MetaOp follow each other, a MetaOp starts when its inputs have ended, and no more devices of a
+type are busy than there are. What is found then gets its devices as the planner's own schedules do, so that
+its iteration, with transfers and sums, can be compared with the plan's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
-from typing import Any
+
+from bench_mixed_plan import DRAWN
+from exact_search import Allocation, Job, Question, answer
+from mixed_clusters import cluster_named
+from random_mixed_profiles import random_mixed_profile
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.file import read_plan
-from spindle_cli.plan.types import Plan
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+from spindle_cli.plan.best.drafts import OneType, PosedOnOneType
+from spindle_cli.plan.mixed.dispatching.search import search as search_on_types
+from spindle_cli.plan.mixed.posed import BASE_EFFORT, PosedOnTypes, SeveralTypes
+from spindle_cli.plan.problem import Node, Point, Problem
+from spindle_cli.plan.schedule import Draft
+from spindle_cli.plan.search.judge import best_of
+from spindle_cli.plan.search.listing import Timed, to_pieces
+from spindle_cli.plan.search.posed import Posed
+from spindle_cli.plan.strategies.spindle import spindle
+from spindle_cli.profile.mixed.seen import seen_on
+from spindle_cli.profile.types import Profile
 
-TICKS = 100_000  # of the plan's compute time; durations are rounded down for the bound
-
-
-@dataclass(frozen=True)
-class Result:
-    """What the solver knows: the shortest schedule is between the two."""
-
-    bound_s: float
-    best_s: float
+EFFORT = 1  # as `spindle plan`
+# Of a schedule, what a job waits for only because the solver counts in ticks.
+HARDLY = 2e-3
 
 
 def main() -> None:
-    """Print the plan's compute time, the best schedule found, and the bounds on both."""
+    """Print the plan's compute and iteration, and those of the best schedule found."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("profile", type=Path)
-    parser.add_argument("--cluster", type=Path, required=True)
+    parser.add_argument("profile", help="a file, or the name of a random workload")
+    parser.add_argument("--cluster", required=True, help="a file, or a name")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--pieces", type=int, default=4, help="of a MetaOp's ops, at least (default: 4)")
+    parser.add_argument("--allocations", type=int, default=24, help="of a MetaOp, at most (default: 24)")
     arguments = parser.parse_args()
-    profile, cluster = Profile.read(arguments.profile), Cluster.read(arguments.cluster)
-    plan = planned(arguments.profile, arguments.cluster)
-    result = solve(profile, cluster, plan, arguments.seconds, arguments.workers)
-    predicted = plan.predicted
+    if find_spec("ortools") is None:
+        parser.error("it needs ortools: pip install -c constraints.txt -e '.[exact]'")
+    cluster = _cluster(arguments.cluster)
+    profile = seen_on(_profile(arguments.profile, cluster), cluster)
+    posed: Posed = (SeveralTypes() if cluster.is_mixed else OneType()).posed(profile, cluster)
+    plan, _ = posed.best("spindle", EFFORT)
+    if plan is None:
+        parser.error("its plan gives up speed for memory, which this search knows nothing of")
+    question, points = question_of(posed, arguments.pieces, arguments.allocations)
+    jobs = answer(question, arguments.seconds, arguments.workers)
+    draft = draft_of(posed.problem, jobs, points)
+    placed = [judged for judged in best_of(posed.problem, [draft]) if judged is not None]
     print(
         json.dumps(
             {
                 "workload": profile.workload.name,
-                "num_devices": cluster.num_devices,
-                "lower_bound_s": predicted.lower_bound_s,
-                "exact_bound_s": result.bound_s,
-                "exact_best_s": result.best_s,
-                "plan_compute_s": predicted.compute_s,
+                "cluster": cluster.name,
+                "lower_bound_s": posed.lower_bound_s,
+                "plan_compute_s": plan.prediction.compute_s,
+                "plan_iteration_s": plan.prediction.iteration_s,
+                "searched_compute_s": question.start_end_s,
+                "exact_compute_s": draft.end_s,
+                "exact_iteration_s": placed[0].prediction.iteration_s if placed else None,
             }
         )
     )
 
 
-def planned(profile: Path, cluster: Path) -> Plan:
-    """A plan made by the command, in its own process."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "plan.yaml"
-        command = [
-            sys.executable,
-            "-m",
-            "spindle_cli",
-            "plan",
-            str(profile),
-            "--cluster",
-            str(cluster),
-            "-o",
-            str(path),
-        ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return read_plan(path)
+def _cluster(name: str) -> Cluster:
+    is_file = name.endswith((".yaml", ".yml"))
+    return Cluster.read(Path(name)) if is_file else cluster_named(name)
 
 
-def points_of(metaop: MetaOpProfile, num_devices: int) -> list[CurvePoint]:
-    """The useful allocations: each faster than all with fewer devices."""
-    points: list[CurvePoint] = []
-    for point in metaop.best_points:
-        if point.num_devices <= num_devices and (not points or point.op_s < points[-1].op_s):
-            points.append(point)
-    return points
+def _profile(name: str, cluster: Cluster) -> Profile:
+    if name not in DRAWN:
+        return Profile.read(Path(name))
+    shape, seed = DRAWN[name]
+    return random_mixed_profile(seed, shape, cluster)
 
 
-def solve(profile: Profile, cluster: Cluster, plan: Plan, seconds: float, workers: int) -> Result:
-    """Search for so long, on so many threads."""
-    from ortools.sat.python import cp_model
+def question_of(posed: Posed, pieces: int, most: int) -> tuple[Question, tuple[tuple[Point, ...], ...]]:
+    """The question, and the points that its allocations are of.
 
-    tick_s = plan.predicted.compute_s / TICKS
-    horizon = 2 * TICKS
-    model = cp_model.CpModel()
-    end = model.new_int_var(0, horizon, "C")
-    ends: dict[str, Any] = {}
-    intervals: list[Any] = []
-    demands: list[int] = []
-    hints = _hints(plan)
-    for name in _order(profile):
-        metaop = profile.by_name[name]
-        before = [ends[producer] for producer in metaop.inputs]
-        for op in range(metaop.num_ops):
-            start, stop = (model.new_int_var(0, horizon, f"{name}.{op}.{what}") for what in ("start", "end"))
-            chosen = []
-            for point in points_of(metaop, cluster.num_devices):
-                present = model.new_bool_var(f"{name}.{op}.{point.num_devices}")
-                length = int(point.op_s / tick_s)
-                intervals.append(
-                    model.new_optional_interval_var(
-                        start, length, stop, present, f"{name}.{op}.{point.num_devices}.i"
-                    )
-                )
-                demands.append(point.num_devices)
-                chosen.append(present)
-                model.add_hint(present, hints[name, op][1] == point.num_devices)
-            model.add_exactly_one(chosen)
-            for other in before:
-                model.add(start >= other)
-            before = [stop]
-            model.add_hint(start, int(hints[name, op][0] / tick_s))
-        ends[name] = before[0]
-        model.add(end >= ends[name])
-    model.add_cumulative(intervals, demands, cluster.num_devices)
-    model.minimize(end)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.num_workers = workers
-    status = solver.solve(model)
-    best = solver.objective_value if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else float("inf")
-    return Result(solver.best_objective_bound * tick_s, best * tick_s)
+    Args:
+        pieces: the jobs of a node have at most one so manyth of its ops each.
+        most: allocations of a node.
+    """
+    problem = posed.problem
+    start = _shortest(posed)
+    kept = [
+        _kept(posed, node, {point for (own, point, _), _, _ in start if own == node.index}, most)
+        for node in problem.nodes
+    ]
+    place = [{point: number for number, point in enumerate(own)} for own in kept]
+    jobs = [
+        Job(node, place[node][point], num_ops, start_s)
+        for (node, point, num_ops), start_s, _ in _cut(problem, start, pieces)
+    ]
+    points = tuple(tuple(node.points[k] for k in kept[node.index]) for node in problem.nodes)
+    allocations = tuple(
+        tuple(Allocation(each.op_s, each.counts or (each.num_devices,)) for each in own) for own in points
+    )
+    kinds = problem.cluster.types
+    return Question(
+        devices=tuple(problem.cluster.num_of_type[kind] for kind in kinds),
+        allocations=allocations,
+        inputs=tuple(tuple(node.inputs) for node in problem.nodes),
+        order=tuple(problem.order),
+        start=tuple(sorted(jobs, key=lambda job: job.start_s)),
+    ), points
 
 
-def _order(profile: Profile) -> list[str]:
-    from spindle_cli.profile.metagraph import topological_order
+def _shortest(posed: Posed) -> Sequence[Timed]:
+    """The shortest schedule that the planner's search finds; its plan has the shortest iteration."""
+    found: list[Sequence[Timed]] = []
+    if isinstance(posed, PosedOnTypes):
+        for mixes in (False, True):
+            found += search_on_types(posed.problem, posed.bound, BASE_EFFORT * 4, EFFORT, mixes=mixes)
+    elif isinstance(posed, PosedOnOneType):
+        for drafts in spindle(posed.problem, posed.bound, EFFORT):
+            found += [_timed(posed.problem, draft) for draft in drafts]
+    return min(found, key=lambda timed: max(end_s for _, _, end_s in timed))
 
-    return list(topological_order(profile.metaops))
+
+def _timed(problem: Problem, draft: Draft) -> list[Timed]:
+    """A draft's pieces as jobs."""
+    return [
+        (
+            (piece.node, problem.nodes[piece.node].points.index(piece.point), piece.num_ops),
+            piece.start_s,
+            piece.end_s,
+        )
+        for piece in draft.pieces
+    ]
 
 
-def _hints(plan: Plan) -> dict[tuple[str, int], tuple[float, int]]:
-    """(MetaOp, op) -> its start and its number of devices in the plan."""
-    found: dict[tuple[str, int], tuple[float, int]] = {}
-    for piece in plan.slices:
-        op_s = (piece.end_s - piece.start_s) / piece.num_ops
-        for number, op in enumerate(range(*piece.ops)):
-            found[piece.metaop, op] = (piece.start_s + number * op_s, len(piece.devices))
-    return found
+def _kept(posed: Posed, node: Node, used: set[int], most: int) -> list[int]:
+    """Those of a node's points that cost least by the bound's prices, the fastest, and those in use."""
+    if not isinstance(posed, PosedOnTypes):
+        return list(range(len(node.points)))
+    prices, flow = posed.bound.prices, posed.bound.flow[node.index]
+
+    def cost(point: int) -> float:
+        own = node.points[point]
+        return own.op_s * (sum(p * n for p, n in zip(prices, own.counts or (), strict=True)) + flow)
+
+    fastest = min(range(len(node.points)), key=lambda point: node.points[point].op_s)
+    cheapest = sorted(range(len(node.points)), key=cost)[:most]
+    return sorted({*cheapest, *used, fastest})
+
+
+def _cut(problem: Problem, timed: Sequence[Timed], pieces: int) -> Iterator[Timed]:
+    """Jobs of at most one so manyth of their node's ops."""
+    for (node, point, num_ops), start_s, end_s in timed:
+        size = ceil(problem.nodes[node].num_ops / pieces)
+        op_s = (end_s - start_s) / num_ops
+        for first in range(0, num_ops, size):
+            count = min(size, num_ops - first)
+            yield (node, point, count), start_s + first * op_s, start_s + (first + count) * op_s
+
+
+def draft_of(problem: Problem, jobs: Sequence[Job], points: Sequence[Sequence[Point]]) -> Draft:
+    """A schedule for the placement; jobs on one allocation with hardly a gap between them become one."""
+    timed: list[Timed] = []
+    hardly_s = max(job.start_s for job in jobs) * HARDLY
+    for job in jobs:
+        point = points[job.node][job.allocation]
+        own = job.node, problem.nodes[job.node].points.index(point), job.num_ops
+        start_s = job.start_s
+        if timed and timed[-1][0][:2] == own[:2] and start_s - timed[-1][2] < hardly_s:
+            (_, _, num_ops), start_s, _ = timed.pop()
+            own = (*own[:2], own[2] + num_ops)
+        timed.append((own, start_s, start_s + own[2] * point.op_s))
+    return Draft("spindle", to_pieces(problem, timed))
 
 
 if __name__ == "__main__":
