@@ -25,6 +25,7 @@ from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of
 from spindle_cli.plan.search.listing import Timed
+from spindle_cli.plan.strategies.spindle import NO_SEARCH
 
 Allocation = tuple[tuple[int, int], float]  # devices of each type, seconds of an op
 
@@ -217,19 +218,9 @@ def test_the_best_schedules_are_returned_the_best_first(monkeypatch: pytest.Monk
     assert every[0] < every[-1]
 
 
-def test_only_a_search_tries_every_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = make_mixed_problem(
-        profile_on_types(metaop_on_types("t/net", 2, {"fast": 1.0}, batch_size=2)),
-        cluster_of_types({"fast": 2}),
-    )
-    bound = mixed_bound(problem)
-    monkeypatch.setattr(search_module, "QUICK_PATIENCE", ())
-    assert search(problem, bound, 0, 0, mixes=True) == []
-    assert search(problem, bound, 100, 0, mixes=True)
-    assert search(problem, bound, 0, 0, mixes=False)
-
-
-def test_what_gives_up_memory_is_searched_half_as_long_for_mixes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixes_are_searched_for_from_effort_1_on_and_half_as_long_where_memory_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     efforts: list[tuple[bool, int]] = []
 
     def searched(problem: object, bound: object, effort: int, seed: int, *, mixes: bool) -> list[object]:
@@ -239,9 +230,11 @@ def test_what_gives_up_memory_is_searched_half_as_long_for_mixes(monkeypatch: py
     monkeypatch.setattr(posed_module, "search", searched)
     profile = profile_on_types(metaop_on_types("t/net", 2, {"fast": 1.0}, batch_size=2))
     for fallback in (MemoryFallback(), MemoryFallback(recompute={"t/net": 1})):
-        SeveralTypes().posed(profile, cluster_of_types({"fast": 2}), fallback).best("spindle", 1)
-    assert [effort for mixes, effort in efforts if not mixes] == [12_000, 48_000] * 2
-    assert [effort for mixes, effort in efforts if mixes] == [12_000, 48_000, 6_000, 24_000]
+        posed = SeveralTypes().posed(profile, cluster_of_types({"fast": 2}), fallback)
+        for effort in (NO_SEARCH, 0, 2):
+            posed.best("spindle", effort)
+    assert [effort for mixes, effort in efforts if not mixes] == [0, 12_000, 12_000, 48_000, 192_000] * 2
+    assert [effort for mixes, effort in efforts if mixes] == [48_000, 192_000, 24_000, 96_000]
 
 
 def test_only_mixing_schedules_follow_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +290,7 @@ def by_hand(
     monkeypatch.setattr(posed_module, "best_of", best_placed)
     monkeypatch.setattr(PosedOnTypes, "_baseline_drafts", lambda _: [])
     posed = SeveralTypes().posed(profile_on_types(ONE_DEVICE), cluster_of_types({"fast": 2}))
-    best, all_fit = posed.best("spindle", 0)
+    best, all_fit = posed.best("spindle", 1)
     assert best is not None
     return best, all_fit
 
@@ -314,7 +307,7 @@ def test_the_best_of_plain_and_mixing_schedules_is_taken_and_what_ends_too_late_
     best, all_fit = by_hand(monkeypatch, noted)
     assert best.slices[0].devices == (0, 1)
     assert all_fit
-    assert numbers == [1, 1]
+    assert numbers == [1, 1, 1]  # plain of both searches, mixing of the second
 
 
 def test_memory_that_only_mixing_schedules_lack_is_not_short(monkeypatch: pytest.MonkeyPatch) -> None:
