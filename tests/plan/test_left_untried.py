@@ -20,7 +20,7 @@ from spindle_cli.account.joint import joint_of
 from spindle_cli.plan.best import drafts, find_asked
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.drafts import ONE_TYPE
-from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.find import Found, itself
 from spindle_cli.plan.best.rounds import rounds_of
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
@@ -103,7 +103,7 @@ def test_memory_is_not_shared_out_otherwise_within_3_percent_of_the_bound(
 
     def found(found: Found, bound_s: float) -> Found | None:
         asked = Asked("spindle", 1)
-        arguments = drawn(0), cluster_of(2), asked, found, None, ONE_TYPE, bound_s
+        arguments = drawn(0), cluster_of(2), asked, found, None, ONE_TYPE, bound_s, itself
         return find_asked.with_less(*arguments)  # type: ignore[arg-type]
 
     assert found(replace(short, is_short=False), 0.5) is not None

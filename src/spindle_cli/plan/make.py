@@ -45,7 +45,7 @@ from spindle_cli.plan.sets.choose import with_sets
 from spindle_cli.plan.stages.pipelined import in_pipelines
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.sums.choose import with_sums
-from spindle_cli.plan.teams.find import in_teams
+from spindle_cli.plan.teams.find import InTeams
 from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName, Sums
 from spindle_cli.plan.weights.choose import ShardBy, require_types, with_best_weights
 from spindle_cli.profile.machine.devices import require_precision
@@ -183,7 +183,8 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
     def simulated_s(found: Found) -> float:
         return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
 
-    found = in_teams(profile, cluster, asked, find_asked(profile, cluster, asked), simulated_s)
+    teams = InTeams(profile, cluster, asked, simulated_s)
+    found = teams.or_better(find_asked(profile, cluster, asked, teams.or_less_s))
     if _may_pipeline(profile, asked):
         found = in_pipelines(profile, cluster, found, simulated_s)
     if found is None:
@@ -220,8 +221,8 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
     def simulated_s(found: Found) -> float:
         return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
 
-    found = find_on_types(profile, cluster, asked, bound)
-    found = in_teams(profile, cluster, asked, found, simulated_s)
+    teams = InTeams(profile, cluster, asked, simulated_s)
+    found = teams.or_better(find_on_types(profile, cluster, asked, bound, teams.or_less_s))
     if found is None and (asked.micro_batches or asked.sharding):
         raise no_plan_as_asked(profile, cluster, asked)
     if found is None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
@@ -38,6 +38,9 @@ ALIKE = (2, 3, 4, 6, 8, 12, 16)
 PATIENCE = 2
 # A quick plan that takes more than this many times as long as the best of another kind gains nothing.
 FAR = 1.15
+# Of the iteration of the best plan known, that, or a shorter one of another kind of plan: where memory is
+# short, what is not faster may be left out.
+OrLessS: TypeAlias = Callable[[float], float]
 # Shares that are not equal are tried where the lower bound with them is lower by at least this.
 WORTH = 0.02
 
@@ -80,8 +83,16 @@ class Found:
     sharding: ShardingOf = field(default_factory=dict)
 
 
-def find(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int) -> Found | None:
-    """The best plan by a profile, its passes in the best order; None if nothing fits.
+def itself(known_s: float) -> float:
+    """Where no other kind of plan is known."""
+    return known_s
+
+
+def find(
+    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, or_less_s: OrLessS = itself
+) -> Found | None:
+    """The best plan by a profile, its passes in the best order; None if nothing fits, or what does is not
+    faster than another kind of plan.
 
     Raises:
         NoPlanError: a MetaOp has no valid allocation.
@@ -93,7 +104,8 @@ def find(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
     best, all_fit = best_judged(problem, bound, strategy, effort)
     note = None
     if best is None or not all_fit:
-        tight = with_fallback(profile, cluster, strategy, effort, ONE_TYPE)
+        than_s = or_less_s(inf if best is None else best.prediction.iteration_s)
+        tight = with_fallback(profile, cluster, strategy, effort, ONE_TYPE, than_s)
         if tight is not None and (best is None or tight.judged.rank() < best.rank()):
             best, problem, note = tight.judged, tight.tight.problem, tight.note
     if strategy == "spindle" and any(metaop.num_experts for metaop in profile.metaops):
@@ -117,10 +129,10 @@ def find(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
 
 
 def find_on_any_number(
-    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
+    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, or_less_s: OrLessS = itself
 ) -> Found | None:
     """The best plan, also of shares that are not equal, where the lower bound says that these gain; none is
-    slower than a quick plan of equal shares.
+    slower than a quick plan of equal shares. None as `find` says.
 
     Raises:
         NoPlanError: a MetaOp has no valid allocation.
@@ -128,12 +140,12 @@ def find_on_any_number(
     """
     wide = on_any_number(profile, cluster)
     if wide is None or not _gains(profile, wide, cluster):
-        return find(profile, cluster, strategy, effort)
-    found = find(wide, cluster, strategy, effort)
+        return find(profile, cluster, strategy, effort, or_less_s)
+    found = find(wide, cluster, strategy, effort, or_less_s)
     apart = None if found is None else told_apart(make_problem(wide, cluster), found.best)
-    equal = find(profile, cluster, strategy, NO_SEARCH)
+    equal = find(profile, cluster, strategy, NO_SEARCH, or_less_s)
     if found is None or apart is None:
-        return equal if effort == NO_SEARCH else find(profile, cluster, strategy, effort)
+        return equal if effort == NO_SEARCH else find(profile, cluster, strategy, effort, or_less_s)
     if equal is not None and equal.best.rank() <= apart.rank():
         return equal
     return replace(found, best=apart)

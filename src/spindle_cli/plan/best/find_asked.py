@@ -14,10 +14,12 @@ from spindle_cli.plan.best.find import (
     CutPlanner,
     Found,
     OneTypeCutPlanner,
+    OrLessS,
     find,
     find_in,
     find_on_any_number,
     in_best_micro_batches,
+    itself,
 )
 from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
 from spindle_cli.plan.bound.bound import lower_bound
@@ -30,8 +32,9 @@ from spindle_cli.profile.types import Profile
 NEAR_BOUND = 1.03
 
 
-def find_asked(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None:
-    """The best plan of a step that runs all tasks; None: nothing that is asked for fits.
+def find_asked(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLessS = itself) -> Found | None:
+    """The best plan of a step that runs all tasks; None: nothing that is asked for fits, or what does is not
+    faster than another kind of plan.
 
     Raises:
         NoPlanError: a MetaOp has no valid allocation, or a task cannot be cut so.
@@ -39,8 +42,17 @@ def find_asked(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None
     """
     if asked.equal_shares:
         profile = profile.in_equal_shares()
-    found = _with_room(profile, cluster.without_host_link(), asked)
-    return or_moving(found, cluster, asked, lambda: _with_room(profile, cluster, asked))
+    found = _with_room(profile, cluster.without_host_link(), asked, or_less_s)
+    than = or_less_than(found, or_less_s)
+    return or_moving(found, cluster, asked, lambda: _with_room(profile, cluster, asked, than))
+
+
+def or_less_than(found: Found | None, or_less_s: OrLessS) -> OrLessS:
+    """The same where a plan is known besides."""
+    if found is None:
+        return or_less_s
+    found_s = found.best.prediction.iteration_s
+    return lambda known_s: or_less_s(min(known_s, found_s))
 
 
 def or_moving(
@@ -61,18 +73,18 @@ def or_moving(
     return found
 
 
-def _with_room(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None:
+def _with_room(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLessS) -> Found | None:
     """The best plan; where memory is short also of those that cut batches and share out parameters. To host
     memory activations are moved where the cluster says how fast they get there.
     """
     strategy, effort = asked.strategy, asked.effort
     shared_out = profile.sharded(asked.sharding or {})
-    found = _in_memory(shared_out, cluster, asked)
+    found = _in_memory(shared_out, cluster, asked, or_less_s)
     planner = OneTypeCutPlanner(shared_out, cluster, strategy, effort)
     if profile.task_sets:
         return found
     bound_s = lower_bound(make_problem(profile, cluster)).lower_bound_s
-    return with_less(profile, cluster, asked, found, planner, ONE_TYPE, bound_s)
+    return with_less(profile, cluster, asked, found, planner, ONE_TYPE, bound_s, or_less_s)
 
 
 def with_less(
@@ -83,9 +95,10 @@ def with_less(
     planner: CutPlanner,
     posing: Posing,
     bound_s: float,
+    or_less_s: OrLessS,
 ) -> Found | None:
     """The best plan; where memory is short also of those that cut batches and share out parameters, unless
-    there is next to nothing that these could gain.
+    there is next to nothing that these could gain. None as `find_asked` says.
 
     Args:
         found: the best of whole batches, or of the micro-batches asked for, with what is to be shared out.
@@ -97,18 +110,22 @@ def with_less(
     strategy = asked.strategy
     shared_out = profile.sharded(asked.sharding or {})
     may_share = asked.sharding is None or asked.shares_out_more
+    than_s = or_less_s(inf if found is None else found.best.prediction.iteration_s)
     quick = None
     if may_share:
-        quick = quick_sharding(profile, cluster, strategy, posing, asked.micro_batches, asked.sharding)
+        counts, sharding = asked.micro_batches, asked.sharding
+        quick = quick_sharding(profile, cluster, strategy, posing, counts, sharding, than_s)
     if asked.micro_batches is None:
         shared_out_s = inf if quick is None else quick.judged.prediction.iteration_s
-        found = in_best_micro_batches(shared_out, posing.divisor(cluster), planner, found, shared_out_s)
+        known_s = min(than_s, shared_out_s)
+        found = in_best_micro_batches(shared_out, posing.divisor(cluster), planner, found, known_s)
     if quick is not None and (found is None or found.is_short):
-        found = in_best_sharding(quick, strategy, asked.effort, found, is_asked=asked.sharding is not None)
+        is_asked = asked.sharding is not None
+        found = in_best_sharding(quick, strategy, asked.effort, found, than_s, is_asked=is_asked)
     return found
 
 
-def _in_memory(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None:
+def _in_memory(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLessS) -> Found | None:
     """The best plan of whole batches, or of the micro-batches asked for, with what the profile says that
     devices share out.
     """
@@ -117,4 +134,4 @@ def _in_memory(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None
         return find_in(planner.cut(asked.micro_batches), planner)
     # What is shared out runs on all devices in any case.
     search = find if asked.equal_shares or gives_up_memory(profile.sharding) else find_on_any_number
-    return search(profile, cluster, asked.strategy, asked.effort)
+    return search(profile, cluster, asked.strategy, asked.effort, or_less_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import tee
+from math import inf
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
@@ -29,7 +30,7 @@ from spindle_cli.plan.search.memory_fallback import describe as describe_fallbac
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.search.posed import Posing
 from spindle_cli.plan.search.room import Fitted, all_within
-from spindle_cli.plan.tight.given_up import NEAR
+from spindle_cli.plan.tight.given_up import NEAR, may_be_faster
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 
@@ -69,32 +70,43 @@ def quick_sharding(
     posing: Posing,
     micro_batches: Mapping[str, int] | None = None,
     asked: ShardingOf | None = None,
+    than_s: float = inf,
 ) -> QuickSharding | None:
     """The best of quick plans for each sharding that is worth a try; None if none fits.
 
     Args:
         micro_batches: as they have to be; None: as many as memory asks for.
         asked: what is to be shared out; None: what memory asks for.
+        than_s: an iteration of another kind; on several types of device what cannot be faster may be left
+            out.
     """
     found: list[QuickSharding] = []
     for sharding in shardings_to_try(profile, cluster, posing) if asked is None else [asked]:
         gathers = Sharding.PARAMETERS in sharding.values()
         if gathers or not found or _shows_gathers(min(found, key=QuickSharding.rank)):
-            one = _quick(profile.sharded(sharding), cluster, strategy, posing, micro_batches)
+            one = _quick(profile.sharded(sharding), cluster, strategy, posing, micro_batches, than_s)
             found += [] if one is None else [one]
     return min(found, key=QuickSharding.rank, default=None)
 
 
 def in_best_sharding(
-    quick: QuickSharding, strategy: StrategyName, effort: int, whole: Found | None, *, is_asked: bool
+    quick: QuickSharding,
+    strategy: StrategyName,
+    effort: int,
+    whole: Found | None,
+    than_s: float = inf,
+    *,
+    is_asked: bool,
 ) -> Found | None:
     """The best quick plan, searched longer where it comes near; or `whole` where it is not better.
 
     Args:
         whole: the best plan of another search: that shares out optimizer state alone, or what is asked for.
+        than_s: an iteration of another kind.
         is_asked: what is shared out is not what memory asks for, but what the user does.
     """
-    if whole is not None and quick.judged.prediction.iteration_s > NEAR * whole.best.prediction.iteration_s:
+    known_s = than_s if whole is None else min(than_s, whole.best.prediction.iteration_s)
+    if quick.judged.prediction.iteration_s > NEAR * known_s:
         return whole
     best = _searched(quick, strategy, effort)
     if best is not None and not is_asked:
@@ -116,6 +128,7 @@ def _quick(
     strategy: StrategyName,
     posing: Posing,
     micro_batches: Mapping[str, int] | None,
+    than_s: float,
 ) -> QuickSharding | None:
     """Of whole batches if these fit without giving up anything; else the better one of those that recompute
     activations and those of micro-batches, which recompute where they have to; None if nothing fits.
@@ -125,6 +138,8 @@ def _quick(
     found: list[QuickSharding] = []
     if not micro_batches:
         whole = _Trial(on_all_devices(profile, cluster), cluster, strategy, posing)
+        if not whole.may_be_faster(than_s):
+            return None
         found += whole.at(0) or whole.least_recomputing()
         if found and not found[0].tight.fallback.recompute and not found[0].tight.fallback.offload:
             return found[0]
@@ -221,6 +236,10 @@ class _Trial:
     def __init__(self, profile: Profile, cluster: Cluster, strategy: StrategyName, posing: Posing) -> None:
         self._plain = TightProblem(MemoryFallback(), posing.posed(profile, cluster), posing)
         self._baseline: StrategyName = "sequential" if strategy == "spindle" else strategy
+
+    def may_be_faster(self, than_s: float) -> bool:
+        """Whether it may take less than so long, recomputing nothing."""
+        return may_be_faster(self._plain.posed, than_s)
 
     def at(self, step: int) -> list[QuickSharding]:
         """The plan with `step` of `STEPS` of all activations recomputed, if it fits."""

@@ -12,8 +12,8 @@ from math import inf
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found, find, find_in, require_above
-from spindle_cli.plan.best.find_asked import or_moving, with_less
+from spindle_cli.plan.best.find import Found, OrLessS, find, find_in, itself, require_above
+from spindle_cli.plan.best.find_asked import or_less_than, or_moving, with_less
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
 from spindle_cli.plan.best.rounds import rounds_of
 from spindle_cli.plan.mixed.bound import MixedBound
@@ -24,7 +24,7 @@ from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem, given_up
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
-from spindle_cli.plan.tight.given_up import least_fallback, may_be_faster, with_fallback, with_more_kept
+from spindle_cli.plan.tight.given_up import NEAR, least_fallback, may_be_faster, with_fallback, with_more_kept
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.plan.weights.on_part import weights_on
 from spindle_cli.profile.mixed.seen import seen_on
@@ -46,9 +46,11 @@ def require_possible(profile: Profile, cluster: Cluster) -> None:
         )
 
 
-def find_on_types(profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBound) -> Found | None:
+def find_on_types(
+    profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBound, or_less_s: OrLessS = itself
+) -> Found | None:
     """The best plan that is asked for; where memory is short also of those with activations in host memory.
-    None if nothing fits.
+    None if nothing fits, or what does is not faster than another kind of plan.
 
     Args:
         bound: of whole batches, with nothing given up.
@@ -57,11 +59,14 @@ def find_on_types(profile: Profile, cluster: Cluster, asked: Asked, bound: Mixed
         NoPlanError: the strategy has no plan on these types, or a task cannot be cut or shared out so.
         BelowBoundError: a bug of the planner.
     """
-    found = _with_room(profile, cluster.without_host_link(), asked, bound)
-    return or_moving(found, cluster, asked, partial(_with_room, profile, cluster, asked, bound))
+    found = _with_room(profile, cluster.without_host_link(), asked, bound, or_less_s)
+    than = or_less_than(found, or_less_s)
+    return or_moving(found, cluster, asked, partial(_with_room, profile, cluster, asked, bound, than))
 
 
-def _with_room(profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBound) -> Found | None:
+def _with_room(
+    profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBound, or_less_s: OrLessS
+) -> Found | None:
     """The best plan; where memory is short also of those of micro-batches and of those that share out
     parameters, as memory asks for. To host memory activations are moved where the cluster says how fast they
     get there.
@@ -72,14 +77,14 @@ def _with_room(profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBou
     if asked.micro_batches is not None:
         found = find_in(planner.cut(asked.micro_batches), planner)
     else:
-        found = find_in_memory(shared_out, cluster, asked.strategy, asked.effort, posing)
+        found = find_in_memory(shared_out, cluster, asked.strategy, asked.effort, posing, or_less_s)
         may_leave = asked.strategy == "spindle" and asked.effort != NO_SEARCH and not asked.shares_out_more
         if found is not None and may_leave:
             problem = posing.problem(shared_out, cluster)
             found = on_best_part(problem, bound, found, partial(_on_part, shared_out, asked.effort, cluster))
     if profile.task_sets:
         return found
-    return with_less(profile, cluster, asked, found, planner, posing, bound.lower_bound_s)
+    return with_less(profile, cluster, asked, found, planner, posing, bound.lower_bound_s, or_less_s)
 
 
 @dataclass(frozen=True)
@@ -113,13 +118,10 @@ def find_in_memory(
     strategy: StrategyName,
     effort: int,
     posing: SeveralTypes,
-    than_s: float = inf,
+    or_less_s: OrLessS = itself,
 ) -> Found | None:
     """The best plan, its passes in the best order; where memory is short also of those that recompute ops or
-    split layers. None if nothing fits.
-
-    Args:
-        than_s: where memory is short, what is not faster may be left out.
+    split layers. None if nothing fits, or what does is not faster than another kind of plan.
 
     Raises:
         NoPlanError: the strategy has no plan on these types.
@@ -129,7 +131,7 @@ def find_in_memory(
     best, all_fit = posed.best(strategy, effort)
     problem, note = posed.problem, None
     if best is None or not all_fit:
-        known_s = than_s if best is None else min(than_s, best.prediction.iteration_s)
+        known_s = or_less_s(inf if best is None else best.prediction.iteration_s)
         tight = _tight(profile, cluster, strategy, effort, posing, known_s)
         if tight is not None and (best is None or tight.judged.rank() < best.rank()):
             best, problem, note = tight.judged, tight.tight.problem, tight.note
@@ -215,11 +217,11 @@ def _alike_over(
         known_s = than_s if best is None else min(than_s, best.judged.prediction.iteration_s)
         if not may_be_faster(tight.posed, known_s):
             break
-        judged, all_fit = tight.posed.best(strategy, effort)
         quick, _ = tight.posed.best(strategy, NO_SEARCH)
-        found = min((each for each in (judged, quick) if each is not None), key=Judged.rank, default=None)
-        if found is None:
+        if quick is None or quick.prediction.iteration_s > NEAR * known_s:
             continue
+        judged, all_fit = tight.posed.best(strategy, effort)
+        found = min(quick, judged or quick, key=Judged.rank)
         if best is not None and best.judged.rank() <= found.rank():
             break
         best = TightPlan(found, tight)

@@ -29,43 +29,79 @@ NEAR = 1.01
 LEAST_EFFORT = 1
 
 
-def in_teams(
-    profile: Profile,
-    cluster: Cluster,
-    asked: Asked,
-    found: Found | None,
-    simulated_s: Callable[[Found], float],
-) -> Found | None:
-    """The best plan; `found` where none of teams is faster, as predicted and as simulated, or memory is not
-    short.
-
-    Args:
-        found: the best of other plans; None: nothing fits.
-        simulated_s: a plan's iteration by simulation: of when teams sum and send the prediction knows less.
-
-    Raises:
-        BelowBoundError: a bug of the planner.
+class InTeams:
+    """The best plan whose devices are teams, made when it is first asked for: of other kinds what is not
+    faster is then left out.
     """
-    if not _may_gain(profile, asked, found):
-        return found
-    best = found
-    for planner in _planners(profile, cluster, asked.effort):
-        than_s = inf if best is None else best.best.prediction.iteration_s
-        planned = planner.planned(than_s) if planner.lower_bound_s < than_s else None
-        if planned is None or planned.best.prediction.iteration_s >= than_s:
-            continue
-        if best is None or simulated_s(planned) < simulated_s(best):
-            best = planned
-    return best
 
+    def __init__(
+        self, profile: Profile, cluster: Cluster, asked: Asked, simulated_s: Callable[[Found], float]
+    ) -> None:
+        """
+        Args:
+            simulated_s: a plan's iteration by simulation: of when teams sum and send the prediction knows
+                less.
+        """
+        self._profile, self._cluster, self._asked = profile, cluster, asked
+        self._simulated_s = simulated_s
+        self._known: tuple[Found | None, float] | None = None
 
-def _may_gain(profile: Profile, asked: Asked, found: Found | None) -> bool:
-    """Whether memory is short, and nothing is asked for that plans of teams cannot be."""
-    is_free = asked.micro_batches is None and asked.sharding is None and not asked.equal_shares
-    is_searched = asked.strategy == "spindle" and asked.effort >= LEAST_EFFORT
-    # Parts of what devices share out say nothing of teams, whose own are equal.
-    is_possible = profile.optimizer_state_sharded and not (profile.task_sets or profile.shard_weights)
-    return is_free and is_searched and is_possible and (found is None or found.is_short)
+    def or_less_s(self, known_s: float) -> float:
+        """Seconds of the best plan of teams, as predicted and as simulated, or `known_s` if that is less: of
+        a plan that is known where memory is short. From the first call on no plan of teams is looked for that
+        is slower.
+
+        Raises:
+            BelowBoundError: a bug of the planner.
+        """
+        return min(known_s, self._best(known_s)[1])
+
+    def or_better(self, found: Found | None) -> Found | None:
+        """The best plan; `found` where none of teams is faster, as predicted and as simulated, or memory is
+        not short.
+
+        Args:
+            found: the best of other plans; None: nothing fits, or nothing that could be faster.
+
+        Raises:
+            BelowBoundError: a bug of the planner.
+        """
+        if found is None:
+            return self._best(inf)[0]
+        best, _ = self._best(found.best.prediction.iteration_s) if found.is_short else (None, inf)
+        if best is None or best.best.prediction.iteration_s >= found.best.prediction.iteration_s:
+            return found
+        return best if self._simulated_s(best) < self._simulated_s(found) else found
+
+    def _best(self, than_s: float) -> tuple[Found | None, float]:
+        """The best plan of teams, if it was faster than what was known when it was first asked for, and its
+        seconds.
+        """
+        if self._known is None:
+            self._known = self._made(than_s) if self._is_possible() else (None, inf)
+        return self._known
+
+    def _made(self, than_s: float) -> tuple[Found | None, float]:
+        best: Found | None = None
+        best_s = inf
+        for planner in _planners(self._profile, self._cluster, self._asked.effort):
+            within_s = min(than_s, best_s)
+            planned = planner.planned(within_s) if planner.lower_bound_s < within_s else None
+            if planned is None:
+                continue
+            seconds = max(planned.best.prediction.iteration_s, self._simulated_s(planned))
+            if seconds < best_s:
+                best, best_s = planned, seconds
+        return best, best_s
+
+    def _is_possible(self) -> bool:
+        """Whether nothing is asked for that plans of teams cannot be."""
+        asked, profile = self._asked, self._profile
+        is_free = asked.micro_batches is None and asked.sharding is None and not asked.equal_shares
+        is_searched = asked.strategy == "spindle" and asked.effort >= LEAST_EFFORT
+        # Parts of what devices share out say nothing of teams, whose own are equal.
+        is_shared = profile.optimizer_state_sharded and not (profile.task_sets or profile.shard_weights)
+        return is_free and is_searched and is_shared
 
 
 def _planners(profile: Profile, cluster: Cluster, effort: int) -> Iterator[TeamsPlanner]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import gcd, inf
 
 from spindle_cli.errors import NoPlanError
@@ -118,7 +118,7 @@ def _searched(
 ) -> Found | None:
     """The best plan of teams as devices; None: nothing fits, or nothing on several types is faster."""
     if isinstance(posing, SeveralTypes):
-        return find_in_memory(seen, small, "spindle", effort, posing, than_s)
+        return find_in_memory(seen, small, "spindle", effort, posing, partial(min, than_s))
     return find(seen, small, "spindle", effort)
 
 

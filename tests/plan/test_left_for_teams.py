@@ -1,0 +1,222 @@
+"""What is left out where plans of teams are faster, or another kind of plan is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from helpers.plans import cluster_of
+from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
+from plan.test_keeping_more import PROFILE, TakingAsSaid
+from plan.test_mixed_memory import ONE_EACH, heavy
+from plan.test_teams import NOTHING, net, sharing
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.best import find_sharded
+from spindle_cli.plan.best.asked import Asked
+from spindle_cli.plan.best.find import Found, find, itself
+from spindle_cli.plan.best.find_asked import find_asked, or_less_than
+from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.mixed import find as mixed_find
+from spindle_cli.plan.mixed.posed import SeveralTypes
+from spindle_cli.plan.teams.find import InTeams
+from spindle_cli.plan.teams.planner import TeamsPlanner
+from spindle_cli.plan.tight.given_up import NEAR
+from spindle_cli.profile.types import Profile
+from spindle_cli.units import MIB
+
+PARAMETERS = Sharding.PARAMETERS
+SHORT = cluster_of(4, memory_gib=2300 / 1024)
+
+
+def two_nets() -> Profile:
+    return sharing(net("a/net"), net("b/net"))
+
+
+def taking(seconds: float) -> Found:
+    """A plan that is predicted to take so long."""
+    found = find_asked(two_nets(), SHORT, Asked())
+    assert found is not None
+    return replace(
+        found, best=replace(found.best, prediction=replace(found.best.prediction, iteration_s=seconds))
+    )
+
+
+def in_teams(
+    monkeypatch: pytest.MonkeyPatch, simulated_s: dict[float, float], planned_s: list[float | None]
+) -> tuple[InTeams, list[float]]:
+    """Whose planners find plans that are predicted to take so long, one after another, and what they were
+    asked to beat.
+
+    Args:
+        simulated_s: seconds of each plan by simulation, by those that are predicted.
+    """
+    plans = iter([None if seconds is None else taking(seconds) for seconds in planned_s])
+    asked: list[float] = []
+
+    def planned(_: object, than_s: float) -> Found | None:
+        asked.append(than_s)
+        return next(plans)
+
+    monkeypatch.setattr(TeamsPlanner, "planned", planned)
+    monkeypatch.setattr(TeamsPlanner, "lower_bound_s", 1.0)
+    monkeypatch.setattr(
+        "spindle_cli.plan.teams.find._planners", lambda *_: [object.__new__(TeamsPlanner)] * 2
+    )
+
+    def of(found: Found) -> float:
+        return simulated_s[found.best.prediction.iteration_s]
+
+    return InTeams(two_nets(), SHORT, Asked(), of), asked
+
+
+def test_teams_are_as_fast_as_the_later_of_prediction_and_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    teams, asked = in_teams(monkeypatch, {10.0: 12.0, 11.0: 11.5}, [10.0, 11.0])
+    assert teams.or_less_s(inf) == 11.5
+    assert asked == [inf, 12.0]
+    assert teams.or_less_s(11.4) == 11.4
+    found = teams.or_better(None)
+    assert found is not None and found.best.prediction.iteration_s == 11.0
+    assert len(asked) == 2  # made once
+
+
+def test_of_teams_no_more_is_asked_than_to_be_faster_than_what_was_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    teams, asked = in_teams(monkeypatch, {}, [None, None])
+    assert teams.or_less_s(20.0) == 20.0
+    assert asked == [20.0, 20.0]
+    assert teams.or_better(None) is None
+
+
+def test_teams_whose_bound_is_no_less_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    teams, asked = in_teams(monkeypatch, {}, [])
+    assert teams.or_less_s(1.0) == 1.0
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("predicted_s", "simulated_s", "is_taken"),
+    [(10.0, 10.9, True), (10.0, 11.0, False), (12.0, 10.0, False), (10.9, 9.0, True)],
+)
+def test_teams_are_taken_where_they_are_faster_by_prediction_and_by_simulation(
+    monkeypatch: pytest.MonkeyPatch, predicted_s: float, simulated_s: float, *, is_taken: bool
+) -> None:
+    other = replace(taking(11.0), is_short=True)
+    teams, _ = in_teams(monkeypatch, {predicted_s: simulated_s, 11.0: 11.0}, [predicted_s, None])
+    assert (teams.or_better(other) is not other) is is_taken
+
+
+def test_no_teams_are_planned_where_memory_is_ample_or_something_else_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("nothing asks for teams")
+
+    monkeypatch.setattr(TeamsPlanner, "planned", refuse)
+    assert make_plan(two_nets(), cluster_of(4, memory_gib=64)).predicted.iteration_s > 0
+    teams = InTeams(two_nets(), SHORT, Asked(sharding={"net": PARAMETERS}), lambda _: 0.0)
+    assert teams.or_less_s(3.0) == 3.0
+    assert teams.or_better(None) is None
+
+
+def test_a_plan_that_is_known_besides_counts() -> None:
+    def teams_s(known_s: float) -> float:
+        return min(known_s, 8.0)
+
+    assert or_less_than(None, teams_s) is teams_s
+    assert or_less_than(taking(9.0), teams_s)(inf) == 8.0
+    assert or_less_than(taking(7.0), teams_s)(inf) == 7.0
+    assert or_less_than(taking(7.0), teams_s)(6.0) == 6.0
+    assert itself(6.0) == 6.0
+
+
+def test_where_memory_is_short_what_is_not_faster_than_another_kind_of_plan_is_left_out() -> None:
+    """On one device 5,000 MiB of activations have to be recomputed."""
+    memory = NOTHING.model_copy(update={"kept_bytes": (0, 500 * MIB), "forward_bytes": (0, 500 * MIB)})
+    own: dict[str, Any] = {
+        "memory": (memory,),
+        "param_bytes_per_op": MIB,
+        "activation_bytes_per_op": 500 * MIB,
+    }
+    profile, tight = sharing(net("a/net", **own)), cluster_of(1, memory_gib=3)
+    found = find(profile, tight, "spindle", 0)
+    assert found is not None and found.is_short
+    seconds = found.best.prediction.iteration_s
+    asked: list[float] = []
+
+    def or_less_s(known_s: float) -> float:
+        asked.append(known_s)
+        return min(known_s, 0.9 * seconds)
+
+    assert find(profile, tight, "spindle", 0, or_less_s) is None
+    assert asked == [inf]
+    assert find(profile, cluster_of(1, memory_gib=64), "spindle", 0, or_less_s) is not None
+    assert asked == [inf]  # with room nobody is asked
+
+
+def on_types_with_activations() -> tuple[Profile, Cluster]:
+    """Two tasks on two types whose activations do not fit: two ops recompute."""
+    own = {"parameters": "net", "param_bytes_per_op": 100 * MIB}
+    times = {"fast": 1.0, "slow": 1.5}
+    nets = [metaop_on_types(f"{task}/net", 10, times, batch_size=8, **own) for task in "ab"]
+    profile = profile_on_types(*nets).model_copy(update={"optimizer_state_sharded": True})
+    return profile, cluster_of_types({"fast": 2, "slow": 2}, memory_gib=4)
+
+
+def test_leaving_out_what_teams_beat_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [(two_nets(), SHORT), on_types_with_activations()]
+    found = [make_plan(*case) for case in cases]
+    of_teams, of_all = found
+    assert any("teams of 2" in note for note in of_teams.notes)
+    assert any("recomputed" in note for note in of_all.notes)
+    monkeypatch.setattr(InTeams, "or_less_s", lambda _, known_s: known_s)
+    for plan, case in zip(found, cases, strict=True):
+        assert plan.slices == make_plan(*case).slices
+
+
+@pytest.mark.parametrize(("times", "is_left"), [(0.999, True), (1.021, False)])
+def test_a_sharding_whose_bound_is_no_less_is_not_planned_on_several_types(
+    monkeypatch: pytest.MonkeyPatch, times: float, *, is_left: bool
+) -> None:
+    profile, posing = profile_on_types(heavy(num_ops=1)), SeveralTypes()
+    asked = {"t/net": PARAMETERS}
+    shared = posing.posed(profile.sharded(asked), ONE_EACH)
+    than_s = times * shared.lower_bound_s
+    tried: list[int] = []
+    known = find_sharded._Trial.at
+
+    def at(self: Any, step: int) -> Any:
+        tried.append(step)
+        return known(self, step)
+
+    monkeypatch.setattr(find_sharded._Trial, "at", at)
+    found = quick_sharding(profile, ONE_EACH, "spindle", posing, None, asked, than_s)
+    assert (not tried) is is_left
+    assert (found is None) is is_left
+
+
+@pytest.mark.parametrize(("times", "is_taken"), [(0.999, True), (1.001, False)])
+def test_a_quick_sharding_far_from_another_kind_of_plan_is_not_searched_longer(
+    times: float, *, is_taken: bool
+) -> None:
+    profile = profile_on_types(heavy(num_ops=1))
+    quick = quick_sharding(profile, ONE_EACH, "spindle", SeveralTypes(), None, {"t/net": PARAMETERS})
+    assert quick is not None
+    than_s = quick.judged.prediction.iteration_s / (NEAR * times)
+    found = in_best_sharding(quick, "spindle", 0, None, than_s, is_asked=True)
+    assert (found is not None) is is_taken
+
+
+@pytest.mark.parametrize(("than_s", "taken_s"), [(10.0 / NEAR + 0.01, 5.0), (10.0 / NEAR - 0.01, None)])
+def test_of_what_recomputes_alike_only_what_comes_near_is_searched_longer(
+    than_s: float, taken_s: float | None
+) -> None:
+    """Quick plans take 10 s, with a search 5."""
+    posing: Any = TakingAsSaid(lambda _: 10.0, 0.5)
+    found = mixed_find._recomputing_alike(PROFILE, cluster_of(1), "spindle", 1, posing, than_s)
+    assert (None if found is None else found.judged.prediction.iteration_s) == taken_s
