@@ -17,15 +17,15 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best import find_sharded
 from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found, find, itself
+from spindle_cli.plan.best.find import Found, find
 from spindle_cli.plan.best.find_asked import find_asked, or_less_than
 from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed import find as mixed_find
 from spindle_cli.plan.mixed.posed import SeveralTypes
-from spindle_cli.plan.teams.find import InTeams
+from spindle_cli.plan.teams.find import FAR, InTeams
 from spindle_cli.plan.teams.planner import TeamsPlanner
-from spindle_cli.plan.tight.given_up import NEAR
+from spindle_cli.plan.tight.given_up import NEAR, itself
 from spindle_cli.profile.types import Profile
 from spindle_cli.units import MIB
 
@@ -71,7 +71,7 @@ def in_teams(
     def of(found: Found) -> float:
         return simulated_s[found.best.prediction.iteration_s]
 
-    return InTeams(two_nets(), SHORT, Asked(), of), asked
+    return InTeams(two_nets(), SHORT, Asked(), 5.0, of), asked
 
 
 def test_teams_are_as_fast_as_the_later_of_prediction_and_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +95,21 @@ def test_of_teams_no_more_is_asked_than_to_be_faster_than_what_was_known(
 
 def test_teams_whose_bound_is_no_less_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     teams, asked = in_teams(monkeypatch, {}, [])
-    assert teams.or_less_s(1.0) == 1.0
+    monkeypatch.setattr(TeamsPlanner, "lower_bound_s", 6.0)
+    assert teams.or_less_s(6.0) == 6.0
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("known_s", "teams_s"), [(5.0 * FAR, 5.0 * FAR), (5.0 * FAR + 0.01, 5.2), (inf, 5.2)]
+)
+def test_teams_are_planned_before_others_where_these_are_far_from_the_bound(
+    monkeypatch: pytest.MonkeyPatch, known_s: float, teams_s: float
+) -> None:
+    teams, _ = in_teams(monkeypatch, {5.2: 5.2, 5.3: 5.3}, [5.2, None])
+    assert teams.or_less_s(known_s) == teams_s
+    found = teams.or_better(replace(taking(5.3), is_short=True))
+    assert found is not None and found.best.prediction.iteration_s == 5.2
 
 
 @pytest.mark.parametrize(
@@ -119,7 +132,7 @@ def test_no_teams_are_planned_where_memory_is_ample_or_something_else_is_asked_f
 
     monkeypatch.setattr(TeamsPlanner, "planned", refuse)
     assert make_plan(two_nets(), cluster_of(4, memory_gib=64)).predicted.iteration_s > 0
-    teams = InTeams(two_nets(), SHORT, Asked(sharding={"net": PARAMETERS}), lambda _: 0.0)
+    teams = InTeams(two_nets(), SHORT, Asked(sharding={"net": PARAMETERS}), 1.0, lambda _: 0.0)
     assert teams.or_less_s(3.0) == 3.0
     assert teams.or_better(None) is None
 
@@ -154,9 +167,9 @@ def test_where_memory_is_short_what_is_not_faster_than_another_kind_of_plan_is_l
         return min(known_s, 0.9 * seconds)
 
     assert find(profile, tight, "spindle", 0, or_less_s) is None
-    assert asked == [inf]
+    assert asked == [pytest.approx(seconds)]
     assert find(profile, cluster_of(1, memory_gib=64), "spindle", 0, or_less_s) is not None
-    assert asked == [inf]  # with room nobody is asked
+    assert len(asked) == 1  # with room nobody is asked
 
 
 def on_types_with_activations() -> tuple[Profile, Cluster]:

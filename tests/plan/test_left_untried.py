@@ -20,7 +20,7 @@ from spindle_cli.account.joint import joint_of
 from spindle_cli.plan.best import drafts, find_asked
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.drafts import ONE_TYPE
-from spindle_cli.plan.best.find import Found, itself
+from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.rounds import rounds_of
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
@@ -29,6 +29,7 @@ from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, measure
 from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
+from spindle_cli.plan.tight.given_up import itself
 from spindle_cli.profile.types import CurvePoint, Profile
 from spindle_cli.units import MIB
 

@@ -288,8 +288,8 @@ def found_otherwise(profile: Profile, cluster: Cluster) -> Found:
 def test_teams_are_left_out_where_something_else_is_asked_for() -> None:
     profile, short = sharing(net("a/net"), net("b/net")), cluster_of(4, memory_gib=2300 / 1024)
     found = found_otherwise(profile, short)
-    assert InTeams(profile, short, Asked(), predicted_s).or_better(found) is not found
-    assert InTeams(profile, short, Asked(), lambda each: -predicted_s(each)).or_better(found) is found
+    assert InTeams(profile, short, Asked(), 1.0, predicted_s).or_better(found) is not found
+    assert InTeams(profile, short, Asked(), 1.0, lambda each: -predicted_s(each)).or_better(found) is found
     for asked in (
         Asked(effort=0),
         Asked(strategy="sequential"),
@@ -297,9 +297,9 @@ def test_teams_are_left_out_where_something_else_is_asked_for() -> None:
         Asked(sharding={"net": PARAMETERS}),
         Asked(equal_shares=True),
     ):
-        assert InTeams(profile, short, asked, predicted_s).or_better(found) is found
+        assert InTeams(profile, short, asked, 1.0, predicted_s).or_better(found) is found
     whole = profile.model_copy(update={"optimizer_state_sharded": False})
-    assert InTeams(whole, short, Asked(), predicted_s).or_better(found) is found
+    assert InTeams(whole, short, Asked(), 1.0, predicted_s).or_better(found) is found
 
 
 def test_nothing_is_searched_where_nothing_can_gain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,14 +313,14 @@ def test_nothing_is_searched_where_nothing_can_gain(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(TeamsPlanner, "planned", refuse)
     profile, ample = sharing(net("a/net"), net("b/net")), cluster_of(4, memory_gib=64)
     plain = found_otherwise(profile, ample)
-    assert InTeams(profile, ample, Asked(), predicted_s).or_better(plain) is plain
+    assert InTeams(profile, ample, Asked(), 1.0, predicted_s).or_better(plain) is plain
     profile = sharing(net("a/net", {n: 0.1 * n for n in (1, 2, 4, 8)}))
     short = cluster_of(4, memory_gib=2300 / 1024)
     found = found_otherwise(profile, short)
     assert found.is_short
-    assert InTeams(profile, short, Asked(), predicted_s).or_better(found) is found
+    assert InTeams(profile, short, Asked(), 1.0, predicted_s).or_better(found) is found
     with pytest.raises(AssertionError, match="no search"):
-        InTeams(profile, short, Asked(), predicted_s).or_better(None)
+        InTeams(profile, short, Asked(), 1.0, predicted_s).or_better(None)
 
 
 def test_slower_plans_of_teams_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,8 +329,8 @@ def test_slower_plans_of_teams_are_not_taken(monkeypatch: pytest.MonkeyPatch) ->
     longer = replace(found.best.prediction, iteration_s=1.01 * predicted_s(found))
     slower = replace(found, best=replace(found.best, prediction=longer))
     monkeypatch.setattr(TeamsPlanner, "planned", lambda *_: slower)
-    assert InTeams(profile, cluster, Asked(), lambda each: -predicted_s(each)).or_better(found) is found
-    assert InTeams(profile, cluster, Asked(), predicted_s).or_better(None) is slower
+    assert InTeams(profile, cluster, Asked(), 1.0, lambda each: -predicted_s(each)).or_better(found) is found
+    assert InTeams(profile, cluster, Asked(), 1.0, predicted_s).or_better(None) is slower
 
 
 def test_a_planner_gives_up_what_is_no_faster() -> None:

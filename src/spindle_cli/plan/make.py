@@ -183,7 +183,7 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
     def simulated_s(found: Found) -> float:
         return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
 
-    teams = InTeams(profile, cluster, asked, simulated_s)
+    teams = InTeams(profile, cluster, asked, bound.lower_bound_s, simulated_s)
     found = teams.or_better(find_asked(profile, cluster, asked, teams.or_less_s))
     if _may_pipeline(profile, asked):
         found = in_pipelines(profile, cluster, found, simulated_s)
@@ -221,7 +221,7 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
     def simulated_s(found: Found) -> float:
         return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
 
-    teams = InTeams(profile, cluster, asked, simulated_s)
+    teams = InTeams(profile, cluster, asked, bound.lower_bound_s, simulated_s)
     found = teams.or_better(find_on_types(profile, cluster, asked, bound, teams.or_less_s))
     if found is None and (asked.micro_batches or asked.sharding):
         raise no_plan_as_asked(profile, cluster, asked)

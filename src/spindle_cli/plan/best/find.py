@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
@@ -27,7 +27,7 @@ from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.strategies.all_on_all import all_on_all, hands_on_much
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
-from spindle_cli.plan.tight.given_up import NEAR, least_fallback, with_fallback
+from spindle_cli.plan.tight.given_up import NEAR, OrLessS, itself, least_fallback, with_fallback
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 
@@ -38,9 +38,6 @@ ALIKE = (2, 3, 4, 6, 8, 12, 16)
 PATIENCE = 2
 # A quick plan that takes more than this many times as long as the best of another kind gains nothing.
 FAR = 1.15
-# Of the iteration of the best plan known, that, or a shorter one of another kind of plan: where memory is
-# short, what is not faster may be left out.
-OrLessS: TypeAlias = Callable[[float], float]
 # Shares that are not equal are tried where the lower bound with them is lower by at least this.
 WORTH = 0.02
 
@@ -83,11 +80,6 @@ class Found:
     sharding: ShardingOf = field(default_factory=dict)
 
 
-def itself(known_s: float) -> float:
-    """Where no other kind of plan is known."""
-    return known_s
-
-
 def find(
     profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, or_less_s: OrLessS = itself
 ) -> Found | None:
@@ -104,8 +96,7 @@ def find(
     best, all_fit = best_judged(problem, bound, strategy, effort)
     note = None
     if best is None or not all_fit:
-        than_s = or_less_s(inf if best is None else best.prediction.iteration_s)
-        tight = with_fallback(profile, cluster, strategy, effort, ONE_TYPE, than_s)
+        tight = with_fallback(profile, cluster, strategy, effort, ONE_TYPE, or_less_s=or_less_s)
         if tight is not None and (best is None or tight.judged.rank() < best.rank()):
             best, problem, note = tight.judged, tight.tight.problem, tight.note
     if strategy == "spindle" and any(metaop.num_experts for metaop in profile.metaops):

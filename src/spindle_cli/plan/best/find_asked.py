@@ -14,17 +14,16 @@ from spindle_cli.plan.best.find import (
     CutPlanner,
     Found,
     OneTypeCutPlanner,
-    OrLessS,
     find,
     find_in,
     find_on_any_number,
     in_best_micro_batches,
-    itself,
 )
 from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.posed import Posing
+from spindle_cli.plan.tight.given_up import OrLessS, itself
 from spindle_cli.profile.types import Profile
 
 # A plan that takes at most this many times as long as no schedule can be shorter than is not asked to gain by

@@ -12,7 +12,7 @@ from math import inf
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found, OrLessS, find, find_in, itself, require_above
+from spindle_cli.plan.best.find import Found, find, find_in, require_above
 from spindle_cli.plan.best.find_asked import or_less_than, or_moving, with_less
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
 from spindle_cli.plan.best.rounds import rounds_of
@@ -24,7 +24,15 @@ from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem, given_up
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
-from spindle_cli.plan.tight.given_up import NEAR, least_fallback, may_be_faster, with_fallback, with_more_kept
+from spindle_cli.plan.tight.given_up import (
+    NEAR,
+    OrLessS,
+    itself,
+    least_fallback,
+    may_be_faster,
+    with_fallback,
+    with_more_kept,
+)
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.plan.weights.on_part import weights_on
 from spindle_cli.profile.mixed.seen import seen_on

@@ -27,6 +27,9 @@ STEPS = 8
 NEAR = 1.01
 # With less nobody waits for several searches more.
 LEAST_EFFORT = 1
+# They are made before other plans where the best one known takes more than this many times as long as the
+# lower bound: nearer to it others are often faster, and leave few teams to plan.
+FAR = 1.15
 
 
 class InTeams:
@@ -35,26 +38,33 @@ class InTeams:
     """
 
     def __init__(
-        self, profile: Profile, cluster: Cluster, asked: Asked, simulated_s: Callable[[Found], float]
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        asked: Asked,
+        lower_bound_s: float,
+        simulated_s: Callable[[Found], float],
     ) -> None:
         """
         Args:
+            lower_bound_s: before which no schedule of whole batches ends.
             simulated_s: a plan's iteration by simulation: of when teams sum and send the prediction knows
                 less.
         """
         self._profile, self._cluster, self._asked = profile, cluster, asked
+        self._far_s = FAR * lower_bound_s
         self._simulated_s = simulated_s
         self._known: tuple[Found | None, float] | None = None
 
     def or_less_s(self, known_s: float) -> float:
-        """Seconds of the best plan of teams, as predicted and as simulated, or `known_s` if that is less: of
-        a plan that is known where memory is short. From the first call on no plan of teams is looked for that
-        is slower.
+        """Seconds of the best plan of teams, as predicted and as simulated, or `known_s` if that is less, or
+        not far from the lower bound: of a plan that is known where memory is short. From the first call on no
+        plan of teams is looked for that is slower.
 
         Raises:
             BelowBoundError: a bug of the planner.
         """
-        return min(known_s, self._best(known_s)[1])
+        return min(known_s, self._best(known_s)[1]) if known_s > self._far_s else known_s
 
     def or_better(self, found: Found | None) -> Found | None:
         """The best plan; `found` where none of teams is faster, as predicted and as simulated, or memory is

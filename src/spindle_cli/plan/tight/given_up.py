@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
+from typing import TypeAlias
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.search.memory_fallback import (
@@ -26,6 +28,14 @@ MORE_STEPS = (1, 2, 4)
 ABOVE_BOUND = 0.02
 # A longer search makes a quick plan that takes more than this many times as long as another no faster.
 NEAR = 1.05
+# Of the iteration of the best plan known, that, or a shorter one of another kind of plan: what is not faster
+# may be left out.
+OrLessS: TypeAlias = Callable[[float], float]
+
+
+def itself(known_s: float) -> float:
+    """Where there is no other kind of plan."""
+    return known_s
 
 
 def with_fallback(
@@ -35,12 +45,16 @@ def with_fallback(
     effort: int,
     posing: Posing,
     than_s: float = inf,
+    or_less_s: OrLessS = itself,
 ) -> TightPlan | None:
     """The best plan of those that give up speed for memory, split and cheapest first; None if none fits, or
-    comes near `than_s`: what is not faster may be left out.
+    comes near `than_s`, or another kind of plan: what is not faster may be left out.
     """
     quick = least_fallback(profile, cluster, strategy, posing, than_s=than_s)
-    if quick is None or quick.judged.prediction.iteration_s > NEAR * than_s:
+    if quick is None:
+        return None
+    quick_s = quick.judged.prediction.iteration_s
+    if quick_s > NEAR * than_s or quick_s > NEAR * or_less_s(quick_s):
         return None
     best = better_searched(quick, strategy, effort)
     return best if effort == NO_SEARCH else _less_split(best, profile, cluster, strategy, effort, posing)
