@@ -175,21 +175,22 @@ class _Placing:
         for devices in by_node.values():
             devices.sort(key=lambda d: -value[d])
         near = self._bytes_by_node(sources)
+
+        def worth(node: int, missing: int) -> tuple[bool, float, int, int]:
+            devices = by_node[node]
+            usable = len(devices) // tp * tp
+            enough = usable >= missing
+            own = sum(value[d] for d in devices[: min(missing, usable)])
+            nearby = near.get(node, 0.0) * (1 - self.node_share)
+            # A node that holds all that is missing first; then by worth; then the tightest (or fullest) fit.
+            return enough, own + nearby, -len(devices) if enough else usable, -node
+
         chosen: list[int] = []
-        while len(chosen) < num_devices:
-            missing = num_devices - len(chosen)
-
-            def worth(node: int, missing: int = missing) -> tuple[bool, float, int, int]:
-                devices = by_node[node]
-                usable = len(devices) // tp * tp
-                enough = usable >= missing
-                own = sum(value[d] for d in devices[: min(missing, usable)])
-                nearby = near.get(node, 0.0) * (1 - self.node_share)
-                # A node that holds all that is missing first; then by worth; then the tightest (or fullest)
-                # fit.
-                return enough, own + nearby, -len(devices) if enough else usable, -node
-
-            node = max(by_node, key=worth)
+        most = max(len(devices) for devices in by_node.values()) // tp * tp
+        # As long as no node has enough, all that it has counts, whatever is missing.
+        best_last = sorted(by_node, key=lambda node: worth(node, most + 1))
+        while missing := num_devices - len(chosen):
+            node = best_last.pop() if missing > most else max(by_node, key=lambda n: worth(n, missing))
             devices = by_node.pop(node)
             wanted = min(missing, len(devices) // tp * tp)
             chosen += _best(devices, wanted, value, sources) if wanted else []
