@@ -3,8 +3,8 @@
     python scripts/exact_optimum.py PROFILE.json --cluster CLUSTER.yaml [--seconds 60]
     python scripts/exact_optimum.py levels-2 --cluster h800-16-h20-16
 
-Of a profile on a cluster, or of a random workload of `bench_mixed_plan.py` on one of its clusters; memory is
-taken to be ample. Needs the optional extra `exact` (ortools).
+Of a profile on a cluster, or of a random workload of `bench_mixed_plan.py` on one of its clusters, or on
+one of one type; devices are taken to have ample memory. Needs the optional extra `exact` (ortools).
 
 It starts from the shortest schedule that the planner's own search finds, its slices cut into jobs of some ops
 each. Each job may run on any of the allocations of its MetaOp that cost least by the bound's prices, at any
@@ -26,8 +26,9 @@ from bench_mixed_plan import DRAWN
 from exact_search import Allocation, Job, Question, answer
 from mixed_clusters import cluster_named
 from random_mixed_profiles import random_mixed_profile
+from random_profiles import random_profile
 
-from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
 from spindle_cli.plan.best.drafts import OneType, PosedOnOneType
 from spindle_cli.plan.mixed.dispatching.search import search as search_on_types
 from spindle_cli.plan.mixed.posed import BASE_EFFORT, PosedOnTypes, SeveralTypes
@@ -63,8 +64,7 @@ def main() -> None:
     profile = seen_on(_profile(arguments.profile, cluster), cluster)
     posed: Posed = (SeveralTypes() if cluster.is_mixed else OneType()).posed(profile, cluster)
     plan, _ = posed.best("spindle", EFFORT)
-    if plan is None:
-        parser.error("its plan gives up speed for memory, which this search knows nothing of")
+    assert plan is not None, "memory is ample"
     question, points = question_of(posed, arguments.pieces, arguments.allocations)
     jobs = answer(question, arguments.seconds, arguments.workers)
     draft = draft_of(posed.problem, jobs, points)
@@ -86,15 +86,18 @@ def main() -> None:
 
 
 def _cluster(name: str) -> Cluster:
-    is_file = name.endswith((".yaml", ".yml"))
-    return Cluster.read(Path(name)) if is_file else cluster_named(name)
+    if not name.endswith((".yaml", ".yml")):
+        return cluster_named(name, MAX_MEMORY_GIB)
+    cluster = Cluster.read(Path(name))
+    nodes = tuple(group.model_copy(update={"memory_gib": MAX_MEMORY_GIB}) for group in cluster.nodes)
+    return cluster.changed(nodes=nodes)
 
 
 def _profile(name: str, cluster: Cluster) -> Profile:
     if name not in DRAWN:
         return Profile.read(Path(name))
     shape, seed = DRAWN[name]
-    return random_mixed_profile(seed, shape, cluster)
+    return random_mixed_profile(seed, shape, cluster) if cluster.is_mixed else random_profile(seed, shape)
 
 
 def question_of(posed: Posed, pieces: int, most: int) -> tuple[Question, tuple[tuple[Point, ...], ...]]:
