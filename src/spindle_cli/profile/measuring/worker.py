@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, parent_process
@@ -49,6 +50,7 @@ from spindle_cli.profile.op.stand_ins import Analysed, give_parameters, load_ana
 from spindle_cli.profile.op.tensor_parallel import OwnPositions
 from spindle_cli.profile.op.timings import Limits, Sample, is_enough
 from spindle_cli.units import MIB
+from spindle_cli.workload.metaops.failing import failures_told, is_out_of_memory
 from spindle_cli.workload.training.precision import Computing, set_matmul_precision, widen_gradients
 
 # Copies of an op run one after the other until they touch so many bytes, by kind of device: more than caches
@@ -164,7 +166,8 @@ class _Worker:
         widen_gradients(module.parameters(), self._train)
         module = Computing(module, self._train, self._device.type)
         self._run = OpRun(module, positions.inputs, len(op.fields), self._clock)
-        self._run.repeat(1)
+        with failures_told(task, op, request.job.rows) if split is None else nullcontext():
+            self._run.repeat(1)
         counted = sums.take()
         once_s = self._run.repeat(1).total_s
         # After a first run, which may have allocated what the libraries then keep.
@@ -218,12 +221,7 @@ def _failure(error: Exception) -> Failed:
         return Failed(error.message, error.hint, None, is_users=True)
     text = f"{type(error).__name__}: {error}"
     full = "".join(traceback.format_exception(error))
-    return Failed(text, None, full, out_of_memory=_is_out_of_memory(error))
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    # On the CPU torch raises a plain RuntimeError from its allocator.
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return Failed(text, None, full, out_of_memory=is_out_of_memory(error))
 
 
 def _end_with_parent() -> None:

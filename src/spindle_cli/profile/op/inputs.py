@@ -11,6 +11,7 @@ from spindle_cli.profile.op.jobs import OpRef
 from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec, WorkloadGraph
+from spindle_cli.workload.metaops.failing import failures_told
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.training.precision import computing
 
@@ -76,7 +77,8 @@ class ChainInputs:
         equal_task = self._graph.tasks[stand_in.task]
         module = op_module(equal_task, equal_task.ops[stand_in.op]).to(self._device)
         inputs = [values[_field(name)] for name in op.fields] + [values[name] for name in op.inputs]
-        with torch.no_grad(), computing(self._train, self._device.type):
+        told = failures_told(task, op, task.task.batch_size)
+        with told, torch.no_grad(), computing(self._train, self._device.type):
             outputs = module(*inputs)
         values.update(zip(op.outputs, outputs if isinstance(outputs, tuple) else (outputs,), strict=False))
 

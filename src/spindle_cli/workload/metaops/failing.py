@@ -1,0 +1,61 @@
+"""What is said of an op that fails on real samples, as it would in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from spindle_cli.errors import SpindleError
+from spindle_cli.workload.graph import Op, TaskGraph
+from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.refuse import place_of_error, refusal
+
+
+@contextmanager
+def failures_told(task: TaskGraph, op: Op, samples: int) -> Iterator[None]:
+    """Tell of what an op raises that is run on so many samples, unless it finds too little memory.
+
+    Raises:
+        WorkloadError: the op fails.
+    """
+    try:
+        yield
+    except SpindleError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        first = str(error).strip().partition("\n")[0]
+        glue = "its loss, with what leads to it," if op.is_loss else "what is between its layers"
+        hint = _of_other_numbers(task, op) or (
+            "It does so in plain PyTorch, too: run the task's module on a batch of its dataset."
+        )
+        name, place = task.task.name, place_of_error(error)
+        what = f"{op.target or glue} fails on {samples} samples: {type(error).__name__}: {first}"
+        raise refusal(name, what, place, hint) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a share of these samples does not fit."""
+    # On the CPU torch raises a plain RuntimeError from its allocator.
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _of_other_numbers(task: TaskGraph, op: Op) -> str | None:
+    """What to do about fields in other floating-point numbers than the op's parameters."""
+    own = {parameter.dtype for parameter in op_module(task, op).parameters()}
+    fields = [task.fields[name] for name in op.fields]
+    others = [each for each in fields if own and each.dtype.is_floating_point and each.dtype not in own]
+    if not others:
+        return None
+    told = ", ".join(sorted(map(_name, own)))
+    return (
+        f"Field {others[0].name!r} is {_name(others[0].dtype)}, and parameters are {told}: let the dataset "
+        "give it so, or forward convert it."
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

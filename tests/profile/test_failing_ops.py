@@ -1,0 +1,92 @@
+"""What is said of ops that fail on real samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.errors import UsageError, WorkloadError
+from spindle_cli.profile.op.inputs import ChainInputs
+from spindle_cli.profile.op.jobs import OpRef
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.metaops.failing import failures_told
+from spindle_cli.workload.types import Task, Workload
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.table = nn.Embedding(5, 3)
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        return self.linear(x) + self.table(ids)  # the line that is named
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Layer(), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        return self.second(self.first(x, ids)).square().mean()
+
+
+def graph_of(dtype: torch.dtype = torch.float32, number: int = 4) -> WorkloadGraph:
+    items = [{"x": torch.randn(3, dtype=dtype), "ids": torch.tensor(number)} for _ in range(4)]
+    return analyse(Workload("w", [Task("t", Net(), 2, items)], operators=(Layer, nn.Linear)))
+
+
+def run_through(graph: WorkloadGraph) -> tuple[Tensor, ...]:
+    """The inputs of the task's last op."""
+    refs = [OpRef("t", op.index) for op in graph.tasks["t"].ops]
+    same = dict(zip(refs, refs, strict=True))
+    settings = TrainSettings.model_validate({"steps": 1})
+    return ChainInputs(graph, same, {refs[-1]}, settings, torch.device("cpu")).take(refs[-1], 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_fields_in_other_numbers_than_parameters_are_named(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(WorkloadError) as raised:
+        run_through(graph_of(dtype))
+    error = raised.value
+    assert "test_failing_ops.py:29: task 't': first fails on 2 samples: RuntimeError" in error.message
+    assert "same dtype" in error.message
+    assert error.hint == (
+        f"Field 'x' is {name}, and parameters are float32: let the dataset give it so, or forward convert it."
+    )
+    assert run_through(graph_of())[0].shape == (2, 3)
+
+
+def test_what_fails_in_plain_pytorch_too_is_said_to() -> None:
+    with pytest.raises(WorkloadError, match="task 't': first fails on 2 samples: IndexError") as raised:
+        run_through(graph_of(number=5))
+    assert raised.value.hint is not None and "plain PyTorch, too" in raised.value.hint
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate memory"), UsageError("own")])
+def test_too_little_memory_and_our_own_errors_are_left_as_they_are(error: Any) -> None:
+    task = graph_of().tasks["t"]
+    with pytest.raises(type(error)) as raised, failures_told(task, task.ops[0], 2):
+        raise error
+    assert raised.value is error
+
+
+def test_glue_is_called_what_it_is() -> None:
+    task = graph_of().tasks["t"]
+    glue = replace(task.ops[-1], target=None)
+    for is_loss, told in ((True, "its loss, with what leads to it,"), (False, "what is between its layers")):
+        with (
+            pytest.raises(
+                WorkloadError, match=rf"task 't': {told} fails on 1 samples: ValueError: no\n  It does"
+            ),
+            failures_told(task, replace(glue, is_loss=is_loss), 1),
+        ):
+            raise ValueError("no\nmore lines")
