@@ -18,10 +18,12 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Task, Workload
 from workload.shares import run_plain, run_shares
 
+from .asked_elsewhere import doubled_if_tensor
 from .toy import WIDTH, Block, Items
 
 BATCH = 6
 Use = Callable[[Tensor, Tensor], Tensor]
+_ISINSTANCE = isinstance
 
 
 class Net(nn.Module):
@@ -35,8 +37,8 @@ class Net(nn.Module):
         return self.use(self.second(self.first(x)), label).pow(2).mean()
 
 
-def _doubled_if_tensor(h: Tensor, _: Tensor) -> Tensor:
-    return h * 2 if isinstance(h, Tensor) else h[0]
+def _doubled_if(asked: Callable[[Tensor], object], classes: Any) -> Use:
+    return lambda h, _: h * 2 if isinstance(asked(h), classes) else h
 
 
 def _doubled_if_either(h: Tensor, _: Tensor) -> Tensor:
@@ -77,7 +79,15 @@ def _number_of_numpy(h: Tensor, _: Tensor) -> Tensor:
 
 
 USES: dict[str, Use] = {
-    "isinstance": _doubled_if_tensor,
+    "isinstance": doubled_if_tensor,
+    "isinstance of a union": _doubled_if(lambda h: h, Tensor | list),
+    "isinstance of what is none": _doubled_if(lambda h: h, Callable),
+    "isinstance of a fake": _doubled_if(lambda h: h, torch._subclasses.FakeTensor),
+    "isinstance of a size": _doubled_if(lambda h: h.shape[0], int),
+    "isinstance of all sizes": _doubled_if(lambda h: h.shape, tuple),
+    "isinstance of a dtype": _doubled_if(lambda h: h.dtype, torch.dtype),
+    "isinstance of several results": _doubled_if(lambda h: h.max(1), tuple),
+    "isinstance of one result": _doubled_if(lambda h: h.max(1)[0], Tensor),
     "isinstance of several": _doubled_if_either,
     "is_tensor": lambda h, _: h * 2 if torch.is_tensor(h) else h,
     "hasattr": _of_logits,
@@ -106,7 +116,7 @@ def test_what_forward_asks_is_answered_as_of_a_tensor(name: str) -> None:
     batch = {"x": torch.randn(BATCH, 4, WIDTH), "label": torch.randint(3, (BATCH,))}
     shares = run_shares(task, batch, {op.index: 3 for op in task.ops})
     torch.testing.assert_close(shares, run_plain(task.task, batch))
-    assert "isinstance" not in globals() and distributions.Distribution._validate_args
+    assert isinstance is _ISINSTANCE and distributions.Distribution._validate_args
 
 
 def _looked_at_between(h: Tensor, _: Tensor) -> Tensor:
@@ -125,10 +135,51 @@ def _looked_at_by_another_view(h: Tensor, _: Tensor) -> Tensor:
     return other * 2
 
 
-@pytest.mark.parametrize("use", [_looked_at_between, _looked_at_by_another_view])
+def _changed_once_put_back(h: Tensor, _: Tensor) -> Tensor:
+    h = h.clone()
+    part = h[:, 0]
+    part += 1
+    h[:, 0] = part
+    part *= 2
+    return h
+
+
+def _looked_at_once_put_back(h: Tensor, _: Tensor) -> Tensor:
+    h = h.clone()
+    part = h[:, 0]
+    part += 1
+    h[:, 0] = part
+    h[:, 0] += 5
+    return h + part[:, None]
+
+
+def _changed_by_a_view_that_nobody_looks_at(h: Tensor, _: Tensor) -> Tensor:
+    h = h.clone()
+    view = h.flatten(1)
+    h += 1
+    view.mul_(2)
+    return h
+
+
+SEEN = [_looked_at_between, _looked_at_by_another_view, _changed_once_put_back, _looked_at_once_put_back]
+
+
+@pytest.mark.parametrize("use", [*SEEN, _changed_by_a_view_that_nobody_looks_at])
 def test_a_changed_part_that_something_else_looks_at_is_refused(use: Use) -> None:
     with pytest.raises(WorkloadError, match="in place, which other operators or glue use"):
         analysed(workload(use))
+
+
+def test_a_parameter_is_told_from_another_tensor() -> None:
+    def use(h: Tensor, _: Tensor) -> Tensor:
+        scales = net.second.norm.weight
+        return h * 2 if isinstance(scales, nn.Parameter) and not isinstance(h, nn.Parameter) else h
+
+    net = Net(use)
+    task = analysed(Workload("w", [Task("t", net, BATCH, Items(x=(4, WIDTH), label=((), 3)))], (Block,)))
+    batch = {"x": torch.randn(BATCH, 4, WIDTH), "label": torch.zeros(BATCH, dtype=torch.int64)}
+    graph = task.tasks["t"]
+    torch.testing.assert_close(run_shares(graph, batch, {}), run_plain(graph.task, batch))
 
 
 class Head(nn.Module):

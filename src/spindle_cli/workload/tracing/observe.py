@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -104,17 +104,20 @@ class Observer:
             raise _ChangesItsInputError
         return result
 
-    def hands_through(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
-        """Whether a module gives tensors that lie in the memory of those that it is given."""
+    def memory_of(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[list[int], list[int], set[int]]:
+        """Of each tensor that a module gives, and of each that it is given, in which memory it lies; and that
+        of its parameters and buffers.
+        """
         with torch.random.fork_rng(devices=[]), self.mode, torch.enable_grad():
             given, more = pytree.tree_map(again, (args, kwargs))
             with watching(module), swapped_tensors(module, self.fake):
                 result = module(*given, **more)
-        storages = [
-            {leaf.untyped_storage()._cdata for leaf in leaves_of(tree) if isinstance(leaf, Tensor)}
+        own = {storage_of(self.fake(tensor)) for tensor in (*module.parameters(), *module.buffers())}
+        gives, takes = (
+            [storage_of(leaf) for leaf in leaves_of(tree) if isinstance(leaf, Tensor)]
             for tree in (result, [given, more])
-        ]
-        return not storages[0].isdisjoint(storages[1])
+        )
+        return gives, takes, own
 
     def observed(self) -> dict[str, JsonValue]:
         """What was observed, for another process (see `AnalysisMemo`)."""
@@ -171,6 +174,11 @@ def swapped_tensors(root: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> It
             holder[name] = value
 
 
+def storage_of(tensor: Tensor) -> int:
+    """A number for the memory that a tensor lies in."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def again(value: Any) -> Any:
     """A tensor like one seen before, and a new object; no leaf if it has a gradient."""
     if not isinstance(value, Tensor) or is_fixed(value):
@@ -186,11 +194,14 @@ def _describe(value: Any) -> str:
 
 
 def _hides_tensors(leaf: Any) -> bool:
-    """Whether it is an object, a dataclass say, with tensors among its attributes: no walk through containers
-    comes to them.
+    """Whether it is an object, a dataclass say, with tensors in it: no walk through containers comes to
+    them.
     """
     if isinstance(leaf, Tensor | type):
         return False
+    inside = leaf.values() if isinstance(leaf, Mapping) else leaf if isinstance(leaf, Set) else ()
+    if any(isinstance(value, Tensor) for value in inside):
+        return True
     return any(isinstance(value, Tensor) for value in getattr(leaf, "__dict__", {}).values())
 
 
@@ -254,7 +265,7 @@ class Run(fx.Interpreter):
         return value
 
     def _refuse_hidden(self, node: fx.Node, value: Any) -> None:
-        for leaf in leaves_of(value):
+        for leaf in pytree.tree_leaves(value):
             if _hides_tensors(leaf):
                 raise refusal(
                     self._task,

@@ -19,7 +19,7 @@ from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.refuse import place_of_caller, place_of_error, refusal
 from spindle_cli.workload.tracing.faithful import note_contexts, nothing_is_frozen, refuse_question
 from spindle_cli.workload.tracing.observe import Observer
-from spindle_cli.workload.tracing.proxies.asking import tensors_are_known
+from spindle_cli.workload.tracing.proxies.asking import classes_are_known
 from spindle_cli.workload.tracing.proxies.capturing import is_recorded, record
 from spindle_cli.workload.tracing.proxies.changes import TracedValue
 from spindle_cli.workload.tracing.proxies.grids import grids_are_calls
@@ -71,6 +71,11 @@ class OperatorTracer(fx.Tracer):
         self._observer = observer
         self._known: Known | None = None
         self.autocast = AutocastSeen()
+
+    @property
+    def task_name(self) -> str:
+        """Of the task that is traced."""
+        return self._task.name
 
     @property
     def known(self) -> Known:
@@ -173,6 +178,9 @@ class OperatorTracer(fx.Tracer):
     def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
         """Loop over as many parts as there are for every batch, or over its samples (see rows.py)."""
         parts: Any = obj
+        value = self.known.value(obj)
+        if isinstance(value, Mapping):
+            return iter(list(value))
         if self.known.counts_samples(obj):
             return rows_of(parts, self._task.batch_size)
         return iter([parts[position] for position in range(self.known.length(obj))])
@@ -258,7 +266,7 @@ def trace_task(
             _creators_traced(tracer),
             _own_gradients_refused(task.name),
             numbers_are_known(tracer),
-            tensors_are_known(tracer, task.module),
+            classes_are_known(tracer),
             grids_are_calls(task.module, tracer),
             torch.enable_grad(),
             not_validated(),

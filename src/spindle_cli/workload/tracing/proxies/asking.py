@@ -1,4 +1,4 @@
-"""Let forward ask whether a traced value is a tensor."""
+"""Let forward ask what a traced value is."""
 
 from __future__ import annotations
 
@@ -6,47 +6,45 @@ import builtins
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 
 @contextmanager
-def tensors_are_known(tracer: Any, root: nn.Module) -> Iterator[None]:
-    """Let `isinstance(x, Tensor)` and `torch.is_tensor(x)` take a traced tensor for one, by what
-    `tracer.is_tensor` says.
+def classes_are_known(tracer: Any) -> Iterator[None]:
+    """Let `isinstance(x, ...)` and `torch.is_tensor(x)` answer for a traced value as for what it stands for,
+    by what `tracer.known` knows.
 
-    isinstance() is another in the modules alone that the task's classes are written in: torch's own code has
-    to tell a traced value from a tensor.
+    Not where torch asks, which has to tell traced values from others; its distributions do not.
     """
+    original, of_tensors = builtins.isinstance, torch.is_tensor
 
     def is_instance(item: Any, classes: Any, /) -> bool:
-        if isinstance(item, classes):
-            return True
-        return isinstance(item, fx.Proxy) and _have_tensor(classes) and bool(tracer.is_tensor(item))
+        if not original(item, fx.Proxy) or _asks_for_traced(classes) or _is_torch(sys._getframe(1).f_globals):
+            return original(item, classes)
+        return original(tracer.known.value(item), classes)
 
     def is_tensor(item: Any, /) -> bool:
-        return is_instance(item, Tensor)
+        return original(tracer.known.value(item) if original(item, fx.Proxy) else item, Tensor)
 
-    names = {type(part).__module__ for part in root.modules()}
-    written_in = [
-        vars(sys.modules[name])
-        for name in sorted(names)
-        if name in sys.modules and name.partition(".")[0] not in ("torch", "builtins")
-    ]
-    own = [scope for scope in written_in if "isinstance" not in scope]
-    original = torch.is_tensor
     try:
-        for scope in own:
-            scope["isinstance"] = is_instance
+        builtins.isinstance = is_instance
         torch.is_tensor = is_tensor  # type: ignore[assignment]
         yield
     finally:
-        torch.is_tensor = original
-        for scope in own:
-            del scope["isinstance"]
+        builtins.isinstance, torch.is_tensor = original, of_tensors
 
 
-def _have_tensor(classes: Any) -> bool:
-    return classes is Tensor or (builtins.isinstance(classes, tuple) and any(map(_have_tensor, classes)))
+def _is_torch(scope: dict[str, Any]) -> bool:
+    """Whether code is torch's or our own, by its globals."""
+    name = str(scope.get("__name__"))
+    return name.partition(".")[0] in ("torch", "spindle_cli") and not name.startswith("torch.distributions.")
+
+
+def _asks_for_traced(classes: Any) -> bool:
+    if type(classes) is tuple or get_origin(classes) in (Union, UnionType):
+        return any(map(_asks_for_traced, classes if type(classes) is tuple else get_args(classes)))
+    return type(classes) is type and issubclass(classes, fx.Proxy)

@@ -15,13 +15,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor, fx, nn
 
-from spindle_cli.workload.refuse import refusal
+from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.faithful import NO_GRAD
 from spindle_cli.workload.tracing.inplace import HINT, is_in_place_name
-from spindle_cli.workload.tracing.observe import Observer
+from spindle_cli.workload.tracing.observe import Observer, storage_of
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
 
-_CHANGED = "changed"  # key of a node's meta: the node whose value it has put another in the place of
+# Keys of a node's meta: the node whose value it has put another in the place of; of a changed part that was
+# put back, what it was of a tensor, and that tensor with it.
+_CHANGED, _PUT_BACK = "changed", "put back"
+_HELD = 0  # the number of no memory: for that of operators' parameters and buffers
 # Methods that do something else than their namesakes without the underscore.
 _UNLIKE = frozenset({"bernoulli_", "resize_", "resize_as_", "set_"})
 # What gives the same as x[...] = value.
@@ -30,6 +33,12 @@ _FILLING: Mapping[str, Callable[..., Any]] = {
     "fill_": lambda value: value,
     "zero_": lambda: 0,
 }
+
+# What changes a list, dict or set.
+_OF_CONTAINERS = frozenset(
+    {"update", "pop", "popitem", "setdefault", "clear", "move_to_end", "append", "extend", "insert", "remove"}
+    | {"reverse", "sort", "add", "discard", "appendleft", "popleft"}
+)
 
 
 def assigned(tensor: Tensor, index: Any, value: Any) -> Tensor:
@@ -45,20 +54,19 @@ class TracedValue(fx.Proxy):
     __array_priority__ = 1000  # numbers of numpy leave operators to it, as they leave them to tensors
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if type(value) is TracedValue:
-            self._take_over(index, value.node)
+        put_back = type(value) is TracedValue and self._is_put_back(index, value.node)
         self._becomes("call_function", assigned, (self, index, value), {})
+        if put_back:
+            # x is what has changed, and goes on to share its memory with the part.
+            value.node.meta[_PUT_BACK] = value.node.meta.pop(_CHANGED), self.node
 
-    def _take_over(self, index: Any, made: fx.Node) -> None:
-        """Where `x[i] += y` puts a changed part back, let x be what has changed: nobody has looked at it
-        since the part did.
-        """
+    def _is_put_back(self, index: Any, made: fx.Node) -> bool:
+        """Whether it is a changed part of x, as in `x[i] += y`, that nobody has looked at since."""
         part = made.meta.get(_CHANGED)
-        is_latest = made.next.op == "root"
-        if is_latest and isinstance(part, fx.Node) and part.target is operator.getitem:
-            of, at = part.args
-            if of is self.node and at == self.tracer.create_arg(index):
-                del made.meta[_CHANGED]
+        if made.next.op != "root" or not isinstance(part, fx.Node) or part.target is not operator.getitem:
+            return False
+        of, at = part.args
+        return of is self.node and bool(at == self.tracer.create_arg(index))
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         """What numpy's functions take: a number that is known."""
@@ -73,6 +81,8 @@ class TracedValue(fx.Proxy):
         is_protocol = name.startswith("__") and name.endswith("__")
         if is_protocol or not (hasattr(Tensor, name) or self.tracer.has_attribute(self, name)):  # type: ignore[attr-defined]
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+        if name in _OF_CONTAINERS and not self.tracer.is_tensor(self):  # type: ignore[attr-defined]
+            return lambda *_, **__: self._refuse_change(name)
         if not is_in_place_name(name):
             return super().__getattr__(name)
 
@@ -80,6 +90,15 @@ class TracedValue(fx.Proxy):
             return self._change(name, args, kwargs)
 
         return change
+
+    def _refuse_change(self, name: str) -> None:
+        kind = type(self.tracer.known.value(self)).__name__  # type: ignore[attr-defined]
+        raise refusal(
+            self.tracer.task_name,  # type: ignore[attr-defined]
+            f"forward calls {name} of a {kind} that it was given, which a trace would not keep",
+            place_of_caller(),
+            "Make a dict or list of your own of it ({**given, 'h': h}).",
+        )
 
     def _change(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedValue:
         namesake = name.removesuffix("_")
@@ -144,15 +163,18 @@ class Changes:
             WorkloadError: with the place in the user's code.
         """
         alive = set(loss.graph.nodes)
+        # What changes something counts even where nobody looks at what it gives.
+        counting = alive | {change.new for change in self._found}
         for change in self._found:
-            sharing = _Memory(self._arguments, self._inputs, root, shapes, observer).shared_with(change.old)
-            later = [node for node in self._nodes[change.at + 1 :] if node in alive]
+            memory = _Memory(self._arguments, self._inputs, root, shapes, observer)
+            sharing, is_held = memory.shared_with(change.old)
+            later = [node for node in self._nodes[change.at + 1 :] if node in counting]
             seen = [
                 node
                 for node in later
                 if node.op != "output" and shapes.gives_tensors(node) and sharing & set(self._inputs[node])
             ]
-            if seen or loss in sharing or any(node.op == "get_attr" for node in sharing):
+            if seen or is_held or loss in sharing or any(node.op == "get_attr" for node in sharing):
                 raise _refusal(
                     task, change, f"changes {change.old.name!r} in place, which other operators or glue use"
                 )
@@ -192,34 +214,37 @@ class _Memory:
         self._root = root
         self._shapes = shapes
         self._observer = observer
-        self._storages = {
-            node: {_storage(leaf) for leaf in leaves_of(shapes.values.get(node)) if isinstance(leaf, Tensor)}
-            for node in inputs
-        }
+        self._storages = {node: set(map(storage_of, _tensors(shapes.values.get(node)))) for node in inputs}
+        for node in inputs:
+            part, changed = node.meta.get(_PUT_BACK, (None, None))
+            if part is not None and self._storages[part] & self._storages[inputs[part][0]]:
+                self._storages[node] |= self._storages[changed]
 
-    def shared_with(self, node: fx.Node) -> set[fx.Node]:
-        """One node and all that share memory with it."""
-        found = set(self._storages[node])
-        tried: set[fx.Node] = set()
-        while True:
+    def shared_with(self, node: fx.Node) -> tuple[set[fx.Node], bool]:
+        """One node and all that share memory with it; and whether an operator holds that, in a buffer say."""
+        found, before = set(self._storages[node]), set[int]()
+        groups: dict[fx.Node, list[set[int]]] = {}
+        while found != before:
+            before = set(found)
             sharing = {other for other, storages in self._storages.items() if storages & found}
-            calls = {
-                call
-                for call in self._storages
-                if call.op == "call_module" and (call in sharing or sharing & set(self._inputs[call]))
-            } - tried
-            if not calls:
-                return sharing
-            tried |= calls
-            for call in calls:
-                if self._hands_through(call):
-                    found |= self._storages[call].union(*map(self._storages.__getitem__, self._inputs[call]))
+            for call in self._storages:
+                if call.op == "call_module" and (call in sharing or sharing & set(self._inputs[call])):
+                    if call not in groups:
+                        groups[call] = self._in_one_memory(call)
+                    found |= {storage for group in groups[call] if group & found for storage in group}
+        return sharing, _HELD in found
 
-    def _hands_through(self, call: fx.Node) -> bool:
-        """Whether a module gives a view of what it is given (what it gives is remembered elsewhere)."""
+    def _in_one_memory(self, call: fx.Node) -> list[set[int]]:
+        """Storages that are one inside of a module: what it gives is remembered elsewhere."""
         args, kwargs = fx.node.map_arg(self._arguments[call], self._shapes.values.__getitem__)
-        return self._observer.hands_through(self._root.get_submodule(str(call.target)), args, kwargs)
+        module = self._root.get_submodule(str(call.target))
+        gives, takes, own = self._observer.memory_of(module, args, kwargs)
+        seen = [*_tensors(self._shapes.values[call]), *_tensors([args, kwargs])]
+        groups: dict[int, set[int]] = {}
+        for memory, tensor in zip([*gives, *takes], seen, strict=True):
+            groups.setdefault(memory, {_HELD} if memory in own else set()).add(storage_of(tensor))
+        return list(groups.values())
 
 
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]

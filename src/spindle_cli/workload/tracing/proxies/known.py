@@ -9,8 +9,9 @@ from __future__ import annotations
 import builtins
 import contextlib
 import contextvars
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -69,9 +70,17 @@ class Known:
             raise self._depends_on_batch()
         return value
 
+    def value(self, proxy: fx.Proxy) -> Any:
+        """What a traced value is; for a tensor, one of its class and dtype."""
+        value = self._look(proxy)[0]
+        if not isinstance(value, Tensor):
+            return value
+        made = torch.empty(0, dtype=value.dtype)
+        return nn.Parameter(made, value.requires_grad) if isinstance(value, nn.Parameter) else made
+
     def is_tensor(self, proxy: fx.Proxy) -> bool:
         """Whether a traced value is a tensor."""
-        return isinstance(self._look(proxy)[0], Tensor)
+        return isinstance(self.value(proxy), Tensor)
 
     def parts(self, proxy: fx.Proxy) -> int | None:
         """How many things a traced tuple or list has; None if it is something else."""
@@ -168,8 +177,11 @@ class Known:
 def _unpacked(proxy: Any, value: Any) -> Any:
     if value is None:  # `is None` asks nobody
         return None
-    if type(value) in (dict, OrderedDict):
-        return type(value)((key, _unpacked(proxy[key], inner)) for key, inner in value.items())
+    if type(value) in (dict, OrderedDict, defaultdict):
+        parts_by_key = ((key, _unpacked(proxy[key], inner)) for key, inner in value.items())
+        made = copy(value)  # a defaultdict's default stays
+        made.update(parts_by_key)
+        return made
     if isinstance(value, tuple | list) and not isinstance(value, torch.Size):
         parts = [_unpacked(proxy[position], inner) for position, inner in enumerate(value)]
         if type(value) in (tuple, list):
