@@ -48,6 +48,14 @@ class Cutter:
         Raises:
             WorkloadError: its rows cannot be cut by samples.
         """
+        if not self._trace.shapes.is_tensor(node):
+            kind = type(self._trace.shapes.values[node]).__name__
+            raise refusal(
+                self._trace.task.name,
+                f"{node.name!r} goes to another op, and is a {kind}",
+                node.meta.get("place"),
+                "What operators give to others has to be in tensors; their sizes can be asked of them again.",
+            )
         if not self._trace.samples.is_cut_by_rows(node):
             raise refusal(
                 self._trace.task.name,

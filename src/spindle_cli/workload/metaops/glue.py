@@ -118,13 +118,13 @@ class _Placement:
                 self._coupled[home] = WHOLE
 
     def _place_glue(self, node: fx.Node) -> None:
+        if not self._shapes.gives_tensors(node):
+            return  # a size: computed where it is used
         source = node.args[0] if node.args else None
         if isinstance(source, fx.Node) and source in self._home and _is_projection(node, self._shapes):
             self._home[node] = self._home[source]
             self._note_mixing(node)
             return
-        if not self._shapes.is_tensor(node) and not self._shapes.holds_tensors(node):
-            return  # a size: computed where it is used
         if self._shapes.is_fixed(node):
             return  # made of sizes and of fields that are the same in every sample
         producers = {self._home[source] for source in self._homed_inputs(node)}

@@ -20,6 +20,7 @@ from spindle_cli.workload.tracing.inplace import check_homes, check_in_place
 from spindle_cli.workload.tracing.prepare import (
     NO_RESULTS,
     ask_for_types,
+    check_keys,
     cut_gradients,
     find_loss,
     find_results,
@@ -79,6 +80,7 @@ def make_ops(
     operators = _operators(task, root, graph, workload)
     for node in operators:
         split_container(graph, node, shapes)
+        check_keys(task.name, node)
         node.meta["arguments"] = _argument_specs(node, shapes)
     samples_of = Samples(root, graph, shapes, independence.verdicts)
     trace = Trace(task, root, graph, shapes, loss, independence, samples_of, operators)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import builtins
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,6 +221,37 @@ def split_container(graph: fx.Graph, node: fx.Node, shapes: Shapes) -> None:
     for user in users:
         user.args = _replaced(user.args, node, parts)
         user.kwargs = _replaced(user.kwargs, node, parts)
+
+
+def check_keys(task: str, node: fx.Node) -> None:
+    """Refuse dicts that an operator is given by keys that no code of an op can be written with.
+
+    Raises:
+        WorkloadError: with the place in the user's code.
+    """
+    for argument in (*node.args, *node.kwargs.values()):
+        odd = next((key for key in _keys_in(argument) if not _is_written(key)), None)
+        if odd is not None:
+            raise refusal(
+                task,
+                f"{node.target!r} is given a dict with the key {odd!r}, a {type(odd).__name__}",
+                node.meta.get("place"),
+                "Let the keys of dicts that go from operator to operator be texts or numbers.",
+            )
+
+
+def _keys_in(argument: Any) -> Iterator[Any]:
+    if isinstance(argument, dict):
+        yield from argument
+    if isinstance(argument, dict | tuple | list):
+        for inner in argument.values() if isinstance(argument, dict) else argument:
+            yield from _keys_in(inner)
+
+
+def _is_written(key: Any) -> bool:
+    if type(key) is tuple:
+        return all(map(_is_written, key))
+    return type(key) in (str, bytes, int, float, bool, type(None))
 
 
 def _take_apart(graph: fx.Graph, node: fx.Node, shapes: Shapes) -> Any:
