@@ -54,6 +54,12 @@ def _normal(h: Tensor, label: Tensor) -> Tensor:
     return drawn.log_prob(label[:, None, None].float()).sum(-1) + drawn.entropy().mean(-1)
 
 
+def _in_its_own_numbers(h: Tensor, _: Tensor) -> Tensor:
+    """A number among a distribution's parameters is in those of the other one."""
+    short = h.bfloat16()
+    return distributions.Normal(short, 0.1).log_prob(short * 2).float()
+
+
 def _squashed(h: Tensor, label: Tensor) -> Tensor:
     base = distributions.Independent(distributions.Normal(h, h.exp()), 1)
     made = distributions.TransformedDistribution(base, [distributions.TanhTransform(cache_size=1)])
@@ -92,6 +98,7 @@ USES: dict[str, Use] = {
     "is_tensor": lambda h, _: h * 2 if torch.is_tensor(h) else h,
     "hasattr": _of_logits,
     "log-probability": _normal,
+    "log-probability by a number": _in_its_own_numbers,
     "log-probability of classes": lambda h, label: distributions.Categorical(logits=h.mean(1)).log_prob(
         label
     ),

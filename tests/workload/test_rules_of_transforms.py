@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
-from torch import Tensor
+from torch import Tensor, nn
 
+from helpers.analysed import analysed
+from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.rules.states import Batch, Mixed
+from spindle_cli.workload.types import Task, Workload
+from workload.shares import run_plain, run_shares
 from workload.test_rules import findings, state_of
+from workload.toy import Block, Items
 
 TOKENS, WIDTH = 4, 6
 
@@ -120,6 +125,44 @@ def test_what_acts_on_samples_one_by_one_is_followed_and_gives_shares_their_rows
 def test_what_works_along_the_batch_is_not_taken_for_samples_one_by_one(name: str) -> None:
     found = findings(MIXES[name])
     assert found.why_not is not None or isinstance(found.states[0], Mixed)
+
+
+class OfMemory(nn.Module):
+    def __init__(self, code: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.block, self.code = Block(WIDTH), code
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.code(self.block(x)).pow(2).mean()
+
+
+def _of_memory(code: Callable[[Tensor], Tensor]) -> Workload:
+    return Workload("w", [Task("t", OfMemory(code), 6, Items(x=(TOKENS, WIDTH)))], (Block,))
+
+
+def test_a_loss_that_reaches_into_other_samples_memory_stays_whole() -> None:
+    task = analysed(_of_memory(lambda x: x.contiguous().as_strided((x.shape[0], WIDTH), (WIDTH, 1)))).tasks[
+        "t"
+    ]
+    assert task.ops[-1].coupled
+    batch = {"x": torch.randn(6, TOKENS, WIDTH)}
+    torch.testing.assert_close(run_shares(task, batch, {0: 3}), run_plain(task.task, batch))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        lambda x: x.mT.as_strided((x.shape[0], 4), (24, 1)),
+        lambda x: x[:, 1:].as_strided((x.shape[0], 4), (24, 1)),
+        lambda x: torch.stack([x, x * 2])[1].as_strided((x.shape[0], 4), (24, 1), 0),
+        lambda x: torch.as_strided(torch.stack([x, x * 2])[1], (6, 4), (24, 1), storage_offset=0),
+    ],
+)
+def test_entries_by_where_they_lie_before_an_op_hands_them_on_are_refused(
+    code: Callable[[Tensor], Tensor],
+) -> None:
+    with pytest.raises(WorkloadError, match=r"test_rules_of_transforms.py.*by where they lie in memory"):
+        analysed(_of_memory(code))
 
 
 def test_a_survival_loss_of_log_sigmoids_is_split() -> None:

@@ -21,6 +21,7 @@ from spindle_cli.workload.tracing.prepare import (
     NO_RESULTS,
     ask_for_types,
     check_keys,
+    check_memory,
     cut_gradients,
     find_loss,
     find_results,
@@ -77,6 +78,7 @@ def make_ops(
         shapes.values[check] = shapes.doubled[check] = None
     changes.check(task.name, root, loss, shapes, observer)
     check_rows(task.name, graph)
+    check_memory(task.name, graph, shapes)
     operators = _operators(task, root, graph, workload)
     for node in operators:
         split_container(graph, node, shapes)

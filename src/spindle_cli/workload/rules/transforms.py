@@ -158,7 +158,8 @@ def _strided(call: Call) -> list[State]:
     """
     operand: Operand = call["self"]
     state = operand.state
-    if not isinstance(state, Batch) or state.outer != 1 or call["storage_offset"] is not None:
+    is_seen = len(operand.strides) == len(call.sizes)
+    if not is_seen or not isinstance(state, Batch) or state.outer != 1 or call["storage_offset"] is not None:
         raise MixesError(_INSIDE)
     size, stride = call["size"], call["stride"]
     moved = [dim for dim, count in enumerate(size) if isinstance(count, Varying)]

@@ -25,6 +25,7 @@ _MADE_LIKE: dict[Any, Any] = {
     "new_ones": torch.ones,
     "new_full": torch.full,
 }
+_BY_MEMORY = frozenset({"as_strided", torch.as_strided})
 
 
 def inline_constants(graph: fx.Graph, shapes: Shapes) -> None:
@@ -221,6 +222,29 @@ def split_container(graph: fx.Graph, node: fx.Node, shapes: Shapes) -> None:
     for user in users:
         user.args = _replaced(user.args, node, parts)
         user.kwargs = _replaced(user.kwargs, node, parts)
+
+
+def check_memory(task: str, graph: fx.Graph, shapes: Shapes) -> None:
+    """Refuse what takes entries by where they lie in memory, unless they lie one behind the other there, as
+    they do once an op has handed them on.
+
+    Raises:
+        WorkloadError: with the place in the user's code.
+    """
+    for node in graph.nodes:
+        if node.target not in _BY_MEMORY or not isinstance(node.args[0], fx.Node):
+            continue
+        value = shapes.values[node.args[0]]
+        has_all = value.numel() * value.itemsize == value.untyped_storage().nbytes()
+        is_offset = len(node.args) > 3 or node.kwargs.get("storage_offset") is not None
+        if not value.is_contiguous() or (is_offset and not has_all):
+            raise refusal(
+                task,
+                f"{node.name!r} takes entries of {node.args[0].name!r} by where they lie in memory, which is "
+                "elsewhere once an op has handed them on",
+                node.meta.get("place"),
+                "Call contiguous() before, or use unfold, view and transpose.",
+            )
 
 
 def check_keys(task: str, node: fx.Node) -> None:
