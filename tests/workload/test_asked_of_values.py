@@ -177,6 +177,76 @@ def test_a_changed_part_that_something_else_looks_at_is_refused(use: Use) -> Non
         analysed(workload(use))
 
 
+def _in_place(change: Callable[[Tensor], object]) -> Use:
+    def use(h: Tensor, _: Tensor) -> Tensor:
+        h = h.clone()
+        change(h)
+        return h
+
+    return use
+
+
+def _put(part: Callable[[Tensor], Tensor], at: Any) -> Callable[[Tensor], object]:
+    return lambda h: h.__setitem__(at, part(h))
+
+
+def _shifted_and_added(h: Tensor) -> None:
+    h[:, 1:] += h[:, :-1]
+
+
+def _first_row_taken_away(h: Tensor) -> None:
+    h -= h[:, :1]
+
+
+def _square_turned(h: Tensor) -> None:
+    h[:, :, :4] *= h[:, :, :4].mT
+
+
+ALL = slice(None)
+READ: dict[str, Callable[[Tensor], object]] = {
+    "added to its neighbour": _shifted_and_added,
+    "without the first row": _first_row_taken_away,
+    "first sample taken away": lambda h: h.sub_(h[:1]),
+    "product with its own transpose": _square_turned,
+    "moved by one": _put(lambda h: h[:, :-1], (ALL, slice(1, None))),
+}
+NOT_READ: dict[str, Callable[[Tensor], object]] = {
+    "by itself": lambda h: h.add_(h),
+    "by itself as another view": lambda h: h.add_(h[:]),
+    "other rows": _put(lambda h: h[:, 2:], (ALL, slice(0, 2))),
+    "every second row": _put(lambda h: h[:, ::2], (ALL, slice(1, None, 2))),
+    "a column in another row": _put(lambda h: h[:, :, 0], (ALL, 0, slice(1, 5))),
+    "where a mask is": lambda h: h.__setitem__(h.detach() > 0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_change_that_reads_what_it_has_changed_is_refused(name: str) -> None:
+    with pytest.raises(WorkloadError, match="in place and reads what it may have changed before"):
+        analysed(workload(_in_place(READ[name])))
+
+
+@pytest.mark.parametrize("name", NOT_READ)
+def test_a_change_by_other_parts_of_the_same_tensor_is_taken(name: str) -> None:
+    torch.manual_seed(3)
+    task = analysed(workload(_in_place(NOT_READ[name]))).tasks["t"]
+    batch = {"x": torch.randn(BATCH, 4, WIDTH), "label": torch.randint(3, (BATCH,))}
+    torch.testing.assert_close(run_shares(task, batch, {0: 2, 1: 3}), run_plain(task.task, batch))
+
+
+def test_a_changed_part_is_refused_where_gradients_do_not_see_the_change() -> None:
+    def use(h: Tensor, _: Tensor) -> Tensor:
+        h = h.clone()
+        part = h[:, 0]
+        with torch.no_grad():
+            part += 1
+        h[:, 0] = part
+        return h
+
+    with pytest.raises(WorkloadError, match="in place where gradients are switched off"):
+        analysed(workload(use))
+
+
 def test_a_parameter_is_told_from_another_tensor() -> None:
     def use(h: Tensor, _: Tensor) -> Tensor:
         scales = net.second.norm.weight

@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.faithful import NO_GRAD
 from spindle_cli.workload.tracing.inplace import HINT, is_in_place_name
 from spindle_cli.workload.tracing.observe import Observer, storage_of
+from spindle_cli.workload.tracing.proxies.overlap import reads_what_it_writes
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
 
 # Keys of a node's meta: the node whose value it has put another in the place of; of a changed part that was
@@ -151,6 +153,11 @@ class Changes:
             for position, node in enumerate(self._nodes)
             if _CHANGED in node.meta
         ]
+        self._put_back = [
+            _Change(node.meta[_PUT_BACK][0], node, position)
+            for position, node in enumerate(self._nodes)
+            if _PUT_BACK in node.meta
+        ]
 
     def check(self, task: str, root: nn.Module, loss: fx.Node, shapes: Shapes, observer: Observer) -> None:
         """Refuse what a trace cannot show: to others that look at the changed tensor, to the task's own
@@ -180,6 +187,29 @@ class Changes:
                 )
             if change.new in alive:
                 _check_kept(task, change, shapes)
+                self._check_order(task, change, shapes)
+        for change in self._put_back:
+            if change.new in alive:
+                _check_gradient(task, change, shapes)
+                self._check_order(task, change, shapes)
+
+    def _check_order(self, task: str, change: _Change, shapes: Shapes) -> None:
+        """Refuse a change by entries that it changes, too."""
+        written: Any = shapes.values[change.old]
+        read = self._inputs[change.new]
+        if change.new.target is assigned:
+            index, value = self._arguments[change.new][0][1:]
+            try:
+                written = written[fx.node.map_arg(index, shapes.values.__getitem__)]
+            except DynamicOutputShapeException:  # a mask, which picks no view
+                return
+            read = [value] if isinstance(value, fx.Node) else []
+        if reads_what_it_writes(written, [leaf for node in read for leaf in _tensors(shapes.values[node])]):
+            raise _refusal(
+                task,
+                change,
+                f"changes {change.old.name!r} in place and reads what it may have changed before",
+            )
 
 
 def _check_kept(task: str, change: _Change, shapes: Shapes) -> None:
@@ -190,7 +220,11 @@ def _check_kept(task: str, change: _Change, shapes: Shapes) -> None:
     if (old.shape, old.dtype) != (new.shape, new.dtype):
         before, after = f"{tuple(old.shape)} ({old.dtype})", f"{tuple(new.shape)} ({new.dtype})"
         raise _refusal(task, change, f"changes {change.old.name!r} of {before} in place into {after}")
-    if change.new.meta.get(NO_GRAD) and old.requires_grad:
+    _check_gradient(task, change, shapes)
+
+
+def _check_gradient(task: str, change: _Change, shapes: Shapes) -> None:
+    if change.new.meta.get(NO_GRAD) and shapes.values[change.old].requires_grad:
         raise _refusal(task, change, f"changes {change.old.name!r} in place where gradients are switched off")
 
 
