@@ -4,8 +4,10 @@ refused.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
@@ -219,3 +222,34 @@ def test_pythons_operators_on_masks_change_nothing(operation: Callable[[Tensor, 
         return self.second(self.first(x) * kept).mean()
 
     assert not any(op.coupled for op in analysed(_workload(run)).tasks["t"].ops)
+
+
+def _made(name: str, x: Tensor) -> Tensor:
+    owner: Any = x if hasattr(x, name) else torch
+    more = ((5 * WIDTH, WIDTH, 1),) if name.endswith("strided") else ()
+    made: Tensor = getattr(owner, name)((x.shape[0], 5, WIDTH), *more)
+    return made
+
+
+@pytest.mark.parametrize("name", ["empty", "new_empty", "new_empty_strided"])
+def test_what_memory_has_before_it_is_filled_says_nothing_of_samples(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here it has other numbers for other sizes."""
+    owner = Tensor if hasattr(Tensor, name) else torch
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def made(*args: Any, **kwargs: Any) -> Tensor:
+        found: Tensor = original(*args, **kwargs)
+        return found.fill_(found.shape[0]) if type(found) is Tensor and not found.is_meta else found
+
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.first(x)
+        empty = _made(name, x)
+        for position in range(5):
+            empty[:, position] = x[:, position]
+        return self.second(empty).pow(2).mean()
+
+    monkeypatch.setattr(owner, name, made)
+    assert not any(op.coupled for op in analyse(_workload(forward)).tasks["t"].ops)

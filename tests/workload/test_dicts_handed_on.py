@@ -60,6 +60,7 @@ class Encoder(nn.Module):
             "tuple": lambda: tuple(named.values()),
             "list": lambda: list(named.values()),
             "named": lambda: Pair(**named),
+            "with what it was given": lambda: {**named, "given": x},
             "nested": lambda: {"first": (named, [hidden])},
             "one tensor twice": lambda: {**named, "same": hidden},
             "with a view": lambda: {**named, "row": hidden[:, 0]},
@@ -174,6 +175,28 @@ def test_a_dict_with_sizes_and_dtypes_goes_whole_to_another_operator(kind: str) 
     torch.testing.assert_close(run_shares(graph, batch, shares), run_plain(task, batch))
 
 
+class NamedReader(nn.Module):
+    """Takes an encoder's named tuple with another entry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, given: Any) -> Tensor:
+        row: Tensor = self.linear(given.pooled)
+        return row if given.extra is None else row * 2
+
+
+def test_a_named_tuple_with_another_entry_goes_whole_to_another_operator() -> None:
+    reader = NamedReader()
+    net = Net("named", lambda given: reader(given._replace(pooled=given.pooled * 2)))
+    net.reader = reader
+    task = Task("t", net, BATCH, Items(x=(4, WIDTH)))
+    graph = analysed(Workload("w", [task], (Encoder, NamedReader))).tasks["t"]
+    batch = {"x": torch.randn(BATCH, 4, WIDTH)}
+    torch.testing.assert_close(run_shares(graph, batch, {0: 2, 1: 2}), run_plain(task, batch))
+
+
 def test_a_number_that_an_operator_makes_of_the_batch_is_refused_in_another() -> None:
     task = Task("t", Chain("with the number of rows"), BATCH, Items(x=(4, WIDTH)))
     with pytest.raises(WorkloadError, match=r"test_dicts_handed_on.py.*goes to another op, and is a dict"):
@@ -184,6 +207,19 @@ def test_a_dict_by_keys_that_no_code_is_written_with_is_refused_where_it_goes_wh
     task = Task("t", Chain("by members of an enum"), BATCH, Items(x=(4, WIDTH)))
     with pytest.raises(WorkloadError, match=r"test_dicts_handed_on.py.*'use' is given a dict with the key"):
         analysed(Workload("w", [task], (Encoder, Reader)))
+
+
+def test_a_change_of_what_an_operator_was_given_and_gives_again_is_refused() -> None:
+    class Changing(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * 2
+            given = self.encoder(x)
+            x += 1
+            return (given["pooled"] + given["given"].mean(1)).pow(2).mean()
+
+    net = Changing("with what it was given", _summed)
+    with pytest.raises(WorkloadError, match=r"test_dicts_handed_on.py.*in place"):
+        analysed(Workload("w", [Task("t", net, BATCH, Items(x=(4, WIDTH)))], (Encoder,)))
 
 
 def _changed(name: str, other: str) -> Callable[[Any], Tensor]:

@@ -311,7 +311,7 @@ class Mean(nn.Module):
         return x.mean()
 
 
-@pytest.mark.parametrize("name", ["graph", "code", "meta"])
+@pytest.mark.parametrize("name", ["graph", "code", "meta", "shape_env"])
 def test_a_part_whose_name_torch_fx_uses_itself(name: str) -> None:
     def forward(net: Net, x: Tensor, label: Tensor) -> Tensor:
         return functional.cross_entropy(getattr(net, name)(net.block(x)).mean(1), label)

@@ -37,6 +37,24 @@ def pooled_and_back(x: Tensor) -> Tensor:
     return functional.max_unpool1d(pooled, places, 2)
 
 
+def twice(x: Tensor, *, in_turn: bool) -> Tensor:
+    """Every sample twice: one behind the other, or all once and then all again."""
+    return x.repeat_interleave(2, 0) if in_turn else x.repeat(2, *[1] * (x.dim() - 1))
+
+
+def bags(x: Tensor, weights: Tensor) -> Tensor:
+    numbers = x.detach().abs().long().flatten() % 4
+    offsets = torch.arange(0, len(numbers), numbers.shape[0] // x.shape[0], device=x.device)
+    table = torch.arange(8.0, device=x.device).view(4, 2)
+    return functional.embedding_bag(numbers, table, offsets, mode="sum", per_sample_weights=weights)
+
+
+def sorted_by(x: Tensor, *, in_turn: bool) -> Tensor:
+    row = twice(x.detach(), in_turn=True)
+    order = twice(x.detach(), in_turn=in_turn).argsort(-1)
+    return torch.searchsorted(row, row, sorter=order)
+
+
 ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "log sigmoid": functional.logsigmoid,
     "hard swish": functional.hardswish,
@@ -76,6 +94,14 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "diagonal matrices": torch.diag_embed,
     "buckets": lambda x: torch.bucketize(x.detach(), torch.arange(3.0, device=x.device)),
     "places in each sample's own row": lambda x: torch.searchsorted(x.detach().sort(-1)[0], x.detach()),
+    "places in each sample's own row in order": lambda x: sorted_by(x, in_turn=True).unflatten(0, (-1, 2))[
+        :, 0
+    ],
+    "weighted bags": lambda x: bags(x, x.flatten()),
+    "products in place": lambda x: (x * 1).cumprod_(1),
+    "token put in, samples second": lambda x: (
+        x.transpose(0, 1).select_scatter(x[:, 0] * 2, 0, 1).transpose(0, 1)
+    ),
     "turned": lambda x: x.rot90(1, (1, 2)),
     "filled": lambda x: x.index_fill(1, torch.tensor([0, 2], device=x.device), 0.5),
     "part put in": lambda x: x.slice_scatter(x[:, :2] * 2, 1, 1, 3),
@@ -100,6 +126,29 @@ MIXES: dict[str, Callable[[Tensor], Any]] = {
     "windows that reach into the next sample": lambda x: x.contiguous().as_strided(
         (x.shape[0], 2, 14), (24, 12, 1)
     ),
+    "windows that reach the next sample's first entry": lambda x: x.contiguous().as_strided(
+        (x.shape[0], 2, 13), (24, 12, 1)
+    ),
+    "places in another sample's order": lambda x: sorted_by(x, in_turn=False),
+    "bags with the weights of others": lambda x: bags(x, x.transpose(0, 1).flatten()),
+    "bags up to the last": lambda x: functional.embedding_bag(
+        x.detach().abs().long().flatten() % 4,
+        torch.ones(4, 2),
+        torch.arange(0, x.numel(), 24),
+        mode="sum",
+        include_last_offset=True,
+    ),
+    "products over the batch in place": lambda x: (x * 1).cumprod_(0),
+    "filled where any sample says": lambda x: x.index_fill(1, x[:, 0, 0].detach().abs().long() % 4, 0.5),
+    "solved for the vectors of others": lambda x: torch.linalg.solve(
+        twice(squares(x), in_turn=True), twice(x[..., 0], in_turn=False)
+    ),
+    "unpooled over the batch": lambda x: functional.max_unpool2d(
+        x.transpose(0, 1)[None], torch.zeros_like(x.transpose(0, 1)[None], dtype=torch.int64), 2
+    ),
+    "grids of the batch's size": lambda x: functional.affine_grid(
+        x[:, :2, :3], [x.shape[0], 1, x.shape[0], 2], align_corners=False
+    ),
     "windows by the batch's size": lambda x: x.contiguous().as_strided((x.shape[0], 2), (24, x.shape[0])),
     "samples from another place": lambda x: x.contiguous().as_strided((x.shape[0], 2), (24, 1), 2),
     "windows of what lies apart": lambda x: x[:, :, ::2].as_strided((x.shape[0], 5), (24, 1)),
@@ -111,6 +160,43 @@ MIXES: dict[str, Callable[[Tensor], Any]] = {
     "places in the batch": lambda x: torch.searchsorted(x[:, 0, 0].detach().sort()[0], x[:, 0, 0].detach()),
     "token of the mean put in": lambda x: x.select_scatter(x.mean((0, 1)).expand(x.shape[0], -1), 1, 3),
 }
+
+
+# Where torch has no in-place operation's namesake, or has tagged that alone.
+IN_PLACE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    **{
+        name: lambda x, y, name=name: getattr(x, name)(y)
+        for name in (
+            "copysign_",
+            "heaviside_",
+            "xlogy_",
+            "floor_divide_",
+            "eq_",
+            "ne_",
+            "ge_",
+            "gt_",
+            "le_",
+            "lt_",
+        )
+    },
+    **{
+        name: lambda x, y, name=name: getattr((x * 10).long(), name)((y * 10).long().abs() % 4)
+        for name in ("gcd_", "lcm_", "__irshift__")
+    },
+    "abs_": lambda x, _: x.abs_(),
+    "gelu_": lambda x, _: torch.ops.aten.gelu_(x),
+    "mish_": lambda x, _: torch.ops.aten.mish_(x),
+    "hardswish_": lambda x, _: functional.hardswish(x, inplace=True),
+    "threshold_": lambda x, _: functional.threshold(x, 0.1, 20.0, inplace=True),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_works_in_place_without_a_tag_acts_on_entries(name: str) -> None:
+    assert state_of(lambda x: IN_PLACE[name](x.detach().clone(), x.detach()[:, :1])) == Batch(0)
+    found = findings(lambda x: IN_PLACE[name](x.detach().clone(), x.detach().mean(0)))
+    uses_both = name not in ("abs_", "gelu_", "mish_", "hardswish_", "threshold_")
+    assert (found.why_not is not None or isinstance(found.states[0], Mixed)) == uses_both
 
 
 @pytest.mark.parametrize("name", ROWS)

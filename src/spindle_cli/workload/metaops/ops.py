@@ -35,9 +35,7 @@ from spindle_cli.workload.tracing.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 # Attributes of an fx.GraphModule that a module has not: nothing that it is made of may be called so.
-_NAMES_OF_OPS = frozenset(
-    {"shape_env", *dir(fx.GraphModule(nn.Module(), fx.Graph()))} - set(dir(nn.Module()))
-)
+_NAMES_OF_OPS = frozenset(dir(fx.GraphModule(nn.Module(), fx.Graph()))) - frozenset(dir(nn.Module()))
 
 
 def make_ops(

@@ -34,7 +34,7 @@ def _embedding_bag(call: Call) -> list[State]:
     if not isinstance(numbers, Batch) or numbers.outer != 1 or offsets != Batch(0, numbered=numbers.inner):
         raise MixesError(_OTHER_SAMPLES)
     weights = call["per_sample_weights"]
-    if call["include_last_offset"] or (isinstance(weights, Operand) and weights.state != numbers):
+    if isinstance(weights, Operand) and weights.state != numbers:
         raise MixesError(_OTHER_SAMPLES)
     return [Batch(0), *[UNUSED] * (len(call.results) - 1)]
 

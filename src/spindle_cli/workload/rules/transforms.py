@@ -119,7 +119,8 @@ def _search(call: Call) -> list[State]:
     """bucketize, searchsorted: the place of each value in a row, the same for all or one for each sample."""
     row = call["boundaries"] if call["boundaries"] is not None else call["sorted_sequence"]
     values = call["self"]
-    if call.varies or isinstance(call["sorter"], Operand) or not isinstance(values, Operand):
+    sorter = call["sorter"] or row  # the places of a row's entries in order
+    if call.varies or not isinstance(values, Operand) or sorter.state != row.state:
         raise MixesError(_INSIDE)
     if row.state == WHOLE and row.ndim == 1:
         return [values.state]
@@ -136,20 +137,15 @@ def _log_sigmoid(call: Call) -> list[State]:
 
 def _unpool(call: Call) -> list[State]:
     """max_unpool: the places of a plane are numbered within it."""
-    planes = 3 if len(call["output_size"]) == 3 else 2
-    state = _batch(call, call["self"], range(-planes, 0))
+    state = _batch(call, call["self"], ())  # along a plane, its size would depend on the batch's
     if call["indices"].state != state:
         raise MixesError(_INSIDE)
     return [state]
 
 
 def _affine_grid(call: Call) -> list[State]:
-    """A grid for each sample's own map; `size` begins with the number of samples."""
-    state, size = call["theta"].state, call["size"]
-    fixed = not any(isinstance(item, Varying) for item in size[1:])
-    if state != Batch(0) or not fixed or not isinstance(size[0], Varying) or size[0].values != call.sizes:
-        raise MixesError(_INSIDE)
-    return [state]
+    """A grid for each map; `size` begins with their number, and says how large grids are."""
+    return [call["theta"].state]
 
 
 def _strided(call: Call) -> list[State]:
@@ -172,7 +168,7 @@ def _strided(call: Call) -> list[State]:
     step, length = _row_in_memory(operand, state, state.inner // rows)
     others = [other for other in range(len(size)) if other != dim]
     reach = sum((size[other] - 1) * stride[other] for other in others)
-    if stride[dim] != step or reach >= length or any(stride[other] < 0 for other in others):
+    if stride[dim] != step or reach >= length:
         raise MixesError("its rows reach into other samples")
     return [Batch(dim, 1, rows)]
 
