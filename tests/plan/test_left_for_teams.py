@@ -17,8 +17,9 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best import find_sharded
 from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found, find
-from spindle_cli.plan.best.find_asked import find_asked, or_less_than
+from spindle_cli.plan.best.drafts import ONE_TYPE
+from spindle_cli.plan.best.find import Found, OneTypeCutPlanner, find
+from spindle_cli.plan.best.find_asked import find_asked, or_less_than, with_less
 from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed import find as mixed_find
@@ -190,6 +191,19 @@ def test_leaving_out_what_teams_beat_changes_no_plan(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(InTeams, "or_less_s", lambda _, known_s: known_s)
     for plan, case in zip(found, cases, strict=True):
         assert plan.slices == make_plan(*case).slices
+
+
+def test_micro_batches_are_asked_to_be_faster_than_another_kind_of_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr("spindle_cli.plan.best.find_asked.quick_sharding", lambda *_: None)
+    monkeypatch.setattr(
+        "spindle_cli.plan.best.find_asked.in_best_micro_batches", lambda *given: asked.append(given[-1])
+    )
+    planner = OneTypeCutPlanner(two_nets(), SHORT, "spindle", 1)
+    with_less(two_nets(), SHORT, Asked(), None, planner, ONE_TYPE, 1.0, lambda known_s: min(known_s, 3.0))
+    assert asked == [3.0]
 
 
 @pytest.mark.parametrize(("times", "is_left"), [(0.999, True), (1.021, False)])

@@ -238,6 +238,21 @@ class Centred32(Layer):
         return (y - 0.001 * y.mean(0)).to(x.dtype)
 
 
+def test_a_loss_that_runs_in_float64_is_not_compared_in_float32_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, seen = graph_of(loss="masked"), list[torch.dtype]()
+    known = MaskedMean.forward
+
+    def noted(self: MaskedMean, x: Tensor, label: Tensor) -> Tensor:
+        seen.append(x.dtype)
+        return known(self, x, label)
+
+    monkeypatch.setattr(MaskedMean, "forward", noted)
+    check(graph, losses_only=True)
+    assert set(seen) == {torch.float64}
+
+
 def test_half_numbers_tell_nothing() -> None:
     found = check(graph_of(lambda x: torch.tanh(x.bfloat16()).to(x.dtype)))
     assert [why.split(": ")[-1] for why in found.unchecked.values()] == ["it computes in numbers of 16 bits"]
