@@ -95,6 +95,7 @@ USES: dict[str, Use] = {
     "isinstance of several results": _doubled_if(lambda h: h.max(1), tuple),
     "isinstance of one result": _doubled_if(lambda h: h.max(1)[0], Tensor),
     "isinstance of several": _doubled_if_either,
+    "a mark of forward's own": lambda h, label: _marked(h, label),
     "is_tensor": lambda h, _: h * 2 if torch.is_tensor(h) else h,
     "hasattr": _of_logits,
     "log-probability": _normal,
@@ -158,6 +159,11 @@ def _looked_at_once_put_back(h: Tensor, _: Tensor) -> Tensor:
     h[:, 0] = part
     h[:, 0] += 5
     return h + part[:, None]
+
+
+def _marked(h: Tensor, _: Tensor) -> Tensor:
+    h.scale = 3  # type: ignore[attr-defined]
+    return h * h.scale  # type: ignore[attr-defined, no-any-return]
 
 
 def _changed_by_a_view_that_nobody_looks_at(h: Tensor, _: Tensor) -> Tensor:
@@ -232,6 +238,16 @@ def test_a_change_by_other_parts_of_the_same_tensor_is_taken(name: str) -> None:
     task = analysed(workload(_in_place(NOT_READ[name]))).tasks["t"]
     batch = {"x": torch.randn(BATCH, 4, WIDTH), "label": torch.randint(3, (BATCH,))}
     torch.testing.assert_close(run_shares(task, batch, {0: 2, 1: 3}), run_plain(task.task, batch))
+
+
+@pytest.mark.parametrize("name", ["data", "grad"])
+def test_what_torch_has_of_a_tensor_is_not_set_in_a_trace(name: str) -> None:
+    def use(h: Tensor, _: Tensor) -> Tensor:
+        setattr(h, name, h.detach())
+        return h
+
+    with pytest.raises(WorkloadError, match=rf"_asked_of_values.py.*calls setattr\('{name}'\) of a Tensor"):
+        analysed(workload(use))
 
 
 def test_a_changed_part_is_refused_where_gradients_do_not_see_the_change() -> None:

@@ -242,6 +242,11 @@ REFUSED: dict[str, tuple[str, Callable[[Any], Tensor], str]] = {
         lambda given: given.update(own=given["pooled"]) or given["own"],
         "calls update of a Own",
     ),
+    "an attribute of one of a class of its own": (
+        "of a class of its own",
+        lambda given: setattr(given, "extra", 3) or given["pooled"],
+        "calls setattr",
+    ),
 }
 
 

@@ -93,13 +93,20 @@ class TracedValue(fx.Proxy):
 
         return change
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A mark of forward's own is kept; of an input's gradient nobody asks.
+        is_own = name in ("node", "tracer", "requires_grad")
+        if not is_own and (hasattr(Tensor, name) or not self.tracer.is_tensor(self)):  # type: ignore[attr-defined]
+            self._refuse_change(f"setattr({name!r})")
+        super().__setattr__(name, value)
+
     def _refuse_change(self, name: str) -> None:
         kind = type(self.tracer.known.value(self)).__name__  # type: ignore[attr-defined]
         raise refusal(
             self.tracer.task_name,  # type: ignore[attr-defined]
             f"forward calls {name} of a {kind} that it was given, which a trace would not keep",
             place_of_caller(),
-            "Make a dict or list of your own of it ({**given, 'h': h}).",
+            "Make a new one of it ({**given, 'h': h}, x.detach()).",
         )
 
     def _change(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedValue:
