@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.cli import run_spindle
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.profile.op.inputs import ChainInputs
 from spindle_cli.profile.op.jobs import OpRef
@@ -57,7 +59,9 @@ def test_fields_in_other_numbers_than_parameters_are_named(dtype: torch.dtype) -
     with pytest.raises(WorkloadError) as raised:
         run_through(graph_of(dtype))
     error = raised.value
-    assert "test_failing_ops.py:29: task 't': first fails on 2 samples: RuntimeError" in error.message
+    lines = Path(__file__).read_text().splitlines()
+    number = next(n for n, line in enumerate(lines, 1) if line.endswith("# the line that is named"))
+    assert f"test_failing_ops.py:{number}: task 't': first fails on 2 samples: RuntimeError" in error.message
     assert "same dtype" in error.message
     assert error.hint == (
         f"Field 'x' is {name}, and parameters are float32: let the dataset give it so, or forward convert it."
@@ -90,3 +94,31 @@ def test_glue_is_called_what_it_is() -> None:
             failures_told(task, replace(glue, is_loss=is_loss), 1),
         ):
             raise ValueError("no\nmore lines")
+
+
+class Alone(nn.Module):
+    """One op, which runs in the workers first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).square().mean()
+
+
+def build() -> Workload:
+    items = [{"x": torch.randn(3, dtype=torch.float64)} for _ in range(4)]
+    return Workload("alone", [Task("t", Alone(), 2, items)])
+
+
+@pytest.mark.processes
+def test_a_profile_of_an_op_that_fails_ends_with_one_message(tmp_path: Path) -> None:
+    out = tmp_path / "p.json"
+    options = ("--nproc", 1, "--time-limit", 0.05, "--accept-noise")
+    done = run_spindle("profile", f"{__file__}:build", "-o", out, *options)
+    assert done.code == 3
+    assert "task 't': its loss, with what leads to it, fails on 2 samples: RuntimeError" in done.err
+    assert "Field 'x' is float64" in done.err
+    assert "Traceback" not in done.err
+    assert not out.exists()
