@@ -30,7 +30,8 @@ def failures_told(task: TaskGraph, op: Op, samples: int) -> Iterator[None]:
         first = str(error).strip().partition("\n")[0]
         glue = "its loss, with what leads to it," if op.is_loss else "what is between its layers"
         hint = _of_other_numbers(task, op) or (
-            "It does so in plain PyTorch, too: run the task's module on a batch of its dataset."
+            "See whether it does so in plain PyTorch, too: run the task's module on a batch of its dataset. "
+            "If not, this is a mistake of ours."
         )
         name, place = task.task.name, place_of_error(error)
         what = f"{op.target or glue} fails on {samples} samples: {type(error).__name__}: {first}"

@@ -36,6 +36,7 @@ from spindle_cli.workload.splitting.coupling import (
     why_mixing,
 )
 from spindle_cli.workload.splitting.randomness import draws_random_numbers
+from spindle_cli.workload.tracing.prepare import is_put_together
 from spindle_cli.workload.tracing.questions import question_of
 from spindle_cli.workload.tracing.shapes import Shapes
 from spindle_cli.workload.types import Workload
@@ -118,8 +119,8 @@ class _Placement:
                 self._coupled[home] = WHOLE
 
     def _place_glue(self, node: fx.Node) -> None:
-        if not self._shapes.gives_tensors(node):
-            return  # a size: computed where it is used
+        if not self._shapes.gives_tensors(node) or is_put_together(node):
+            return  # a size, or what holds an operator's tensors: made where it is used
         source = node.args[0] if node.args else None
         if isinstance(source, fx.Node) and source in self._home and _is_projection(node, self._shapes):
             self._home[node] = self._home[source]

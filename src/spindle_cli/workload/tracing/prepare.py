@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import builtins
 import operator
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -220,8 +221,39 @@ def split_container(graph: fx.Graph, node: fx.Node, shapes: Shapes) -> None:
         return
     parts = _take_apart(graph, node, shapes)
     for user in users:
-        user.args = _replaced(user.args, node, parts)
-        user.kwargs = _replaced(user.kwargs, node, parts)
+        own = _put_together(graph, user, shapes.values[node], parts, shapes)
+        user.args = _replaced(user.args, node, own)
+        user.kwargs = _replaced(user.kwargs, node, own)
+
+
+def _put_together(graph: fx.Graph, user: fx.Node, value: Any, parts: Any, shapes: Shapes) -> Any:
+    """Parts as what takes them expects them: of a dict of another class, made of them by their names as the
+    model outputs of transformers are, that class in front of it.
+    """
+    if not isinstance(value, dict) or not _is_made_by_names(value):
+        return parts
+    with graph.inserting_before(user):
+        made = graph.call_function(type(value), (), parts)
+    made.meta = {"place": user.meta.get("place")}
+    for seen in (shapes.values, shapes.doubled):
+        own = fx.node.map_arg(parts, seen.__getitem__)
+        seen[made] = type(value)(**own)
+    return made
+
+
+def is_put_together(node: fx.Node) -> bool:
+    """Whether a node makes a dict of another class of an operator's tensors, for another operator."""
+    return node.op == "call_function" and isinstance(node.target, type) and issubclass(node.target, dict)
+
+
+def _is_made_by_names(value: dict[Any, Any]) -> bool:
+    if type(value) in (dict, OrderedDict) or not all(isinstance(key, str) for key in value):
+        return False
+    try:
+        again = type(value)(**value)
+    except TypeError:  # it is made otherwise, and what takes it gets a dict
+        return False
+    return list(again) == list(value)
 
 
 def check_memory(task: str, graph: fx.Graph, shapes: Shapes) -> None:
