@@ -218,7 +218,19 @@ def test_the_best_schedules_are_returned_the_best_first(monkeypatch: pytest.Monk
     assert every[0] < every[-1]
 
 
-def test_quick_looks_mix_nothing_and_what_gives_up_memory_half_as_long_and_from_effort_1_on(
+def test_only_a_search_tries_every_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_mixed_problem(
+        profile_on_types(metaop_on_types("t/net", 2, {"fast": 1.0}, batch_size=2)),
+        cluster_of_types({"fast": 2}),
+    )
+    bound = mixed_bound(problem)
+    monkeypatch.setattr(search_module, "QUICK_PATIENCE", ())
+    assert search(problem, bound, 0, 0, mixes=True) == []
+    assert search(problem, bound, 100, 0, mixes=True)
+    assert search(problem, bound, 0, 0, mixes=False)
+
+
+def test_what_gives_up_memory_is_searched_half_as_long_for_mixes_and_from_effort_1_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     efforts: list[tuple[bool, int]] = []
@@ -234,7 +246,7 @@ def test_quick_looks_mix_nothing_and_what_gives_up_memory_half_as_long_and_from_
         for effort in (NO_SEARCH, 0, 2):
             posed.best("spindle", effort)
     assert [effort for mixes, effort in efforts if not mixes] == [0, 12_000, 12_000, 48_000, 192_000] * 2
-    plain, given_up = [12_000, 12_000, 48_000, 192_000], [24_000, 96_000]
+    plain, given_up = [0, 12_000, 12_000, 48_000, 192_000], [24_000, 96_000]
     assert [effort for mixes, effort in efforts if mixes] == plain + given_up
 
 

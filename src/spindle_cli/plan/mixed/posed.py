@@ -30,8 +30,8 @@ BASE_EFFORT = 12_000
 # Where memory is short many problems are searched, one behind the other: of schedules that mix allocations by
 # this part of the effort.
 PART_IN_SHORT_MEMORY = 0.5
-# Where memory is short many problems are asked for quickly: schedules that mix allocations are searched for
-# from this level of effort on.
+# Many problems that give up something are asked for quickly: of these, schedules that mix allocations are
+# searched for from this level of effort on.
 MIXES_FROM_LEVEL = 1
 
 
@@ -91,7 +91,7 @@ class PosedOnTypes:
         for level, jobs_tried in enumerate(efforts or [0]):
             with_care = effort != NO_SEARCH
             plain += best_of(self.problem, self._drafts(jobs_tried, level, mixes=False), with_care=with_care)
-            if level < MIXES_FROM_LEVEL and (self._gives_up or effort == NO_SEARCH):
+            if level < MIXES_FROM_LEVEL and self._gives_up:
                 continue
             within_s = _iteration_s(_best_of([*plain, *mixing]))
             mixed = [each for each in self._drafts(jobs_tried, level, mixes=True) if each.end_s < within_s]

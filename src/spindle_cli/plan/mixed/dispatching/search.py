@@ -27,6 +27,8 @@ from spindle_cli.plan.search.listing import Timed
 
 GRID_SLACK = (0.0, 0.01, 0.03, 0.06, 0.12, 0.25)
 GRID_PATIENCE = (1.2, 2.0, 1e9)
+# Where nothing is searched beyond the grid, many problems are asked for quickly.
+QUICK_PATIENCE = (2.0,)
 KEPT_PER_DIRECTION = 4
 # So many schedules are worth placing.
 MOST_RETURNED = 4
@@ -64,10 +66,11 @@ def search(
         mixes: whether MetaOps may mix allocations, and follow the program's optimum.
     """
     random = Random(seed)  # noqa: S311 - reproducible, not secret
+    patience = GRID_PATIENCE if effort or not mixes else QUICK_PATIENCE
     trials = [
         trial
         for backwards in ((False, True) if mixes else (False,))
-        for trial in _grid(MixedDispatcher(problem, bound, backwards=backwards), mixes=mixes)
+        for trial in _grid(MixedDispatcher(problem, bound, backwards=backwards), patience, mixes=mixes)
     ]
     alive, close_s = trials, bound.lower_bound_s * (1 + CLOSE_ENOUGH)
     for number in STILL_ALIVE:
@@ -79,14 +82,12 @@ def search(
     return [trial.forwards() for trial in sorted(trials, key=_end_s)[:MOST_RETURNED]]
 
 
-def _grid(dispatcher: MixedDispatcher, *, mixes: bool) -> list[_Trial]:
+def _grid(dispatcher: MixedDispatcher, patience: Sequence[float], *, mixes: bool) -> list[_Trial]:
     """The best few guides of a grid; of mixing ones whose schedules end at the same time one."""
     ones = (1.0,) * len(dispatcher.problem.nodes)
     prices = (1.0,) * len(dispatcher.devices)
     trials = []
-    for follows_optimum, slack, most in product(
-        (False, True) if mixes else (False,), GRID_SLACK, GRID_PATIENCE
-    ):
+    for follows_optimum, slack, most in product((False, True) if mixes else (False,), GRID_SLACK, patience):
         guide = MixedGuide(slack, most, ones, ones, prices, mixes, follows_optimum)
         trials.append(_Trial(dispatcher, guide, *dispatcher.run(guide)))
     trials.sort(key=_end_s)
