@@ -257,14 +257,16 @@ def test_more_micro_batches_are_tried_until_two_in_a_row_gain_nothing(
     assert in_vain[1] == first  # all are far from another kind's
 
 
+def taking(seconds: float) -> SimpleNamespace:
+    """A stand-in for a plan that takes so long."""
+    return SimpleNamespace(rank=lambda: seconds, prediction=SimpleNamespace(iteration_s=seconds))
+
+
 @pytest.mark.parametrize(("first", "second", "expected"), [(1.15, 1.14, 0.5), (1.16, 1.151, 1.0)])
 def test_micro_batches_are_left_that_take_over_15_percent_longer_than_whole_batches(
     monkeypatch: pytest.MonkeyPatch, first: float, second: float, expected: float
 ) -> None:
     """Whole batches take 1 s; in 2, 3 and 4, of which the last would be fastest."""
-
-    def taking(seconds: float) -> SimpleNamespace:
-        return SimpleNamespace(rank=lambda: seconds, prediction=SimpleNamespace(iteration_s=seconds))
 
     class Planner:
         def cut(self, counts: Mapping[str, int]) -> SimpleNamespace:
@@ -292,9 +294,6 @@ def test_quick_micro_batches_are_searched_for_longer_where_they_come_near_what_i
     monkeypatch: pytest.MonkeyPatch, quick_s: float, than_s: float, expected_s: float
 ) -> None:
     """Whole batches take 1 s, micro-batches after a longer search 0.9 s; near is 5 % more."""
-
-    def taking(seconds: float) -> SimpleNamespace:
-        return SimpleNamespace(rank=lambda: seconds, prediction=SimpleNamespace(iteration_s=seconds))
 
     class Planner:
         def cut(self, counts: Mapping[str, int]) -> SimpleNamespace:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.cli import run_spindle
+from helpers.cli import spindle_process
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.profile.op.inputs import ChainInputs
 from spindle_cli.profile.op.jobs import OpRef
@@ -94,29 +94,34 @@ def test_glue_is_called_what_it_is() -> None:
             raise ValueError("no\nmore lines")
 
 
-class Alone(nn.Module):
-    """One op, which runs in the workers first."""
+ALONE = """
+import torch
+from torch import nn
+from spindle_cli import Task, Workload
 
-    def __init__(self) -> None:
+class Alone(nn.Module):
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(3, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.layer(x).square().mean()
 
-
-def build() -> Workload:
-    items = [{"x": torch.randn(3, dtype=torch.float64)} for _ in range(4)]
-    return Workload("alone", [Task("t", Alone(), 2, items)])
+def build():
+    return Workload("alone", [Task("t", Alone(), 2, [{"x": torch.randn(3, dtype=torch.float64)}] * 4)])
+"""
 
 
 @pytest.mark.processes
 def test_a_profile_of_an_op_that_fails_ends_with_one_message(tmp_path: Path) -> None:
-    out = tmp_path / "p.json"
+    """And nothing of what its workers leave behind, which Python's resource tracker would tell of."""
+    out, source = tmp_path / "p.json", tmp_path / "alone.py"
+    source.write_text(ALONE)
     options = ("--nproc", 1, "--time-limit", 0.05, "--accept-noise")
-    done = run_spindle("profile", f"{__file__}:build", "-o", out, *options)
-    assert done.code == 3
-    assert "task 't': its loss, with what leads to it, fails on 2 samples: RuntimeError" in done.err
-    assert "Field 'x' is float64" in done.err
-    assert "Traceback" not in done.err
+    process = spindle_process("profile", f"{source}:build", "-o", out, *options)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 3
+    assert "task 't': its loss, with what leads to it, fails on 2 samples: RuntimeError" in told
+    assert "Field 'x' is float64" in told
+    assert "Traceback" not in told and "resource_tracker" not in told
     assert not out.exists()

@@ -104,9 +104,9 @@ class WorkerPool:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         for pipe in self._pipes:
             pipe.close()
-        if (
-            kind is None
-        ):  # a worker ends by itself when its pipe is closed, unless it is in the middle of a job
+        # A worker ends by itself when its pipe is closed, unless it is in the middle of a job; where all have
+        # answered, none is. One that is killed leaves semaphores of libraries' behind.
+        if kind is None or issubclass(kind, WorkloadError):
             for worker in self._workers:
                 worker.join(_GOODBYE_S)
         for worker in self._workers:
