@@ -166,7 +166,7 @@ def test_over_gloo_messages_that_would_take_too_long_if_nothing_hid_them_leave_b
 
 def on_gpus(cluster: Cluster) -> Cluster:
     nodes = tuple(group.model_copy(update={"device": "a800-80gb"}) for group in cluster.nodes)
-    return cluster.model_copy(update={"nodes": nodes})
+    return cluster.changed(nodes=nodes)
 
 
 @pytest.mark.parametrize(("mib", "micro_batches"), [(200, {"t": 16}), (220, {"t": 16}), (230, {})])
@@ -211,7 +211,7 @@ def test_more_micro_batches_are_tried_until_two_counts_in_a_row_gain_nothing(
         return None if gain is None else (judged(gain - 0.5), gain)
 
     monkeypatch.setattr(pipelined, "_best_of", best_of)
-    found = pipelined.in_pipelines(profile, cluster, Found(judged(4.0), is_short=False), predicted_s)
+    found = pipelined.in_pipelines(profile, cluster, Found(judged(4.0), is_short=False), 0.0, predicted_s)
     assert found is not None
     assert to_beat == asked
     assert (found.cut.counts["t"] if found.cut else 1) == count
@@ -231,7 +231,7 @@ def test_a_pipeline_has_to_be_shorter_by_simulation_too(
     def simulated_s(found: Found) -> float:
         return simulated[found.cut is not None]
 
-    found = pipelined.in_pipelines(profile, apart(4), Found(judged(4.0), is_short=False), simulated_s)
+    found = pipelined.in_pipelines(profile, apart(4), Found(judged(4.0), is_short=False), 0.0, simulated_s)
     assert found is not None
     assert (found.cut.counts["t"] if found.cut else 1) == count
 
@@ -262,7 +262,7 @@ def test_a_pipeline_has_to_be_shorter_than_the_best_one_before_by_simulation(
 
     monkeypatch.setattr(pipelined, "_best_of", best_of)
     profile = profile_of(cuttable("t/net", 4, UP_TO_32))
-    found = pipelined.in_pipelines(profile, apart(4), Found(judged(4.0), is_short=False), simulated_s)
+    found = pipelined.in_pipelines(profile, apart(4), Found(judged(4.0), is_short=False), 0.0, simulated_s)
     assert found is not None
     assert len(asked) == tried
     assert (found.cut.counts["t"] if found.cut else 1) == count
@@ -284,7 +284,7 @@ def test_behind_all_alike_each_task_is_cut_by_itself_the_heaviest_first(
 
     monkeypatch.setattr(pipelined, "_best_of", best_of)
     profile = profile_of(cuttable("b/net", 1, UP_TO_32), cuttable("a/net", 4, UP_TO_32))
-    found = pipelined.in_pipelines(profile, apart(4), Found(judged(4.0), is_short=False), predicted_s)
+    found = pipelined.in_pipelines(profile, apart(4), Found(judged(4.0), is_short=False), 0.0, predicted_s)
     assert found is not None
     assert found.cut is not None
     assert found.cut.counts == {"a": 8, "b": 4}
@@ -302,7 +302,9 @@ def test_tasks_that_exchange_values_stay_cut_alike(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pipelined, "_best_of", best_of)
     a, c = (cuttable(f"{task}/net", num_ops, UP_TO_32) for task, num_ops in (("a", 4), ("c", 1)))
     b = cuttable("b/net", 1, UP_TO_32, inputs=("a/net",))
-    pipelined.in_pipelines(profile_of(a, b, c), apart(4), Found(judged(4.0), is_short=False), predicted_s)
+    pipelined.in_pipelines(
+        profile_of(a, b, c), apart(4), Found(judged(4.0), is_short=False), 0.0, predicted_s
+    )
     assert {"a": 2, "b": 2, "c": 4} in tried
     assert all(counts.get("a") == counts.get("b") for counts in tried)
     assert len(tried) == len({tuple(sorted(counts.items())) for counts in tried})

@@ -186,7 +186,7 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
     teams = InTeams(profile, cluster, asked, bound.lower_bound_s, simulated_s)
     found = teams.or_better(find_asked(profile, cluster, asked, teams.or_less_s))
     if _may_pipeline(profile, asked):
-        found = in_pipelines(profile, cluster, found, simulated_s)
+        found = in_pipelines(profile, cluster, found, bounds.any_s, simulated_s)
     if found is None:
         raise no_plan_as_asked(profile, cluster, asked)
     return plan_of(profile, cluster, asked.strategy, found, bounds)
@@ -223,6 +223,9 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
 
     teams = InTeams(profile, cluster, asked, bound.lower_bound_s, simulated_s)
     found = teams.or_better(find_on_types(profile, cluster, asked, bound, teams.or_less_s))
+    if _may_pipeline(profile, asked):
+        make = SeveralTypes().problem
+        found = in_pipelines(profile, cluster, found, bounds.any_s, simulated_s, make)
     if found is None and (asked.micro_batches or asked.sharding):
         raise no_plan_as_asked(profile, cluster, asked)
     if found is None:

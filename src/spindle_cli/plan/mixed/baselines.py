@@ -16,7 +16,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.mixed.cutting.allocations import groups_of_type, point_of_cut
 from spindle_cli.plan.mixed.cutting.shares import share_times
-from spindle_cli.plan.placing.calendar import of_type, whole_groups
+from spindle_cli.plan.placing.calendar import first_devices
 from spindle_cli.plan.problem import Node, Point, Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice, whole_slice
 from spindle_cli.plan.types import StrategyName
@@ -63,17 +63,6 @@ def in_turn(
         placed.append(devices)
         now_s = end_s
     return Draft(strategy, tuple(pieces), tuple(placed), after=tuple(range(len(pieces))))
-
-
-def first_devices(cluster: Cluster, point: Point, among: Sequence[int]) -> tuple[int, ...] | None:
-    """The first devices of each type, of some, for an allocation; None where it has no room among them."""
-    chosen: tuple[int, ...] = ()
-    for kind, count in zip(cluster.types, point.counts or (), strict=True):
-        own = whole_groups(of_type(among, kind, cluster), count // point.tp, point.tp, cluster.node_of)
-        if own is None:
-            return None
-        chosen += own
-    return chosen
 
 
 def _fastest(_: Problem, node: Node) -> Point:

@@ -15,6 +15,7 @@ from spindle_cli.plan.mixed.bound import MixedBound, bound_under, mixed_bound
 from spindle_cli.plan.mixed.cutting.allocations import on_all_devices
 from spindle_cli.plan.mixed.dispatching.search import search
 from spindle_cli.plan.mixed.problem import KnownAllocations, make_mixed_problem
+from spindle_cli.plan.pipelines.drafts import FAR_ON_SEVERAL_TYPES, may_gain, pipelines
 from spindle_cli.plan.problem import MemoryFallback, Point, Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, judge
@@ -104,7 +105,20 @@ class PosedOnTypes:
             of_baselines.append((judge(self.problem, draft), _end_s(draft)))
             best = _best_of([*(judged for judged, _ in of_baselines), *plain, *mixing])
         plain += [judged for judged, end_s in of_baselines if end_s < _iteration_s(best)]
-        return best, all(judged is not None and not judged.is_apart for judged in plain)
+        all_fit = all(judged is not None and not judged.is_apart for judged in plain)
+        return self._or_pipeline(best, effort), all_fit
+
+    def _or_pipeline(self, best: Judged | None, effort: int) -> Judged | None:
+        """The best plan, or a pipeline where one is faster; it holds less than other plans, so problems that
+        give something up for memory are not asked for one.
+        """
+        if effort == NO_SEARCH or self._gives_up:
+            return best
+        if best is not None and not may_gain(best.prediction, self.lower_bound_s, FAR_ON_SEVERAL_TYPES):
+            return best
+        # Where nothing else fits, what does is found soon or not at all.
+        drafts = pipelines(self.problem, 0 if best is None else effort, _iteration_s(best))
+        return _best_of([best, *(judge(self.problem, draft) for draft in drafts)])
 
     def _drafts(self, effort: int, seed: int, *, mixes: bool) -> list[Draft]:
         """Of a search, the devices left to the placement."""

@@ -17,15 +17,16 @@ from spindle_cli.plan.schedule import Draft, UnplacedSlice
 # Passes that the shortest search for one way to cut the cluster runs.
 BASE_EFFORT = 20000
 # Pipelines are tried where messages, sums, and what they take of the processor make the best plan so much
-# longer, or where it computes so much longer than the bound, as it does if it avoids them.
+# longer, or where it computes so much longer than the bound, as it does if it avoids them; on several types
+# of device schedules are as far from the bound for other reasons.
 LINKS_MATTER = 0.02
 FAR_FROM_BOUND = 0.1
+FAR_ON_SEVERAL_TYPES = 0.25
 
 
-def may_gain(best: Prediction, lower_bound_s: float) -> bool:
+def may_gain(best: Prediction, lower_bound_s: float, far: float = FAR_FROM_BOUND) -> bool:
     """Whether pipelines may be faster than the best plan of other drafts."""
-    far_s = (1 + FAR_FROM_BOUND) * lower_bound_s
-    return best.beyond_compute >= LINKS_MATTER or best.compute_s >= far_s
+    return best.beyond_compute >= LINKS_MATTER or best.compute_s >= (1 + far) * lower_bound_s
 
 
 def pipelines(problem: Problem, effort: int, faster_than_s: float = inf) -> Iterator[Draft]:
@@ -64,8 +65,10 @@ def _found(problem: Problem, effort: int, faster_than_s: float) -> Iterator[tupl
         if lanes.least_s >= faster_than_s:
             continue
         for level in range(effort + 1):
-            for found in Search(lanes, sections, seed=level).best(BASE_EFFORT * 4**level, faster_than_s):
-                yield lanes, found
+            found = Search(lanes, sections, seed=level).best(BASE_EFFORT * 4**level, faster_than_s)
+            yield from ((lanes, pipeline) for pipeline in found)
+            if not found:
+                break  # a longer search makes them shorter, but not by much
 
 
 def _draft(lanes: Lanes, found: Pipeline, table: Timetable) -> Draft:

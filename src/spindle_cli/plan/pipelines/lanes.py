@@ -1,33 +1,62 @@
-"""Lanes: disjoint sets of devices, one after another in the cluster, and what runs how long on each."""
+"""Lanes: disjoint sets of devices, and what runs how long on each."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 from math import inf
+from operator import le
 
 from spindle_cli.costs.links import transfer_s
-from spindle_cli.plan.problem import Point, Problem
-from spindle_cli.plan.strategies.lanes import Devices, best_point, first_of
+from spindle_cli.plan.placing.calendar import first_devices, of_type
+from spindle_cli.plan.problem import Node, Point, Problem
+from spindle_cli.plan.strategies.lanes import Devices, best_point
 
 # Numbers of lanes that are tried, and most nodes of which each is one.
 COUNTS = (2, 3, 4, 6, 8)
 MOST_NODES = 8
+# On several types, numbers of equal lanes of each type, and most lanes of all.
+COUNTS_OF_TYPE = (1, 2, 3, 4)
+MOST_LANES = 6
 
 
 def ways_to_cut(problem: Problem) -> tuple[tuple[Devices, ...], ...]:
-    """The cluster cut into lanes: a lane of each node, and equal lanes."""
+    """The cluster cut into lanes: a lane of each node, and equal lanes; on several types of device, as many
+    equal lanes of one type as may be of another, or lanes that have equal parts of all types.
+    """
     sizes = problem.cluster.node_sizes
-    ways = []
+    ways: list[tuple[Devices, ...]] = []
     if 1 < len(sizes) <= MOST_NODES:
         firsts = problem.cluster.first_device_of
         ways.append(
             tuple(tuple(range(first, first + size)) for first, size in zip(firsts, sizes, strict=True))
         )
+    of_types = [of_type(range(problem.num_devices), kind, problem.cluster) for kind in problem.cluster.types]
     for count in COUNTS:
-        width, left = divmod(problem.num_devices, count)
-        if width and not left:
-            ways.append(tuple(tuple(range(n * width, (n + 1) * width)) for n in range(count)))
+        parts = [_equal_parts(own, count) for own in of_types]
+        if all(parts):
+            ways.append(tuple(sum(lane, ()) for lane in zip(*parts, strict=True)))
+    if len(of_types) > 1:
+        ways += _lanes_of_one_type(of_types)
     return tuple(dict.fromkeys(ways))
+
+
+def _equal_parts(devices: Sequence[int], count: int) -> tuple[Devices, ...]:
+    """Devices in turn in so many parts; none where these would not be equal."""
+    width, left = divmod(len(devices), count)
+    if left or not width:
+        return ()
+    return tuple(tuple(devices[n * width : (n + 1) * width]) for n in range(count))
+
+
+def _lanes_of_one_type(of_types: Sequence[Sequence[int]]) -> Iterator[tuple[Devices, ...]]:
+    """Each type's devices in equal lanes of their own."""
+    for counts in product(COUNTS_OF_TYPE, repeat=len(of_types)):
+        parts = [_equal_parts(own, count) for own, count in zip(of_types, counts, strict=True)]
+        if all(parts) and sum(counts) <= MOST_LANES:
+            yield tuple(lane for own in parts for lane in own)
 
 
 @dataclass(frozen=True)
@@ -54,15 +83,49 @@ class Lanes:
         """Number of lanes."""
         return len(self.devices)
 
-    @property
+    @cached_property
     def least_s(self) -> float:
-        """Seconds until all is through if no lane ever waits; infinite where a node has no allocation."""
-        return sum(self.least_op_s(node.index) * node.num_ops for node in self.problem.nodes) / self.count
+        """Before which no lane that never waits is through with all of its part, however nodes are divided;
+        infinite where a node has no allocation.
+
+        If each lane takes T, and p are weights that sum up to 1, T is the weighted mean of what lanes take;
+        an op adds no less to it than in the lane where weight times seconds is least. Weights are in
+        proportion to speed: of equal lanes all equal, so that this is all work over their number.
+        """
+        total = sum(self.speed)
+        return sum(map(self._least_s, self.problem.nodes)) / total if total else inf
+
+    def _least_s(self, node: Node) -> float:
+        weighed = (
+            self.speed[lane] * allocation.point.op_s
+            for lane, allocation in enumerate(self.of_node[node.index])
+            if allocation is not None
+        )
+        return node.num_ops * min(weighed, default=inf)
+
+    @cached_property
+    def speed(self) -> tuple[float, ...]:
+        """Of each lane, how much of the work it does in the time of the lanes that are fastest with each op:
+        of all ops that it has allocations for.
+        """
+        return tuple(map(self._speed, range(self.count)))
+
+    def _speed(self, lane: int) -> float:
+        own_s = least_s = 0.0
+        for node in self.problem.nodes:
+            if self.of_node[node.index][lane] is not None:
+                own_s += node.num_ops * self.op_s(node.index, lane)
+                least_s += node.num_ops * self.least_op_s(node.index)
+        return least_s / own_s if own_s else 0.0
+
+    def op_s(self, node: int, lane: int) -> float:
+        """Seconds of an op of a node in a lane, forward and backward; infinite where it has no allocation."""
+        allocation = self.of_node[node][lane]
+        return inf if allocation is None else allocation.point.op_s
 
     def least_op_s(self, node: int) -> float:
-        """Seconds of an op of a node, forward and backward, in the lane that is fastest."""
-        seconds = [each.point.op_s for each in self.of_node[node] if each is not None]
-        return min(seconds, default=inf)
+        """The same in the lane that is fastest."""
+        return min(self.op_s(node, lane) for lane in range(self.count))
 
     def message_s(self, num_bytes: int, source: int, destination: int) -> float:
         """Seconds until `num_bytes` of a whole batch are in another lane: its devices send side by side, and
@@ -84,8 +147,16 @@ class Lanes:
 
 def _allocation(problem: Problem, number: int, lane: Devices) -> Allocation | None:
     """The fastest allocation of a node inside a lane."""
-    point = best_point(problem.nodes[number], len(lane))
-    devices = None if point is None else first_of(problem, lane, point)
-    if point is None or devices is None:
-        return None
-    return Allocation(point, devices)
+    cluster = problem.cluster
+    types = [cluster.type_of[device] for device in lane]
+    point = _best_point(problem.nodes[number], [types.count(kind) for kind in cluster.types])
+    devices = None if point is None else first_devices(cluster, point, lane)
+    return None if point is None or devices is None else Allocation(point, devices)
+
+
+def _best_point(node: Node, counts: Sequence[int]) -> Point | None:
+    """The fastest of a node's allocations on at most so many devices of each type."""
+    if node.points[0].counts is None:
+        return best_point(node, sum(counts))
+    has_room = (point for point in node.points if all(map(le, point.counts or (), counts)))
+    return min(has_room, key=lambda point: (point.op_s, point.num_devices), default=None)

@@ -11,8 +11,11 @@ come from a fixed seed, and the effort is counted in passes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from math import inf
 from operator import add
 from random import Random
@@ -67,7 +70,10 @@ class Search:
         Args:
             effort: passes to run in all; fewer where what is to be beaten is out of sight.
         """
-        beginnings = [self._balanced(), self._in_a_row()]
+        row = range(self._lanes.count)
+        beginnings = [self._balanced(), self._in_a_row(row)]
+        if self._lanes.problem.cluster.is_mixed:  # which type comes first may matter
+            beginnings.append(self._in_a_row(row[::-1]))
         found = []
         for beginning in dict.fromkeys(beginnings):
             state = State(beginning, (1.0,) * len(self._lanes.problem.nodes))
@@ -143,42 +149,51 @@ class Search:
         cut = random.randrange(1, num_ops)
         return with_part(parts, *((0, cut) if random.random() < 0.5 else (cut, num_ops)), lane)
 
-    def _work_s(self, number: int) -> float:
-        """Seconds of a section's ops of all its users, where they are fastest."""
+    def _work_s(self, number: int, op_s: Callable[[int], float]) -> float:
+        """Seconds of a section's ops of all its users; `op_s`: of an op of a node."""
         section = self._sections[number]
         total_s = 0.0
         for name, first in section.users:
             for node in self._lanes.problem.nodes:
                 if node.metaop.name == name:
                     last = min(first + section.num_ops, node.first_op + node.num_ops)
-                    total_s += max(0, last - max(first, node.first_op)) * self._lanes.least_op_s(node.index)
+                    count = last - max(first, node.first_op)
+                    total_s += count * op_s(node.index) if count > 0 else 0.0
         return total_s
 
+    def _least_work_s(self) -> list[float]:
+        """Of each section, where each op is fastest."""
+        return [self._work_s(number, self._lanes.least_op_s) for number in range(len(self._sections))]
+
     def _balanced(self) -> Assignment:
-        """Sections whole, the longest first to the lane with least to do."""
-        load_s = [0.0] * self._lanes.count
+        """Sections whole, the longest first to the lane that is through with it first."""
+        lanes = range(self._lanes.count)
+        load_s = [0.0 for _ in lanes]
         parts: list[Parts] = [()] * len(self._sections)
-        work_s = [self._work_s(number) for number in range(len(parts))]
+        work_s = self._least_work_s()
         for number in sorted(range(len(parts)), key=lambda number: -work_s[number]):
-            lane = min(range(len(load_s)), key=load_s.__getitem__)
-            load_s[lane] += work_s[number]
+            own_s = [self._work_s(number, partial(self._lanes.op_s, lane=lane)) for lane in lanes]
+            lane = min(lanes, key=lambda lane: (load_s[lane] + own_s[lane], load_s[lane]))
+            load_s[lane] += own_s[lane]
             parts[number] = ((self._sections[number].num_ops, lane),)
         return tuple(parts)
 
-    def _in_a_row(self) -> Assignment:
-        """Sections in order, cut so that each lane gets as much to do as the others."""
-        work_s = [self._work_s(number) for number in range(len(self._sections))]
-        each_s = sum(work_s) / self._lanes.count
+    def _in_a_row(self, lanes: Sequence[int]) -> Assignment:
+        """Sections in order, cut so that lanes in this order get as much to do, by their speed."""
+        work_s = self._least_work_s()
+        each_s = sum(work_s) / sum(self._lanes.speed)
+        ends = list(accumulate(self._lanes.speed[lane] for lane in lanes))
+
+        def lane_at(before_s: float) -> int:
+            return lanes[min(bisect_right(ends, before_s / each_s), len(lanes) - 1)]
+
         before_s = 0.0
         found: list[Parts] = []
         for section, own_s in zip(self._sections, work_s, strict=True):
-            parts: Parts = ((section.num_ops, self._lane_at(before_s, each_s)),)
+            parts: Parts = ((section.num_ops, lane_at(before_s)),)
             for op in range(1, section.num_ops):
-                lane = self._lane_at(before_s + own_s * op / section.num_ops, each_s)
+                lane = lane_at(before_s + own_s * op / section.num_ops)
                 parts = with_part(parts, op, section.num_ops, lane)
             found.append(parts)
             before_s += own_s
         return tuple(found)
-
-    def _lane_at(self, before_s: float, each_s: float) -> int:
-        return min(int(before_s / each_s), self._lanes.count - 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from spindle_cli.plan.pipelines.cuts import Piece
@@ -125,17 +126,21 @@ class _Running:
         free_s = [0.0] * self.num_lanes
         sent_s: dict[tuple[int, int], float] = {}  # when the way between two lanes is free again
         ready_s = [0.0] * (2 * self.count)
-        urgent = self._urgency(backward_first=most_open is not None)
+        first = self._ranks(backward_first=most_open is not None)
         ready = {number for number in range(self.count) if not self.missing[number]}
         lane_of, missing = self.lane_of, list(self.missing)
         open_parts = _OpenParts(self.part_of, most_open)
         order: list[tuple[int, bool]] = []
         while ready:
-            start_s, _, this = min(
-                (max(ready_s[number], free_s[lane_of[number]], not_before_s), urgent[number], number)
-                for number in ready
-                if (not_before_s := open_parts.not_before_s(number)) is not None
-            )
+            start_s, this = inf, -1
+            for number in ready:
+                own_s = ready_s[number]
+                if free_s[lane_of[number]] > own_s:
+                    own_s = free_s[lane_of[number]]
+                if most_open is not None:
+                    own_s = max(own_s, open_parts.not_before_s(number))
+                if own_s < start_s or (own_s == start_s < inf and first[number] < first[this]):
+                    start_s, this = own_s, number
             ready.remove(this)
             here = lane_of[this]
             end_s = free_s[here] = start_s + self.seconds[this]
@@ -153,13 +158,16 @@ class _Running:
                     ready.add(other)
         return Timetable(free_s, order)
 
-    def _urgency(self, *, backward_first: bool) -> list[tuple[bool, float]]:
-        """Of each pass; the least goes first."""
-        passes = zip(self.weight, self.rest_s, strict=True)
-        return [
+    def _ranks(self, *, backward_first: bool) -> list[int]:
+        """Of each pass its place among all that could start together; the least goes first."""
+        urgency = [
             (backward_first and number < self.count, -weight * rest_s)
-            for number, (weight, rest_s) in enumerate(passes)
+            for number, (weight, rest_s) in enumerate(zip(self.weight, self.rest_s, strict=True))
         ]
+        ranks = [0] * len(urgency)
+        for rank, number in enumerate(sorted(range(len(urgency)), key=urgency.__getitem__)):
+            ranks[number] = rank
+        return ranks
 
 
 class _OpenParts:
@@ -174,11 +182,11 @@ class _OpenParts:
         self._begun: set[int] = set()
         self._free_s = [0.0] * (len(self._left) if most is None else most)  # when each place is free
 
-    def not_before_s(self, number: int) -> float | None:
-        """When a pass may start, as far as places go; None: not before another part has ended."""
+    def not_before_s(self, number: int) -> float:
+        """When a pass may start, as far as places go; infinite: not before another part has ended."""
         if self._part_of[number] in self._begun:
             return 0.0
-        return min(self._free_s, default=None)
+        return min(self._free_s, default=inf)
 
     def ran(self, number: int, end_s: float) -> None:
         """A pass of a part has been given its time."""

@@ -97,3 +97,18 @@ def whole_groups(devices: Sequence[int], dp: int, tp: int, node_of: Sequence[int
     for members in by_node.values():
         chosen += members[: len(members) // tp * tp]
     return tuple(chosen[: dp * tp]) if len(chosen) >= dp * tp else None
+
+
+def first_devices(cluster: Cluster, point: Point, among: Sequence[int]) -> tuple[int, ...] | None:
+    """The first of some devices for an allocation, on several types of each as many as it takes; None where
+    it has no room among them.
+    """
+    if point.counts is None:
+        return whole_groups(among, point.dp, point.tp, cluster.node_of)
+    chosen: tuple[int, ...] = ()
+    for kind, count in zip(cluster.types, point.counts, strict=True):
+        own = whole_groups(of_type(among, kind, cluster), count // point.tp, point.tp, cluster.node_of)
+        if own is None:
+            return None
+        chosen += own
+    return chosen

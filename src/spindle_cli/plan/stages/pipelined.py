@@ -15,14 +15,15 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.micro_batches import (
+    MakeProblem,
     MicroBatched,
     alike_micro_batches,
     in_micro_batches,
     in_parts,
 )
-from spindle_cli.plan.bound.any_cut import lower_bound_any_s
 from spindle_cli.plan.pipelines.drafts import bounded
 from spindle_cli.plan.placing.predict import Prediction
+from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are, slices_in_order
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
@@ -46,19 +47,25 @@ UNHIDDEN = {"nccl": 0.15, "gloo": 1.0}
 
 
 def in_pipelines(
-    profile: Profile, cluster: Cluster, found: Found | None, simulated_s: Callable[[Found], float]
+    profile: Profile,
+    cluster: Cluster,
+    found: Found | None,
+    bound_any_s: float,
+    simulated_s: Callable[[Found], float],
+    make: MakeProblem = make_problem,
 ) -> Found | None:
     """The best plan; `found` where no pipeline of micro-batches is shorter by `WORTH`, as predicted and as
     simulated.
 
     Args:
         found: the best of other plans; None: nothing fits.
+        bound_any_s: before which no schedule ends, however batches are cut.
         simulated_s: a plan's iteration by simulation.
+        make: indexes a profile for the cluster.
     """
-    bound_s = lower_bound_any_s(profile, cluster.num_devices)
-    if found is None or not may_gain(found.best.prediction, bound_s):
+    if found is None or not may_gain(found.best.prediction, bound_any_s):
         return found
-    search = _Search(profile, cluster, simulated_s, found, found.best.prediction.iteration_s)
+    search = _Search(profile, cluster, simulated_s, make, found, found.best.prediction.iteration_s)
     heaviest = _tasks_of_parts(profile)[0]
     missed = 0
     for count in COUNTS:
@@ -87,6 +94,7 @@ class _Search:
     profile: Profile
     cluster: Cluster
     simulated_s: Callable[[Found], float]
+    make: MakeProblem
     best: Found
     best_s: float
     least_s: float | None = None
@@ -105,7 +113,7 @@ class _Search:
         """Try so many micro-batches, by task; whether the best plan has so many now."""
         self.known.append(counts)
         try:
-            cut = in_micro_batches(self.profile, counts, self.cluster)
+            cut = in_micro_batches(self.profile, counts, self.cluster, self.make)
             tried = _best_of(cut, self.best_s)
         except NoPlanError:  # shares of so few samples have no allocation here
             return False
