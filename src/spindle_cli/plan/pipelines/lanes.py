@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import inf
-from operator import le
 
 from spindle_cli.costs.links import transfer_s
-from spindle_cli.plan.placing.calendar import first_devices, of_type
-from spindle_cli.plan.problem import Node, Point, Problem
-from spindle_cli.plan.strategies.lanes import Devices, best_point
+from spindle_cli.plan.pipelines.allocations import Allocation, allocations_in
+from spindle_cli.plan.placing.calendar import of_type
+from spindle_cli.plan.problem import Node, Problem
+from spindle_cli.plan.strategies.lanes import Devices
 
 # Numbers of lanes that are tried, and most nodes of which each is one.
 COUNTS = (2, 3, 4, 6, 8)
@@ -59,23 +58,14 @@ def _lanes_of_one_type(of_types: Sequence[Sequence[int]]) -> Iterator[tuple[Devi
             yield tuple(lane for own in parts for lane in own)
 
 
-@dataclass(frozen=True)
-class Allocation:
-    """What a node runs on in a lane."""
-
-    point: Point
-    devices: Devices
-
-
 class Lanes:
     """A way to cut the cluster, with the allocation of each node in each lane; None where it has none."""
 
     def __init__(self, problem: Problem, lanes: tuple[Devices, ...]) -> None:
         self.problem = problem
         self.devices = lanes
-        self.of_node = [
-            [_allocation(problem, number, lane) for lane in lanes] for number in range(len(problem.nodes))
-        ]
+        in_lanes = [allocations_in(problem, lane) for lane in lanes]
+        self.of_node: list[tuple[Allocation | None, ...]] = list(zip(*in_lanes, strict=True))
         self._known_s: dict[tuple[int, int, int], float] = {}
 
     @property
@@ -143,20 +133,3 @@ class Lanes:
                 ways, link = min(cards), cluster.links_among(nodes[0] | nodes[1]).inter_node
             self._known_s[key] = transfer_s(num_bytes / ways, link)
         return self._known_s[key]
-
-
-def _allocation(problem: Problem, number: int, lane: Devices) -> Allocation | None:
-    """The fastest allocation of a node inside a lane."""
-    cluster = problem.cluster
-    types = [cluster.type_of[device] for device in lane]
-    point = _best_point(problem.nodes[number], [types.count(kind) for kind in cluster.types])
-    devices = None if point is None else first_devices(cluster, point, lane)
-    return None if point is None or devices is None else Allocation(point, devices)
-
-
-def _best_point(node: Node, counts: Sequence[int]) -> Point | None:
-    """The fastest of a node's allocations on at most so many devices of each type."""
-    if node.points[0].counts is None:
-        return best_point(node, sum(counts))
-    has_room = (point for point in node.points if all(map(le, point.counts or (), counts)))
-    return min(has_room, key=lambda point: (point.op_s, point.num_devices), default=None)

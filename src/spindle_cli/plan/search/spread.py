@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.account.edges import edge_bytes, edges_between, layout_of
-from spindle_cli.account.rows import Layout, crossing
-from spindle_cli.costs.links import transfer_s
+from spindle_cli.account.rows import Layout
 from spindle_cli.plan.assemble import exact_slices
+from spindle_cli.plan.placing.moving import moving_s
 from spindle_cli.plan.problem import Node, Problem
 from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice
 from spindle_cli.plan.search.judge import Judged, measure
@@ -121,17 +121,9 @@ def _seconds(problem: Problem, piece: Slice, inputs: Sequence[_Input]) -> float:
     cluster, metaop = problem.cluster, problem.profile.by_name[piece.metaop]
     point = problem.point_of(piece)
     layout = layout_of(piece, problem.profile.by_name)
-    busy_s: dict[tuple[str, object], float] = {}
-    for each in inputs:
-        for chunk in crossing(each.layout, layout):
-            num_bytes = each.num_bytes * (chunk.last - chunk.first) // metaop.batch_size
-            inside = cluster.node_of[chunk.source] == cluster.node_of[chunk.destination]
-            link = cluster.link(chunk.source, chunk.destination)
-            for way, device in (("out", chunk.source), ("in", chunk.destination)):
-                port = (way, device if inside else cluster.card_of[device])
-                busy_s[port] = busy_s.get(port, 0.0) + transfer_s(num_bytes, link)
     op_s = point.op_s + sum(problem.beyond.op_s(piece, metaop, point.forward_s, point.backward_s))
-    return piece.num_ops * op_s + 2 * max(busy_s.values(), default=0.0)
+    moves = ((each.layout, layout, each.num_bytes) for each in inputs)
+    return piece.num_ops * op_s + 2 * moving_s(moves, cluster)
 
 
 def _judged_again(problem: Problem, judged: Judged, slices: Sequence[Slice]) -> Judged | None:

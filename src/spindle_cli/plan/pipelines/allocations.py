@@ -1,0 +1,102 @@
+"""What each node runs on inside a lane: the fastest allocation; or that of the heaviest node that it takes
+from or hands on to, where what moves between the two would take longer than is gained.
+
+An embedding may be fastest on one node of a lane; but then all that it makes would leave through that node's
+network card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import le
+
+from spindle_cli.account.rows import Layout
+from spindle_cli.costs.memory import inner_bytes
+from spindle_cli.costs.share_times import times_of
+from spindle_cli.plan.placing.calendar import first_devices
+from spindle_cli.plan.placing.moving import moving_s
+from spindle_cli.plan.problem import Node, Point, Problem
+from spindle_cli.plan.strategies.lanes import Devices, best_point
+from spindle_cli.plan.types import Slice
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What a node runs on in a lane."""
+
+    point: Point
+    devices: Devices
+
+    def layout(self, batch_size: int) -> Layout:
+        """Who has which samples."""
+        return Layout(self.devices, self.point.dp, self.point.tp, batch_size, offsets=self.point.rows)
+
+
+def allocations_in(problem: Problem, lane: Devices) -> list[Allocation | None]:
+    """Of each node inside a lane; None where it has none."""
+    fastest = [_fastest(problem, node, lane) for node in problem.nodes]
+    return [
+        own if own is None else _near_others(problem, node, own, fastest)
+        for node, own in zip(problem.nodes, fastest, strict=True)
+    ]
+
+
+def _fastest(problem: Problem, node: Node, lane: Devices) -> Allocation | None:
+    cluster = problem.cluster
+    types = [cluster.type_of[device] for device in lane]
+    counts = [types.count(kind) for kind in cluster.types]
+    if node.points[0].counts is None:
+        point = best_point(node, len(lane))
+    else:
+        has_room = (point for point in node.points if all(map(le, point.counts or (), counts)))
+        point = min(has_room, key=lambda point: (point.op_s, point.num_devices), default=None)
+    devices = None if point is None else first_devices(cluster, point, lane)
+    return None if point is None or devices is None else Allocation(point, devices)
+
+
+def _near_others(
+    problem: Problem, node: Node, own: Allocation, fastest: Sequence[Allocation | None]
+) -> Allocation:
+    neighbours = [
+        (problem.nodes[number].num_ops * other.point.op_s, -number, other)
+        for number in (*node.inputs, *node.consumers)
+        if (other := fastest[number]) is not None
+    ]
+    if not neighbours or node.points[0].offload:
+        return own
+    _, number, other = max(neighbours, key=lambda each: each[:2])
+    near = None if own.devices == other.devices else _as(problem, node, other)
+    if near is None:
+        return own
+    batch_size, num_bytes = node.metaop.batch_size, _bytes_between(node, problem.nodes[-number])
+    there_s = moving_s([(own.layout(batch_size), other.layout(batch_size), num_bytes)], problem.cluster)
+    own_s, near_s = (node.num_ops * each.point.op_s for each in (own, near))
+    return near if near_s < own_s + 2 * there_s else own
+
+
+def _as(problem: Problem, node: Node, other: Allocation) -> Allocation | None:
+    """A node on the devices of another one, which have the same samples; None where it cannot be cut so."""
+    metaop, point = node.metaop, other.point
+    piece = Slice(
+        metaop=metaop.name,
+        ops=(node.first_op, node.first_op + node.num_ops),
+        devices=other.devices,
+        dp=point.dp,
+        tp=point.tp,
+        rows=point.rows,
+        start_s=0.0,
+        end_s=0.0,
+        recompute=node.points[0].recompute,
+    )
+    if times_of(metaop, piece, problem.cluster) is None:
+        return None
+    return Allocation(problem.point_of(piece), other.devices)
+
+
+def _bytes_between(node: Node, other: Node) -> int:
+    """Of the whole batch, handed from one of two neighbours to the other."""
+    if node.metaop.name == other.metaop.name:
+        return inner_bytes(node.metaop)
+    producer = other if other.index in node.inputs else node
+    return producer.metaop.output_bytes
