@@ -31,6 +31,8 @@ FIRST_THRESHOLD = 0.04
 # A search goes on beyond each part of its effort only where the best so far takes at most this multiple of
 # what is to be beaten.
 STILL_IN_SIGHT = ((0.25, 1.25), (0.5, 1.1), (0.75, 1.03))
+# A change counts as so many passes at least: where there are few pieces there is little to choose.
+LEAST_COUNTED = 24
 # By how many ops a cut is moved.
 STEPS = (-4, -2, -1, 1, 2, 4)
 URGENCIES = (0.1, 0.5, 0.8, 1.0, 1.25, 2.0, 10.0)
@@ -91,7 +93,7 @@ class Search:
             while milestones and left <= milestones[0][0]:
                 if best.end_s > milestones.pop(0)[1]:
                     return best
-            left -= 2 * len(now.pieces)
+            left -= max(2 * len(now.pieces), LEAST_COUNTED)
             changed = self._changed(now.state)
             tried = None if changed == now.state else self._run(changed)
             threshold = FIRST_THRESHOLD * max(0.0, left / effort)
