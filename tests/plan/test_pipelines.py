@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 from random_profiles import SHAPES, Shape, random_profile
+from slow_links import apart
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.check.run import check_plan
@@ -16,7 +17,7 @@ from spindle_cli.plan.pipelines.beside import Beside
 from spindle_cli.plan.pipelines.cuts import Cutter, Piece, with_part
 from spindle_cli.plan.pipelines.drafts import may_gain, pipelines
 from spindle_cli.plan.pipelines.lanes import Lanes, ways_to_cut
-from spindle_cli.plan.pipelines.search import Search, State
+from spindle_cli.plan.pipelines.search import LEAST_COUNTED, Search, State
 from spindle_cli.plan.pipelines.sections import Section, sections_of
 from spindle_cli.plan.pipelines.timetable import PieceSeconds, timetable
 from spindle_cli.plan.placing.predict import Prediction
@@ -26,15 +27,6 @@ from spindle_cli.profile.types import MetaOpProfile, ProcessorCosts
 
 MIB = 2**20
 ONE_OP_A_SECOND = {1: 1.0, 2: 0.5}
-
-
-def apart(num_devices: int, gb_per_s: float = 0.01, **more: float) -> Cluster:
-    """Devices that are a node each, behind a link without latency."""
-    cluster = cluster_of(num_devices, devices_per_node=1, memory_gib=more.get("memory_gib", 4000))
-    link = cluster.links.inter_node.model_copy(update={"bandwidth_gb_per_s": gb_per_s, "latency_us": 0.0})
-    return cluster.model_copy(
-        update={"links": cluster.links.model_copy(update={"inter_node": link, "intra_node": link})}
-    )
 
 
 def two_senses() -> tuple[MetaOpProfile, MetaOpProfile]:
@@ -251,10 +243,6 @@ def test_the_least_that_lanes_take_is_all_work_over_their_number() -> None:
     assert Lanes(problem, ((0,), (1,), (2,), (3,))).least_s == pytest.approx(9 * 1.0 / 4)
 
 
-def test_what_messages_and_sums_add_is_told_as_a_share_of_the_iteration() -> None:
-    assert Prediction(10.0, 5.0, 1.0, 2.0, 0.5, 1.5).beyond_compute == pytest.approx(0.35)
-
-
 @pytest.mark.parametrize(
     ("compute_s", "sums_s", "expected"),
     [(98.0, 2.0, True), (98.1, 1.9, False), (110.1, 0.0, True), (109.9, 0.0, False)],
@@ -393,5 +381,19 @@ def test_a_search_ends_where_what_is_to_be_beaten_is_out_of_sight(
         return state  # the best stays what it is
 
     monkeypatch.setattr(search, "_changed", changed)
-    search._improved(begun, 2 * len(begun.pieces) * 100, begun.end_s / out_of_sight)
+    search._improved(begun, max(2 * len(begun.pieces), LEAST_COUNTED) * 100, begun.end_s / out_of_sight)
     assert len(tried) == 100 * share
+
+
+@pytest.mark.parametrize(("num_metaops", "passes"), [(1, 24), (12, 24), (13, 26)])
+def test_a_change_counts_as_the_passes_that_it_runs_but_as_two_dozen_at_least(
+    monkeypatch: pytest.MonkeyPatch, num_metaops: int, passes: int
+) -> None:
+    lanes = lanes_of(num_metaops)
+    search = Search(lanes, sections_of(lanes.problem))
+    begun = search._run(State(search._balanced(), (1.0,) * num_metaops))
+    assert begun is not None
+    tried: list[State] = []
+    monkeypatch.setattr(search, "_changed", lambda state: tried.append(state) or state)
+    search._improved(begun, 10 * passes, float("inf"))
+    assert len(tried) == 10

@@ -7,6 +7,7 @@ from drafts import draft_of, predicted, problem_of
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.costs.links import all_reduce_s
+from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.schedule import Placed
 from spindle_cli.profile.batch_sums import BatchSum
@@ -261,3 +262,7 @@ def test_over_nccl_gathers_of_a_device_follow_each_other_as_they_are_needed(
     draft = draft_of(problem, (0, 0, 5, 2, 0.0), (1, 0, length, 1, 0.0), (2, 0, 1, 1, 15.0))
     prediction = predicted(problem, Placed(draft, ((0, 1), (2,), (1,))), 18.0)
     assert prediction.gradient_sum_s == pytest.approx(gathers_s + 1.5, abs=1e-3)
+
+
+def test_what_messages_and_sums_add_is_told_as_a_share_of_the_iteration() -> None:
+    assert Prediction(10.0, 5.0, 1.0, 2.0, 0.5, 1.5).beyond_compute == pytest.approx(0.35)

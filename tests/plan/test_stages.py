@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import log2
 
 import pytest
+import slow_links
 
 from helpers.cut import cuttable
-from helpers.plans import cluster_of, profile_of
+from helpers.plans import profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.find import Found
@@ -34,13 +35,9 @@ def chain(num_ops: int = 4) -> MetaOpProfile:
     return cuttable("t/net", num_ops, LINEAR, param_bytes_per_op=64 * MIB)
 
 
-def apart(num_devices: int, gb_per_s: float = 0.05, memory_gib: float = 4000) -> Cluster:
-    """Devices that are a node each, behind a link without latency."""
-    cluster = cluster_of(num_devices, devices_per_node=1, memory_gib=memory_gib)
-    link = cluster.links.inter_node.model_copy(update={"bandwidth_gb_per_s": gb_per_s, "latency_us": 0.0})
-    return cluster.model_copy(
-        update={"links": cluster.links.model_copy(update={"inter_node": link, "intra_node": link})}
-    )
+def apart(num_devices: int) -> Cluster:
+    """Devices that are a node each, with 50 MB/s between them."""
+    return slow_links.apart(num_devices, gb_per_s=0.05)
 
 
 def staged(stages: int, count: int, takes: int = 0) -> tuple[Lanes, list[Piece]]:
