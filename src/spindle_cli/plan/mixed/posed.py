@@ -118,7 +118,14 @@ class PosedOnTypes:
             return best
         # Where nothing else fits, what does is found soon or not at all.
         drafts = pipelines(self.problem, 0 if best is None else effort, _iteration_s(best))
-        return _best_of([best, *(judge(self.problem, draft) for draft in drafts)])
+        judged = (judge(self.problem, draft) for draft in drafts if self._uses_all(draft))
+        return _best_of([best, *judged])
+
+    def _uses_all(self, draft: Draft) -> bool:
+        """Whether a draft leaves no node idle; what gains by that is planned for parts of the cluster."""
+        node_of = self.problem.cluster.node_of
+        used = {node_of[device] for devices in draft.devices or () for device in devices}
+        return len(used) == len(set(node_of))
 
     def _drafts(self, effort: int, seed: int, *, mixes: bool) -> list[Draft]:
         """Of a search, the devices left to the placement."""

@@ -19,11 +19,12 @@ from spindle_cli.costs.links import transfer_s
 from spindle_cli.costs.offload import Stalls, stalls
 from spindle_cli.costs.share_times import OpSeconds, times_of_shares
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.placing.card_loads import Busy, Card
 from spindle_cli.plan.problem import Point, Problem, without_offload
 from spindle_cli.plan.types import Slice
 
 # A device's way to others of its node, or a network card: (node, card of the node).
-_Port = int | tuple[int, int]
+_Port = int | Card
 _Busy = tuple[tuple[_Port, float], ...]
 
 
@@ -38,11 +39,14 @@ class Times:
 
 @dataclass(frozen=True)
 class BothPasses:
-    """`forward_starts_s`: of each slice's forward pass. `forward_ended_s`: when the last one has ended."""
+    """`forward_starts_s`: of each slice's forward pass. `forward_ended_s`: when the last one has ended.
+    `on_cards`: when messages are under way between nodes.
+    """
 
     forward_starts_s: list[float]
     forward_ended_s: float
     backward: Times
+    on_cards: list[Busy]
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ class Passes:
         start_s, end_s = [0.0] * (2 * count), [0.0] * (2 * count)  # forward passes, then backward ones
         arrived_s = [0.0] * len(self._moves)
         waiting: list[tuple[float, int]] = []  # heap of (computed at, move)
-        ports = _Ports({}, {})
+        ports = _Ports({}, {}, [])
         forward_ended_s = 0.0
         for index, is_backward in self._order:
             this = index + count * is_backward
@@ -143,7 +147,7 @@ class Passes:
             for number in self._sent_by[this]:
                 heapq.heappush(waiting, (end_s[this], number))
         backward = Times(start_s[count:], end_s[count:], free_s)
-        return BothPasses(start_s[:count], forward_ended_s, backward)
+        return BothPasses(start_s[:count], forward_ended_s, backward, ports.on_cards)
 
 
 def _stalls(problem: Problem, piece: Slice, point: Point) -> Stalls:
@@ -155,10 +159,11 @@ def _stalls(problem: Problem, piece: Slice, point: Point) -> Stalls:
 
 
 class _Ports(NamedTuple):
-    """When each port is free, out and in."""
+    """When each port is free, out and in. `on_cards`: what has gone over network cards."""
 
     out_s: dict[_Port, float]
     in_s: dict[_Port, float]
+    on_cards: list[Busy]
 
 
 def _move(
@@ -185,8 +190,11 @@ def _move(
 def _arrive(move: _Move, computed_s: float, ports: _Ports) -> float:
     """When all of a move that can start at `computed_s` has arrived; its ports are busy meanwhile."""
     arrived_s = computed_s
-    for free_s, busy in zip(ports, (move.out_s, move.in_s), strict=True):
+    for free_s, busy in ((ports.out_s, move.out_s), (ports.in_s, move.in_s)):
         for port, seconds in busy:
-            free_s[port] = max(computed_s, free_s.get(port, 0.0)) + seconds
-            arrived_s = max(arrived_s, free_s[port])
+            start_s = max(computed_s, free_s.get(port, 0.0))
+            end_s = free_s[port] = start_s + seconds
+            arrived_s = max(arrived_s, end_s)
+            if isinstance(port, tuple):
+                ports.on_cards.append(Busy(start_s, end_s, port))
     return arrived_s

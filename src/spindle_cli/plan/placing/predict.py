@@ -20,6 +20,7 @@ from spindle_cli.account.traffic import Traffic, products_s
 from spindle_cli.account.types import Collective, Together
 from spindle_cli.costs.links import Spread, per_node
 from spindle_cli.costs.parameters.unequal import parts_collective_s
+from spindle_cli.plan.placing.card_loads import CardLoads
 from spindle_cli.plan.placing.passes import BothPasses, Passes, Times
 from spindle_cli.plan.placing.updates import Kinds, SumEnd, updated_s
 from spindle_cli.plan.problem import Problem
@@ -113,6 +114,7 @@ class _Collectives:
 
     def __init__(self, problem: Problem, slices: Sequence[Slice], traffic: Traffic) -> None:
         self._cluster = problem.cluster
+        self._loads = CardLoads((), problem.cluster)
         self._slices = slices
         self._groups = traffic.groups
         by_pass = {index for group in traffic.groups if group.sharding.is_by_pass for index in group.slices}
@@ -177,6 +179,7 @@ class _Collectives:
         them; where gradients are clipped or losses scaled, all for the sum that tells their norm, and whether
         one has overflowed.
         """
+        self._loads = CardLoads(last.on_cards, self._cluster)
         sums_s, summed_s = self._summed_s(last.backward)
         ready_s = [max(told_s, *both) for both in zip(summed_s, last.backward.free_s, strict=True)]
         for norm in self._of_kind[Collective.NORM]:
@@ -236,6 +239,7 @@ class _Collectives:
             plain: a batch's passes.
             forward_s: of each slice, its forward pass.
         """
+        self._loads = CardLoads(plain.on_cards, self._cluster)
         free_s = [0.0] * self._num_kinds
         not_before_s: dict[int, float] = {}
         for each, end_s in self._gathers(self._by_need(plain, forward_s), free_s):
@@ -334,7 +338,8 @@ class _Collectives:
 
     def _take(self, each: Together, ready_s: float, free_s: list[float]) -> float:
         """Let devices sum or gather as soon as all are free; when that ends."""
-        end_s = self._start_s(each, ready_s, free_s) + self._seconds(each)
+        start_s = self._start_s(each, ready_s, free_s)
+        end_s = self._loads.end_s(each.devices, start_s, self._seconds(each))
         for kind in self.kinds.taking_part[each.devices]:
             free_s[kind] = end_s
         return end_s
