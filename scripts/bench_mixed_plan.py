@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench_tables import SMALL, put_between_markers
-from mixed_clusters import cluster_named, devices_of
+from mixed_clusters import cluster_named, devices_of, without_speed
 from mixed_gaps import gap_of
 from mixed_tables import Row, sections, worst_of_each
 from paper_profiles import FOLDER, NOBODY, ROOT, WORKLOADS
@@ -41,6 +41,9 @@ THREE_TYPES, MANY = "h800-16-a800-16-h20-32", "h800-256-a800-256-h20-256"
 CLUSTERS = ("h100-16-a100-32", "h800-16-h20-32", "a100-16-v100-16", THREE_TYPES)
 # One of each kind, on three types: estimating takes a minute each.
 ON_THREE_TYPES = ("clip-10", "ofasys-4")
+# Behind slow links, of the paper's those for which memory is ample.
+SLOW_CLUSTERS = ("h100-16-a100-32-at-1.25", "h800-16-h20-32-at-3")
+BEHIND_SLOW_LINKS = ("clip-4", "clip-10", "ofasys-4", "ofasys-7")
 # V100s have no bfloat16: there all types are estimated in float16.
 WITHOUT_BFLOAT16 = ("v100", "p100")
 DRAWN = {f"{shape}-{seed}": (shape, seed) for seed in range(3) for shape in SHAPES}
@@ -62,7 +65,7 @@ def main() -> None:
     )
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--only", nargs="+", choices=(*WORKLOADS, *RANDOM), metavar="WORKLOAD")
-    known = tuple(dict.fromkeys((*CLUSTERS, *RANDOM_CLUSTERS)))
+    known = tuple(dict.fromkeys((*CLUSTERS, *SLOW_CLUSTERS, *RANDOM_CLUSTERS)))
     parser.add_argument("--clusters", nargs="+", choices=known, default=known, metavar="CLUSTER")
     parser.add_argument("--by", nargs="+", choices=ON_SEVERAL_TYPES, metavar="STRATEGY")
     parser.add_argument("--why", action="store_true")
@@ -84,7 +87,9 @@ def pairs(workloads: Sequence[str], clusters: Sequence[str]) -> Iterator[tuple[s
     """Which of these workloads are planned for which of these clusters."""
     for workload in workloads:
         for name in clusters:
-            if workload in WORKLOADS:
+            if name in SLOW_CLUSTERS:
+                is_planned = workload in BEHIND_SLOW_LINKS
+            elif workload in WORKLOADS:
                 is_planned = name in CLUSTERS and (name != THREE_TYPES or workload in ON_THREE_TYPES)
             elif workload.endswith(SMALL):
                 is_planned = name in SMALL_ON
@@ -143,7 +148,7 @@ def _cluster(workload: str, name: str) -> Cluster:
 
 def _profile(workload: str, name: str, cluster: Cluster) -> Profile:
     if workload in WORKLOADS:
-        return Profile.read(_profile_path(workload, name, cluster))
+        return Profile.read(_profile_path(workload, without_speed(name), cluster))
     shape, seed = DRAWN[workload.removesuffix(SMALL)]
     scale = max(1, cluster.num_devices // MOST_DEVICES)
     return random_mixed_profile(seed, shape, cluster, scale=scale)
@@ -169,7 +174,7 @@ def _written() -> list[Row]:
 
 def _place(key: Key) -> tuple[int, int]:
     """In the order of workloads, then of clusters."""
-    clusters = (*CLUSTERS, *RANDOM_CLUSTERS)
+    clusters = (*CLUSTERS, *SLOW_CLUSTERS, *RANDOM_CLUSTERS)
     return (*WORKLOADS, *RANDOM).index(key[0]), clusters.index(key[1])
 
 

@@ -1,20 +1,28 @@
-"""Clusters of several types by their names, 'h800-16-h20-32': so many devices of each type, 8 a node."""
+"""Clusters of several types by their names, 'h800-16-h20-32': so many devices of each type, 8 a node;
+'h800-16-h20-32-at-3': with at most 3 GB/s between nodes.
+"""
 
 from __future__ import annotations
 
 from paper_profiles import ROOT
 
-from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.cluster import Cluster, Link
 
 FOLDER = ROOT / "configs" / "clusters"
 # Has all types, and the links between them, that clusters without a file of their own are made of.
 MODEL = "h800-16-a800-16-h20-32"
+AT = "-at-"
 
 
 def devices_of(name: str) -> dict[str, int]:
     """How many devices of each type a cluster of this name has."""
-    words = name.split("-")
+    words = without_speed(name).split("-")
     return {chip: int(count) for chip, count in zip(words[::2], words[1::2], strict=True)}
+
+
+def without_speed(name: str) -> str:
+    """The name of the same cluster with the links that it has."""
+    return name.partition(AT)[0]
 
 
 def cluster_named(name: str, memory_gib: float | None = None) -> Cluster:
@@ -23,12 +31,29 @@ def cluster_named(name: str, memory_gib: float | None = None) -> Cluster:
     Args:
         memory_gib: of every device; None: what it really has.
     """
-    path = FOLDER / f"{name}.yaml"
-    cluster = Cluster.read(path) if path.exists() else _made(name)
+    base, _, gb_per_s = name.partition(AT)
+    path = FOLDER / f"{base}.yaml"
+    cluster = Cluster.read(path) if path.exists() else _made(base)
+    if gb_per_s:
+        cluster = _at_most(cluster, float(gb_per_s)).changed(name=name)
     if memory_gib is None:
         return cluster
     nodes = tuple(group.model_copy(update={"memory_gib": memory_gib}) for group in cluster.nodes)
     return cluster.changed(nodes=nodes)
+
+
+def _at_most(cluster: Cluster, gb_per_s: float) -> Cluster:
+    """With links between nodes that are no faster."""
+    links = cluster.links
+
+    def speed(link: Link) -> dict[str, float]:
+        return {"bandwidth_gb_per_s": min(gb_per_s, link.bandwidth_gb_per_s)}
+
+    slower = {
+        "inter_node": links.inter_node.model_copy(update=speed(links.inter_node)),
+        "between": tuple(link.model_copy(update=speed(link)) for link in links.between),
+    }
+    return cluster.changed(links=links.model_copy(update=slower))
 
 
 def _made(name: str) -> Cluster:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 
 from bench_tables import SMALL, table
-from mixed_clusters import devices_of
+from mixed_clusters import devices_of, without_speed
 from random_profiles import SHAPES
 
 from spindle_cli.plan.types import ON_SEVERAL_TYPES, StrategyName
@@ -46,6 +46,11 @@ class Row:
         """Whether it is of a random workload."""
         return self.workload.split("-")[0] in SHAPES
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether links between nodes are slower than those that such clusters have."""
+        return without_speed(self.cluster) != self.cluster
+
 
 @dataclass(frozen=True)
 class Target:
@@ -62,6 +67,8 @@ class Target:
         return [row for row in rows if row.strategy == "spindle" and self._has(row)]
 
     def _has(self, row: Row) -> bool:
+        if row.is_slow:
+            return False
         counts = devices_of(row.cluster)
         first, last = self.devices
         return len(counts) == self.num_types and first <= sum(counts.values()) <= last and self.picks(row)
@@ -94,7 +101,11 @@ def sections(rows: Sequence[Row]) -> Iterator[str]:
     """What is between the page's markers."""
     yield targets_table(rows)
     yield "The paper's workloads:"
-    yield _plans([row for row in rows if not row.is_random])
+    yield _plans([row for row in rows if not row.is_random and not row.is_slow])
+    slow = [row for row in rows if row.is_slow]
+    if slow:
+        yield "The paper's workloads behind slow links, of so many GB/s between nodes:"
+        yield _plans(slow)
     drawn = [row for row in rows if row.is_random]
     if drawn:
         yield "Random workloads:"

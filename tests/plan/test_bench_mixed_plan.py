@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bench_mixed_plan import MANY, RANDOM, SMALL_GIB, THREE_TYPES, pairs, strategies_on
+from bench_mixed_plan import MANY, RANDOM, SLOW_CLUSTERS, SMALL_GIB, THREE_TYPES, pairs, strategies_on
 from bench_tables import SMALL
 from mixed_clusters import cluster_named, devices_of
 from mixed_gaps import gap_of
@@ -80,7 +80,21 @@ def test_clusters_are_as_their_files_say_or_made_by_their_names() -> None:
     assert Cluster.model_validate(made.model_dump(by_alias=True)) == made
 
 
+def test_links_between_nodes_are_no_faster_than_a_name_says() -> None:
+    fast, slow = cluster_named(THREE), cluster_named(f"{THREE}-at-1.25")
+    assert devices_of(slow.name) == devices_of(THREE)
+    speeds = {slow.link(0, other).bandwidth_gb_per_s for other in (8, 16, 32)}
+    assert speeds == {1.25}
+    assert fast.link(0, 16).bandwidth_gb_per_s > 1.25
+    assert slow.link(0, 1) == fast.link(0, 1)
+    assert cluster_named(f"{THREE}-at-4000").link(0, 16) == fast.link(0, 16)
+
+
 def test_what_is_planned_where() -> None:
+    assert list(pairs(["clip-4", "qwen-val", "wide-0"], SLOW_CLUSTERS)) == [
+        ("clip-4", SLOW_CLUSTERS[0]),
+        ("clip-4", SLOW_CLUSTERS[1]),
+    ]
     every = (TWO, "h800-16-h20-32", THREE, MANY)
     assert list(pairs(["clip-4", "clip-10"], every)) == [
         ("clip-4", "h800-16-h20-32"),
@@ -173,3 +187,11 @@ def test_tables_are_of_the_papers_workloads_and_of_random_ones() -> None:
     assert paper.splitlines()[4] == "| clip-7, h800-16-h20-32 | no plan |  |  |  | - | - | - |"
     assert drawn.splitlines()[2] == f"| wide-0, {TWO} | 2000 |  | 9000 |  | 1.0% |  | 1.0 |"
     assert len(list(sections(ROWS[:3]))) == 3
+
+
+def test_plans_behind_slow_links_have_a_table_of_their_own_and_count_for_no_target() -> None:
+    slow = row("clip-4", SLOW_CLUSTERS[0], 2.0)
+    found = list(sections([*ROWS, slow]))
+    assert found[0] == targets_table(ROWS)
+    assert found[2] == list(sections(ROWS))[2]
+    assert found[4].splitlines()[2:] == [f"| clip-4, {SLOW_CLUSTERS[0]} | 2000 |  |  |  | 200.0% |  | 1.0 |"]
