@@ -10,6 +10,7 @@ from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.mixed import posed
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.pipelines.cuts import Cutter
 from spindle_cli.plan.pipelines.drafts import may_gain
@@ -18,7 +19,8 @@ from spindle_cli.plan.pipelines.search import Search
 from spindle_cli.plan.pipelines.sections import sections_of
 from spindle_cli.plan.pipelines.timetable import seconds_of, timetable
 from spindle_cli.plan.placing.predict import Prediction
-from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.problem import MemoryFallback, Problem
+from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MetaOpProfile
 from spindle_cli.simulate.run import simulate
@@ -223,3 +225,46 @@ def test_a_chain_behind_a_slow_link_becomes_a_pipeline_of_micro_batches() -> Non
     assert check_plan(plan, profile) == ()
     whole = make_plan(profile, cluster({"fast": 1, "slow": 1}, gb_per_s=0.02), micro_batches={"t": 1})
     assert whole.predicted.iteration_s > 38.0
+
+
+@pytest.mark.parametrize(
+    ("effort", "fallback", "asked"),
+    [
+        (1, MemoryFallback(), [1]),
+        (NO_SEARCH, MemoryFallback(), []),
+        (1, MemoryFallback(recompute={"a/net": 1}), []),
+        (1, MemoryFallback(least_tp=2, split=frozenset({"a/net"})), []),
+    ],
+)
+def test_problems_that_give_up_something_or_get_a_quick_look_are_asked_for_no_pipeline(
+    monkeypatch: pytest.MonkeyPatch, effort: int, fallback: MemoryFallback, asked: list[int]
+) -> None:
+    efforts: list[int] = []
+    monkeypatch.setattr(posed, "pipelines", lambda _, effort, __: efforts.append(effort) or ())
+    profile = profile_on_types(*tasks_with_a_trunk())
+    found = posed.SeveralTypes().posed(profile, cluster({"fast": 1, "slow": 1}, gb_per_s=0.01), fallback)
+    best, _ = found.best("spindle", effort)
+    assert best is not None
+    assert efforts == asked
+
+
+def test_where_nothing_else_fits_the_shortest_search_for_pipelines_is_made() -> None:
+    """All on the fast host does not fit it, nor any other whole trunk, but half of it does."""
+    profile = profile_on_types(*tasks_with_a_trunk())
+    roomy = make_plan(profile, cluster({"fast": 1, "slow": 1}, gb_per_s=0.01))
+    most = max(roomy.predicted.peak_memory_bytes)
+    tight = cluster({"fast": 1, "slow": 1}, gb_per_s=0.01)
+    nodes = tuple(group.model_copy(update={"memory_gib": 1.2 * most / 2**30}) for group in tight.nodes)
+    plan = make_plan(profile, tight.changed(nodes=nodes))
+    assert plan.predicted.gradient_sum_s == 0
+    assert all(len(devices) == 1 for devices in held_by(plan).values())
+
+
+def test_a_pipeline_with_an_idle_node_is_not_taken() -> None:
+    """Whether nodes stay idle is for plans of parts of the cluster, which say so: all on the fast host takes
+    4 s, on both 2.4 s, with a sum of 26 s.
+    """
+    profile = profile_on_types(net("t/net", 1, {"fast": 0.5, "slow": 0.75}, param_bytes_per_op=256 * MIB))
+    plan = make_plan(profile, cluster({"fast": 1, "slow": 1}, gb_per_s=0.01))
+    assert [piece.devices for piece in plan.slices] == [(0,)]
+    assert any("idle" in note for note in plan.notes)
