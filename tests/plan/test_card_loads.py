@@ -7,6 +7,7 @@ from drafts import draft_of, predicted, problem_of
 from slow_links import apart
 
 from helpers.plans import cluster_of, metaop_of
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.placing.card_loads import Busy, CardLoads
 from spindle_cli.plan.schedule import Placed
 
@@ -43,6 +44,14 @@ def test_it_does_not_inside_a_node_nor_for_messages_on_other_cards() -> None:
     assert loads.end_s((1, 2), 0.0, 2.0) == 11.0
 
 
+def nodes_with_slow_links(num_nodes: int) -> Cluster:
+    """Two devices, with 1 GB/s between them."""
+    cluster = apart(2, gb_per_s=1.0)
+    (group,) = cluster.nodes
+    shape = {"count": num_nodes, "devices": 2 // num_nodes}
+    return cluster.changed(nodes=(group.model_copy(update=shape),))
+
+
 @pytest.mark.parametrize(
     ("num_nodes", "sum_s", "added_s"), [(2, 2.0, 0.0), (2, 4.0, 0.0), (2, 5.0, 1.0), (1, 5.0, 0.0)]
 )
@@ -53,13 +62,9 @@ def test_a_sum_beside_a_gradient_message_takes_as_much_longer(
     Forward a's first op until 1 s, its message until 2, its second op until 3, d until 4; backward d until 6,
     when the sum of c and d may begin, a's second op until 8, its message until 9, its first op until 11.
     """
-    cluster = apart(2, gb_per_s=1.0)
-    if num_nodes == 1:
-        (group,) = cluster.nodes
-        cluster = cluster.changed(nodes=(group.model_copy(update={"count": 1, "devices": 2}),))
     sum_bytes = round(sum_s * 1e9)
     problem = problem_of(
-        cluster,
+        nodes_with_slow_links(num_nodes),
         metaop_of("a/one", 1, {1: 3.0}).model_copy(update={"output_bytes": 10**9}),
         metaop_of("a/two", 1, {1: 3.0}, inputs=("a/one",)),
         metaop_of("c/m", 1, {1: 3.0}, parameters="p", param_bytes_per_op=sum_bytes),
@@ -68,4 +73,24 @@ def test_a_sum_beside_a_gradient_message_takes_as_much_longer(
     draft = draft_of(problem, (0, 0, 1, 1, 0.0), (2, 0, 1, 1, 3.0), (1, 0, 1, 1, 3.0), (3, 0, 1, 1, 6.0))
     prediction = predicted(problem, Placed(draft, ((0,), (0,), (1,), (1,))), 9.0)
     assert prediction.transfer_s == pytest.approx(2.0)
+    assert prediction.gradient_sum_s == pytest.approx(added_s, abs=1e-3)
+
+
+@pytest.mark.parametrize(("num_nodes", "added_s"), [(2, 1.5), (1, 0.5)])
+def test_a_gather_beside_a_message_takes_as_much_longer(num_nodes: int, added_s: float) -> None:
+    """A gather of 1.5 s, for c and d; a's message is under way from 1 to 2 s, inside a node in nobody's way.
+    The first device runs a's first op until 1 s, then c, as soon as its parameters are there, 3 s forward and
+    6 back, and a's first op back. So all is through as much later than at 12 s as c starts later than at 1 s.
+    """
+    problem = problem_of(
+        nodes_with_slow_links(num_nodes),
+        metaop_of("a/one", 1, {1: 3.0}).model_copy(update={"output_bytes": 10**9}),
+        metaop_of("a/two", 1, {1: 3.0}, inputs=("a/one",)),
+        metaop_of("c/m", 1, {1: 9.0}, parameters="p", param_bytes_per_op=3 * 10**9),
+        metaop_of("d/m", 1, {1: 3.0}, parameters="p", param_bytes_per_op=3 * 10**9),
+        optimizer_state_sharded=True,
+    )
+    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (2, 0, 1, 1, 3.0), (1, 0, 1, 1, 3.0), (3, 0, 1, 1, 6.0))
+    prediction = predicted(problem, Placed(draft, ((0,), (0,), (1,), (1,))), 12.0)
+    assert prediction.transfer_s == 0.0
     assert prediction.gradient_sum_s == pytest.approx(added_s, abs=1e-3)

@@ -138,13 +138,25 @@ def test_searches_begin_with_sections_where_they_are_through_first_and_in_a_row_
     }
 
 
+def test_the_longest_sections_go_first_each_to_the_lane_that_is_through_with_it_first() -> None:
+    """24, 16 and 8 s on the fast device, twice as long on the slow one: the first is through at 24 or 48 s,
+    the second then at 40 or 32, the last at 32 or 48.
+    """
+    metaops = [net(f"{name}/m", num_ops) for name, num_ops in (("c", 1), ("a", 3), ("b", 2))]
+    problem = problem_of(*metaops, on=cluster({"fast": 1, "slow": 1}))
+    lanes = Lanes(problem, ((1,), (0,)))  # the slow one first
+    assert Search(lanes, sections_of(problem))._balanced() == (((1, 1),), ((3, 1),), ((2, 0),))
+
+
 def words_and_layers(gb_per_s: float) -> Lanes:
     """What looks up takes a fast device a second for all, and a slow one as long for each sample; its output
-    is 80 MB. Layers run on both in shares of six and two samples. The lane is of two nodes.
+    is 80 MB. Layers run on both in shares of six and two samples, 24 s together. A head takes 10 s on the
+    fast device, where it is best by itself. The lane is of two nodes.
     """
     words = net("t/words", 1, {"fast": 0.125, "slow": 1.0}, output_bytes=80 * 10**6)
     layers = net("t/layers", 4, {"fast": 1.0, "slow": 3.0}, inputs=("t/words",))
-    problem = problem_of(words, layers, on=cluster({"fast": 1, "slow": 1}, gb_per_s))
+    head = net("t/head", 1, {"fast": 1.25, "slow": 100.0}, inputs=("t/words",))
+    problem = problem_of(words, layers, head, on=cluster({"fast": 1, "slow": 1}, gb_per_s))
     return Lanes(problem, ((0, 1),))
 
 
