@@ -15,7 +15,6 @@ from torch import Tensor
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.request import capture_path
 from spindle_cli.files.run_files import StepMetrics
-from spindle_cli.verify.compare import rounding_may_explain
 from spindle_cli.verify.comparing.captured import CapturedRun, open_run
 from spindle_cli.verify.comparing.losses import compare_losses, compare_scales
 from spindle_cli.verify.comparing.near_zero import compare_moved_by_noise, compare_noise, find_noise
@@ -28,7 +27,6 @@ from spindle_cli.verify.comparing.parameters import (
     find_unused,
     largest_change,
 )
-from spindle_cli.verify.types import Check, Difference, VerifyReport
 
 W = torch.linspace(1, 2, 8)
 Stages = Mapping[str, Mapping[str, Tensor]]
@@ -366,28 +364,3 @@ def test_a_buffer_of_what_noise_moves_is_compared_with_what_noise_does_to_it(
         rest = compare_buffers(plan, plain, 1e-9, ("mean", "seen"))
     assert values.passed == passes
     assert rest.compared == 0
-
-
-def test_a_buffer_alone_is_a_reason_to_measure_rounding_in_float64_only() -> None:
-    off = Difference(name="norm.running_mean", where="rank 0", relative=2.5e-9)
-    stale = off.model_copy(update={"relative": 0.1})
-    for failure, dtype, may in ((off, "float64", True), (stale, "float64", False), (off, "float32", False)):
-        check = Check(what="buffers", compared=1, tolerance=1e-9, largest=failure, failures=(failure,))
-        assert rounding_may_explain(report_of(check, dtype)) == may
-
-
-def report_of(check: Check, dtype: str) -> VerifyReport:
-    return VerifyReport.model_validate(
-        {
-            "same": False,
-            "workload": "w",
-            "strategy": "spindle",
-            "workers": 1,
-            "steps": 1,
-            "dtype": dtype,
-            "checks": [check.model_dump()],
-            "noise_floor": 1e-13,
-            "noise": [],
-            "unused": [],
-        }
-    )
