@@ -17,7 +17,7 @@ from spindle_cli.profile.op.jobs import OpRef
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.metaops.failing import failures_told
+from spindle_cli.workload.metaops.failing import failures_told, split_failures_told
 from spindle_cli.workload.types import Task, Workload
 
 
@@ -81,6 +81,63 @@ def test_too_little_memory_and_our_own_errors_are_left_as_they_are(error: Any) -
     with pytest.raises(type(error)) as raised, failures_told(task, task.ops[0], 2):
         raise error
     assert raised.value is error
+
+
+def test_a_part_of_a_layer_that_fails_is_told_with_its_class_and_what_to_do() -> None:
+    task = graph_of().tasks["t"]
+    with pytest.raises(WorkloadError) as raised, split_failures_told(task, task.ops[0], 2):
+        raise RuntimeError("Sizes must match\nmore lines")
+    told = (
+        "task 't': first (Layer) fails where 2 devices have a part of it each: RuntimeError: Sizes must match"
+    )
+    assert raised.value.message.endswith(told)  # behind the place
+    assert "Layer: {}" in str(raised.value.hint)
+    for error in (MemoryError(), UsageError("own")):
+        with pytest.raises(type(error)), split_failures_told(task, task.ops[0], 2):
+            raise error
+
+
+SPLIT = """
+import torch
+from torch import nn
+from spindle_cli import Task, Workload
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x, bias):
+        return self.down(self.up(x) + bias)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.wide = Layer(), nn.Linear(4, 8)
+
+    def forward(self, x):
+        return self.layer(x, self.wide(x)).square().mean()
+
+def build():
+    plan = {"up": "colwise", "down": "rowwise"}
+    return Workload("w", [Task("t", Net(), 4, [{"x": torch.randn(4)}] * 8)], (Layer,), tp_plans={Layer: plan})
+"""
+
+
+@pytest.mark.processes
+def test_profiling_a_layer_that_does_not_stand_its_tensor_parallel_plan_ends_with_one_message(
+    tmp_path: Path,
+) -> None:
+    """What it is given for all of its channels is not cut with its own."""
+    source = tmp_path / "split.py"
+    source.write_text(SPLIT)
+    cluster = Path(__file__).parents[2] / "configs/clusters/cpu-2.yaml"
+    options = ("--cluster", cluster, "--tp", 2, "--accept-noise", "--time-limit", 0.05)
+    process = spindle_process("profile", f"{source}:build", "-o", tmp_path / "p.json", *options)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 3
+    assert "task 't': layer (Layer) fails where 2 devices have a part of it each" in told
+    assert "Traceback" not in told and "tp_plans" in told
 
 
 def test_glue_is_called_what_it_is() -> None:

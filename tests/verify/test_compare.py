@@ -334,3 +334,33 @@ def test_a_loss_may_be_no_number_in_a_step_that_both_skip(ours: bool, theirs: bo
     assert compare_losses(*steps, 1e-3).passed == same
     one_alone = [scaled(1, 8.0, True, math.inf)], [scaled(1, 8.0, True, 1.0)]
     assert not compare_losses(*one_alone, 1e-3).passed
+
+
+@pytest.mark.parametrize(
+    ("mean", "seen", "passes"),
+    [
+        (MOVED * -3.9, 6, True),
+        (MOVED * 4.1, 6, False),  # more than noise explains
+        (MOVED, 5, False),  # a count is moved by no noise
+    ],
+)
+def test_a_buffer_of_what_noise_moves_is_compared_with_what_noise_does_to_it(
+    mean: Tensor, seen: int, passes: bool, tmp_path: Path
+) -> None:
+    """The running mean behind a layer whose bias has no gradient, as a batch norm takes it away again."""
+    start, zeros = torch.tensor([0.0] * 4 + [1.0] * 4, dtype=torch.float64), torch.zeros(8)
+
+    def after(moved: Tensor, count: int) -> Stages:
+        kept = {"mean": start + moved, "seen": torch.tensor(count)}
+        return {**near_zero(start), "initial-buffers": {"mean": zeros, "seen": zeros}, "final-buffers": kept}
+
+    (tmp_path / "rounded").mkdir()
+    noisy = after(MOVED, 6)
+    with (
+        runs(tmp_path, [after(mean, seen)], after(zeros, 6), averages=True) as (plan, plain),
+        runs(tmp_path / "rounded", [noisy], noisy, averages=True) as (_, rounded),
+    ):
+        (values,) = compare_moved_by_noise(plan, plain, rounded, 1e-12, 1e-13, ("mean", "seen"))
+        rest = compare_buffers(plan, plain, 1e-9, ("mean", "seen"))
+    assert values.passed == passes
+    assert rest.compared == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from spindle_cli.verify.comparing.losses import compare_losses, compare_scales
 from spindle_cli.verify.comparing.near_zero import compare_moved_by_noise, compare_noise, find_noise
 from spindle_cli.verify.comparing.parameters import (
     AVERAGE,
+    BUFFERS,
     FINAL,
     compare_average,
     compare_buffers,
@@ -39,12 +41,20 @@ from spindle_cli.verify.types import (
 
 
 def rounding_may_explain(report: VerifyReport) -> bool:
-    """Whether nothing but the size of differences in the final parameters speaks against the plan."""
+    """Whether nothing but the size of differences in the final parameters, and in float64 in the buffers that
+    are made of them, speaks against the plan.
+    """
     failed = [check for check in report.checks if not check.passed]
-    return {check.what for check in failed} - {AVERAGE} == {FINAL} and all(
-        difference.relative is not None and difference.relative <= LARGEST_TOLERANCE
-        for check in failed
-        for difference in check.failures
+    kinds = {check.what for check in failed} - {AVERAGE}
+    explained = {FINAL, BUFFERS} if report.dtype == "float64" else {FINAL}
+    return (
+        bool(kinds)
+        and kinds <= explained
+        and all(
+            difference.relative is not None and difference.relative <= LARGEST_TOLERANCE
+            for check in failed
+            for difference in check.failures
+        )
     )
 
 
@@ -127,7 +137,7 @@ def _compare_island(runs: Runs, number: int, *, with_rounding: bool) -> _OfIslan
         unused = find_unused(ours, plain)
         left_out = [*names, *unused]
         trained = _compare_trained(runs, number, ours, plain, left_out, with_rounding=with_rounding)
-        buffers = compare_buffers(ours, plain, max(tolerance, trained.tolerance))
+        buffers = compare_buffers(ours, plain, max(tolerance, trained.tolerance), trained.buffers)
         checks = (
             compare_initial(ours, plain, unused),
             compare_gradients(ours, plain, names, _gradient_tolerance(runs, tolerance)),
@@ -136,6 +146,12 @@ def _compare_island(runs: Runs, number: int, *, with_rounding: bool) -> _OfIslan
             *((buffers,) if buffers.compared else ()),
         )
     return _OfIsland(checks, (*noise, *trained.noise), unused, trained.rounding, trained.tolerance)
+
+
+def _near_in(check: Check) -> tuple[str, ...]:
+    """The buffers that differ by no more than rounding could ever explain, on every rank."""
+    far = {each.name for each in check.failures if (each.relative or math.inf) > LARGEST_TOLERANCE}
+    return tuple(sorted({each.name for each in check.failures} - far))
 
 
 def _require_an_update(plain: Sequence[StepMetrics]) -> None:
@@ -149,13 +165,15 @@ def _require_an_update(plain: Sequence[StepMetrics]) -> None:
 @dataclass(frozen=True)
 class _Trained:
     """What was found of the parameters after the last step: the checks, the elements set aside, how far
-    rounding moves them where that was needed, and the tolerance that came of it.
+    rounding moves them where that was needed, the tolerance that came of it, and the buffers that were
+    compared with what rounding does to them.
     """
 
     checks: tuple[Check, ...]
     noise: tuple[Noise, ...]
     rounding: float | None
     tolerance: float
+    buffers: tuple[str, ...]
 
 
 def _compare_trained(
@@ -168,7 +186,7 @@ def _compare_trained(
     with_rounding: bool,
 ) -> _Trained:
     """Compare final parameters, and averages; by what rounding alone does, only where they differ by more
-    than the tolerance.
+    than the tolerance, and so the buffers that do.
     """
     is_sharp = runs.arithmetic == "float64"
     tolerance = FINAL_TOLERANCE if is_sharp else TOLERANCE[runs.arithmetic]
@@ -178,16 +196,20 @@ def _compare_trained(
     final, noise = compare_final(ours, plain, left_out, tolerance, floor)
     rounding: float | None = None
     values: tuple[Check, ...] = ()
+    buffers: tuple[str, ...] = ()
+    widest = tolerance
     if with_rounding:
         with open_run(capture_dir_of(runs.rounded, island), 1, averages=runs.averages) as rounded:
-            if is_sharp:
-                values = compare_moved_by_noise(ours, plain, rounded, tolerance, floor)
             if not final.passed:
                 rounding = largest_change(rounded, plain, left_out, floor if is_sharp else 0.0)
-                tolerance = widened(tolerance, rounding)
-                final, noise = compare_final(ours, plain, left_out, tolerance, floor)
-    average = compare_average(ours, plain, left_out, tolerance, floor)
-    return _Trained((final, *average, *values), noise, rounding, tolerance)
+                widest = widened(tolerance, rounding)
+                final, noise = compare_final(ours, plain, left_out, widest, floor)
+            if is_sharp:
+                all_buffers = compare_buffers(ours, plain, max(TOLERANCE[runs.arithmetic], widest))
+                buffers = _near_in(all_buffers)
+                values = compare_moved_by_noise(ours, plain, rounded, tolerance, floor, buffers)
+    average = compare_average(ours, plain, left_out, widest, floor)
+    return _Trained((final, *average, *values), noise, rounding, widest, buffers)
 
 
 def _gradient_tolerance(runs: Runs, tolerance: float) -> float:

@@ -9,7 +9,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, parent_process
@@ -50,7 +49,7 @@ from spindle_cli.profile.op.stand_ins import Analysed, give_parameters, load_ana
 from spindle_cli.profile.op.tensor_parallel import OwnPositions
 from spindle_cli.profile.op.timings import Limits, Sample, is_enough
 from spindle_cli.units import MIB
-from spindle_cli.workload.metaops.failing import failures_told, is_out_of_memory
+from spindle_cli.workload.metaops.failing import failures_told, is_out_of_memory, split_failures_told
 from spindle_cli.workload.training.precision import Computing, set_matmul_precision, widen_gradients
 
 # Copies of an op run one after the other until they touch so many bytes, by kind of device: more than caches
@@ -166,7 +165,8 @@ class _Worker:
         widen_gradients(module.parameters(), self._train)
         module = Computing(module, self._train, self._device.type)
         self._run = OpRun(module, positions.inputs, len(op.fields), self._clock)
-        with failures_told(task, op, request.job.rows) if split is None else nullcontext():
+        rows, tp = request.job.rows, request.job.tp
+        with failures_told(task, op, rows) if split is None else split_failures_told(task, op, tp):
             self._run.repeat(1)
         counted = sums.take()
         once_s = self._run.repeat(1).total_s

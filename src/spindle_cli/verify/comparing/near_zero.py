@@ -49,12 +49,18 @@ def compare_noise(
 
 
 def compare_moved_by_noise(
-    plan: CapturedRun, plain: CapturedRun, rounded: CapturedRun, tolerance: float, relative_floor: float
+    plan: CapturedRun,
+    plain: CapturedRun,
+    rounded: CapturedRun,
+    tolerance: float,
+    relative_floor: float,
+    buffers: Collection[str] = (),
 ) -> tuple[Check, ...]:
-    """The elements below the noise floor after the last step, and their averages where runs keep them.
+    """The elements below the noise floor after the last step, and their averages where runs keep them; and
+    these buffers, which may be made of such elements: a mean that a batch norm keeps of a layer with a bias.
 
     Their difference from the plain run's, over what there may be: `tolerance` of them, and `FACTOR` times
-    what noise as large as the floor (`rounded`) has moved them. Nothing where no gradient has such elements.
+    what noise as large as the floor (`rounded`) has moved them. Nothing where there is nothing of all this.
     """
     floor = relative_floor * largest_gradient(plain)
     masks = {name: noise_elements(larger_gradient(plan, plain, name), floor) for name in _trained(plain)}
@@ -70,7 +76,14 @@ def compare_moved_by_noise(
 
         others = {*ours.holders, *theirs.holders} - masks.keys()
         compare_copies(tally, ours, theirs, others, over_allowed)
-    return (tally.check(),) if masks else ()
+
+    def over_moved(name: str, mine: Tensor, plains: Tensor) -> float:
+        step = float((rounded.final_buffers.first(name).double() - plains).norm())
+        return ratio(float((mine - plains).norm()), FACTOR * step + tolerance * float(plains.norm()))
+
+    others = {*plan.final_buffers.holders, *plain.final_buffers.holders} - set(buffers)
+    compare_copies(tally, plan.final_buffers, plain.final_buffers, others, over_moved)
+    return (tally.check(),) if masks or buffers else ()
 
 
 def _trained(plain: CapturedRun) -> list[str]:

@@ -23,6 +23,7 @@ from spindle_cli.verify.types import Check, Difference, Noise, What
 
 FINAL: What = "final parameters"
 AVERAGE: What = "average of the weights"
+BUFFERS: What = "buffers"
 # From a name and the plan's and the plain run's tensors, as doubles, to the relative difference.
 Measure = Callable[[str, Tensor, Tensor], float]
 
@@ -102,10 +103,13 @@ def _compare_trained(
     return tally.check(), tuple(noise.values())
 
 
-def compare_buffers(plan: CapturedRun, plain: CapturedRun, tolerance: float) -> Check:
+def compare_buffers(
+    plan: CapturedRun, plain: CapturedRun, tolerance: float, explained: Collection[str] = ()
+) -> Check:
     """Every rank's copy of every buffer after the last step: norm of the difference over the norm.
 
-    Left out is a buffer that no rank holds, as no operator uses it, and that plain training leaves as it was.
+    Left out is a buffer that no rank holds, as no operator uses it, and that plain training leaves as it was;
+    and those that are compared with what rounding does to them (`explained`).
     """
     before, after = plain.initial_buffers, plain.final_buffers
     left_out = [
@@ -117,8 +121,8 @@ def compare_buffers(plan: CapturedRun, plain: CapturedRun, tolerance: float) -> 
     def relative(_name: str, ours: Tensor, theirs: Tensor) -> float:
         return by_norm(ours, theirs)
 
-    tally = Tally("buffers", tolerance)
-    compare_copies(tally, plan.final_buffers, plain.final_buffers, left_out, relative)
+    tally = Tally(BUFFERS, tolerance)
+    compare_copies(tally, plan.final_buffers, plain.final_buffers, [*left_out, *explained], relative)
     return tally.check()
 
 

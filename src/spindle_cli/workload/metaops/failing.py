@@ -38,6 +38,34 @@ def failures_told(task: TaskGraph, op: Op, samples: int) -> Iterator[None]:
         raise refusal(name, what, place, hint) from error
 
 
+@contextmanager
+def split_failures_told(task: TaskGraph, op: Op, degree: int) -> Iterator[None]:
+    """Tell of what a device's part of an op raises that tensor parallelism splits, unless it finds too little
+    memory: such a layer runs whole, so that it is the split that it does not stand.
+
+    Raises:
+        WorkloadError: the part fails.
+    """
+    try:
+        yield
+    except SpindleError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        first = str(error).strip().partition("\n")[0]
+        kind = "what is split" if op.target is None else type(task.root.get_submodule(op.target)).__name__
+        raise refusal(
+            task.task.name,
+            f"{op.target or 'the op'} ({kind}) fails where {degree} devices have a part of it each: "
+            f"{type(error).__name__}: {first}",
+            place_of_error(error),
+            "What the layer is given for each of its heads or channels stays whole, and its own are a part. "
+            f"Mend its entry of `tp_plans`, keep the class whole by an empty one ({kind}: {{}}), or profile "
+            "without --tp.",
+        ) from error
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a share of these samples does not fit."""
     # On the CPU torch raises a plain RuntimeError from its allocator.

@@ -23,6 +23,7 @@ from spindle_cli.workload.graph import CONSTANT
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.proxies.capturing import MARKS
 from spindle_cli.workload.tracing.proxies.grids import keeps_for_generating
+from spindle_cli.workload.tracing.proxies.scratch import Scratch
 
 NO_GRAD = "no_grad"  # key of a node's meta: it was made where gradients are switched off
 NO_AUTOCAST = "no_autocast"  # key of a node's meta: the device types for which it switches autocast off
@@ -59,10 +60,13 @@ def refuse_question(task: str, name: str) -> None:
 
 
 @contextlib.contextmanager
-def nothing_is_frozen(task: str, root: nn.Module, is_looking: Callable[[], bool]) -> Iterator[None]:
+def nothing_is_frozen(
+    task: str, root: nn.Module, scratch: Scratch, is_looking: Callable[[], bool]
+) -> Iterator[None]:
     """Refuse, inside, what `forward` would do only while it is traced; leave the modules as they were.
 
     Args:
+        scratch: which attributes may be set to traced values.
         is_looking: whether modules are being run to find out what is known, which changes nothing.
 
     Raises:
@@ -73,7 +77,7 @@ def nothing_is_frozen(task: str, root: nn.Module, is_looking: Callable[[], bool]
     ]
     drawn = _python_draws()
     try:
-        with _attributes_kept(task, root, is_looking), _NothingDone(task, root, is_looking):
+        with _attributes_kept(task, root, scratch, is_looking), _NothingDone(task, root, is_looking):
             yield
     finally:
         for module, values, buffers, hooks in before:
@@ -98,15 +102,19 @@ def _frozen(task: str, what: str, place: str | None) -> Exception:
 
 
 @contextlib.contextmanager
-def _attributes_kept(task: str, root: nn.Module, is_looking: Callable[[], bool]) -> Iterator[None]:
-    """Refuse assignments to modules' attributes, except of tensors that are kept to save work."""
+def _attributes_kept(
+    task: str, root: nn.Module, scratch: Scratch, is_looking: Callable[[], bool]
+) -> Iterator[None]:
+    """Refuse assignments to modules' attributes, except of tensors that are kept to save work, and of traced
+    values that no other forward sees.
+    """
     module_class: Any = nn.Module
     original = module_class.__setattr__
     own = {id(module) for module in root.modules()}
 
     def assign(module: nn.Module, name: str, value: Any) -> None:
         if id(module) in own and not is_looking():
-            _check_assignment(task, module, name, value)
+            _check_assignment(task, module, name, value, scratch)
         original(module, name, value)
 
     module_class.__setattr__ = assign
@@ -116,10 +124,12 @@ def _attributes_kept(task: str, root: nn.Module, is_looking: Callable[[], bool])
         module_class.__setattr__ = original
 
 
-def _check_assignment(task: str, module: nn.Module, name: str, value: Any) -> None:
+def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scratch: Scratch) -> None:
     old = module.__dict__.get(name)
     is_state = name in module._buffers or name in module._parameters
     if name in MARKS or keeps_for_generating(module, name):
+        return
+    if isinstance(value, fx.Proxy) and scratch.takes(module, name):
         return
     if not is_state and not isinstance(value, fx.Proxy):
         is_same = value is old or (

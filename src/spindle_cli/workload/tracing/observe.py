@@ -32,6 +32,7 @@ from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.tracing.proxies.scratch import SeenAttributes
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
 from spindle_cli.workload.unread import Unread
 
@@ -47,12 +48,14 @@ class Observer:
     """Runs the traces of one workload on fake tensors, each kind of layer once for each kind of input.
 
     `memo`: what another process has found of the same workload.
+    `attributes`: what forwards have asked modules for, and set on them.
     """
 
     def __init__(self, memo: AnalysisMemo | None = None) -> None:
         self.memo = memo if memo is not None and memo.is_of_this_torch() else None
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.kinds = Kinds()
+        self.attributes = SeenAttributes()
         # by id, with the tensor itself, so that its id stays its own
         self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
         self._calls: Findings[Any] = Findings(self._told)

@@ -30,6 +30,7 @@ from spindle_cli.workload.tracing.proxies.rows import (
     joined_again,
     rows_of,
 )
+from spindle_cli.workload.tracing.proxies.scratch import Scratch
 from spindle_cli.workload.tracing.signature import check_signature, place_of_function
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.workload.unread import not_validated
@@ -43,7 +44,20 @@ _CHECKS = ("_check", "_check_with", "_check_tensor_all", "_check_tensor_all_with
 # What torch has of layers one behind the other, which are worth more apart.
 _STACKS = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
 # Functions that take sizes, not tensors: torch.fx does not see them unless told to.
-_CREATORS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros")
+_CREATORS = (
+    "arange",
+    "empty",
+    "eye",
+    "full",
+    "linspace",
+    "ones",
+    "rand",
+    "randn",
+    "zeros",
+    "broadcast_shapes",
+)
+# The same of methods: of a tensor that is no traced value, as one that a module keeps and no buffer is.
+_BY_SIZES = ("expand", "narrow", "repeat", "reshape", "tile", "unflatten", "view")
 # What is asked for the limits of a dtype.
 _LIMITS = ("finfo", "iinfo")
 
@@ -71,6 +85,7 @@ class OperatorTracer(fx.Tracer):
         self._observer = observer
         self._known: Known | None = None
         self.autocast = AutocastSeen()
+        self.scratch = Scratch(task.name, task.module, leaves, observer.attributes)
 
     @property
     def task_name(self) -> str:
@@ -167,7 +182,8 @@ class OperatorTracer(fx.Tracer):
         proxies = {name: self.create_proxy("placeholder", name, (), {}) for name in self._samples}
 
         def call() -> Any:
-            return self.root.forward(**proxies)
+            with self.scratch.watching():  # here, as torch.fx has put its own way of asking in place by now
+                return self.root.forward(**proxies)
 
         return call, []
 
@@ -270,7 +286,7 @@ def trace_task(
             grids_are_calls(task.module, tracer),
             torch.enable_grad(),
             not_validated(),
-            nothing_is_frozen(task.name, task.module, tracer.is_looking),
+            nothing_is_frozen(task.name, task.module, tracer.scratch, tracer.is_looking),
             tracer.autocast.seeing(tracer.refuse_question),
         ):
             graph = tracer.trace(task.module)
@@ -334,14 +350,14 @@ def _untraceable(task: str, error: Exception) -> WorkloadError:
 
 @contextlib.contextmanager
 def _creators_traced(tracer: fx.Tracer) -> Iterator[None]:
-    """Let torch.arange and the like be recorded when a size among their arguments is a proxy, and checks of
-    traced values be none.
+    """Let torch.arange and the like be recorded when a size among their arguments is a proxy, methods of
+    tensors that are none too, and checks of traced values be none.
     """
-    originals: Mapping[str, Callable[..., Any]] = {
-        name: getattr(torch, name) for name in (*_CREATORS, *_LIMITS, *_CHECKS)
-    }
+    functions = (*_CREATORS, *_LIMITS, *_CHECKS)
+    places: list[tuple[Any, str]] = [(torch, name) for name in functions]
+    places += [(Tensor, name) for name in _BY_SIZES]
 
-    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+    def recorded(original: Callable[..., Any], is_method: bool) -> Callable[..., Any]:
         def create(*args: Any, **kwargs: Any) -> Any:
             proxies: list[fx.Proxy] = []
             fx.node.map_aggregate(
@@ -351,14 +367,18 @@ def _creators_traced(tracer: fx.Tracer) -> Iterator[None]:
                 return original(*args, **kwargs)
             if original.__name__ in _CHECKS:
                 return None
+            if is_method:
+                return tracer.create_proxy("call_method", original.__name__, args, kwargs)
             return tracer.create_proxy("call_function", original, args, kwargs)
 
         return create
 
-    try:
-        for name, original in originals.items():
-            setattr(torch, name, recorded(original))
+    with contextlib.ExitStack() as undo:
+        for owner, name in places:
+            original = getattr(owner, name)
+            if name in vars(owner):
+                undo.callback(setattr, owner, name, original)
+            else:
+                undo.callback(delattr, owner, name)
+            setattr(owner, name, recorded(original, owner is Tensor))
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(torch, name, original)

@@ -1,0 +1,90 @@
+"""Attributes that a module has for one forward alone.
+
+`self.mean = x.mean(1)` in one call and `x + self.mean` in the next, as reversible instance normalisation has
+it: a trace follows the value like any other. That is right only where no forward sees what an earlier one
+has left. The attribute is not there before the first, so whoever looks for it too early asks in vain, and is
+seen here; an operator would look at the real module, which has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from spindle_cli.workload.refuse import place_of_caller, refusal
+
+
+@dataclass(frozen=True)
+class SeenAttributes:
+    """Of all forwards of a workload: attributes that were asked for in vain, and that were made, each by its
+    module and name. Tasks that share a module see what another one has left there.
+    """
+
+    missed: set[tuple[nn.Module, str]] = field(default_factory=set)
+    made: set[tuple[nn.Module, str]] = field(default_factory=set)
+
+
+class Scratch:
+    """Which attributes of a task's modules are of one forward alone."""
+
+    def __init__(
+        self, task: str, root: nn.Module, operators: tuple[type[nn.Module], ...], seen: SeenAttributes
+    ) -> None:
+        """`operators`: the classes of modules that are not traced into; `seen`: by the whole workload."""
+        self._task = task
+        self._seen = seen
+        self._own: set[tuple[nn.Module, str]] = set()
+        opaque = [module for module in root.modules() if isinstance(module, operators)]
+        self._inside = {inner for module in opaque for inner in module.modules()}
+
+    def takes(self, module: nn.Module, name: str) -> bool:
+        """Whether a traced value may be assigned: the module has had no such attribute before this forward,
+        nobody has asked for it in vain, and no operator sees the module.
+        """
+        key = module, name
+        if key in self._own:
+            return True
+        holders = (module.__dict__, module._parameters, module._buffers, module._modules)
+        is_there = hasattr(type(module), name) or any(name in held for held in holders)
+        if is_there or key in self._seen.missed or module in self._inside:
+            return False
+        self._own.add(key)
+        self._seen.made.add(key)
+        return True
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Notice, inside, who asks a module for an attribute that it lacks.
+
+        Raises:
+            WorkloadError: another forward has made it, and would have left it there.
+        """
+        module_class: Any = nn.Module
+        original = module_class.__getattr__
+
+        def ask(module: nn.Module, name: str) -> Any:
+            try:
+                return original(module, name)
+            except AttributeError:
+                self._miss(module, name)
+                raise
+
+        module_class.__getattr__ = ask
+        try:
+            yield
+        finally:
+            module_class.__getattr__ = original
+
+    def _miss(self, module: nn.Module, name: str) -> None:
+        self._seen.missed.add((module, name))
+        if (module, name) in self._seen.made:
+            raise refusal(
+                self._task,
+                f"forward asks for self.{name} of {type(module).__name__}, which another forward sets",
+                place_of_caller(),
+                "Hand the value on as an argument, or set it in each forward before it is asked for.",
+            )
