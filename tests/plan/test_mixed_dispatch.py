@@ -230,6 +230,7 @@ def test_only_a_search_tries_every_patience(monkeypatch: pytest.MonkeyPatch) -> 
     assert search(problem, bound, 0, 0, mixes=False)
 
 
+@pytest.mark.usefixtures("whole_searches")
 def test_what_gives_up_memory_is_searched_half_as_long_for_mixes_and_from_effort_1_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_plan_file_reads_back_as_the_same_plan(tmp_path: Path, profile: Profil
     assert (tmp_path / "plan.yaml").read_text(encoding="utf-8") == plan_text(plan)
 
 
+@pytest.mark.usefixtures("whole_searches")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_plans_come_close_to_the_bound(shape: str) -> None:
     """With the least effort. Not a target, a tripwire: the benchmark measures it (docs/benchmarks.md)."""

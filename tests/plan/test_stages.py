@@ -166,11 +166,11 @@ def on_gpus(cluster: Cluster) -> Cluster:
     return cluster.changed(nodes=nodes)
 
 
-@pytest.mark.parametrize(("mib", "micro_batches"), [(200, {"t": 16}), (220, {"t": 16}), (230, {})])
+@pytest.mark.parametrize(("mib", "micro_batches"), [(220, {"t": 16}), (230, {})])
 def test_over_nccl_messages_hide_behind_passes_but_for_a_part(
     mib: int, micro_batches: dict[str, int]
 ) -> None:
-    """Between two lanes, 200 MiB take 4.2 s there and back, most of it beside passes. With 230 MiB no
+    """Between two lanes, 220 MiB take 4.6 s there and back, most of it beside passes. With 230 MiB no
     pipeline takes less than the 6.4 s of one device with 0.15 of 4.8 s more.
     """
     plan = make_plan(handing_on(mib), on_gpus(apart(4)))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
 from helpers.cut import cuttable
+from helpers.made import made_plan
 from helpers.plans import cluster_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.check.run import check_plan
@@ -173,7 +175,7 @@ def test_teams_win_where_small_shares_are_slow_and_memory_is_short() -> None:
     """
     profile = sharing(net("a/net"), net("b/net"))
     cluster = cluster_of(4, memory_gib=2300 / 1024)
-    plan = make_plan(profile, cluster)
+    plan = made_plan(profile, cluster)
     assert check_plan(plan, profile) == ()
     assert plan.sharding == {"net": PARAMETERS}
     assert sorted(devices_of(plan.slices).values()) == [(0, 1), (2, 3)]
@@ -279,6 +281,13 @@ def predicted_s(found: Found) -> float:
     return found.best.prediction.iteration_s
 
 
+@cache
+def short_of_memory() -> tuple[Profile, Cluster, Found]:
+    """Where teams win, with the best plan without them."""
+    profile, cluster = sharing(net("a/net"), net("b/net")), cluster_of(4, memory_gib=2300 / 1024)
+    return profile, cluster, found_otherwise(profile, cluster)
+
+
 def found_otherwise(profile: Profile, cluster: Cluster) -> Found:
     found = find_asked(profile, cluster, Asked())
     assert found is not None
@@ -286,8 +295,7 @@ def found_otherwise(profile: Profile, cluster: Cluster) -> Found:
 
 
 def test_teams_are_left_out_where_something_else_is_asked_for() -> None:
-    profile, short = sharing(net("a/net"), net("b/net")), cluster_of(4, memory_gib=2300 / 1024)
-    found = found_otherwise(profile, short)
+    profile, short, found = short_of_memory()
     assert InTeams(profile, short, Asked(), 1.0, predicted_s).or_better(found) is not found
     assert InTeams(profile, short, Asked(), 1.0, lambda each: -predicted_s(each)).or_better(found) is found
     for asked in (
@@ -324,8 +332,7 @@ def test_nothing_is_searched_where_nothing_can_gain(monkeypatch: pytest.MonkeyPa
 
 
 def test_slower_plans_of_teams_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile, cluster = sharing(net("a/net"), net("b/net")), cluster_of(4, memory_gib=2300 / 1024)
-    found = found_otherwise(profile, cluster)
+    profile, cluster, found = short_of_memory()
     longer = replace(found.best.prediction, iteration_s=1.01 * predicted_s(found))
     slower = replace(found, best=replace(found.best, prediction=longer))
     monkeypatch.setattr(TeamsPlanner, "planned", lambda *_: slower)
@@ -344,4 +351,4 @@ def test_a_planner_gives_up_what_is_no_faster() -> None:
 
 def test_same_inputs_same_plan() -> None:
     profile, cluster = sharing(net("a/net"), net("b/net")), cluster_of(4, memory_gib=2300 / 1024)
-    assert plan_text(make_plan(profile, cluster)) == plan_text(make_plan(profile, cluster))
+    assert plan_text(made_plan(profile, cluster)) == plan_text(make_plan(profile, cluster))

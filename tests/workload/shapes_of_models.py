@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.types import Task, Workload
 
 from . import catches, structures, toy
@@ -46,3 +49,9 @@ def build(name: str) -> Workload:
         for key, value in task.dataset.data.items():
             task.dataset.data[key] = value.double() if value.is_floating_point() else value
     return workload
+
+
+@cache
+def analysed(name: str) -> WorkloadGraph:
+    """What `analyse` finds of one of them, once for all tests that look at it."""
+    return analyse(build(name))

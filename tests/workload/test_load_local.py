@@ -30,7 +30,7 @@ def source(build: str) -> str:
 
 @cache
 def parameters_of_ops(build: str) -> list[set[str]]:
-    return [set(op.parameters) for op in analyse(load(source(build)).workload).tasks["only"].ops]
+    return [set(op.parameters) for op in analysed(source(build)).tasks["only"].ops]
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -62,9 +62,9 @@ def test_no_full_build_is_needed(build: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("build", BUILDS)
 def test_an_abstract_workload_is_analysed_like_a_real_one(build: str) -> None:
-    abstract = load_abstract(source(build))
+    abstract = analysed_abstractly(source(build))
     assert all(p.is_meta for task in abstract.workload.tasks for p in task.module.parameters())
-    assert analyse(abstract.workload).fingerprint == analyse(load(source(build)).workload).fingerprint
+    assert abstract.fingerprint == analysed(source(build)).fingerprint
 
 
 def test_buffers_are_those_of_a_full_build() -> None:
@@ -79,6 +79,11 @@ def test_nothing_wanted_means_nothing_real() -> None:
 
 
 @cache
+def analysed(where: str) -> WorkloadGraph:
+    return analyse(load(where).workload)
+
+
+@cache
 def analysed_abstractly(where: str) -> WorkloadGraph:
     return analyse(load_abstract(where).workload)
 
@@ -86,7 +91,7 @@ def analysed_abstractly(where: str) -> WorkloadGraph:
 @pytest.mark.parametrize("name", shapes_of_models.ALL)
 def test_every_shape_of_model_can_be_built_abstractly_and_in_part(name: str) -> None:
     where = f"{shapes_of_models.ALL[name].__module__}:{name}"
-    real, graph = analyse(load(where).workload), analysed_abstractly(where)
+    real, graph = analysed(where), analysed_abstractly(where)
     full = ParameterTable.of(real)
     assert graph.fingerprint == real.fingerprint
     task = next(iter(graph.tasks))
@@ -109,27 +114,27 @@ def test_a_graph_serves_another_build_of_the_same_workload(name: str) -> None:
     where = f"{shapes_of_models.ALL[name].__module__}:{name}"
     workload = load(where).workload
     rebound = rebind(analysed_abstractly(where), workload)
-    analysed = analyse(workload)
+    real = analyse(workload)  # behind: it puts into the modules what some graphs need
     if rebound is None:  # it needs what tracing has put into the modules
         assert any(
             "_tensor_constant" in str(n.target)
-            for t in analysed.tasks.values()
+            for t in real.tasks.values()
             for o in t.ops
             for n in o.graph.nodes
         )
         return
-    assert rebound.fingerprint == analysed.fingerprint
-    found, expected = ParameterTable.of(rebound), ParameterTable.of(analysed)
+    assert rebound.fingerprint == real.fingerprint
+    found, expected = ParameterTable.of(rebound), ParameterTable.of(real)
     assert found.users == expected.users
     assert all(found.parameters[key] is parameter for key, parameter in expected.parameters.items())
-    for task in analysed.tasks.values():
+    for task in real.tasks.values():
         assert [op.parameters for op in rebound.tasks[task.task.name].ops] == [
             op.parameters for op in task.ops
         ]
 
 
 def test_a_graph_does_not_serve_another_workload() -> None:
-    graph = analyse(load_abstract(source("mixed")).workload)
+    graph = analysed_abstractly(source("mixed"))
     for build in ("copied", "reading"):
         assert rebind(graph, load(source(build)).workload) is None
 

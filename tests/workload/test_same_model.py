@@ -8,7 +8,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.training.batches import Batches
@@ -21,10 +20,9 @@ from .shares import gradients_of, run_plain, run_shares
 @settings(max_examples=4, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(data=st.data())
 def test_ops_in_shares_give_the_plain_loss_and_gradients(name: str, data: st.DataObject) -> None:
-    workload = shapes_of_models.build(name)
-    graph = analyse(workload)
+    graph = shapes_of_models.analysed(name)
     parameters = ParameterTable.of(graph).parameters
-    for task in workload.tasks:
+    for task in graph.workload.tasks:
         traced = graph.tasks[task.name]
         divisors = [n for n in range(1, task.batch_size + 1) if task.batch_size % n == 0]
         dp = {
@@ -44,8 +42,8 @@ def test_ops_in_shares_give_the_plain_loss_and_gradients(name: str, data: st.Dat
 @pytest.mark.parametrize("name", shapes_of_models.ALL)
 def test_values_are_as_predicted(name: str) -> None:
     """Shapes, dtypes and requires_grad found without computing are those of a real run."""
-    workload = shapes_of_models.build(name)
-    for task, traced in zip(workload.tasks, analyse(workload).tasks.values(), strict=True):
+    graph = shapes_of_models.analysed(name)
+    for task, traced in zip(graph.workload.tasks, graph.tasks.values(), strict=True):
         values: dict[str, Tensor] = {}
         batch = Batches(task, seed=1).rows(0, 0, task.batch_size)
         for op in traced.ops[:-1]:
@@ -59,8 +57,7 @@ def test_values_are_as_predicted(name: str) -> None:
 
 @pytest.mark.parametrize("name", shapes_of_models.ALL)
 def test_an_op_uses_the_parameters_that_it_names(name: str) -> None:
-    workload = shapes_of_models.build(name)
-    for traced in analyse(workload).tasks.values():
+    for traced in shapes_of_models.analysed(name).tasks.values():
         for op in traced.ops:
             used = {id(p) for p in op_module(traced, op).parameters()}
             named = {id(traced.root.get_parameter(n)) for n in op.parameters}
@@ -76,12 +73,12 @@ COUPLED = {
 
 @pytest.mark.parametrize("name", shapes_of_models.ALL)
 def test_only_what_must_not_be_split_is_coupled(name: str) -> None:
-    graph = analyse(shapes_of_models.build(name))
+    graph = shapes_of_models.analysed(name)
     assert [metaop.name for metaop in graph.metaops if metaop.coupled] == COUPLED.get(name, [])
 
 
 def test_what_was_found_to_be_coupled_is_said() -> None:
-    notes = analyse(shapes_of_models.build("across")).notes
+    notes = shapes_of_models.analysed("across").notes
     assert len(notes) == 2
     assert notes[0].startswith("t/attend-2 is never split") and "batch_first=True" in notes[0]
-    assert analyse(shapes_of_models.build("coupled_class")).notes == ()
+    assert shapes_of_models.analysed("coupled_class").notes == ()

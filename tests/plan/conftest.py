@@ -1,0 +1,39 @@
+"""How long searches for plans are: a quarter of what they are for users. Cases of these tests are small, and
+what a search finds of them it finds soon; tests of how long searches are, or how good plans, say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from spindle_cli.plan.mixed import posed
+from spindle_cli.plan.pipelines import drafts
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.strategies import spindle
+
+SHARE = 4
+PIPELINES, ON_TYPES = drafts.BASE_EFFORT, posed.BASE_EFFORT
+base_effort = spindle.base_effort
+
+
+def short_effort(problem: Problem) -> int:
+    return base_effort(problem) // SHARE
+
+
+@pytest.fixture(scope="package", autouse=True)
+def short_searches() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafts, "BASE_EFFORT", PIPELINES // SHARE)
+        patch.setattr(posed, "BASE_EFFORT", ON_TYPES // SHARE)
+        patch.setattr(spindle, "base_effort", short_effort)
+        yield
+
+
+@pytest.fixture
+def whole_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one test: as long as for users."""
+    monkeypatch.setattr(drafts, "BASE_EFFORT", PIPELINES)
+    monkeypatch.setattr(posed, "BASE_EFFORT", ON_TYPES)
+    monkeypatch.setattr(spindle, "base_effort", base_effort)
