@@ -76,12 +76,29 @@ class Merging(nn.Module):
         return super().train(mode)
 
 
-def test_a_module_whose_parameters_change_with_its_mode_is_refused() -> None:
+class MergingData(Merging):
+    """As loralib does it, which leaves the parameter's version as it was."""
+
+    def train(self, mode: bool = True) -> Merging:
+        self.weight.data += -1.0 if mode else 1.0
+        return nn.Module.train(self, mode)
+
+
+class MergingInNewMemory(Merging):
+    def train(self, mode: bool = True) -> Merging:
+        self.weight.data = self.weight.data + (-1.0 if mode else 1.0)
+        return nn.Module.train(self, mode)
+
+
+@pytest.mark.parametrize("kind", [Merging, MergingData, MergingInNewMemory])
+def test_a_module_whose_parameters_change_with_its_mode_is_refused(kind: type[Merging]) -> None:
+    module = kind()
     with (
         pytest.raises(WorkloadError, match="eval mode changes parameter 'weight'"),
-        untouched([Merging()], CPU),
+        untouched([nn.Sequential(module)[0]], CPU),
     ):
         raise AssertionError
+    assert kind is MergingInNewMemory or torch.equal(module.weight, torch.ones(2))
 
 
 class Noisy(eval_toys.Items):

@@ -115,7 +115,7 @@ class Values:
             self._hold(name, before.to(dtype, copy=True))  # forward may change it in place
 
     def give_parameters_anew(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Let parameters that `held` gives, and forward may have changed, have the values that they began with."""
+        """Let parameters that `held` gave, which forward may have changed, be as they began."""
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(self._drawn(name, parameter))

@@ -183,7 +183,7 @@ def _kept(follower: Follower, changes: Changes) -> Mixed | None:
 
 
 def _given_memory(module: nn.Module | None, watched: Mapping[int, str]) -> Mixed | None:
-    """Why other memory for a parameter or buffer (`teacher.data = ...`), no operation of torch, forbids it."""
+    """Why other memory for a parameter, which is no operation of torch (`teacher.data = ...`), forbids it."""
     now = {} if module is None else _by_storage(module)
     moved = next((name for storage, name in now.items() if storage not in watched), None)
     if moved is None:

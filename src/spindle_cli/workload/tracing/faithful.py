@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.building.attributes import give_hooks, hooks_of
+from spindle_cli.workload.building.writes import written_by
 from spindle_cli.workload.graph import CONSTANT
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.proxies.capturing import MARKS
@@ -147,7 +148,7 @@ def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scrat
 
 @contextlib.contextmanager
 def _memory_kept(task: str, root: nn.Module, is_looking: Callable[[], bool]) -> Iterator[None]:
-    """Refuse other memory for a parameter or buffer (`teacher.data = ...`), which is no operation of torch."""
+    """Refuse other memory for a parameter or buffer, no operation of torch: `teacher.data = ...`."""
     names = {id(tensor): name for name, tensor in [*root.named_parameters(), *root.named_buffers()]}
     tensor_class: Any = Tensor
     original: Any = tensor_class.__base__.data
@@ -185,12 +186,8 @@ class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise _frozen(self._task, "forward draws random numbers between operators", place_of_caller())
-        for position, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            given = args[position] if position < len(args) else kwargs.get(argument.name)
-            for value in given if isinstance(given, list | tuple) else (given,):  # lists: torch._foreach_mul_
-                name = self._held.get(value.untyped_storage()._cdata) if isinstance(value, Tensor) else None
-                if name is not None:
-                    what = f"forward changes {name!r} between operators"
-                    raise _frozen(self._task, what, place_of_caller())
+        for tensor in written_by(func, args, kwargs):
+            name = self._held.get(tensor.untyped_storage()._cdata)
+            if name is not None:
+                what = f"forward changes {name!r} between operators"
+                raise _frozen(self._task, what, place_of_caller())

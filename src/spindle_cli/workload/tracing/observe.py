@@ -321,10 +321,10 @@ class Run(fx.Interpreter):
         if isinstance(error, _ReplacesParameterError):
             return refusal(
                 self._task,
-                f"{what} puts another parameter in the place of {str(error)!r}, which optimizers, checkpoints "
-                "and exports would not see",
+                f"{what} puts another parameter in the place of {str(error)!r}, which optimizers, "
+                "checkpoints and exports would not see",
                 node.meta.get("place"),
-                "Write into the one that is there (self.weight.data.copy_(...), with requires_grad=False), or "
+                "Write into the one that is there (self.weight.data.copy_(...), requires_grad=False), or "
                 "keep it in a buffer.",
             )
         if isinstance(error, TypeError) and _IMMUTABLE.search(str(error)):
