@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import eval_toys
 import pytest
 import torch
 from alone import run_case, world_of_one
 from case_runs import ADAMW, Case
 from safetensors.torch import load_file
+from torch import nn
 
 from spindle_cli.checkpoint.files import checkpoint_folder, find_checkpoint
 from spindle_cli.checkpoint.index import checksum
@@ -20,6 +22,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.export.run import export_run
 from spindle_cli.files.run_files import model_path
 from spindle_cli.workload.building.load import load
+from spindle_cli.workload.types import Task, Workload
 
 STEPS = 3
 CASE = Case(
@@ -168,3 +171,50 @@ def test_a_run_that_trains_everything_has_no_such_file(tmp_path: Path) -> None:
     run_case(case, tmp_path / "run", capture_dir=None)
     assert not frozen_file(tmp_path / "run").exists()
     assert find_checkpoint(tmp_path / "run").checkpoint.frozen is None
+
+
+class Codebook(nn.Module):
+    """Moves what is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.zeros(eval_toys.WIDTH), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.codes.data.mul_(0.9).add_(x.detach().mean(0) + 1, alpha=0.1)
+        return x + self.codes
+
+
+class Quantised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.codebook, self.head = eval_toys.Layer(False), Codebook(), eval_toys.Head()
+
+    def forward(self, x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        x = self.codebook(self.layer(x))
+        return nn.functional.cross_entropy(self.head(x), label)
+
+
+def build_moving() -> Workload:
+    data = eval_toys.Items(16, 1)
+    return Workload("moving", [Task("t", Quantised(), 4, data)], (eval_toys.Layer, Codebook))
+
+
+def test_what_an_operator_moves_is_in_every_checkpoint(tmp_path: Path) -> None:
+    case = Case(
+        "moving",
+        (0,),
+        "test_frozen_file",
+        "build_moving",
+        train=ADAMW,
+        steps=3,
+        checkpoint_every=1,
+        dtype=None,
+    )
+    run_case(case, tmp_path / "run")
+    folders = [checkpoint_folder(tmp_path / "run", step) for step in (1, 2, 3)]
+    at = [load_file(folder / "rank-00000.safetensors")["model.t.codebook.codes"] for folder in folders]
+    assert not torch.equal(at[0], at[1]) and not torch.equal(at[1], at[2])
+    assert not frozen_file(tmp_path / "run").exists()
+    export_run(tmp_path / "run", tmp_path / "model.safetensors")
+    assert torch.equal(load_file(tmp_path / "model.safetensors")["t.codebook.codes"], at[2])

@@ -126,3 +126,34 @@ def test_buffers_in_memory_that_is_not_torchs_are_put_back_too() -> None:
         assert torch.equal(module.norm.running_mean, torch.zeros(6))
         module(x)
     assert torch.equal(module.norm.running_mean, after)
+
+
+class Teaching(nn.Module):
+    """Moves parameters that are not trained, and computes with them."""
+
+    def __init__(self, *, in_new_memory: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.teacher = nn.Linear(6, 6).requires_grad_(False)
+        self.in_new_memory = in_new_memory
+
+    def forward(self, x: Tensor) -> Tensor:
+        for ours, theirs in zip(self.teacher.parameters(), self.linear.parameters(), strict=True):
+            if self.in_new_memory:
+                ours.data = ours.data * 0.9 + theirs.data * 0.1
+            else:
+                ours.data.mul_(0.9).add_(theirs.data, alpha=0.1)
+        return torch.tanh(self.linear(x)) * self.teacher(x)
+
+
+@pytest.mark.parametrize("in_new_memory", [False, True])
+def test_a_teacher_is_moved_once_and_computed_with_as_the_first_pass_moved_it(in_new_memory: bool) -> None:
+    found: list[list[Tensor]] = []
+    for run in (plainly, lambda module, x: run_recomputed(module, [x], may_move=True)):
+        torch.manual_seed(3)
+        module = Teaching(in_new_memory=in_new_memory).double()
+        for _ in range(2):
+            run(module, torch.randn(8, 6, dtype=torch.float64)).square().sum().backward()
+        gradients = [held.grad for held in module.parameters() if held.grad is not None]
+        found.append([*gradients, *module.teacher.parameters()])
+    assert all(torch.equal(kept, again) for kept, again in zip(*found, strict=True))

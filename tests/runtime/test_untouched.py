@@ -76,12 +76,62 @@ class Merging(nn.Module):
         return super().train(mode)
 
 
-def test_a_module_whose_parameters_change_with_its_mode_is_refused() -> None:
+class MergingData(Merging):
+    """As loralib does it, which leaves the parameter's version as it was."""
+
+    def train(self, mode: bool = True) -> Merging:
+        self.weight.data += -1.0 if mode else 1.0
+        return nn.Module.train(self, mode)
+
+
+class MergingInNewMemory(Merging):
+    def train(self, mode: bool = True) -> Merging:
+        self.weight.data = self.weight.data + (-1.0 if mode else 1.0)
+        return nn.Module.train(self, mode)
+
+
+@pytest.mark.parametrize("kind", [Merging, MergingData, MergingInNewMemory])
+def test_a_module_whose_parameters_change_with_its_mode_is_refused(kind: type[Merging]) -> None:
+    module = kind()
     with (
         pytest.raises(WorkloadError, match="eval mode changes parameter 'weight'"),
-        untouched([Merging()], CPU),
+        untouched([nn.Sequential(module)[0]], CPU),
     ):
         raise AssertionError
+    assert kind is MergingInNewMemory or torch.equal(module.weight, torch.ones(2))
+
+
+class MergingHead(eval_toys.Head):
+    def train(self, mode: bool = True) -> MergingHead:
+        self.linear.weight.data += -1.0 if mode else 1.0
+        return super().train(mode)
+
+
+def build_merging(evaluates: bool) -> Workload:
+    workload = eval_toys.build(evaluates=evaluates)
+    workload.tasks[0].module.head.__class__ = MergingHead
+    workload.operators = (*workload.operators, MergingHead)
+    return workload
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_what_may_not_be_evaluated_is_trained_where_nothing_is(
+    world: None, tmp_path: Path, evaluates: bool
+) -> None:
+    case = Case(
+        "merging",
+        (0,),
+        "test_untouched",
+        "build_merging",
+        args={"evaluates": evaluates},
+        train=TRAIN,
+        steps=1,
+    )
+    if evaluates:
+        with pytest.raises(WorkloadError, match="eval mode changes parameter"):
+            run_case(case, tmp_path / "run")
+    else:
+        run_case(case, tmp_path / "run")
 
 
 class Noisy(eval_toys.Items):

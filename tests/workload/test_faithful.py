@@ -100,6 +100,23 @@ def _moving_average(self: Net, x: Tensor) -> None:
             teacher.mul_(0.9).add_(student, alpha=0.1)
 
 
+def _moving_average_by_lists(self: Net, x: Tensor) -> None:
+    with torch.no_grad():
+        torch._foreach_mul_(list(self.teacher.parameters()), 0.9)
+        torch._foreach_add_(list(self.teacher.parameters()), list(self.first.parameters()), alpha=0.1)
+
+
+def _moving_average_in_new_memory(self: Net, x: Tensor) -> None:
+    for student, teacher in zip(self.first.parameters(), self.teacher.parameters(), strict=True):
+        teacher.data = teacher.data * 0.9 + student.data * 0.1
+
+
+def _moving_average_by_out(self: Net, x: Tensor) -> None:
+    with torch.no_grad():
+        for student, teacher in zip(self.first.parameters(), self.teacher.parameters(), strict=True):
+            torch.lerp(teacher, student, 0.1, out=teacher)
+
+
 def _autocast(self: Net, x: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return x @ x.transpose(1, 2)
@@ -122,6 +139,9 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
         "sets self.mask",
     ),
     "a moving average": (_does(_moving_average), "changes 'teacher.norm.weight'"),
+    "a moving average by lists": (_does(_moving_average_by_lists), "changes 'teacher.norm.weight'"),
+    "a moving average in new memory": (_does(_moving_average_in_new_memory), "changes 'teacher.norm.weight'"),
+    "a moving average by out": (_does(_moving_average_by_out), "changes 'teacher.norm.weight'"),
     "a buffer in place": (lambda self, x: self.first(x + self.average.mul_(0.9)).mean(), "in place"),
     "noise": (lambda self, x: self.second(self.first(x) + torch.randn(4, WIDTH)).mean(), "draws random"),
     "Python's noise": (lambda self, x: self.first(x).mean() * random.random(), "draws random"),

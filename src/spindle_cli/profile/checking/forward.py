@@ -31,6 +31,7 @@ def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: V
             with NoRandomness():  # a layer may run again in its backward pass
                 expected = _gradients(plain, trained)
             values.start_anew()
+            values.give_parameters_anew(parameters)  # an operator may move a teacher
             with watching(task.root), NoRandomness():
                 loss = _run_ops(task, batch)
                 found = _gradients(loss, trained)

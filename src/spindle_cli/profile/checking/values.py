@@ -114,6 +114,12 @@ class Values:
             dtype = self._dtype if before.is_floating_point() else before.dtype
             self._hold(name, before.to(dtype, copy=True))  # forward may change it in place
 
+    def give_parameters_anew(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Let parameters that `held` gave, which forward may have changed, be as they began."""
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(self._drawn(name, parameter))
+
     def _hold(self, name: str, buffer: Tensor) -> None:
         owner, _, attribute = name.rpartition(".")
         self._root.get_submodule(owner)._buffers[attribute] = buffer

@@ -80,6 +80,8 @@ class Evaluator:
         collective. Raises what `evaluate` raises of tasks and datasets.
         """
         prepared = {name: self._prepare(name) for name in self.tasks}
+        if not prepared:  # what may not be evaluated (adapters that eval mode merges) may be trained
+            return
         with untouched(self._roots, self._device):
             for name, each in prepared.items():
                 fields = each.graph.fields

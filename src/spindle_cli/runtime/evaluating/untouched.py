@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.step.held_state import HeldState
+from spindle_cli.workload.building.writes import written_by
 from spindle_cli.workload.training.item_draws import generators_kept
 
 
@@ -27,17 +30,46 @@ def untouched(modules: Sequence[nn.Module], device: torch.device) -> Iterator[No
         for module in modules:
             stack.callback(HeldState(module).restore)
             versions = _versions(module)
-            module.eval()
+            with _Unwritten(module):
+                module.eval()
             changed = [name for name, version in _versions(module).items() if versions.get(name) != version]
             if changed:
-                raise WorkloadError(
-                    f"{type(module).__name__}: putting it into eval mode changes parameter {changed[0]!r}, "
-                    "which would not be trained any more as it was",
-                    hint="Let `train(False)` leave parameters as they are; compute with them in forward.",
-                )
+                raise _refusal(module, changed[0])
         yield
 
 
-def _versions(module: nn.Module) -> dict[str, tuple[int, int]]:
-    """Which tensor each parameter is, and how often it was changed."""
-    return {name: (id(held), held._version) for name, held in module.named_parameters()}
+class _Unwritten(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Refuses operations that write to a module's parameters, before they do.
+
+    What is written through `weight.data`, as libraries of adapters do, raises no version.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._module = module
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        written = {tensor.untyped_storage()._cdata for tensor in written_by(func, args, kwargs or {})}
+        for name, held in self._module.named_parameters() if written else ():
+            if held.untyped_storage()._cdata in written:
+                raise _refusal(self._module, name)
+        return func(*args, **(kwargs or {}))
+
+
+def _refusal(module: nn.Module, name: str) -> WorkloadError:
+    return WorkloadError(
+        f"{type(module).__name__}: putting it into eval mode changes parameter {name!r}, which would not be "
+        "trained any more as it was",
+        hint="Let `train(False)` leave parameters as they are (loralib: merge_weights=False); compute with "
+        "them in forward.",
+    )
+
+
+def _versions(module: nn.Module) -> dict[str, tuple[int, int, int]]:
+    """Which tensor each parameter is, in which memory it lies, and how often it was changed."""
+    return {
+        name: (id(held), held.untyped_storage()._cdata, held._version)
+        for name, held in module.named_parameters()
+    }

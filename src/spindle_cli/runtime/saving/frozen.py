@@ -1,4 +1,6 @@
-"""The weights that a run does not train: one file for all of its checkpoints, which give its checksum."""
+"""The weights that a run does not train: one file for all of its checkpoints, which give its checksum. Those
+that an operator may move by itself are in every checkpoint instead.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.checkpoint.index import FROZEN_FILE, Checkpoint, FrozenFile, SavedTensor, read_index
 from spindle_cli.checkpoint.names import model_key
+from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import CHECKPOINTS_DIR
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.saving.save import Whole, save_tensors
@@ -32,9 +35,36 @@ class FrozenWeights:
 
 
 def frozen_names(model: LocalModel) -> list[str]:
-    """Canonical names of the parameters that some op uses and none trains."""
-    table = model.table
-    return [name for name in model.cuts.by_name if table.users[name] and not table.is_trainable(name)]
+    """Canonical names of the parameters that some op uses, and none trains or may move."""
+    table, moving = model.table, moving_names(model)
+    return [
+        name
+        for name in model.cuts.by_name
+        if table.users[name] and not table.is_trainable(name) and name not in moving
+    ]
+
+
+def moving_names(model: LocalModel) -> set[str]:
+    """Canonical names of those that none trains, and that an op which is not split uses: it may change them,
+    as one does that moves a teacher or a codebook. Ops that are split are known not to.
+    """
+    table, tasks = model.table, model.graph.tasks
+    whole = {(name, op.index) for name, task in tasks.items() for op in task.ops if op.coupled}
+    return {
+        name for name in model.cuts.by_name if not table.is_trainable(name) and whole & {*table.users[name]}
+    }
+
+
+def moved_here(model: LocalModel) -> set[str]:
+    """Those of `moving_names` that an op of this rank may move: others may have them as they began."""
+    used = {
+        name
+        for local in model.slices.values()
+        for op in local.wired.ops
+        if op.coupled
+        for name in model.table.of_op(local.wired.task.task.name, op.parameters)
+    }
+    return used & moving_names(model)
 
 
 def find_frozen(
@@ -50,7 +80,7 @@ def find_frozen(
         On rank 0, what its checkpoints say of it; elsewhere nothing.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: the file cannot be written; or that checkpoint's has what an operator may have moved.
     """
     names = frozen_names(model)
     if not names:
@@ -58,9 +88,10 @@ def find_frozen(
     known = None
     if began and dist.get_rank() == 0:
         known = FrozenWeights.of(read_index(checkpoint_folder(run_dir, began)))
-    is_there = [known is not None and known.file is not None]
-    dist.broadcast_object_list(is_there)
-    if is_there[0]:
+    found = [None if known is None or known.file is None else set(known.file.keys)]
+    dist.broadcast_object_list(found)
+    if found[0] is not None:
+        _check_unmoved(found[0], model)
         return known or FrozenWeights(None, {})
     path = run_dir / CHECKPOINTS_DIR / Path(FROZEN_FILE).name
     held = {key: value for key, value in model.parameters.items() if not value.requires_grad}
@@ -76,3 +107,13 @@ def find_frozen(
     return FrozenWeights(
         FrozenFile(num_bytes=num_bytes, keys=tuple(tensors), sha256=digest.hexdigest()), tensors
     )
+
+
+def _check_unmoved(keys: set[str], model: LocalModel) -> None:
+    """A run that began when this was not known has them as they began, whatever it has trained since."""
+    stale = next((name for name in sorted(moving_names(model)) if model_key(name) in keys), None)
+    if stale is not None:
+        raise InputError(
+            f"the run's checkpoints do not have {stale!r} as an operator has moved it",
+            hint="Begin a new run: `spindle launch --from` takes over what this one has trained.",
+        )

@@ -19,6 +19,7 @@ from spindle_cli.checkpoint.tensors import HeldTensor, HeldTensors
 from spindle_cli.files.fragments import parse_key
 from spindle_cli.runtime.islands.outer import OuterOptimizer
 from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.runtime.saving.frozen import moved_here
 from spindle_cli.runtime.saving.save import Whole
 from spindle_cli.runtime.update.loss_scale import LossScale
 from spindle_cli.runtime.update.masters import MASTER_KEY, Masters
@@ -59,7 +60,7 @@ NumbersOfGroups = dict[str | None, Numbers]
 
 def held_by(state: TrainState, rank: int) -> dict[str, HeldTensor]:
     """What a rank can save: parameters that are trained, its owned ranges' optimizer state, its own buffers
-    and random state. What is not trained is saved once a run (frozen.py).
+    and random state. What is not trained, and moved by no operator, is saved once a run (frozen.py).
 
     Buffers and random states are copies; all else changes with the next update.
     """
@@ -70,6 +71,11 @@ def held_by(state: TrainState, rank: int) -> dict[str, HeldTensor]:
             held.add_part(model_key(name), shape, region, parameter)
         for owned in state.fetched.get(key, ()):
             held.add_part(model_key(name), shape, region, owned.tensor, owned.part)
+    moved = moved_here(state.model)
+    for key, parameter in state.model.parameters.items() if moved else ():
+        name, shape, region = place_of(key, state.model)
+        if name in moved:
+            held.add_part(model_key(name), shape, region, parameter)
     for group in state.optimizers.groups:
         for owned in group.owned_ranges:
             for key, value in _state_of(owned, group, state):

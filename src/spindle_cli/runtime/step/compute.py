@@ -140,7 +140,7 @@ def _run_op(local: LocalSlice, place: int, arguments: Sequence[Any], copies: Sli
         with copies.moving(index, (module, local.modules[place])):
             return module(*arguments)
     if local.wired.piece.recompute:
-        return run_recomputed(module, arguments)
+        return run_recomputed(module, arguments, may_move=local.wired.ops[place].coupled)
     return module(*arguments)
 
 

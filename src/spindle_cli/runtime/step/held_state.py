@@ -1,8 +1,8 @@
-"""What a module keeps from one forward pass to the next, apart from parameters: buffers and attributes."""
+"""What a module keeps from one forward pass to the next, but for what is trained: buffers and attributes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,12 +74,17 @@ class HeldState:
     `buffers`: each with a copy of its values.
     """
 
-    def __init__(self, module: nn.Module, copy: Callable[[Tensor], Tensor] = torch.Tensor.clone) -> None:
-        """`copy`: gives a copy of a buffer's values."""
+    def __init__(
+        self,
+        module: nn.Module,
+        copy: Callable[[Tensor], Tensor] = torch.Tensor.clone,
+        parameters: Sequence[Tensor] = (),
+    ) -> None:
+        """`copy`: gives a copy of a buffer's values. `parameters`: those that count as buffers do."""
         parts = list(module.modules())
         self._names = [_Names.of(part.__dict__, hidden=False) for part in parts]
         self._names += [_Names.of(part._buffers, hidden=True) for part in parts]
-        self.buffers = [(buffer, copy(buffer)) for buffer in module.buffers()]
+        self.buffers = [(buffer, copy(buffer)) for buffer in (*module.buffers(), *parameters)]
 
     def forget_unchanged(self, is_unchanged: Callable[[Tensor, Tensor], bool]) -> None:
         """Keep nothing but what has changed; `is_unchanged`: given a buffer and the copy of its values."""

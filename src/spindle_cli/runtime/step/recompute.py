@@ -21,15 +21,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def run_recomputed(module: nn.Module, arguments: Sequence[Any]) -> Any:
+def run_recomputed(module: nn.Module, arguments: Sequence[Any], *, may_move: bool = False) -> Any:
     """`module(*arguments)`, keeping for the backward pass the arguments instead of what it computes.
 
     The second forward pass draws the random numbers of the first, and sees the buffers and attributes that
     the first saw; what it does to them is undone, so that running statistics count every batch once. Batch
     norms whose statistics are summed over shares take those of the first, and a contrastive loss what it has
     gathered: nothing is summed or gathered again.
+
+    Args:
+        may_move: forward may change parameters that are not trained, as one that moves a teacher does.
+            Operators that are split are known not to.
     """
-    state = ChangedState(module)
+    state = ChangedState(module, may_move=may_move)
     function = module.remembering() if isinstance(module, OverShares | PairsOverShares) else module
     return checkpoint(
         function, *arguments, use_reentrant=False, context_fn=state.contexts, preserve_rng_state=True
@@ -37,10 +41,13 @@ def run_recomputed(module: nn.Module, arguments: Sequence[Any]) -> Any:
 
 
 class ChangedState:
-    """What a forward pass changes in a module's buffers and attributes; `before`: as it was."""
+    """What a forward pass changes in a module's buffers and attributes, and, if it may, in parameters that
+    are not trained; `before`: as it was.
+    """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, may_move: bool = False) -> None:
         self._module = module
+        self._moved = [held for held in module.parameters() if may_move and not held.requires_grad]
         self.before: HeldState | None = None
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -49,7 +56,7 @@ class ChangedState:
 
     @contextmanager
     def _first(self) -> Iterator[None]:
-        before = HeldState(self._module, _copy_once_written)
+        before = HeldState(self._module, _copy_once_written, self._moved)
         with values_only(self._module):
             yield
         before.forget_unchanged(_share_memory)  # until the backward pass

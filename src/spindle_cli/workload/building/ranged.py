@@ -9,7 +9,7 @@ done, in which case the whole build is done otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.writes import written_by
 from spindle_cli.workload.initial.own import OwnPart, OwnValues, fingerprint
 
 _AT_ONCE = 2  # stand-ins: a layer's weight and its bias are filled in turn
@@ -135,7 +136,7 @@ class Ranged:
         name = func._schema.name.partition("::")[2]
         if name in _FACTORIES:
             return func(*pytree.tree_map(self._shape_alone, args), **_on_cpu(kwargs))
-        given, written = _tensors((args, kwargs)), _written(func, args, kwargs)
+        given, written = _tensors((args, kwargs)), written_by(func, args, kwargs)
         if any(_is_meta(tensor) and not self.has(tensor) for tensor in given):
             raise self._refusal(name)
         self._keep_real([entry for tensor in given if (entry := self._entry_of(tensor)) is not None])
@@ -251,22 +252,6 @@ def _is_of_each_element(func: Any, name: str) -> bool:
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [item for item in pytree.tree_leaves(tree) if isinstance(item, Tensor)]
-
-
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors that an operation writes to."""
-
-    def given() -> Iterator[tuple[Any, Any]]:
-        yield from zip(func._schema.arguments, args, strict=False)
-        by_name = {argument.name: argument for argument in func._schema.arguments}
-        yield from ((by_name[name], value) for name, value in kwargs.items() if name in by_name)
-
-    return [
-        tensor
-        for argument, value in given()
-        if argument.alias_info is not None and argument.alias_info.is_write
-        for tensor in _tensors(value)
-    ]
 
 
 def _on_cpu(kwargs: Mapping[str, Any]) -> dict[str, Any]:

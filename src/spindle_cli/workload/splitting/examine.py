@@ -136,7 +136,12 @@ def _examine(
         follower.give(tensor, state)
     why_not = follower.follow([tape.entries for tape in tapes[:-1]])
     found = _result_states(follower, results, sizes)
-    why_not = why_not or _kept(follower, changes) or _normalises_other(follower, normalised[0])
+    why_not = (
+        why_not
+        or _kept(follower, changes)
+        or _given_memory(module, watched)
+        or _normalises_other(follower, normalised[0])
+    )
     return Findings(tuple(results), found, why_not)
 
 
@@ -175,6 +180,15 @@ def _kept(follower: Follower, changes: Changes) -> Mixed | None:
     for name in changes.counted:
         return Mixed(f"its forward changes self.{name}, which every share would do by itself")
     return None
+
+
+def _given_memory(module: nn.Module | None, watched: Mapping[int, str]) -> Mixed | None:
+    """Why other memory for a parameter, which is no operation of torch (`teacher.data = ...`), forbids it."""
+    now = {} if module is None else _by_storage(module)
+    moved = next((name for storage, name in now.items() if storage not in watched), None)
+    if moved is None:
+        return None
+    return Mixed(f"its forward changes {moved!r}, which every share would do by itself")
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.building.attributes import give_hooks, hooks_of
+from spindle_cli.workload.building.writes import written_by
 from spindle_cli.workload.graph import CONSTANT
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.proxies.capturing import MARKS
@@ -77,7 +78,11 @@ def nothing_is_frozen(
     ]
     drawn = _python_draws()
     try:
-        with _attributes_kept(task, root, scratch, is_looking), _NothingDone(task, root, is_looking):
+        with (
+            _attributes_kept(task, root, scratch, is_looking),
+            _memory_kept(task, root, is_looking),
+            _NothingDone(task, root, is_looking),
+        ):
             yield
     finally:
         for module, values, buffers, hooks in before:
@@ -141,6 +146,26 @@ def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scrat
     raise _frozen(task, what, place_of_caller())
 
 
+@contextlib.contextmanager
+def _memory_kept(task: str, root: nn.Module, is_looking: Callable[[], bool]) -> Iterator[None]:
+    """Refuse other memory for a parameter or buffer, no operation of torch: `teacher.data = ...`."""
+    names = {id(tensor): name for name, tensor in [*root.named_parameters(), *root.named_buffers()]}
+    tensor_class: Any = Tensor
+    original: Any = tensor_class.__base__.data
+
+    def give(tensor: Tensor, value: Any) -> None:
+        name = names.get(id(tensor))
+        if name is not None and not is_looking():
+            raise _frozen(task, f"forward changes {name!r} between operators", place_of_caller())
+        original.__set__(tensor, value)
+
+    tensor_class.data = property(original.__get__, give)
+    try:
+        yield
+    finally:
+        del tensor_class.data
+
+
 class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Refuses operators that draw, or change a parameter or buffer, while `forward` is traced."""
 
@@ -155,16 +180,14 @@ class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if not self._is_looking():
-            self._check(func, args)
+            self._check(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
-    def _check(self, func: Any, args: tuple[Any, ...]) -> None:
+    def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise _frozen(self._task, "forward draws random numbers between operators", place_of_caller())
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            name = self._held.get(value.untyped_storage()._cdata) if isinstance(value, Tensor) else None
+        for tensor in written_by(func, args, kwargs):
+            name = self._held.get(tensor.untyped_storage()._cdata)
             if name is not None:
                 what = f"forward changes {name!r} between operators"
                 raise _frozen(self._task, what, place_of_caller())

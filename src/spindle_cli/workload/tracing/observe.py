@@ -44,6 +44,10 @@ class _ChangesItsInputError(Exception):
     """A module has changed a tensor that it was given."""
 
 
+class _ReplacesParameterError(Exception):
+    """A module has put another parameter in the place of the one that is named."""
+
+
 class Observer:
     """Runs the traces of one workload on fake tensors, each kind of layer once for each kind of input.
 
@@ -102,7 +106,11 @@ class Observer:
         versions = [tensor._version for tensor in given]
         norms = by_fixed_statistics(module, is_whole=True)  # momentum=None reads a value
         with norms, watching(module), swapped_tensors(module, self.fake), failures_unlogged():
+            held = dict(module.named_parameters())
             result = module(*args, **kwargs)
+            for name, parameter in module.named_parameters():
+                if held.get(name, parameter) is not parameter:
+                    raise _ReplacesParameterError(name)
         if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
             raise _ChangesItsInputError
         return result
@@ -309,6 +317,15 @@ class Run(fx.Interpreter):
                 f"{what} changes its input in place, which the op before it has handed on",
                 node.meta.get("place"),
                 "Let it make a new tensor (x = x + y instead of x += y, inplace=False).",
+            )
+        if isinstance(error, _ReplacesParameterError):
+            return refusal(
+                self._task,
+                f"{what} puts another parameter in the place of {str(error)!r}, which optimizers, "
+                "checkpoints and exports would not see",
+                node.meta.get("place"),
+                "Write into the one that is there (self.weight.data.copy_(...), requires_grad=False), or "
+                "keep it in a buffer.",
             )
         if isinstance(error, TypeError) and _IMMUTABLE.search(str(error)):
             return refusal(
