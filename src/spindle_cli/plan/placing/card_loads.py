@@ -55,8 +55,10 @@ class CardLoads:
         if found is None:
             found = []
             if not self._cluster.is_inside_node(devices):
-                cards = dict.fromkeys(self._cluster.card_of[device] for device in devices)
-                for start_s, end_s in sorted(each for card in cards for each in self._by_card.get(card, ())):
+                cards = {self._cluster.card_of[device] for device in devices}
+                # What many devices send each other at once keeps many cards busy for the same time.
+                times = {each for card in cards for each in self._by_card.get(card, ())}
+                for start_s, end_s in sorted(times):
                     _add(found, start_s, end_s)
             self._of_devices[devices] = found
         return found
