@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from tiny_workload import WIDTH, build
+from torch import nn
 
 from helpers.analysed import analysed
 from spindle_cli.profile.estimating.between import between
 from spindle_cli.profile.machine.devices import Precision
-from spindle_cli.profile.op.counting import count_work
+from spindle_cli.profile.op.counting import count_work, with_state
 from spindle_cli.profile.op.op_run import OpRun, WallClock
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.ops import op_module
@@ -64,3 +65,16 @@ def test_every_parameter_costs_a_cast_and_sums_whatever_the_batch(classify: Task
     # In float32 only the gradient is added to what is there: two reads and a write.
     weight = WIDTH * WIDTH
     assert 3 * weight * 4 in [kernel.num_bytes for kernel in count_work(classify, op, 2, "float32").backward]
+
+
+def test_a_part_with_two_names_has_its_own_parameters_again_afterwards() -> None:
+    """An operator may hold what glue beside it calls."""
+    module = nn.Module()
+    module.outer = nn.Sequential(nn.Linear(2, 2))
+    module.inner = module.outer[0]
+    own = dict(module.named_parameters(remove_duplicate=False))
+    weight, bias = torch.zeros(2, 2), torch.zeros(2)
+    state = {name: weight if name.endswith("weight") else bias for name in own}
+    with with_state(module, state):
+        assert module.inner.weight is weight
+    assert module.inner.weight is own["inner.weight"]

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 from torch.nn import functional
 
 from spindle_cli.costs.parameters.gradient_sums import MatrixGradient
@@ -22,7 +21,7 @@ from spindle_cli.operators.factors.capture import Capturing
 from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.batch_sums import Matrix
-from spindle_cli.profile.op.counting import fake_input, fake_state
+from spindle_cli.profile.op.counting import fake_input, fake_state, with_state
 from spindle_cli.profile.op.tensor_parallel import tensors_of
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
@@ -255,8 +254,8 @@ def _run(task: TaskGraph, op: Op, samples: int) -> dict[str, _Note]:
     trained = {name: state[name] for name in op.parameters if state[name].requires_grad}
     notes = {id(tensor): _Note() for tensor in trained.values()}
     with torch.random.fork_rng(devices=[]), mode, Remembering(), Unread(), torch.enable_grad():
-        with _Watching(notes) as watching:
-            result = tensors_of(functional_call(module, state, tuple(inputs)))
+        with _Watching(notes) as watching, with_state(module, state):
+            result = tensors_of(module(*inputs))
         outputs = [
             each for each in (result if isinstance(result, tuple) else (result,)) if each.requires_grad
         ]

@@ -214,8 +214,16 @@ class _FakeOp:
 def with_state(module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[None]:
     """Inside, a module has these parameters and buffers in place of its own, in its backward pass too: with
     `torch.utils.checkpoint` its code runs once more then, when `functional_call` would have put back its own.
+
+    `state`: under every name. Each place is given one once: of a part that has two names (an operator that
+    holds what glue beside it calls) torch would keep what it has put there itself as the part's own.
     """
-    with _reparametrize_module(module, dict(state), tie_weights=True):
+    places = [
+        f"{path}.{name}" if path else name
+        for path, part in module.named_modules()
+        for name in (*part._parameters, *part._buffers)
+    ]
+    with _reparametrize_module(module, {name: state[name] for name in places if name in state}):
         yield
 
 
