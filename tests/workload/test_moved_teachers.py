@@ -102,3 +102,42 @@ def test_an_operator_that_replaces_its_parameter_is_refused() -> None:
     with pytest.raises(WorkloadError) as caught:
         analysed(workload(Quantised(), Codebook))
     assert "'codebook' (Codebook) puts another parameter in the place of 'codes.weight'" in str(caught.value)
+
+
+class Mover(Teacher):
+    """Moves the teacher, and lets others compute with it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for ours, theirs in zip(self.average.parameters(), self.student.parameters(), strict=True):
+                self.move(ours, theirs)
+        return x.clone()
+
+
+class MovedBefore(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = Block()
+        self.mover = Mover(self.student)
+        self.teacher = self.mover.average
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.mse_loss(self.student(x), self.teacher(self.mover(x)).detach())
+
+
+class MovedTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = Block()
+        self.teacher = Teacher(self.student)
+
+    def forward(self, x: Tensor) -> Tensor:
+        target = self.teacher(x) + self.teacher(x.flip(1))
+        return functional.mse_loss(self.student(x), target.detach())
+
+
+@pytest.mark.parametrize(("model", "operator"), [(MovedBefore, Mover), (MovedTwice, Teacher)])
+def test_a_teacher_that_others_use_too_is_refused(model: type[nn.Module], operator: type[nn.Module]) -> None:
+    """They may run on other devices, whose copies would stay as they are."""
+    with pytest.raises(WorkloadError, match="changes parameters that are not trained"):
+        analysed(workload(model(), operator))

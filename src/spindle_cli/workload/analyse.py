@@ -20,6 +20,7 @@ from spindle_cli.workload.metaops.sharing import SharedBlocks, find_sharing
 from spindle_cli.workload.metaops.task import analyse_task
 from spindle_cli.workload.names.modules import root_of
 from spindle_cli.workload.settings.lengths import Lengths, TaskLengths
+from spindle_cli.workload.splitting.moved_parameters import refuse_shared_moves
 from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
@@ -78,6 +79,7 @@ class _Analyst:
         _check_operators_occur(workload, tasks)
         metaops = _make_metaops(tasks, self.training.observer.kinds)
         graph = WorkloadGraph(workload, tasks, metaops, fingerprint(tasks, metaops), lengths=dict(lengths))
+        refuse_shared_moves(graph)
         if not evaluates:
             return graph
         found = trace_evaluations(graph, self.evaluation)

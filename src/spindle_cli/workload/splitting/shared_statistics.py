@@ -44,8 +44,12 @@ def _changes(graph: WorkloadGraph, table: ParameterTable, user: tuple[str, int],
 
 
 def _changes_any(task: TaskGraph, op: Op, names: Iterable[str]) -> bool:
-    why = op.coupled_because or ""
-    return any(_is_statistic(task.root, name) or _is_said(name, why) for name in names)
+    return any(_is_statistic(task.root, name) for name in names) or bool(changed_names(op, names))
+
+
+def changed_names(op: Op, names: Iterable[str]) -> list[str]:
+    """Those of an op's buffers or parameters that the analysis has seen its forward change."""
+    return [name for name in names if _is_said(name, op.coupled_because or "")]
 
 
 def _is_statistic(root: nn.Module, name: str) -> bool:
@@ -55,7 +59,7 @@ def _is_statistic(root: nn.Module, name: str) -> bool:
 
 
 def _is_said(name: str, why: str) -> bool:
-    """Whether a reason speaks of this buffer by the name that it has inside its operator."""
+    """Whether a reason speaks of this tensor by the name that it has inside its operator."""
     parts = name.split(".")
     return any(f"changes {'.'.join(parts[first:])!r}" in why for first in range(len(parts)))
 
