@@ -22,7 +22,8 @@ def short_effort(problem: Problem) -> int:
     return base_effort(problem) // SHARE
 
 
-@pytest.fixture(scope="package", autouse=True)
+# Of each file: of the package it would last to the end of the session, in all that is tested after it.
+@pytest.fixture(scope="module", autouse=True)
 def short_searches() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafts, "BASE_EFFORT", PIPELINES // SHARE)
