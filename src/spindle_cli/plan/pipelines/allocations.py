@@ -59,17 +59,17 @@ def _near_others(
     problem: Problem, node: Node, own: Allocation, fastest: Sequence[Allocation | None]
 ) -> Allocation:
     neighbours = [
-        (problem.nodes[number].num_ops * other.point.op_s, -number, other)
-        for number in (*node.inputs, *node.consumers)
+        (problem.nodes[number], other)
+        for number in sorted((*node.inputs, *node.consumers))
         if (other := fastest[number]) is not None
     ]
     if not neighbours or node.points[0].offload:
         return own
-    _, number, other = max(neighbours, key=lambda each: each[:2])
+    heaviest, other = max(neighbours, key=lambda each: each[0].num_ops * each[1].point.op_s)
     near = None if own.devices == other.devices else _as(problem, node, other)
     if near is None:
         return own
-    batch_size, num_bytes = node.metaop.batch_size, _bytes_between(node, problem.nodes[-number])
+    batch_size, num_bytes = node.metaop.batch_size, _bytes_between(node, heaviest)
     there_s = moving_s([(own.layout(batch_size), other.layout(batch_size), num_bytes)], problem.cluster)
     own_s, near_s = (node.num_ops * each.point.op_s for each in (own, near))
     return near if near_s < own_s + 2 * there_s else own

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heapreplace
+from typing import NamedTuple
 
 from spindle_cli.account.sums.update_parts import updates_early
 from spindle_cli.account.traffic import Traffic, products_s
@@ -105,6 +106,13 @@ def predict(
 _OF_SOME = (Collective.SUM, Collective.FLAGS, Collective.GATHER)
 
 
+class _Free(NamedTuple):
+    """`since_s`: when each kind (`_Collectives`) is free. `loads`: what messages leave of cards."""
+
+    since_s: list[float]
+    loads: CardLoads
+
+
 class _Collectives:
     """The collectives of a step. `kinds`: of devices, by those in which they take part.
 
@@ -114,7 +122,6 @@ class _Collectives:
 
     def __init__(self, problem: Problem, slices: Sequence[Slice], traffic: Traffic) -> None:
         self._cluster = problem.cluster
-        self._loads = CardLoads((), problem.cluster)
         self._slices = slices
         self._groups = traffic.groups
         by_pass = {index for group in traffic.groups if group.sharding.is_by_pass for index in group.slices}
@@ -179,30 +186,29 @@ class _Collectives:
         them; where gradients are clipped or losses scaled, all for the sum that tells their norm, and whether
         one has overflowed.
         """
-        self._loads = CardLoads(last.on_cards, self._cluster)
-        sums_s, summed_s = self._summed_s(last.backward)
+        sums_s, summed_s = self._summed_s(last)
         ready_s = [max(told_s, *both) for both in zip(summed_s, last.backward.free_s, strict=True)]
         for norm in self._of_kind[Collective.NORM]:
             ready_s = [max(ready_s) + self._seconds(norm)] * len(ready_s)
         return sums_s, ready_s
 
-    def _summed_s(self, backward: Times) -> tuple[list[SumEnd], list[float]]:
+    def _summed_s(self, last: BothPasses) -> tuple[list[SumEnd], list[float]]:
         """When each sum ends, in the order of the program, and the last one of each device; 0 where it takes
         part in none.
         """
-        free_s = [0.0] * self._num_kinds
-        in_order = self._in_order(backward, self._of_kind[Collective.SUM])
-        end_of = {each.group: end_s for each, end_s in self._side_by_side(in_order, free_s)}
+        free = _Free([0.0] * self._num_kinds, CardLoads(last.on_cards, self._cluster))
+        in_order = self._in_order(last.backward, self._of_kind[Collective.SUM])
+        end_of = {each.group: end_s for each, end_s in self._side_by_side(in_order, free)}
         sums_s: list[SumEnd] = []
         for _, each in in_order:
             assert each.group is not None, "a sum is of a group"
             sums_s.append(SumEnd(self._groups[each.group], end_of[each.group]))
         for flags in self._of_kind[Collective.FLAGS]:
-            self._take(flags, 0.0, free_s)
-        return sums_s, [free_s[kind] for kind in self.kinds.of_device]
+            self._take(flags, 0.0, free)
+        return sums_s, [free.since_s[kind] for kind in self.kinds.of_device]
 
     def _side_by_side(
-        self, in_order: Iterable[tuple[float, Together]], free_s: list[float]
+        self, in_order: Iterable[tuple[float, Together]], free: _Free
     ) -> Iterator[tuple[Together, float]]:
         """Collectives of groups with when they end. Those of the same devices follow each other; those of
         others do not wait for these but where a device or card is busy: of those that can start at the same
@@ -210,7 +216,7 @@ class _Collectives:
 
         Args:
             in_order: in the order of the program, each with when it is ready.
-            free_s: of each kind, when it is free; set anew.
+            free: set anew.
         """
         queues: dict[tuple[int, ...], deque[tuple[float, Together]]] = {}
         for ready_s, each in in_order:
@@ -220,11 +226,11 @@ class _Collectives:
         while first:
             start_s, taken_s, number, queue = first[0]
             ready_s, each = queue[0]
-            earliest_s = self._start_s(each, ready_s, free_s)
+            earliest_s = self._start_s(each, ready_s, free)
             if earliest_s > start_s:
                 heapreplace(first, (earliest_s, taken_s, number, queue))
                 continue
-            end_s = self._take(each, ready_s, free_s)
+            end_s = self._take(each, ready_s, free)
             queue.popleft()
             yield each, end_s
             if queue:
@@ -239,21 +245,20 @@ class _Collectives:
             plain: a batch's passes.
             forward_s: of each slice, its forward pass.
         """
-        self._loads = CardLoads(plain.on_cards, self._cluster)
-        free_s = [0.0] * self._num_kinds
+        free = _Free([0.0] * self._num_kinds, CardLoads(plain.on_cards, self._cluster))
         not_before_s: dict[int, float] = {}
-        for each, end_s in self._gathers(self._by_need(plain, forward_s), free_s):
+        for each, end_s in self._gathers(self._by_need(plain, forward_s), free):
             for index, before_s in self._uses(each, forward_s):
                 not_before_s[index] = max(not_before_s.get(index, 0.0), end_s - before_s)
         return not_before_s
 
-    def _gathers(self, by_need: Sequence[Together], free_s: list[float]) -> Iterator[tuple[Together, float]]:
+    def _gathers(self, by_need: Sequence[Together], free: _Free) -> Iterator[tuple[Together, float]]:
         """Gathers with when they end: over NCCL one after another on a device, in their order; over gloo
         those of the same devices, the others side by side.
         """
         if self._cluster.talks_by == "nccl":
-            return ((each, self._take(each, 0.0, free_s)) for each in by_need)
-        return self._side_by_side(((0.0, each) for each in by_need), free_s)
+            return ((each, self._take(each, 0.0, free)) for each in by_need)
+        return self._side_by_side(((0.0, each) for each in by_need), free)
 
     def _by_need(self, plain: BothPasses, forward_s: Sequence[float]) -> list[Together]:
         """The gathers in the order in which any device comes to need them; of what is needed at once, first
@@ -336,14 +341,14 @@ class _Collectives:
             self._known_s[key] = parts_collective_s(*key[:3], self._cluster, each.weights)
         return self._known_s[key]
 
-    def _take(self, each: Together, ready_s: float, free_s: list[float]) -> float:
+    def _take(self, each: Together, ready_s: float, free: _Free) -> float:
         """Let devices sum or gather as soon as all are free; when that ends."""
-        start_s = self._start_s(each, ready_s, free_s)
-        end_s = self._loads.end_s(each.devices, start_s, self._seconds(each))
+        start_s = self._start_s(each, ready_s, free)
+        end_s = free.loads.end_s(each.devices, start_s, self._seconds(each))
         for kind in self.kinds.taking_part[each.devices]:
-            free_s[kind] = end_s
+            free.since_s[kind] = end_s
         return end_s
 
-    def _start_s(self, each: Together, ready_s: float, free_s: Sequence[float]) -> float:
+    def _start_s(self, each: Together, ready_s: float, free: _Free) -> float:
         """When all of some devices are free for a sum or gather."""
-        return max(ready_s, max(free_s[kind] for kind in self.kinds.taking_part[each.devices]))
+        return max(ready_s, max(free.since_s[kind] for kind in self.kinds.taking_part[each.devices]))

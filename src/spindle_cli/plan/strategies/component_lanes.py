@@ -17,9 +17,10 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from spindle_cli.costs.links import all_reduce_s, transfer_s
+from spindle_cli.plan.placing.calendar import first_devices
 from spindle_cli.plan.problem import Node, Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice, whole_slice
-from spindle_cli.plan.strategies.lanes import Devices, all_or_none, best_point, first_of
+from spindle_cli.plan.strategies.lanes import Devices, all_or_none, best_point
 
 LANES = (2, 3, 4, 6, 8)
 WEIGHTS = (0.3, 1.0)
@@ -175,7 +176,7 @@ class _Lanes:
             start_s, lane, point = rank(i)[0], lanes[self._unit(nodes[i])], self.points[i]
             end_s[i] = free_s[lane] = start_s + nodes[i].num_ops * point.op_s
             left.remove(i)
-            devices = first_of(self.problem, self._devices(lane), point)
+            devices = first_devices(self.problem.cluster, point, self._devices(lane))
             placed.append((whole_slice(nodes[i], point, start_s, end_s[i]), devices))
         pieces, of_pieces = zip(*placed, strict=True)
         return Draft("spindle", pieces, all_or_none(of_pieces))

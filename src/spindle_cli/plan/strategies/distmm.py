@@ -10,13 +10,13 @@ from __future__ import annotations
 from functools import partial
 from math import inf
 
+from spindle_cli.plan.placing.calendar import first_devices
 from spindle_cli.plan.problem import Node, Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice, whole_slice
 from spindle_cli.plan.strategies.lanes import (
     Devices,
     all_or_none,
     best_point,
-    first_of,
     split_evenly_in_time,
 )
 from spindle_cli.profile.metagraph import CycleError, producers_first
@@ -40,7 +40,7 @@ def distmm(problem: Problem) -> Draft:
             for node in group:
                 after.append(len(pieces))
                 pieces.append(whole_slice(node, node.points[-1], now_s, now_s + node.shortest_s))
-                devices.append(first_of(problem, everywhere, node.points[-1]))
+                devices.append(first_devices(problem.cluster, node.points[-1], everywhere))
                 now_s += node.shortest_s
             continue
         first = 0
@@ -49,7 +49,7 @@ def distmm(problem: Problem) -> Draft:
             point = best_point(node, share)
             assert point is not None, "a share is at least the smallest allocation"
             pieces.append(whole_slice(node, point, now_s, now_s + node.num_ops * point.op_s))
-            devices.append(first_of(problem, everywhere[first : first + share], point))
+            devices.append(first_devices(problem.cluster, point, everywhere[first : first + share]))
             first += share
         now_s += side_by_side_s
     return Draft("distmm", tuple(pieces), all_or_none(devices), tuple(after))

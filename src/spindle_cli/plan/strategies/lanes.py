@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from spindle_cli.plan.placing.calendar import whole_groups
-from spindle_cli.plan.problem import Node, Point, Problem
+from spindle_cli.plan.problem import Node, Point
 
 # Seconds that something takes when it has so many devices; never more with more devices.
 Seconds = Callable[[int], float]
@@ -22,13 +21,6 @@ def best_point(node: Node, num_devices: int) -> Point | None:
 
 
 Devices = tuple[int, ...]
-
-
-def first_of(problem: Problem, devices: Sequence[int], point: Point) -> Devices | None:
-    """The first of some devices for an allocation, tensor-parallel groups inside a node; None if they have
-    too few groups.
-    """
-    return whole_groups(devices, point.dp, point.tp, problem.cluster.node_of)
 
 
 def all_or_none(devices: Sequence[Devices | None]) -> tuple[Devices, ...] | None:

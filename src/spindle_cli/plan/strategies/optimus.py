@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from math import inf
 
+from spindle_cli.plan.placing.calendar import first_devices
 from spindle_cli.plan.problem import Node, Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice, whole_slice
 from spindle_cli.plan.strategies.lanes import (
@@ -18,7 +19,6 @@ from spindle_cli.plan.strategies.lanes import (
     Seconds,
     all_or_none,
     best_point,
-    first_of,
     split_evenly_in_time,
 )
 
@@ -84,7 +84,7 @@ def _draft(problem: Problem, lanes: Sequence[Sequence[Node]], shares: Sequence[i
         start_s = max([free_s[number], *(end_s[j] for j in node.inputs)])
         end_s[i] = free_s[number] = start_s + node.num_ops * point.op_s
         piece = whole_slice(node, point, start_s, end_s[i])
-        placed.append((piece, first_of(problem, range(first, first + share), point)))
+        placed.append((piece, first_devices(problem.cluster, point, range(first, first + share))))
     placed.sort(key=lambda item: item[0].start_s)
     pieces, devices = zip(*placed, strict=True)
     return Draft("optimus", pieces, all_or_none(devices))

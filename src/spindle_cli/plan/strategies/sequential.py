@@ -5,9 +5,10 @@ How DeepSpeed and Megatron run such models, every MetaOp with the parallelism th
 
 from __future__ import annotations
 
+from spindle_cli.plan.placing.calendar import first_devices
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice, whole_slice
-from spindle_cli.plan.strategies.lanes import all_or_none, first_of
+from spindle_cli.plan.strategies.lanes import all_or_none
 
 
 def sequential(problem: Problem) -> Draft:
@@ -19,5 +20,5 @@ def sequential(problem: Problem) -> Draft:
         end_s = now_s + node.shortest_s
         pieces.append(whole_slice(node, node.points[-1], now_s, end_s))
         now_s = end_s
-    devices = [first_of(problem, range(problem.num_devices), piece.point) for piece in pieces]
+    devices = [first_devices(problem.cluster, piece.point, range(problem.num_devices)) for piece in pieces]
     return Draft("sequential", tuple(pieces), all_or_none(devices), after=tuple(range(len(pieces))))

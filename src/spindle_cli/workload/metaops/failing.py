@@ -2,50 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from spindle_cli.errors import SpindleError
+from spindle_cli.errors import SpindleError, WorkloadError
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.refuse import place_of_error, refusal
 
 
-@contextmanager
-def failures_told(task: TaskGraph, op: Op, samples: int) -> Iterator[None]:
+def failures_told(task: TaskGraph, op: Op, samples: int) -> AbstractContextManager[None]:
     """Tell of what an op raises that is run on so many samples, unless it finds too little memory.
 
     Raises:
         WorkloadError: the op fails.
     """
-    try:
-        yield
-    except SpindleError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        first = str(error).strip().partition("\n")[0]
+
+    def told(error: Exception) -> WorkloadError:
         glue = "its loss, with what leads to it," if op.is_loss else "what is between its layers"
         hint = _of_other_numbers(task, op) or (
             "See whether it does so in plain PyTorch, too: run the task's module on a batch of its dataset. "
             "If not, this is a mistake of ours."
         )
-        name, place = task.task.name, place_of_error(error)
-        what = f"{op.target or glue} fails on {samples} samples: {type(error).__name__}: {first}"
-        raise refusal(name, what, place, hint) from error
+        what = f"{op.target or glue} fails on {samples} samples: {_said(error)}"
+        return refusal(task.task.name, what, place_of_error(error), hint)
+
+    return _told_by(told)
 
 
-@contextmanager
-def split_failures_told(task: TaskGraph, op: Op, degree: int) -> Iterator[None]:
+def split_failures_told(task: TaskGraph, op: Op, degree: int) -> AbstractContextManager[None]:
     """Tell of what a device's part of an op raises that tensor parallelism splits, unless it finds too little
     memory: such a layer runs whole, so that it is the split that it does not stand.
 
     Raises:
         WorkloadError: the part fails.
     """
+
+    def told(error: Exception) -> WorkloadError:
+        kind = "what is split" if op.target is None else type(task.root.get_submodule(op.target)).__name__
+        return refusal(
+            task.task.name,
+            f"{op.target or 'the op'} ({kind}) fails where {degree} devices have a part of it each: "
+            f"{_said(error)}",
+            place_of_error(error),
+            "What the layer is given for each of its heads or channels stays whole, and its own are a part. "
+            f"Mend its entry of `tp_plans`, keep the class whole by an empty one ({kind}: {{}}), or profile "
+            "without --tp.",
+        )
+
+    return _told_by(told)
+
+
+@contextmanager
+def _told_by(told: Callable[[Exception], WorkloadError]) -> Iterator[None]:
+    """Raise what is told of an error in its place, unless that is ours or of memory."""
     try:
         yield
     except SpindleError:
@@ -53,17 +65,13 @@ def split_failures_told(task: TaskGraph, op: Op, degree: int) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        first = str(error).strip().partition("\n")[0]
-        kind = "what is split" if op.target is None else type(task.root.get_submodule(op.target)).__name__
-        raise refusal(
-            task.task.name,
-            f"{op.target or 'the op'} ({kind}) fails where {degree} devices have a part of it each: "
-            f"{type(error).__name__}: {first}",
-            place_of_error(error),
-            "What the layer is given for each of its heads or channels stays whole, and its own are a part. "
-            f"Mend its entry of `tp_plans`, keep the class whole by an empty one ({kind}: {{}}), or profile "
-            "without --tp.",
-        ) from error
+        raise told(error) from error
+
+
+def _said(error: Exception) -> str:
+    """The class of an error, and the first line of what it says."""
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -308,9 +308,8 @@ class Run(fx.Interpreter):
         value = self.fetch_attr(str(target))
         return self._observer.fake(value) if isinstance(value, Tensor) else value
 
-    def _refusal(self, node: fx.Node, error: Exception) -> WorkloadError:
-        what = self._called(node)
-        place = place_of_error(error) or node.meta.get("place")
+    def _refusal_of_changes(self, what: str, node: fx.Node, error: Exception) -> WorkloadError:
+        """`what`: the module that changes what is not its own to change."""
         if isinstance(error, _ChangesItsInputError):
             return refusal(
                 self._task,
@@ -318,15 +317,20 @@ class Run(fx.Interpreter):
                 node.meta.get("place"),
                 "Let it make a new tensor (x = x + y instead of x += y, inplace=False).",
             )
-        if isinstance(error, _ReplacesParameterError):
-            return refusal(
-                self._task,
-                f"{what} puts another parameter in the place of {str(error)!r}, which optimizers, "
-                "checkpoints and exports would not see",
-                node.meta.get("place"),
-                "Write into the one that is there (self.weight.data.copy_(...), requires_grad=False), or "
-                "keep it in a buffer.",
-            )
+        return refusal(
+            self._task,
+            f"{what} puts another parameter in the place of {str(error)!r}, which optimizers, "
+            "checkpoints and exports would not see",
+            node.meta.get("place"),
+            "Write into the one that is there (self.weight.data.copy_(...), requires_grad=False), or "
+            "keep it in a buffer.",
+        )
+
+    def _refusal(self, node: fx.Node, error: Exception) -> WorkloadError:
+        what = self._called(node)
+        place = place_of_error(error) or node.meta.get("place")
+        if isinstance(error, _ChangesItsInputError | _ReplacesParameterError):
+            return self._refusal_of_changes(what, node, error)
         if isinstance(error, TypeError) and _IMMUTABLE.search(str(error)):
             return refusal(
                 self._task,
