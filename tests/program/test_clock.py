@@ -35,6 +35,29 @@ def test_a_pass_starts_when_what_it_takes_has_come() -> None:
     assert starts == pytest.approx([0.0, 1.1, 1.7, 2.15], abs=1e-8)
 
 
+def test_a_pass_that_waits_for_parameters_runs_forward_no_earlier_than_these_are_there() -> None:
+    """Forward 0.1 and 0.3 s, backward 0.2 and 0.1."""
+    plan = two_slices(0.3, 0.1, length_s=0.4)
+    edges = slice_edges(plan)
+
+    def starts_s(not_before: dict[int, float]) -> list[float]:
+        ticks = {piece: int(there_s * 4e9) for piece, there_s in not_before.items()}
+        clock = PassClock.of(plan, pass_order(plan, edges), edges, {}, ticks)
+        order = [(kind, piece) for kind in (Kind.FORWARD, Kind.BACKWARD) for piece in (0, 1)]
+        return [round(clock.start(each) / 4e9, 6) for each in order]
+
+    assert starts_s({}) == [0.0, 0.1, 0.5, 0.4]
+    assert starts_s({1: 0.05}) == [0.0, 0.1, 0.5, 0.4]
+    assert starts_s({1: 0.25}) == [0.0, 0.25, 0.65, 0.55]
+    assert starts_s({0: 1.0, 1: 0.25}) == [1.0, 1.1, 1.5, 1.4]
+
+
+def test_a_clock_knows_its_first_backward_pass_and_its_end() -> None:
+    times = {(Kind.FORWARD, 0): (0, 4), (Kind.BACKWARD, 0): (7, 9), (Kind.FORWARD, 1): (1, 5)}
+    clock = PassClock({**times, (Kind.BACKWARD, 1): (6, 8)}, forward_ended=5)
+    assert (clock.backward_began, clock.ended) == (6, 9)
+
+
 def test_what_goes_in_several_chunks_has_come_with_the_longest() -> None:
     """A maker on device 0 of node 0, takers on 1 (the same node) and 2: 5 GB/s and 10 us, 1 and 20."""
     maker, taker = metaop_of("a/m", 1, {1: 0.3}), metaop_of("a/t", 1, {2: 1.0}, inputs=("a/m",))

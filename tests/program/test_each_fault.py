@@ -99,7 +99,7 @@ FAULTS: dict[str, tuple[Change, str, str]] = {
     "a group gathered twice": (repeat(20), "does not gather each group", ">>GATHER 0<<"),
     "no flags over one communicator": (lose(16), "does not exchange flags once over each", ">>GATHER 0<<"),
     "flags before the last sum": (swap(14, 16), "exchanges flags before its last sum", ">>FLAGS<<"),
-    "the losses behind a sum of everyone": (move(5, 9), "sums gradients before the losses", ">>SUM 0<<"),
+    "the losses behind a sum of everyone": (move(5, 9), "2 post in different orders over one", ">>SUM 0<<"),
     "an end of a transfer lost": (lose(4), "device 0 posts what its peer does not", ">>RECV#6<2<<"),
     "gathers in another order": (swap(19, 20), "devices 2 and 3 post in different orders", ">>GATHER 2<<"),
     "a receive behind what takes it": (swap(1, 3), "4 of 4 devices wait for ever", ">>F 2<<"),

@@ -123,15 +123,18 @@ def test_flags_before_the_last_sum_of_their_communicator_are_refused() -> None:
         prove(program)
 
 
-def test_a_sum_over_everyone_before_the_losses_is_refused() -> None:
-    """A gradient sum may be held back on one device and not on another, and with it what is behind it."""
+def test_a_sum_over_everyone_is_on_the_same_side_of_the_losses_on_all_devices() -> None:
     net = metaop_of("task/net", 1, {2: 1.0})
     program = link(plan_of(profile_of(net), cluster_of(2), [[slice_of(net, (0, 1), (0, 1), 0.0)]]))
     assert_accepted(program)
-    for device in (0, 1):
-        program = changed(program, device, move(step_of(program, device, Kind.LOSSES), 3))
-    with pytest.raises(ProgramError, match="sums gradients before the losses"):
-        prove(program)
+    first, second = (move(step_of(program, device, Kind.LOSSES), 3) for device in (0, 1))
+    behind = changed(program, 0, first)
+    with pytest.raises(ProgramError, match="in different orders over one communicator"):
+        prove(behind)
+    behind = changed(behind, 1, second)
+    kinds = [action.kind for action in behind.actions[1]]
+    assert kinds == [Kind.FORWARD, Kind.BACKWARD, Kind.SUM, Kind.LOSSES, Kind.STEP]
+    assert_accepted(behind)
 
 
 def with_op(program: Program, device: int, group: int, op: int) -> Program:
@@ -202,9 +205,9 @@ def test_a_sum_starts_inside_of_every_pass_that_is_under_way_when_it_is_complete
     assert ops == [[3, 2, 1, 0], [2, 0, 0, 0]]
 
 
-def test_a_sum_over_all_devices_that_is_complete_early_waits_for_the_losses() -> None:
-    """Of the first task, whose backward pass is ahead of the second one's forward pass: it may start inside
-    the pass that completes it no more, as the losses come first on their communicator.
+def test_a_sum_over_all_devices_that_is_complete_early_starts_before_all_losses_are_there() -> None:
+    """Of the first task, whose backward pass is ahead of the second one's forward pass: inside the pass that
+    completes it, ahead of the losses.
     """
     first, second = (metaop_of(f"{name}/net", 2, {2: 0.75}, parameters=name) for name in "ab")
     slices = [slice_of(each, (0, 2), (0, 1), 0.0) for each in (first, second)]
@@ -225,7 +228,8 @@ def test_a_sum_over_all_devices_that_is_complete_early_waits_for_the_losses() ->
     prove(program)
     written = [(action.kind, action.piece, action.op) for action in program.actions[0]]
     kinds = [kind for kind, _, _ in written]
-    assert kinds[:4] == [Kind.FORWARD, Kind.BACKWARD, Kind.FORWARD, Kind.LOSSES]
-    until = kinds.index(Kind.BACKWARD, 4)
-    sums = [op for kind, _, op in written[4:until] if kind is Kind.SUM]
-    assert sums and set(sums) == {0}
+    first_sum, losses = kinds.index(Kind.SUM), kinds.index(Kind.LOSSES)
+    assert kinds[:first_sum] == [Kind.FORWARD, Kind.BACKWARD]
+    assert kinds[losses - 1 : losses + 2] == [Kind.FORWARD, Kind.LOSSES, Kind.BACKWARD]
+    sums = [op for kind, _, op in written[first_sum : losses - 1] if kind is Kind.SUM]
+    assert len(sums) == losses - 1 - first_sum and set(sums) <= {0, 1}

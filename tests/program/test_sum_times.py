@@ -10,6 +10,7 @@ import pytest
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.edges import slice_layouts
 from spindle_cli.account.types import ParameterGroup
+from spindle_cli.costs.links import all_gather_s
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.profile.types import MetaOpProfile
 from spindle_cli.program.clock import PassClock
@@ -17,7 +18,7 @@ from spindle_cli.program.communicators import Directory
 from spindle_cli.program.lanes import Lane, LanePass, lane_passes, other_posts
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
-from spindle_cli.program.sum_times import latest_time, needed_at, sum_time
+from spindle_cli.program.sum_times import needed_at, parameters_there, sum_time
 from spindle_cli.program.transfers import TimedTransfer
 from spindle_cli.program.types import COMPUTES, Kind, StepSettings, Transfer
 
@@ -99,9 +100,7 @@ def test_a_sum_s_time_is_when_the_last_op_that_adds_to_it_has_run() -> None:
     assert of((3, 3), *lanes_of(first, second)) == 40  # slice 0's first op ends at 10, slice 1's at 40
     assert of((1, 3), *lanes_of(first, second)) == 40
     assert of((0, 2), *lanes_of(first, second)) == 60
-    assert of((3, 0), *lanes_of(first, second)) == 100 == latest_time(group((3, 0)), clock, 3)
-    # Of all devices, it comes behind the losses.
-    assert of((3, 3), *lanes_of(first, second)[:2]) == 90
+    assert of((3, 0), *lanes_of(first, second)) == 100
     # The other slice's pass is over, or posts nothing behind it.
     assert of((3, 3), *lanes_of(first, second, 39)) == 40
     # It posts at 50, ahead of its pass.
@@ -127,7 +126,7 @@ def test_passes_have_room_where_they_wait_for_nobody_inside() -> None:
 
 def test_devices_post_the_losses_and_their_messages_at_both_ends() -> None:
     transfer = Transfer(0, 0, 1, source=1, destination=2, first=0, last=4, is_gradient=False, num_bytes=1)
-    posts = other_posts(PassClock({}, forward_ended=5), [TimedTransfer(7, transfer)], 4)
+    posts = other_posts(5, [TimedTransfer(7, transfer)], 4)
     assert posts == [{5}, {5, 7}, {5, 7}, {5}]
 
 
@@ -142,6 +141,75 @@ def test_parameters_are_needed_when_the_first_device_comes_to_an_op_that_uses_th
     slices = (slice_of(net, (0, 4), (0,), 0.0), slice_of(net, (4, 7), (1,), 0.0))
     clock = PassClock({(Kind.FORWARD, 0): (0, 8), (Kind.FORWARD, 1): (1, 7)}, forward_ended=8)
     assert needed_at(group(first_ops), clock, slices) == tick
+
+
+@pytest.mark.parametrize(("pass_gathers", "later_gathers"), [(1, 1.5), (4, 1), (0, 2)])
+def test_parameters_are_there_when_their_gathers_have_gone_one_after_another(
+    pass_gathers: float, later_gathers: float
+) -> None:
+    """Two nets of 2 ops that share them, op by op, on a device each, and two others' that share theirs alone:
+    what a pass runs before an op it runs while that is gathered.
+    """
+    size = {"param_bytes_per_op": 2**26}
+    nets = [
+        metaop_of(f"{task}/net", 2, {1: 3.0}, parameters=key, **size)
+        for task, key in zip("abcd", "ppqq", strict=True)
+    ]
+    waves = [[slice_of(net, (0, 2), (device,), 0.0) for device, net in enumerate(nets)]]
+    plan = plan_of(profile_of(*nets), cluster_of(4), waves)
+    groups = link(plan, settings=StepSettings(sharded=True)).groups
+    gather = 8e9 * all_gather_s(2**26, (0, 1), plan.cluster)  # in ticks
+    times = {(kind, piece): (0, 7) for kind in COMPUTES for piece in range(4)}
+    long = (100, 100 + round(pass_gathers * gather))
+    clock = PassClock({**times, (Kind.FORWARD, 0): long, (Kind.FORWARD, 1): long}, forward_ended=0)
+    there = parameters_there(groups, clock, plan)
+    assert {round(there[piece] / gather, 3) for piece in (0, 1)} == {later_gathers}
+    assert {round(there[piece] / gather, 3) for piece in (2, 3)} == {2}
+    assert parameters_there([replace(each, sharding=Sharding.NONE) for each in groups], clock, plan) == {}
+
+
+@pytest.mark.parametrize(("accumulate", "first"), [(1, "q"), (2, "p")])
+def test_sums_have_the_order_of_passes_that_waited_for_their_parameters(accumulate: int, first: str) -> None:
+    """Devices 0 and 1 run a net of 1 GiB for 0.1 s, devices 2 and 3 a small one for 0.2 s. In a step's only
+    batch the large one is gathered for 0.2 s first; of several the last begins with nothing to wait for.
+    """
+    large, small = (
+        {"parameters": key, "param_bytes_per_op": size} for key, size in (("p", 2**30), ("q", 2**26))
+    )
+    pair = [metaop_of(f"{task}/net", 1, {1: 0.1}, **large) for task in "ab"]
+    other = [metaop_of(f"{task}/net", 1, {1: 0.2}, **small) for task in "cd"]
+    pieces = [slice_of(net, (0, 1), (device,), 0.0) for device, net in enumerate((*pair, *other))]
+    profile = profile_of(*pair, *other).model_copy(update={"accumulate": accumulate})
+    program = link(plan_of(profile, cluster_of(4), [pieces]), settings=StepSettings(sharded=True))
+    prove(program)
+    assert program.groups[0].blocks == ((first, 0),)
+
+
+@pytest.mark.parametrize(
+    ("other_s", "by_parts", "expected"),
+    [(51.0, False, "FLBSSSS"), (60.0, False, "FBSSSSL"), (60.0, True, "FLBSSSSUUU")],
+)
+def test_losses_that_would_hold_up_sums_come_behind_all_passes(
+    other_s: float, by_parts: bool, expected: str
+) -> None:
+    """Devices 0 and 1 train a net together, the former backward from 12 s on, an op in 6 s; device 2 runs
+    something else forward for 17 or 20 s. Device 0 has posted the losses ahead of its pass, and waits with
+    what follows until device 2 has them, too: the first sum would start 2 s late. Updates of parts wait for
+    the losses.
+    """
+    shared = {"parameters": "net", "param_bytes_per_op": 2**26}
+    slow, fast = metaop_of("a/net", 4, {1: 9.0}, **shared), metaop_of("b/net", 4, {1: 0.3}, **shared)
+    other = metaop_of("c/net", 1, {1: other_s})
+    pieces = [
+        slice_of(net, (0, net.num_ops), (device,), 0.0) for device, net in enumerate((slow, fast, other))
+    ]
+    plan = plan_of(profile_of(slow, fast, other), cluster_of(3), [pieces])
+    program = link(plan, settings=StepSettings(by_parts=by_parts))
+    prove(program)
+    letters = "".join(str(action.kind)[0] for action in program.actions[0])
+    assert letters == expected + "S"
+    starts = [action.op for action in program.actions[0] if action.kind is Kind.SUM]
+    assert starts == [3, 2, 1, 0]
 
 
 def test_what_is_needed_first_is_gathered_first() -> None:

@@ -1,6 +1,6 @@
 """On gloo a gradient sum may start later than the program says. Whenever sums happen to be through, the pool
-starts them, and the flags behind them, in the program's order, so that ranks that are held back differently
-never start different things on one communicator.
+starts them, and the losses and flags behind them, in the program's order, so that ranks that are held back
+differently never start different things on one communicator.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ GROUPS = tuple(
     for index, devices in enumerate([(0, 1), (0, 1, 2), (0, 1), (0, 1), (0, 1, 2), (0, 1, 2)])
 )
 MADE = (Communicator(0, (0, 1, 2), Purpose.EVERYONE), Communicator(1, (0, 1), Purpose.SUMS))
-# As a program has them: the flags of two devices ahead of the last sum of three.
-PROGRAM = [0, 1, 2, 3, "flags 1", 4, 5, "flags 0"]
+# As a program has them: the flags of two devices ahead of the last sum of three, the losses between sums.
+PROGRAM = [0, 1, "losses", 2, 3, "flags 1", 4, 5, "flags 0"]
+LOSSES = 7
 
 
 class Through(dist.Work):
@@ -49,7 +50,7 @@ class Through(dist.Work):
 
 @examples(50)
 @given(held=st.lists(st.booleans(), min_size=40, max_size=40), room=st.integers(0, 8000))
-def test_sums_and_flags_start_in_the_order_of_the_program(held: list[bool], room: int) -> None:
+def test_sums_losses_and_flags_start_in_the_order_of_the_program(held: list[bool], room: int) -> None:
     steps = iter([*held, *([True] * 1000)])
     started: list[tuple[str | None, torch.Size]] = []
 
@@ -67,9 +68,16 @@ def test_sums_and_flags_start_in_the_order_of_the_program(held: list[bool], room
         pool = GradientPool(GROUPS, trained, Communicators(MADE, 10), rank=0)
         for _ in range(2):
             for each in PROGRAM:
-                pool.start_sum(each) if isinstance(each, int) else pool.start_flags(int(each[-1]))
+                if isinstance(each, int):
+                    pool.start_sum(each)
+                elif each == "losses":
+                    pool.start_in_turn(lambda: start(torch.ones(LOSSES)))
+                else:
+                    pool.start_flags(int(each[-1]))
             pool.finish()
             pool.reset()
+    names: dict[tuple[str | None, int], int | str]
     names = {("pair" if len(g.devices) == 2 else None, 96 * (g.index + 2)): g.index for g in GROUPS}
+    names[None, LOSSES] = "losses"
     order = [names.get(each, f"flags {int(each[0] == 'pair')}") for each in started]
     assert order == [*PROGRAM, *PROGRAM]

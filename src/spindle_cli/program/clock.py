@@ -39,9 +39,11 @@ class PassClock:
         order: Sequence[Pass],
         edges: Iterable[Edge],
         on_their_way_s: Mapping[tuple[Compute, Compute], float],
+        not_before: Mapping[int, int] | None = None,
     ) -> PassClock:
         """`order`: of all passes. `on_their_way_s`: of two passes between devices, the seconds that what the
-        first hands to the second is on its way.
+        first hands to the second is on its way. `not_before`: of slices that wait for their parameters, the
+        tick from which they may run forward.
         """
         producers: dict[int, list[int]] = {}
         consumers: dict[int, list[int]] = {}
@@ -55,7 +57,7 @@ class PassClock:
             kind, before = (Kind.BACKWARD, consumers) if is_backward else (Kind.FORWARD, producers)
             devices = plan.slices[index].devices
             this = kind, index
-            ready = 0
+            ready = 0 if is_backward or not_before is None else not_before.get(index, 0)
             for other in before.get(index, ()):
                 moved_s = on_their_way_s.get(((kind, other), this), 0.0)
                 ready = max(ready, when[kind, other][1] + round(moved_s * 1e9) * len(order))
@@ -67,6 +69,16 @@ class PassClock:
                 free[device] = end
         forward_ended = max(end for (kind, _), (_, end) in when.items() if kind is Kind.FORWARD)
         return cls(when, forward_ended)
+
+    @property
+    def ended(self) -> int:
+        """When the last pass of all has ended."""
+        return max(end for _, end in self.when.values())
+
+    @property
+    def backward_began(self) -> int:
+        """When the first backward pass of all starts."""
+        return min(start for (kind, _), (start, _) in self.when.items() if kind is Kind.BACKWARD)
 
     def start(self, compute: Compute) -> int:
         """When a pass starts."""

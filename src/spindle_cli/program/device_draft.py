@@ -16,12 +16,12 @@ from spindle_cli.plan.types import Slice
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.communicators import Directory
 from spindle_cli.program.lanes import Lane
-from spindle_cli.program.sum_times import Completion, needed_at, run_back
+from spindle_cli.program.sum_times import Completion, in_need, run_back
 from spindle_cli.program.transfers import TimedTransfer
 from spindle_cli.program.types import Action, Kind, StepSettings
 
-# Of what has the same time the losses come first, as a sum may be over their communicator; then the sums,
-# which may start while the pass that ends then still runs.
+# Of what has the same time the losses come first, which all have run forward for; then the sums, which may
+# start while the pass that ends then still runs.
 _LOSSES, _SUMS, _OTHERS = range(3)
 
 
@@ -41,9 +41,9 @@ class Post(NamedTuple):
 class DeviceDraft:
     """A device's program in the making: `write` merges its passes with its posts.
 
-    `lane`: its passes and posts by the clock. `groups`: those that it shares with others. `times`: of
-    each group's sum. `is_reached`: by slice, whether gradients come to it. `own_bytes`: of gradients that it
-    sums with nobody.
+    `begin`: the clock if no pass waits for parameters, by which these are needed. `lane`: its passes and
+    posts by the clock. `groups`: those that it shares with others. `times`: of each group's sum.
+    `is_reached`: by slice, whether gradients come to it. `own_bytes`: of gradients that it sums with nobody.
     `completing`: the first op of each of its slices that completes a group with it.
     """
 
@@ -52,6 +52,7 @@ class DeviceDraft:
     slices: Sequence[Slice]
     layouts: Sequence[Layout]
     clock: PassClock
+    begin: PassClock
     directory: Directory
     lane: Lane
     groups: Sequence[ParameterGroup]
@@ -74,10 +75,10 @@ class DeviceDraft:
         """Register what this device posts and is no sum."""
         self.posts.append(Post(time, rank, number, action, self.lane.before(time)))
 
-    def add_losses(self) -> None:
-        """Register the sum of the losses: when all have run forward."""
+    def add_losses(self, time: int) -> None:
+        """Register the sum of the losses."""
         losses = Action(Kind.LOSSES, communicator=self.directory.of_all())
-        self._add(self.clock.forward_ended, _LOSSES, 0, losses)
+        self._add(time, _LOSSES, 0, losses)
 
     def add_transfer(self, timed: TimedTransfer) -> None:
         """Register a transfer of which this device is one end."""
@@ -214,12 +215,8 @@ class DeviceDraft:
         return [Action(Kind.FLAGS, communicator=communicator) for communicator in sorted(shared)]
 
     def _gathers(self) -> list[Action]:
-        """Hand on what was updated, but what is gathered for each pass by one team, in the order in which any
-        device comes to need it; of what is needed at once, first that whose sum was the last.
-        """
-        handed_on = [group for group in self.groups if group.is_handed_on]
-        handed_on.sort(key=lambda group: (needed_at(group, self.clock, self.slices), -group.index))
+        """Hand on what was updated, but what is gathered for each pass by one team."""
         return [
             Action(Kind.GATHER, group=group.index, communicator=self.directory.of_sum(group.devices))
-            for group in handed_on
+            for group in in_need(self.groups, self.begin, self.slices)
         ]

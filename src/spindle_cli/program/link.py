@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from spindle_cli.account.edges import backward_order, pass_order, slice_edges, slice_layouts
 from spindle_cli.account.groups import ParameterUses, parameter_groups
@@ -33,9 +35,9 @@ from spindle_cli.program.communicators import Directory, find_communicators
 from spindle_cli.program.device_draft import DeviceDraft
 from spindle_cli.program.lanes import Lane, lane_passes, other_posts
 from spindle_cli.program.reached import reached_slices
-from spindle_cli.program.sum_times import Completion, sum_time
+from spindle_cli.program.sum_times import Completion, parameters_there, sum_time
 from spindle_cli.program.transfers import TimedTransfer, find_transfers, in_order, on_their_way_s
-from spindle_cli.program.types import Communicator, Kind, Program, StepSettings
+from spindle_cli.program.types import Communicator, Kind, Program, StepSettings, Transfer
 
 
 def link(
@@ -85,6 +87,8 @@ def link_sets(
     sets = plan.set_plans
     moving = [_Moving.of(each) for each in (plan, *sets.values())]
     groups = _groups_of_all(plan, moving[0].order, uses)
+    if settings.sharded:
+        moving = [each.behind_gathers(groups) for each in moving]
     communicators = find_communicators(
         plan.cluster.num_devices,
         [timed.transfer for each in moving for timed in each.transfers],
@@ -108,27 +112,61 @@ def _groups_of_all(plan: Plan, order: Sequence[Pass], uses: ParameterUses) -> tu
     return with_weights(groups, plan.shard_weights, plan.cluster)
 
 
+class _Posting(NamedTuple):
+    """`losses_at`: when the losses have their place. `lanes`: of each device. `groups`: in the order of their
+    sums. `times`: of these, by group.
+    """
+
+    losses_at: int
+    lanes: Sequence[Lane]
+    groups: tuple[ParameterGroup, ...]
+    times: Mapping[int, int]
+
+
 @dataclass(frozen=True)
 class _Moving:
-    """Steps 1 to 3 of a plan."""
+    """Steps 1 to 3 of a plan. `routed`: all transfers, in no order. `begin`: the clock if no pass waits for
+    parameters.
+    """
 
     plan: Plan
     layouts: tuple[Layout, ...]
     edges: tuple[Edge, ...]
     order: tuple[Pass, ...]
+    routed: Sequence[Transfer]
+    begin: PassClock
     clock: PassClock
-    computes: Mapping[int, Sequence[Compute]]
-    transfers: Sequence[TimedTransfer]
 
     @classmethod
     def of(cls, plan: Plan) -> _Moving:
         layouts, edges = slice_layouts(plan), slice_edges(plan)
         order = pass_order(plan, edges)
-        transfers = find_transfers(plan, layouts, edges)
-        clock = PassClock.of(plan, order, edges, on_their_way_s(plan, transfers))
-        computes = _computes(plan, order)
-        timed = in_order(transfers, clock, computes)
-        return cls(plan, layouts, edges, order, clock, computes, timed)
+        routed = find_transfers(plan, layouts, edges)
+        clock = PassClock.of(plan, order, edges, on_their_way_s(plan, routed))
+        return cls(plan, layouts, edges, order, routed, clock, clock)
+
+    def behind_gathers(self, groups: tuple[ParameterGroup, ...]) -> _Moving:
+        """With the clock of the step's last batch, of a step that begins with gathers of these groups."""
+        if self.plan.accumulate > 1:
+            return self
+        there = parameters_there(self._own(groups), self.begin, self.plan)
+        on_their_way = on_their_way_s(self.plan, self.routed)
+        return replace(self, clock=PassClock.of(self.plan, self.order, self.edges, on_their_way, there))
+
+    def _own(self, groups: tuple[ParameterGroup, ...]) -> tuple[ParameterGroup, ...]:
+        """Of the groups of all plans that run in turn, this one's."""
+        joint = self.plan.joint
+        return groups if joint is None else groups_of_member(joint, groups, self.plan.member)
+
+    @cached_property
+    def computes(self) -> Mapping[int, Sequence[Compute]]:
+        """Each device's passes in the order in which it runs them."""
+        return _computes(self.plan, self.order)
+
+    @cached_property
+    def transfers(self) -> Sequence[TimedTransfer]:
+        """In the order in which all devices post them."""
+        return in_order(self.routed, self.clock, self.computes)
 
     def program(
         self,
@@ -139,10 +177,8 @@ class _Moving:
     ) -> Program:
         """Steps 4 to 6. `groups`: of all plans that run in turn with this one."""
         plan = self.plan
-        if plan.joint is not None:
-            groups = groups_of_member(plan.joint, groups, plan.member)
-        lanes = self._lanes(groups, directory)
-        groups, times = _in_order(groups, self.clock, plan.slices, lanes)
+        posting = self._posting(self._own(groups), directory, settings)
+        groups, times = posting.groups, posting.times
         reached = reached_slices(len(plan.slices), groups, self.edges)
         own = own_bytes(groups)
         drafts = {
@@ -152,8 +188,9 @@ class _Moving:
                 plan.slices,
                 self.layouts,
                 self.clock,
+                self.begin,
                 directory,
-                lanes[device],
+                posting.lanes[device],
                 [group for group in groups if device in group.devices and len(group.devices) > 1],
                 times,
                 reached,
@@ -165,7 +202,7 @@ class _Moving:
             drafts[timed.transfer.source].add_transfer(timed)
             drafts[timed.transfer.destination].add_transfer(timed)
         for draft in drafts.values():
-            draft.add_losses()
+            draft.add_losses(posting.losses_at)
             draft.add_sums()
         return Program(
             plan=plan,
@@ -179,13 +216,28 @@ class _Moving:
             actions={device: tuple(draft.write(settings)) for device, draft in drafts.items()},
         )
 
-    def _lanes(self, groups: Sequence[ParameterGroup], directory: Directory) -> list[Lane]:
-        """Of each device."""
-        posts = other_posts(self.clock, self.transfers, self.plan.cluster.num_devices)
-        return [
+    def _posting(
+        self, groups: Sequence[ParameterGroup], directory: Directory, settings: StepSettings
+    ) -> _Posting:
+        """The losses come as soon as all have run forward, so that updates may begin. A device that is in a
+        backward pass then posts them ahead of it, and all sums that start inside of it have to wait until
+        the last device has run forward: where that holds any sum up, and no update waits for the losses,
+        they come behind all passes.
+        """
+        clock = self.clock
+        early = self._posting_at(clock.forward_ended, groups, directory)
+        if settings.updates_early or clock.backward_began >= clock.forward_ended:
+            return early
+        late = self._posting_at(clock.ended + 1, groups, directory)
+        return early if sorted(early.times.values()) == sorted(late.times.values()) else late
+
+    def _posting_at(self, losses_at: int, groups: Sequence[ParameterGroup], directory: Directory) -> _Posting:
+        posts = other_posts(losses_at, self.transfers, self.plan.cluster.num_devices)
+        lanes = [
             Lane.of(lane_passes(device, own, self.clock, self.layouts, directory, groups), posts[device])
             for device, own in sorted(self.computes.items())
         ]
+        return _Posting(losses_at, lanes, *_in_order(groups, self.clock, self.plan.slices, lanes))
 
 
 def _computes(plan: Plan, order: Sequence[Pass]) -> dict[int, list[Compute]]:

@@ -1,4 +1,5 @@
-"""When each gradient sum has its place in the order of all that devices post, and when parameters are needed.
+"""When each gradient sum has its place in the order of all that devices post, and when parameters are needed
+and there.
 
 A sum may start when the last op that adds to it has run, by the clock; until then it has no place in the
 order. A device whose pass is under way at that time and adds to the sum itself posts it behind that pass, or
@@ -9,13 +10,16 @@ runs, to the pass's end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from math import ceil
 from typing import NamedTuple
 
-from spindle_cli.account.types import ParameterGroup
-from spindle_cli.plan.types import Slice
+from spindle_cli.account.sums.collectives import collectives_of_step
+from spindle_cli.account.types import Collective, ParameterGroup
+from spindle_cli.costs.links import per_node
+from spindle_cli.costs.parameters.unequal import parts_collective_s
+from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.clock import PassClock
 from spindle_cli.program.lanes import Lane
 from spindle_cli.program.types import Kind
@@ -39,14 +43,6 @@ class Completion(NamedTuple):
         )
 
 
-def latest_time(group: ParameterGroup, clock: PassClock, num_devices: int) -> int:
-    """The end of the last pass that adds to a group; no sum is later. One over all devices comes behind the
-    losses, whose communicator it shares: it may be complete while some devices still run forward.
-    """
-    complete = Completion.of(group, clock).time
-    return complete if len(group.devices) < num_devices else max(complete, clock.forward_ended)
-
-
 def sum_time(group: ParameterGroup, clock: PassClock, slices: Sequence[Slice], lanes: Sequence[Lane]) -> int:
     """The place of a group's sum in the order of all that is posted, in ticks.
 
@@ -54,13 +50,11 @@ def sum_time(group: ParameterGroup, clock: PassClock, slices: Sequence[Slice], l
         slices: of the program.
         lanes: of all devices.
     """
-    latest = latest_time(group, clock, len(lanes))
+    latest = Completion.of(group, clock).time
     if not group.is_summed_at_once:
         return latest
     uses = zip(group.slices, group.first_ops, strict=True)
     time = ceil(max(run_back(clock, slices, piece, op) for piece, op in uses))
-    if len(group.devices) == len(lanes):
-        time = max(time, clock.forward_ended)
     while True:
         later = max(lanes[device].no_earlier(time, group.slices) for device in group.devices)
         if later == time or later >= latest:
@@ -83,6 +77,44 @@ def needed_at(group: ParameterGroup, clock: PassClock, slices: Sequence[Slice]) 
     return min(
         run_forward(clock, slices, piece, op) for piece, op in zip(group.slices, group.first_ops, strict=True)
     )
+
+
+def in_need(
+    groups: Iterable[ParameterGroup], clock: PassClock, slices: Sequence[Slice]
+) -> list[ParameterGroup]:
+    """What is handed on behind the update, in the order in which any device comes to need it; of what is
+    needed at once, first that whose sum was the last.
+    """
+    handed_on = [group for group in groups if group.is_handed_on]
+    return sorted(handed_on, key=lambda group: (needed_at(group, clock, slices), -group.index))
+
+
+def parameters_there(groups: Sequence[ParameterGroup], clock: PassClock, plan: Plan) -> dict[int, int]:
+    """The tick from which each slice may run forward without a wait for what the step before has updated: the
+    gathers are taken to go one after another on each device, in the order in which they are needed.
+
+    Args:
+        groups: of the plan's step, by which optimizer state is shared.
+        clock: of a step in which nothing has to be gathered.
+    """
+    gathers = {
+        each.group: each
+        for each in collectives_of_step(plan, groups, sharded=True, clips=False, scales=False)
+        if each.kind is Collective.GATHER
+    }
+    ticks_per_s = len(clock.when) * 1e9
+    free_s = [0.0] * plan.cluster.num_devices
+    there: dict[int, int] = {}
+    for group in in_need(groups, clock, plan.slices):
+        gather, spread = gathers[group.index], per_node(group.devices, plan.cluster)
+        takes_s = parts_collective_s(gather.num_bytes, spread, gather.rounds, plan.cluster, gather.weights)
+        end_s = max(free_s[device] for device in group.devices) + takes_s
+        for device in group.devices:
+            free_s[device] = end_s
+        for piece, op in group.awaited_ops(plan.slices):
+            before = run_forward(clock, plan.slices, piece, op) - clock.start((Kind.FORWARD, piece))
+            there[piece] = max(there.get(piece, 0), round(end_s * ticks_per_s - before))
+    return there
 
 
 def run_forward(clock: PassClock, slices: Sequence[Slice], piece: int, op: int) -> Fraction:

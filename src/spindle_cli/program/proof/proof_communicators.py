@@ -13,7 +13,7 @@ from itertools import zip_longest
 from spindle_cli.account.types import Purpose
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.program.proof.faults import Place, fault
-from spindle_cli.program.proof.proof_moves import Moves, early_ops
+from spindle_cli.program.proof.proof_moves import Moves
 from spindle_cli.program.proof.proof_ranges import check_ranges
 from spindle_cli.program.proof.proof_shards import check_shards, last_passes
 from spindle_cli.program.proof.proof_sides import check_sides
@@ -152,31 +152,9 @@ def _check_once_a_step(program: Program, device: int) -> None:
     if Counter(communicator for _, communicator in flags) != Counter(list(last_sums) if sharded else ()):
         message = "does not exchange flags once over each communicator that it sums over"
         raise fault(program, f"device {device} {message}", last)
-    _check_losses_first(program, device)
     for step, communicator in flags:
         if step < last_sums[communicator]:
             raise fault(program, f"device {device} exchanges flags before its last sum", (device, step))
-
-
-def _check_losses_first(program: Program, device: int) -> None:
-    """The losses' sum comes before the gradient sums that share its communicator: those may be held back
-    until there is room for their buffers, on one device longer than on another. One that starts inside of a
-    backward pass starts ahead of all that is behind that pass.
-    """
-    everyone = next(action.communicator for action in program.actions[device] if action.kind is Kind.LOSSES)
-    early = early_ops(program, device)
-    first_op: int | None = None  # of the slice that ran backward last; None once the losses are behind it
-    is_ahead = True
-    for step, action in enumerate(program.actions[device]):
-        if action.kind is Kind.LOSSES:
-            is_ahead = False
-        elif action.kind is Kind.BACKWARD and action.piece is not None:
-            first_op = program.slices[action.piece].ops[0] if is_ahead else None
-        elif action.kind is Kind.SUM and action.communicator == everyone:
-            starts_inside = first_op is not None and early.get(step, first_op) > first_op
-            if is_ahead or starts_inside:
-                message = "sums gradients before the losses, over one communicator"
-                raise fault(program, f"device {device} {message}", (device, step))
 
 
 def _posts(program: Program) -> list[dict[int, _Posts]]:

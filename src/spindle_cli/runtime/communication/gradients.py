@@ -95,7 +95,7 @@ class GradientPool:
         self._part = self._parts[0]
         self._watch: Callable[[Passing, int, dist.Work], None] | None = None
         self._turns = GatherTurns(next((each.device for each in parameters.values()), torch.device("cpu")))
-        self._waiting: deque[SummedBucket | Flags] = deque()
+        self._waiting: deque[SummedBucket | Callable[[], None]] = deque()
         self._under_way: deque[SummedBucket] = deque()
 
     def watch_with(self, watch: Callable[[Passing, int, dist.Work], None]) -> None:
@@ -119,9 +119,14 @@ class GradientPool:
         """Start telling the other ranks which parameters this one has reached, behind the sums that go over
         the same communicator. There are none where every rank steps all of them whole.
         """
-        if communicator not in self._flags:
-            return
-        self._waiting.append(self._flags[communicator])
+        if communicator in self._flags:
+            self.start_in_turn(self._flags[communicator].start)
+
+    def start_in_turn(self, start: Callable[[], None]) -> None:
+        """Call `start` when all sums have begun that the program has ahead of what it starts, as the order
+        has to be that of the other ranks; one of those sums may wait for a buffer.
+        """
+        self._waiting.append(start)
         self._start_waiting()
 
     def finish_sums(self, groups: Iterable[int]) -> None:
@@ -266,8 +271,8 @@ class GradientPool:
         taken = sum(bucket.buffer_bytes for bucket in self._under_way)
         while self._waiting:
             first = self._waiting[0]
-            if isinstance(first, Flags):
-                first.start()
+            if not isinstance(first, SummedBucket):
+                first()
                 self._waiting.popleft()
                 continue
             taken += first.buffer_bytes

@@ -235,7 +235,7 @@ class Executor:
                 assert action.piece is not None
                 self._backward(self._slices[action.piece])
             case Kind.LOSSES:
-                self._board.start_sum()
+                self._pool.start_in_turn(self._board.start_sum)
             case Kind.SUM:
                 self._sums.reach(action)
             case Kind.FLAGS:

@@ -170,7 +170,7 @@ class LossBoard:
         return (share, *self._counts[self.layout.rows[task]].unbind())
 
     def start_sum(self) -> None:
-        """Start summing over all ranks: once in a step, on every rank, before any gradient sum."""
+        """Start summing over all ranks: once in a step, on every rank, in the program's order."""
         assert self._work is None, "losses are summed once in a step"
         self._work = dist.all_reduce(self._sums, async_op=True)
 
