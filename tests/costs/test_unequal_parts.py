@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of
-from spindle_cli.account.sums.weighted import with_weights
+from spindle_cli.account.sums.ways import with_ways
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.links import per_node, spread_all_gather_s
 from spindle_cli.costs.parameters.unequal import grouped_s, is_padded, padded_s, parts_collective_s
@@ -49,13 +49,13 @@ def test_the_faster_way_turns_at_the_limit() -> None:
     assert is_padded(799_000, WEIGHTS, spread, cluster)
     assert not is_padded(801_000, WEIGHTS, spread, cluster)
     group = ParameterGroup(0, (0, 1, 2), (("w", 0),), 799_000, 801_000, (0,), (0,), (0, 1))
-    (weighted,) = with_weights([group], (1, 2, 1), cluster)
+    (weighted,) = with_ways([group], (1, 2, 1), cluster)
     assert (weighted.weights, weighted.pads_sum, weighted.pads_gather) == ((1, 2, 1), True, False)
     # Parts that are equal among these, and what all step whole, stay as they were.
-    (even,) = with_weights([group], (7, 7, 7), cluster)
+    (even,) = with_ways([group], (7, 7, 7), cluster)
     assert even == group
     whole = ParameterGroup(0, (0, 1, 2), (("w", 0),), 1, 1, (0,), (0,), (0, 1), sharding=Sharding.NONE)
-    assert with_weights([whole], (1, 2, 1), cluster) == (whole,)
+    assert with_ways([whole], (1, 2, 1), cluster) == (whole,)
 
 
 def test_equal_parts_and_those_of_two_devices_are_padded() -> None:

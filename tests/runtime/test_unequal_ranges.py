@@ -1,4 +1,6 @@
-"""Scatters and gathers of unequal ranges, padded and grouped: three ranks in turn in one process."""
+"""Scatters and gathers of unequal ranges, padded and grouped, and of sums of everything: three ranks in turn
+in one process.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +39,7 @@ class Net:
 
     exchanged: list[tuple[Tensor, Tensor, list[int] | None]] = field(default_factory=list)
     sent: dict[int, list[Tensor]] = field(default_factory=dict)
+    summed: list[Tensor] = field(default_factory=list)
     rank: int = 0
 
     def all_to_all_single(
@@ -57,6 +60,14 @@ class Net:
                 copy.copy_(copies[group_src])
         return Done()
 
+    def all_reduce(self, flat: Tensor, **_: object) -> Done:
+        self.summed.append(flat)
+        if len(self.summed) == 3:
+            total = torch.stack(self.summed).sum(0)
+            for own in self.summed:
+                own.copy_(total)
+        return Done()
+
 
 @pytest.fixture
 def net(monkeypatch: pytest.MonkeyPatch) -> Net:
@@ -64,6 +75,7 @@ def net(monkeypatch: pytest.MonkeyPatch) -> Net:
     monkeypatch.setattr(dist, "get_backend", lambda _: "gloo")
     monkeypatch.setattr(dist, "all_to_all_single", made.all_to_all_single)
     monkeypatch.setattr(dist, "broadcast", made.broadcast)
+    monkeypatch.setattr(dist, "all_reduce", made.all_reduce)
     return made
 
 
@@ -92,6 +104,31 @@ def test_each_rank_gets_all_ranges(net: Net, *, pads: bool) -> None:
         work.wait()
         assert flat.tolist() == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     assert sorted(net.sent) == ([0, 1, 2] if pads else [0, 1])  # nobody sends nothing
+
+
+def test_where_everything_is_summed_each_rank_has_its_range_and_takes_no_buffer(net: Net) -> None:
+    flats = [torch.arange(6.0) * 10**rank for rank in range(3)]
+    whole = [Members(3, rank, None, sums_whole=True) for rank in range(3)]
+    assert [scatter_buffer_bytes(flat, own) for flat, own in zip(flats, whole, strict=True)] == [0] * 3
+    for scatter in [start_scatter(flat, own) for flat, own in zip(flats, whole, strict=True)]:
+        assert scatter.is_done()
+        scatter.finish()
+    found = [own.range_in(flat).tolist() for flat, own in zip(flats, whole, strict=True)]
+    assert found == [[0.0, 111.0], [222.0, 333.0], [444.0, 555.0]]
+    assert not net.exchanged and not net.sent
+
+
+def test_a_gather_by_a_sum_brings_each_rank_the_others_ranges_as_they_are(net: Net) -> None:
+    """What a rank has in place of others' ranges is what it had before their update: it must not count."""
+    flats = [torch.full((6,), 100.0) for _ in range(3)]
+    whole = [Members(3, rank, None, gathers_whole=True) for rank in range(3)]
+    for own, flat in zip(whole, flats, strict=True):
+        own.range_in(flat).copy_(torch.tensor([0.1, float("inf")]) * (own.position + 1))
+    for work in [start_gather(flat, own) for flat, own in zip(flats, whole, strict=True)]:
+        work.wait()
+    expected = torch.tensor([0.1, float("inf")]) * torch.tensor([[1], [2], [3]])
+    assert all(torch.equal(flat, expected.view(-1)) for flat in flats)
+    assert not net.exchanged and not net.sent
 
 
 def test_a_scatter_takes_what_its_rank_receives(net: Net) -> None:

@@ -136,23 +136,23 @@ def test_nothing_takes_no_time() -> None:
 
 
 def test_a_sum_takes_its_members_ports_and_the_cards_of_as_many_as_a_node_has() -> None:
-    """3 GB over two devices of node 0 and one of node 1: one ring, 4 steps of 1 GB at 0.5 GB/s. Inside node 0
-    each device passes 3 GB on in these 8 s, at 1 GB/s; between the nodes two cards 1.5 GB each, and node 1's
-    one 3 GB.
+    """3 GB over two devices of node 0 and one of node 1, gathered by one ring: 2 steps of 1 GB at 0.5 GB/s.
+    Inside node 0 each device passes 1.5 GB on in these 4 s, at 1 GB/s; between the nodes two cards 0.75 GB
+    each, and node 1's one 1.5 GB. A sum by trees crosses once with all of it, at nine tenths of 0.5 GB/s.
     """
     network = Network(cluster())
-    stream = network.collective((0, 1, 2), 3 * GB, 2)
-    assert (stream.latency_s, stream.left_s) == (pytest.approx(0.0, abs=1e-7), pytest.approx(8.0))
-    inside, between, alone = 3 / 8, 1.5 / 8 / 0.5, 3 / 8 / 0.5
-    device = {0: (2, 3), 1: (6, 7)}  # the ports in and out of each device, and of each card
-    card = {0: (0, 1), 1: (4, 5), 2: (8, 9)}
-    expected = {port: inside for ports in device.values() for port in ports}
-    expected |= {port: between for ports in (card[0], card[1]) for port in ports}
-    expected |= dict.fromkeys(card[2], alone)
-    assert {use.port: use.demand for use in stream.uses} == pytest.approx(expected)
-    half = network.collective((0, 1, 2), 3 * GB, 1)
-    assert half.left_s == pytest.approx(4.0)
-    assert {use.port: use.demand for use in half.uses} == pytest.approx(expected)
+
+    def uses_in(seconds: float, num_gb: float) -> dict[int, float]:
+        device = {0: (2, 3), 1: (6, 7)}  # the ports in and out of each device, and of each card
+        card = {0: (0, 1), 1: (4, 5), 2: (8, 9)}
+        expected = {port: num_gb / seconds for ports in device.values() for port in ports}
+        expected |= {port: num_gb / 2 / seconds / 0.5 for ports in (card[0], card[1]) for port in ports}
+        return expected | dict.fromkeys(card[2], num_gb / seconds / 0.5)
+
+    for rounds, seconds, num_gb in ((1, 4.0, 1.5), (2, 20 / 3, 3.0)):
+        stream = network.collective((0, 1, 2), 3 * GB, rounds)
+        assert (stream.latency_s, stream.left_s) == (pytest.approx(0.0, abs=1e-7), pytest.approx(seconds))
+        assert {use.port: use.demand for use in stream.uses} == pytest.approx(uses_in(seconds, num_gb))
 
 
 @pytest.mark.parametrize(

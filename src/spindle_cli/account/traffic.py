@@ -22,7 +22,7 @@ from spindle_cli.account.meetings.find import find_meetings
 from spindle_cli.account.rows import Layout, crossing
 from spindle_cli.account.sums.collectives import collectives_of_step
 from spindle_cli.account.sums.gathered import GatheredMatrix, gathered_matrices
-from spindle_cli.account.sums.weighted import with_weights
+from spindle_cli.account.sums.ways import with_ways
 from spindle_cli.account.types import Edge, Meeting, ParameterGroup, PlacedPlan, Purpose, Together
 from spindle_cli.costs.communicators import collectives_bytes, messages_bytes
 from spindle_cli.files.cluster import Cluster
@@ -179,10 +179,8 @@ def groups_of(plan: PlacedPlan, order: Sequence[int], uses: ParameterUses) -> tu
     if plan.joint is None:
         groups = parameter_groups(plan.slices, order, uses, plan.cluster, width)
         groups = with_matrices(groups, gathered_matrices(plan.slices, plan.by_name, plan.accumulate))
-        return with_weights(groups, plan.shard_weights, plan.cluster)
-    groups = with_weights(
-        joint_groups(plan.joint, uses, plan.cluster, width), plan.shard_weights, plan.cluster
-    )
+        return with_ways(groups, plan.shard_weights, plan.cluster)
+    groups = with_ways(joint_groups(plan.joint, uses, plan.cluster, width), plan.shard_weights, plan.cluster)
     return groups_of_member(plan.joint, groups, plan.member)
 
 

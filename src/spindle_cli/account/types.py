@@ -145,6 +145,8 @@ class ParameterGroup:
             ranges are equal.
         pads_sum, pads_gather: whether unequal ranges are padded to the largest to be summed, and to be
             gathered; else each goes by itself.
+        sums_whole, gathers_whole: whether, though each device needs or has a range alone, all of it is summed
+            over all, for a gather with zeros in place of the others' ranges.
     """
 
     index: int
@@ -166,6 +168,8 @@ class ParameterGroup:
     weights: tuple[int, ...] = ()
     pads_sum: bool = False
     pads_gather: bool = False
+    sums_whole: bool = False
+    gathers_whole: bool = False
 
     @property
     def is_gathered(self) -> bool:

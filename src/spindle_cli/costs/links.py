@@ -1,7 +1,8 @@
 """How long messages and collectives take over a cluster's links.
 
-Latency plus bytes over bandwidth, as NCCL models it (`src/graph/tuning.cc`). Bytes and seconds throughout.
-The one definition: profile, planner, program simulator and report call it.
+Latency plus bytes over bandwidth, as NCCL models it (`src/graph/tuning.cc`), by the algorithms that NCCL has
+for each collective. Bytes and seconds throughout. The one definition: profile, planner, program simulator and
+report call it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from typing import NamedTuple
 
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.units import GB
+
+# Of a link's bandwidth, what NCCL takes trees to reach (NVIDIA/nccl src/graph/tuning.cc): `busBw * .9`, and
+# of that so much from 64, 128, 256 bytes and so on (`treeCorrectionFactor` of the simple protocol).
+_TREE_SPEED = 0.9
+_OF_SMALLER = (*(0.9,) * 7, 0.8, 0.7, 0.6, 0.6, *(0.5,) * 6, 0.6, 0.6, 0.7, 0.8, 0.9)
 
 
 def bandwidth_bytes_per_s(num_bytes: float, link: Link) -> float:
@@ -41,11 +47,17 @@ def transfer_s(num_bytes: float, link: Link) -> float:
 def all_reduce_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> float:
     """Seconds to sum `num_bytes` held by each of `devices` so that each has the sum.
 
-    The fastest of what the library can choose from: rings over all devices; on several nodes with equally
-    many of the devices each, a reduce-scatter inside every node, a ring over the nodes for each of the shares
-    at once, an all-gather inside; a tree (small messages). Gloo only has one ring.
+    The faster of what the library can choose from: rings over all devices, or trees. Gloo only has one ring.
     """
     return spread_all_reduce_s(num_bytes, per_node(devices, cluster), cluster)
+
+
+def is_faster_summed(num_bytes: float, spread: Spread, cluster: Cluster) -> bool:
+    """Whether a sum that all devices get whole takes less time than one of which each gets a range; and so
+    a sum of zeros and what each has, less than a gather. Of small messages over many devices, as NCCL has
+    trees for the former alone.
+    """
+    return spread_all_reduce_s(num_bytes, spread, cluster) < spread_all_gather_s(num_bytes, spread, cluster)
 
 
 class Spread(NamedTuple):
@@ -79,13 +91,16 @@ def spread_all_reduce_s(num_bytes: float, spread: Spread, cluster: Cluster) -> f
     ring_s = shape.ring_s(num_bytes, rounds=2)
     if cluster.talks_by == "gloo":
         return ring_s
-    return min(ring_s, shape.tree_s(num_bytes), shape.hierarchical_s(num_bytes, rounds=2))
+    return min(ring_s, shape.tree_s(num_bytes))
 
 
 def all_gather_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> float:
     """Seconds until each of `devices`, holding an equal share of `num_bytes`, holds all of it.
 
-    Run backwards it is a reduce-scatter, which takes as long.
+    Run backwards it is a reduce-scatter, which takes as long. Rings over all devices: NCCL has no trees for
+    it, nor goes it first inside nodes and then between them. Where each node has one of the devices NCCL may
+    double what goes around in every step (PAT, from 2.23 on), in as many steps as the number of nodes has
+    doublings.
     """
     return spread_all_gather_s(num_bytes, per_node(devices, cluster), cluster)
 
@@ -96,9 +111,15 @@ def spread_all_gather_s(num_bytes: float, spread: Spread, cluster: Cluster) -> f
         return 0.0
     shape = _Shape(spread, cluster)
     ring_s = shape.ring_s(num_bytes, rounds=1)
-    if cluster.talks_by == "gloo":
+    if cluster.talks_by == "gloo" or shape.most_per_node > 1:
         return ring_s
-    return min(ring_s, shape.hierarchical_s(num_bytes, rounds=1))
+    return min(ring_s, shape.doubling_s(num_bytes))
+
+
+def _tree_speed(num_bytes: float) -> float:
+    """Of a link's bandwidth, what a tree reaches."""
+    doublings = max(0, int(num_bytes) // 64).bit_length() - 1
+    return _TREE_SPEED * (_OF_SMALLER[max(0, doublings)] if doublings < len(_OF_SMALLER) else 1.0)
 
 
 def spread_ring_s(num_bytes: float, spread: Spread, cluster: Cluster) -> float:
@@ -124,7 +145,6 @@ class _Shape:
         # node through any of its cards (NVIDIA/nccl src/graph/search.cc). Gloo has one ring.
         self.num_cards = min(min(cluster.cards_of_node), min(counts))
         self.num_rings = 1 if cluster.talks_by == "gloo" else self.num_cards
-        self.is_even = len(set(counts)) == 1
         links = cluster.links_among(spread.nodes) if spread.nodes else cluster.links
         self.intra, self.inter = links.intra_node, links.inter_node
 
@@ -145,33 +165,21 @@ class _Shape:
         return latency_s + steps * num_bytes / n / slowest
 
     def tree_s(self, num_bytes: float) -> float:
-        """A chain inside each node and a binary tree over the nodes, up and down, pipelined."""
+        """A chain inside each node and binary trees over the nodes, up and down, pipelined, over as many
+        cards as there are. Of two nodes each is the root of a tree with half of the bytes, which all cross
+        once each way.
+        """
         hops_s = (self.most_per_node - 1) * self.intra.latency_s + ceil(
             log2(self.num_nodes)
         ) * self.inter.latency_s
-        links = [self.intra] * (self.most_per_node > 1) + [self.inter] * (self.num_nodes > 1)
-        slowest = min(bandwidth_bytes_per_s(num_bytes, link) for link in links)
-        return 2 * hops_s + 2 * num_bytes / slowest
+        moving_s = [2 * num_bytes / bandwidth_bytes_per_s(num_bytes, self.intra)] * (self.most_per_node > 1)
+        if self.num_nodes > 1:
+            crossing = num_bytes * (1 if self.num_nodes == 2 else 2)
+            moving_s.append(crossing / self.num_cards / bandwidth_bytes_per_s(num_bytes, self.inter))
+        return 2 * hops_s + max(moving_s) / _tree_speed(num_bytes)
 
-    def hierarchical_s(self, num_bytes: float, rounds: int) -> float:
-        """A ring inside every node, and one over the nodes for each device's share, all shares at once, over
-        as many cards as there are.
-        """
-        if self.num_nodes == 1 or not self.is_even or self.most_per_node == 1:
-            return float("inf")
-        local, nodes = self.most_per_node, self.num_nodes
-        share = num_bytes / local
-        inside_s = (
-            rounds
-            * (local - 1)
-            * (self.intra.latency_s + num_bytes / local / bandwidth_bytes_per_s(num_bytes, self.intra))
-        )
-        between_s = (
-            rounds
-            * (nodes - 1)
-            * (
-                self.inter.latency_s
-                + share / nodes / bandwidth_bytes_per_s(share, self.inter) * local / self.num_cards
-            )
-        )
-        return inside_s + between_s
+    def doubling_s(self, num_bytes: float) -> float:
+        """On nodes with a device each, distances between those that exchange doubling."""
+        n = self.num_nodes
+        bandwidth = bandwidth_bytes_per_s(num_bytes, self.inter)
+        return ceil(log2(n)) * self.inter.latency_s + (n - 1) / n * num_bytes / bandwidth

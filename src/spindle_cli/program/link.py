@@ -26,7 +26,7 @@ from spindle_cli.account.joint import groups_of_member, joint_groups
 from spindle_cli.account.rows import Layout
 from spindle_cli.account.sums.gathered import gathered_matrices
 from spindle_cli.account.sums.update_parts import own_bytes
-from spindle_cli.account.sums.weighted import with_weights
+from spindle_cli.account.sums.ways import with_ways
 from spindle_cli.account.traffic import uses_of, with_matrices
 from spindle_cli.account.types import Edge, ParameterGroup, Pass
 from spindle_cli.plan.types import Plan, Slice
@@ -109,7 +109,7 @@ def _groups_of_all(plan: Plan, order: Sequence[Pass], uses: ParameterUses) -> tu
         groups = with_matrices(groups, gathered_matrices(plan.slices, plan.by_name, plan.accumulate))
     else:
         groups = joint_groups(plan.joint, uses, plan.cluster, width)
-    return with_weights(groups, plan.shard_weights, plan.cluster)
+    return with_ways(groups, plan.shard_weights, plan.cluster)
 
 
 class _Posting(NamedTuple):

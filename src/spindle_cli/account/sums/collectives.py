@@ -72,14 +72,19 @@ def _moved(group: ParameterGroup, cluster: Cluster, *, sharded: bool) -> tuple[i
     if group.teams:
         return between_teams_bytes(group, group.num_bytes, cluster), 1
     is_once = group.is_gathered or (sharded and group.sharding is not Sharding.NONE)
-    return group.moved_bytes, 1 if is_once else 2
+    return group.moved_bytes, 1 if is_once and not group.sums_whole else 2
 
 
 def _handed_on(group: ParameterGroup, cluster: Cluster) -> Together:
     """The gather of what a group's devices have updated."""
     if not group.teams:
         return Together(
-            Collective.GATHER, group.devices, group.parameter_bytes, 1, group.index, group.weights
+            Collective.GATHER,
+            group.devices,
+            group.parameter_bytes,
+            2 if group.gathers_whole else 1,
+            group.index,
+            group.weights,
         )
     num_bytes = between_teams_bytes(group, group.parameter_bytes, cluster)
     return Together(Collective.GATHER, group.devices, num_bytes, 1, group.index)

@@ -1,8 +1,10 @@
 """Collectives over flat tensors that ranks own ranges of: reduce-scatter and all-gather, in place.
 
 Libraries have them for equal ranges. Unequal ones are padded to the largest and go around in a copy; or each
-range goes by itself, one call for all, which moves no more than there is and waits longer. Which of the two a
-group of parameters takes is known beforehand (`costs/parameters/unequal.py`)."""
+range goes by itself, one call for all, which moves no more than there is and waits longer. Over many nodes a
+sum of everything may be faster than either. Which way a group of parameters takes is known beforehand
+(`account/sums/ways.py`).
+"""
 
 from __future__ import annotations
 
@@ -42,6 +44,8 @@ class Members:
         weights: what their ranges of a flat tensor are in proportion to; none: they are equal.
         cuts: of unequal ranges, where each begins in the flat tensor, and its end.
         pads_sum, pads_gather: whether unequal ranges are padded to be summed, and to be gathered.
+        sums_whole, gathers_whole: whether all of it is summed over all ranks instead, for a gather with zeros
+            in place of the others' ranges.
     """
 
     count: int
@@ -51,6 +55,8 @@ class Members:
     cuts: tuple[int, ...] = ()
     pads_sum: bool = False
     pads_gather: bool = False
+    sums_whole: bool = False
+    gathers_whole: bool = False
 
     @classmethod
     def of(
@@ -62,7 +68,7 @@ class Members:
     ) -> Members:
         """`ranks`: theirs, ascending; `rank`: this one's; `group`: what they share out, if anything."""
         position = sorted(ranks).index(rank)
-        if group is None or not group.weights:
+        if group is None:
             return cls(len(ranks), position, communicator)
         return cls(
             len(ranks),
@@ -71,6 +77,8 @@ class Members:
             group.weights,
             pads_sum=group.pads_sum,
             pads_gather=group.pads_gather,
+            sums_whole=group.sums_whole,
+            gathers_whole=group.gathers_whole,
         )
 
     def with_cuts(self, cuts: tuple[int, ...]) -> Members:
@@ -118,6 +126,8 @@ class Scatter(Protocol):
 
 def start_scatter(flat: Tensor, members: Members) -> Scatter:
     """Start summing a flat tensor, so that each rank gets the sum of its own range."""
+    if members.sums_whole:
+        return _Whole(flat, members)
     if members.cuts and members.pads_sum:
         return _PaddedSum(flat, members)
     if dist.get_backend(members.communicator) == "gloo":
@@ -127,6 +137,8 @@ def start_scatter(flat: Tensor, members: Members) -> Scatter:
 
 def scatter_buffer_bytes(flat: Tensor, members: Members) -> int:
     """Bytes that `start_scatter` takes until its scatter is finished."""
+    if members.sums_whole:
+        return 0
     is_gloo = dist.get_backend(members.communicator) == "gloo"
     if not members.cuts:
         return flat.nbytes if is_gloo else 0
@@ -146,6 +158,11 @@ def start_gather(flat: Tensor, members: Members, turns: GatherTurns | None = Non
 
 
 def _start_gather(flat: Tensor, members: Members) -> dist.Work:
+    if members.gathers_whole:
+        for position, part in enumerate(members.ranges_in(flat)):
+            if position != members.position:
+                part.zero_()
+        return _start_sum(flat, members)
     if dist.get_backend(members.communicator) == "gloo":
         return _FromEach(flat, members)
     if members.cuts:  # of tensors of unequal sizes NCCL makes a broadcast each, in one call
@@ -155,6 +172,11 @@ def _start_gather(flat: Tensor, members: Members) -> dist.Work:
         )
         return grouped
     work: dist.Work = _all_gather(flat, members.range_in(flat), group=members.communicator, async_op=True)
+    return work
+
+
+def _start_sum(flat: Tensor, members: Members) -> dist.Work:
+    work: dist.Work = dist.all_reduce(flat, group=members.communicator, async_op=True)
     return work
 
 
@@ -196,6 +218,22 @@ class _Native:
             self.work = dist.reduce_scatter(parts[members.position], parts, group=group, async_op=True)
         else:
             self.work = _reduce_scatter(members.range_in(flat), flat, group=group, async_op=True)
+
+    def is_done(self) -> bool:
+        done: bool = self.work.is_completed()
+        return done
+
+    def finish(self) -> None:
+        wait_for(self.work)
+
+
+class _Whole:
+    """A sum of all ranges that every rank gets: over many nodes NCCL is faster with it than with a
+    reduce-scatter.
+    """
+
+    def __init__(self, flat: Tensor, members: Members) -> None:
+        self.work = _start_sum(flat, members)
 
     def is_done(self) -> bool:
         done: bool = self.work.is_completed()
