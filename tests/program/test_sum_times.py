@@ -185,6 +185,36 @@ def test_sums_have_the_order_of_passes_that_waited_for_their_parameters(accumula
     assert program.groups[0].blocks == ((first, 0),)
 
 
+def test_gathers_go_by_when_parameters_would_be_needed_if_nothing_were_waited_for() -> None:
+    """Device 0 runs r, whose 4 GiB it waits for, until 0.1 s, and then p; device 1 q from 0.3 s on; device 2
+    has p and q for later. As predictions have it, p goes first, though q is used before it.
+    """
+    size = {"r": 2**32, "p": 2**26, "q": 2**26}
+
+    def net(name: str, op_s: float) -> MetaOpProfile:
+        key = name[-1]
+        own = {"parameters": key if key in size else name, "param_bytes_per_op": size.get(key, 2**10)}
+        return metaop_of(name, 1, {1: op_s}, **own)
+
+    large, then, before, other = net("a/r", 0.3), net("b/p", 0.3), net("c/x", 0.9), net("d/q", 0.3)
+    long, late, later, beside = net("e/y", 9.0), net("f/p", 0.3), net("g/q", 0.3), net("h/r", 0.3)
+    waves = [
+        [slice_of(each, (0, 1), (device,), 0.0) for device, each in enumerate((large, before, long, beside))],
+        [
+            slice_of(then, (0, 1), (0,), 0.3),
+            slice_of(other, (0, 1), (1,), 0.9),
+            slice_of(late, (0, 1), (2,), 9.0),
+        ],
+        [slice_of(later, (0, 1), (2,), 9.3)],
+    ]
+    metaops = large, then, before, other, long, late, later, beside
+    program = link(plan_of(profile_of(*metaops), cluster_of(4), waves), settings=StepSettings(sharded=True))
+    prove(program)
+    keys = {group.index: group.blocks[0][0] for group in program.groups}
+    gathered = [keys[action.group or 0] for action in program.actions[2] if action.kind is Kind.GATHER]
+    assert gathered == ["p", "q"]
+
+
 @pytest.mark.parametrize(
     ("other_s", "by_parts", "expected"),
     [(51.0, False, "FLBSSSS"), (60.0, False, "FBSSSSL"), (60.0, True, "FLBSSSSUUU")],
