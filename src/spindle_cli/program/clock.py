@@ -57,7 +57,7 @@ class PassClock:
             kind, before = (Kind.BACKWARD, consumers) if is_backward else (Kind.FORWARD, producers)
             devices = plan.slices[index].devices
             this = kind, index
-            ready = 0 if is_backward or not_before is None else not_before.get(index, 0)
+            ready = 0 if not_before is None else not_before.get(index, 0)
             for other in before.get(index, ()):
                 moved_s = on_their_way_s.get(((kind, other), this), 0.0)
                 ready = max(ready, when[kind, other][1] + round(moved_s * 1e9) * len(order))
