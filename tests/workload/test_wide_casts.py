@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from spindle_cli.workload.training.precision import constants_in
 
@@ -57,3 +59,58 @@ def test_gradients_pass_through_the_casts_unrounded() -> None:
         (x.float() / 3).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [1 / 3, 1 / 3]
+
+
+class Doubled(torch.autograd.Function):
+    """A user's function, both of whose passes cast."""
+
+    seen: list[torch.dtype] = []  # noqa: RUF012
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x.float()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        Doubled.seen.append(gradient.float().dtype)
+        return 2 * gradient.float()
+
+
+def through_backward(loss: Tensor, x: Tensor) -> None:
+    loss.backward()
+
+
+def through_autograd(loss: Tensor, x: Tensor) -> None:
+    torch.autograd.backward((loss,), (None,))
+
+
+def through_grad(loss: Tensor, x: Tensor) -> None:
+    (x.grad,) = torch.autograd.grad(loss, x)
+
+
+@pytest.mark.parametrize("backward", [through_backward, through_autograd, through_grad])
+def test_nothing_is_rounded_in_backward_passes(backward: Callable[[Tensor, Tensor], None]) -> None:
+    """Neither in what runs forward again, of which torch compares the types, nor in passes of a user's."""
+    x = X.clone().requires_grad_()
+    with constants_in(torch.float64):
+        again = checkpoint(lambda x: (x.float() / 3).exp(), x, use_reentrant=False)
+        backward(Doubled.apply(again).sum(), x)
+        assert Doubled.seen.pop() is torch.float64
+        assert X.float().dtype is torch.float64  # the mode is still on
+    assert X.float().dtype is torch.float32
+    torch.testing.assert_close(x.grad, (X / 3).exp() * 2 / 3, rtol=1e-15, atol=0)
+
+
+def test_a_second_backward_pass_inside_of_one_is_wide() -> None:
+    """As where a layer that runs forward again asks for a gradient itself."""
+
+    def energy(x: Tensor) -> Tensor:
+        inner = x.detach().requires_grad_()
+        (force,) = torch.autograd.grad((inner.float() / 3).square().sum(), inner)
+        return force.float() * x
+
+    x = X.clone().requires_grad_()
+    with constants_in(torch.float64):
+        checkpoint(energy, x, use_reentrant=False).sum().backward()
+        assert X.float().dtype is torch.float64
+    torch.testing.assert_close(x.grad, X * 2 / 9, rtol=1e-15, atol=0)

@@ -2,6 +2,10 @@
 
 Losses and norms are often written with `.float()` or `dtype=torch.float32`, for what is trained in fewer
 bits. In a comparison in float64 they would round to 1e-7, and shares of a mean otherwise than the whole.
+
+What runs forward again in a backward pass (recomputed layers, `torch.utils.checkpoint`), and backward passes
+that users write, are such code, too. Torch puts the mode away while one of its functions runs, and the walk
+back through a graph is one: it is put on again for that.
 """
 
 from __future__ import annotations
@@ -15,6 +19,10 @@ from torch.overrides import TorchFunctionMode
 
 _FLOAT: Callable[..., Any] = Tensor.float
 _TYPE: Callable[..., Any] = Tensor.type
+_BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+# What all three of them call in the end: it asks no mode any more.
+_ENGINE = "_engine_run_backward"
+_RUN_ENGINE: Callable[..., Any] = getattr(torch.autograd, _ENGINE)
 _TYPE_NAMES = ("torch.FloatTensor", "torch.cuda.FloatTensor")
 
 
@@ -35,7 +43,19 @@ class WideCasts(TorchFunctionMode):
                 break
         if kwargs:
             kwargs = {name: _widened(arg) for name, arg in kwargs.items()}
+        if func in _BACKWARD:
+            before = getattr(torch.autograd, _ENGINE)
+            setattr(torch.autograd, _ENGINE, self._run_engine)
+            try:
+                return func(*args, **kwargs)
+            finally:
+                setattr(torch.autograd, _ENGINE, before)
         return func(*args, **kwargs)
+
+    def _run_engine(self, *args: Any, **kwargs: Any) -> Any:
+        """Walk a graph backward with the mode on."""
+        with self:
+            return _RUN_ENGINE(*args, **kwargs)
 
 
 def _widened(value: Any) -> Any:
