@@ -292,7 +292,26 @@ BY_TEAMS = (
     ("pairs/other-2", (0, 1), (0, 1)),
     TOGETHER[-1],
 )
+# What all layers take is computed with the first one, and devices of the others have nothing of that.
+FROM_ONE = (
+    ("score/layers", (0, 1), (0, 2)),
+    ("score/layers-2", (0, 1), (1,)),
+    ("score/layers-2", (1, 2), (3, 1)),
+)
+FIRST_VALUES = tuple(
+    Case(f"first-{kind}", FROM_ONE, "eval_glue_toys", args={"kind": kind}, train=TRAIN)
+    for kind in ("norm", "running", "dropout")
+)
 ON_FOUR = (
+    *FIRST_VALUES,
+    Case(
+        "first-shared-out",
+        (("score/layers", (0, 1), (0, 1, 2, 3)), ("score/layers-2", (0, 2), (0, 1, 2, 3))),
+        "eval_glue_toys",
+        train=TRAIN,
+        apart=5,
+        sharding=Sharding.PARAMETERS,
+    ),
     Case("watched", SCATTERED, "eval_toys", train=TRAIN),
     Case("unwatched", SCATTERED, "eval_toys", args={"evaluates": False}, train=TRAIN),
     Case("tensor-split", SPLIT, "eval_split_toys", train=EVERY_TWO),
@@ -338,6 +357,10 @@ def four(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Pat
         "shared-out",
         "by-teams",
         "lengths",
+        "first-norm",
+        "first-running",
+        "first-dropout",
+        "first-shared-out",
     ],
 )
 def test_four_workers_evaluate_as_plain_torch(four: Path, name: str) -> None:

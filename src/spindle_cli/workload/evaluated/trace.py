@@ -13,6 +13,7 @@ from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 from spindle_cli.workload.metaops.constants import hand_constants_on
 from spindle_cli.workload.metaops.finding import Finder
+from spindle_cli.workload.metaops.sharing import still_buffers, tensors_of
 from spindle_cli.workload.metaops.task import analyse_task
 from spindle_cli.workload.names.modules import root_of
 from spindle_cli.workload.types import FlowTask, Task, Workload
@@ -102,6 +103,7 @@ def _require_same_way(trained: TaskGraph, found: TaskGraph) -> None:
             f"in training it takes {one}",
             hint="Let forward call the same operators in both. " + _FROM_ONE,
         )
+    still = still_buffers(trained, found.root)
     for before, now in zip(trained.ops, found.ops, strict=True):
         known = {trained.producer[value] for value in before.inputs}
         new = {found.producer[value] for value in now.inputs} - known
@@ -111,4 +113,14 @@ def _require_same_way(trained: TaskGraph, found: TaskGraph) -> None:
                 f"task {name!r}: in eval mode {now.target or 'its loss'} takes what {source} gives, which it "
                 "does not in training",
                 hint=_FROM_ONE,
+            )
+        held = still.union(id(tensor) for _, tensor in tensors_of(found.root, before))
+        strange = [
+            tensor_name for tensor_name, tensor in tensors_of(found.root, now) if id(tensor) not in held
+        ]
+        if strange:
+            raise WorkloadError(
+                f"task {name!r}: in eval mode {now.target or 'its loss'} takes {strange[0]!r}, which it does "
+                "not in training: its devices need not have that as it is trained",
+                hint="Let forward use the same parameters and buffers with the same operators in both.",
             )

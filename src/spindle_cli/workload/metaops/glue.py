@@ -5,6 +5,8 @@
 * What comes from one op belongs to that op.
 * What comes from several belongs to the last of them if that one has all it needs, else to the first op that
   uses it, else to an op of its own: the loss.
+* In an evaluation, what takes parameters or buffers that an op has not in training belongs, too, to the first
+  op that uses it: no other device than those of that one need have them, as trained.
 * What mixes the samples of the batch (means, losses, batch x batch) belongs to the loss or to a coupled op:
   an op that is split over the batch would see only its share.
 """
@@ -20,6 +22,7 @@ from torch import fx, nn
 from spindle_cli.workload.losses.find import LossPart, find_part, find_part_of_whole
 from spindle_cli.workload.losses.forms import NotKnownError
 from spindle_cli.workload.losses.operations import ARITHMETIC
+from spindle_cli.workload.metaops.sharing import AtHand
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.rules.batch_norms import has_other_norms, shared_norms
 from spindle_cli.workload.rules.states import Batch, Whole
@@ -57,8 +60,10 @@ class Homes:
     loss: LossPart | None = None
 
 
-def find_homes(trace: Trace, workload: Workload) -> Homes:
+def find_homes(trace: Trace, workload: Workload, at_hand: AtHand | None = None) -> Homes:
     """Give every node its op, and find the ops that must not be split over the batch.
+
+    `at_hand`: the tensors that devices have for each op; None: whatever it takes.
 
     Raises:
         WorkloadError: a value that mixes samples feeds an operator that is not coupled.
@@ -68,13 +73,13 @@ def find_homes(trace: Trace, workload: Workload) -> Homes:
         reason = why_coupled(trace, node, workload)
         if reason is not None:
             coupled[index] = reason
-    placement = _Placement(trace, dict(coupled))
+    placement = _Placement(trace, dict(coupled), at_hand)
     homes = placement.place()
     last = len(trace.operators) - 1
     own_loss = homes.num_ops > len(trace.operators)
     if own_loss and last >= 0 and last not in coupled and hands_on_whole(trace, trace.operators[last]):
         # The last operator turned out not to hold the loss: what it hands on must then be one per sample.
-        placement = _Placement(trace, {**coupled, last: WHOLE})
+        placement = _Placement(trace, {**coupled, last: WHOLE}, at_hand)
         homes = placement.place()
     return replace(homes, loss=placement.loss_part(homes))
 
@@ -82,8 +87,9 @@ def find_homes(trace: Trace, workload: Workload) -> Homes:
 class _Placement:
     """One pass over a trace, from fields to loss, for a given set of coupled operators."""
 
-    def __init__(self, trace: Trace, coupled: dict[int, str]) -> None:
+    def __init__(self, trace: Trace, coupled: dict[int, str], at_hand: AtHand | None) -> None:
         self._trace = trace
+        self._at_hand = at_hand
         self._shapes = trace.shapes
         self._coupled = coupled
         self._order = {node: index for index, node in enumerate(trace.graph.nodes)}
@@ -139,8 +145,11 @@ class _Placement:
             self._place_mixing(node)
         elif producers:
             self._attach(node, self._best_home(node, producers))
-        elif self._consumers[node] and self._happens_once(node):
+        elif self._consumers[node] and (self._happens_once(node) or not self._is_at_hand(node)):
             self._attach(node, min(self._consumers[node]))
+
+    def _is_at_hand(self, node: fx.Node) -> bool:
+        return self._at_hand is None or self._at_hand.has(node, self._consumers[node])
 
     def _happens_once(self, node: fx.Node) -> bool:
         """Whether a node draws random numbers, or counts its batch, however many use what it gives."""

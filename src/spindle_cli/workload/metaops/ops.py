@@ -12,6 +12,7 @@ from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.metaops.cut import Cutter
 from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.glue import find_homes
+from spindle_cli.workload.metaops.sharing import AtHand
 from spindle_cli.workload.pairs.find import split_pairs
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.splitting.coupling import Trace, hands_on_whole
@@ -47,6 +48,7 @@ def make_ops(
     finder: Finder,
     *,
     keeps_results: bool = False,
+    trained: TaskGraph | None = None,
 ) -> TaskGraph:
     """Cut a task's trace into ops.
 
@@ -55,6 +57,7 @@ def make_ops(
         samples: a small collated batch, for the shapes of the fields.
         finder: of the whole workload.
         keeps_results: ops also give what forward returns beside the loss.
+        trained: the task as it is trained: ops take what they have there; None: whatever they need.
 
     Raises:
         WorkloadError: no scalar loss, or an op that cannot run on the task's batch; with the place in the
@@ -84,7 +87,9 @@ def make_ops(
         node.meta["arguments"] = _argument_specs(node, shapes)
     samples_of = Samples(root, graph, shapes, independence.verdicts)
     trace = Trace(task, root, graph, shapes, loss, independence, samples_of, operators)
-    homes = find_homes(trace, workload)
+    ends = (loss, *results.nodes.values())
+    at_hand = None if trained is None else AtHand.of(trained, root, operators, ends)
+    homes = find_homes(trace, workload, at_hand)
     check_homes(task.name, root, graph, homes.op)
     cutter = Cutter(trace, homes, observer.kinds, results.nodes)
     ops = tuple(cutter.op(index) for index in range(homes.num_ops))

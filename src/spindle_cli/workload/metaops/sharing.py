@@ -1,9 +1,13 @@
-"""Which ops, of whatever task, use the same parameters: the key and the block of each op of a MetaOp."""
+"""Which ops, of whatever task, use the same parameters: the key and the block of each op of a MetaOp; and
+which tensors each op of a task uses, so that its devices have them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor, fx, nn
 
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.metaops.naming import _unique
@@ -70,3 +74,83 @@ def _connected(blocks: list[list[Block]]) -> list[int | None]:
             if block:
                 parent[find(position)] = find(holder.setdefault(block, position))
     return [find(position) if any(used) else None for position, used in enumerate(blocks)]
+
+
+@dataclass(frozen=True)
+class AtHand:
+    """What the devices of each of a task's ops have of what training may change, as training needs it.
+
+    Attributes:
+        root: module that the trace's names are relative to.
+        held: by op, the ids of the parameters and buffers that it takes.
+        still: of buffers that no device changes, so that all have them as they are built.
+        at_end: what is computed with the last op, if it belongs to none.
+    """
+
+    root: nn.Module
+    held: tuple[frozenset[int], ...]
+    still: frozenset[int]
+    at_end: frozenset[fx.Node]
+
+    @classmethod
+    def of(
+        cls, trained: TaskGraph, root: nn.Module, operators: Iterable[fx.Node], ends: Iterable[fx.Node]
+    ) -> AtHand:
+        """Of a trace over the modules of `root`; `trained`: the same task as it is trained, maybe of another
+        build. `ends`: the loss, and what is returned beside it.
+        """
+        at_end: set[fx.Node] = set()
+        behind, pending = set(operators), list(ends)
+        while pending:
+            node = pending.pop()
+            if node not in at_end and node not in behind:
+                at_end.add(node)
+                pending.extend(node.all_input_nodes)
+        held = tuple(frozenset(id(tensor) for _, tensor in tensors_of(root, op)) for op in trained.ops)
+        return cls(root, held, still_buffers(trained, root), frozenset(at_end))
+
+    def has(self, node: fx.Node, ops: Iterable[int]) -> bool:
+        """Whether these ops, and the last one where it computes this, have all tensors that a node takes."""
+        taken = frozenset(map(id, self._taken(node))) - self.still
+        held = [self.held[op] for op in ops if op < len(self.held)]
+        return all(taken <= each for each in (*held, *([self.held[-1]] if node in self.at_end else ())))
+
+    def _taken(self, node: fx.Node) -> Iterable[Tensor]:
+        if node.op == "call_module":
+            module = self.root.get_submodule(str(node.target))
+            yield from module.parameters()
+            yield from module.buffers()
+        for each in (node, *node.all_input_nodes):
+            if each.op == "get_attr":
+                value, owner = _tensor(self.root, str(each.target)), str(each.target).rpartition(".")[0]
+                buffers = self.root.get_submodule(owner)._buffers.values()
+                # Tensors that forward has made of numbers are wherever they are needed.
+                if isinstance(value, nn.Parameter) or any(value is buffer for buffer in buffers):
+                    yield value
+
+
+def still_buffers(trained: TaskGraph, root: nn.Module) -> frozenset[int]:
+    """The ids of the buffers of `root` that no forward pass in training changes: those of no module that ops
+    call as it is. Between such modules none can be changed.
+    """
+    called = {
+        str(node.target)
+        for op in trained.ops
+        for graph in op.graphs
+        for node in graph.nodes
+        if node.op == "call_module"
+    }
+    changed = {id(buffer) for name in called for buffer in root.get_submodule(name).buffers()}
+    return frozenset(id(buffer) for buffer in root.buffers() if id(buffer) not in changed)
+
+
+def tensors_of(root: nn.Module, op: Op) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and buffers of an op, of this build or of another one, in the modules of `root`."""
+    for name in (*op.parameters, *op.buffers):
+        yield name, _tensor(root, name)
+
+
+def _tensor(root: nn.Module, name: str) -> Tensor:
+    owner, _, own = name.rpartition(".")
+    found: Tensor = getattr(root.get_submodule(owner), own)
+    return found

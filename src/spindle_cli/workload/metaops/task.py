@@ -39,7 +39,8 @@ def analyse_task(
         finder: of how layers behave.
         keeps_results: also of what forward returns beside the loss.
         shapes: of one sample of fields that are to have others than the first samples.
-        like: the task at another length, or as it is trained, by which is decided which operators are opened.
+        like: the task at another length, or as it is trained, by which is decided which operators are opened,
+            and which parameters and buffers ops have at hand.
 
     Raises:
         WorkloadError: it cannot be traced or run as it is written.
@@ -68,7 +69,9 @@ def _analyse_with(
     like: TaskGraph | None,
 ) -> TaskGraph:
     def made_of(root: nn.Module, graph: fx.Graph) -> TaskGraph:
-        return make_ops(task, root, graph, samples, workload, finder, keeps_results=keeps_results)
+        return make_ops(
+            task, root, graph, samples, workload, finder, keeps_results=keeps_results, trained=like
+        )
 
     if isinstance(task, FlowTask):
         flows = flow_graph(task, tuple(samples))

@@ -1,0 +1,106 @@
+"""An op of an evaluation takes the parameters and buffers that it has in training, and no others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.evaluated.trace import trace_evaluations
+from spindle_cli.workload.metaops.finding import Finder
+from spindle_cli.workload.types import Task, Workload
+
+WIDTH = 3
+
+
+class Items:
+    """Six samples."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": torch.full((WIDTH,), float(index))}
+
+
+class Cross(nn.Module):
+    """Takes what the first one was given, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, first: Tensor, x: Tensor) -> Tensor:
+        return first * self.linear(x) + x
+
+
+class Chain(nn.Module):
+    """Layers over a first value, and a loss that takes it or not."""
+
+    mean: Tensor
+
+    def __init__(self, kind: str, *, joins: bool) -> None:
+        super().__init__()
+        self.kind, self.joins = kind, joins
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        self.position = nn.Parameter(torch.zeros(WIDTH))
+        self.norm = nn.BatchNorm1d(WIDTH, affine=False)
+        self.register_buffer("mean", torch.ones(WIDTH))
+        self.dropout = nn.Dropout(0.1)
+        self.layers = nn.ModuleList(Cross() for _ in range(3))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        if self.kind == "fixed":
+            x = x - self.mean
+        first = {
+            "fixed": lambda: self.norm(self.embed(x)),
+            "plain": lambda: self.embed(x) + self.position,
+            "norm": lambda: self.norm(self.embed(x) + self.position),
+            "running": lambda: self.norm(x),
+            "dropout": lambda: self.dropout(self.embed(x) + self.position),
+            "functional": lambda: functional.dropout(self.embed(x), 0.1, self.training) + self.position,
+            "returned": lambda: self.dropout(self.embed(x)),
+            "in eval": lambda: self.embed(x) if self.training else self.embed(x) + self.position,
+        }[self.kind]()
+        x = first if self.kind != "returned" else self.layers[0](first, first)
+        for layer in self.layers[1:]:
+            x = layer(x if self.kind == "returned" else first, x)
+        loss = (x + first if self.joins else x).square().mean()
+        if self.kind == "fixed" and not self.training:
+            first = x + self.mean
+        return {"loss": loss, "first": first}
+
+
+def tensors_of(kind: str, *, joins: bool) -> tuple[list[set[str]], list[set[str]]]:
+    """Those of each op in training and in eval mode."""
+    module = Chain(kind, joins=joins)
+    task = Task("score", module, 2, Items(), eval_dataset=Items(), metrics={"first": lambda out: 0.0})
+    graph = analyse(Workload(name="chain", tasks=[task], operators=(Cross,)))
+    both = graph.tasks["score"], trace_evaluations(graph, Finder())["score"]
+    one, other = ([{*op.parameters, *op.buffers} for op in task.ops] for task in both)
+    return one, other
+
+
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "norm", "running", "dropout", "functional", "returned"])
+def test_ops_take_in_eval_mode_what_they_have_in_training(kind: str, joins: bool) -> None:
+    """Where training computes something once (it draws, or its statistics are the batch's), eval mode could
+    compute it anew in every op that uses it, and others' devices have not what that takes.
+    """
+    trained, evaluated = tensors_of(kind, joins=joins)
+    assert all(now <= before for before, now in zip(trained, evaluated, strict=True))
+
+
+def test_what_only_eval_mode_takes_is_refused_with_its_name() -> None:
+    with pytest.raises(WorkloadError, match=r"in eval mode layers\.1 takes 'position', which it does not in"):
+        tensors_of("in eval", joins=False)
+
+
+def test_buffers_that_nothing_changes_may_be_taken_anywhere() -> None:
+    """Every device has them as they are built: what was taken off at the beginning is put back at the end."""
+    trained, evaluated = tensors_of("fixed", joins=False)
+    assert ["mean" in names for names in trained] == [True, False]
+    assert ["mean" in names for names in evaluated] == [True, True]
