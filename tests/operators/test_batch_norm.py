@@ -210,6 +210,20 @@ def test_each_remembered_run_has_a_memory_of_its_own() -> None:
     assert [size for size, is_gradient in group.sums if not is_gradient] == [3, 3]
 
 
+def test_a_pass_that_keeps_running_statistics_goes_back_after_shares_have_changed_them() -> None:
+    """As where two tasks have one norm, and a device runs all of one batch and a share of the other."""
+    norm, one, two = nn.BatchNorm1d(3), torch.randn(4, 3), torch.randn(5, 3)
+    plain = copy.deepcopy(norm)
+    whole = norm(one.requires_grad_())
+    over_shares(norm, norm, Alone())(two)
+    (found,) = torch.autograd.grad(whole.square().sum(), one)
+    (expected,) = torch.autograd.grad(plain(one).square().sum(), one)
+    plain(two)
+    torch.testing.assert_close(found, expected)
+    for ours, theirs in zip(norm.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_a_second_derivative_is_refused() -> None:
     module = nn.BatchNorm1d(3)
     x = torch.randn(4, 3, requires_grad=True)

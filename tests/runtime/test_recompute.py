@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable
 
@@ -54,6 +55,19 @@ def train(run: Callable[[nn.Module, Tensor], Tensor]) -> list[Tensor]:
 def test_nothing_but_memory_tells_recomputation_from_keeping() -> None:
     for kept, again in zip(train(plainly), train(recomputed), strict=True):
         assert torch.equal(kept, again)
+
+
+def test_other_passes_go_back_after_a_layer_that_they_share_ran_forward_again() -> None:
+    """They have kept its running statistics, which were put back for that and then forward again."""
+    norm, one, two = nn.BatchNorm1d(3), torch.randn(4, 3), torch.randn(5, 3)
+    plain = copy.deepcopy(norm)
+    again = run_recomputed(norm, [one.requires_grad_()])
+    kept = norm(two.requires_grad_())
+    found = [torch.autograd.grad(y.square().sum(), x)[0] for y, x in ((again, one), (kept, two))]
+    outputs = [plain(one), plain(two)]
+    expected = [torch.autograd.grad(y.square().sum(), x)[0] for y, x in zip(outputs, (one, two), strict=True)]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(norm.buffers(), plain.buffers(), strict=True))
 
 
 class Wide(nn.Module):

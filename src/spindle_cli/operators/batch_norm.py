@@ -146,7 +146,11 @@ def find_statistics(tensor: Tensor, group: TensorGroup | None) -> Statistics:
 
 @torch.no_grad()
 def update_running(norm: _BatchNorm, statistics: Statistics) -> None:
-    """Running statistics, as `_BatchNorm.forward` keeps them: the same on all devices of the group."""
+    """Running statistics, as `_BatchNorm.forward` keeps them: the same on all devices of the group.
+
+    Autograd is not told of the change, as torch's own batch norms do not tell it: another task's pass through
+    the same norm has kept the statistics without need, and could not run backward any more.
+    """
     if not (norm.training and norm.track_running_stats):
         return
     momentum: float | Tensor | None = norm.momentum
@@ -158,7 +162,7 @@ def update_running(norm: _BatchNorm, statistics: Statistics) -> None:
     for running, new in ((norm.running_mean, statistics.mean), (norm.running_var, unbiased)):
         if running is not None:
             weight = momentum.to(running.dtype) if isinstance(momentum, Tensor) else momentum or 0.0
-            running.lerp_(new.to(running.dtype), weight)
+            running.data.lerp_(new.to(running.dtype), weight)
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

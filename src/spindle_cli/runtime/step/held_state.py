@@ -99,9 +99,10 @@ class HeldState:
         return made
 
     def restore(self) -> None:
-        """Put it back."""
+        """Put it back; autograd is not told, as other passes that have kept a buffer for their way back find
+        it there with the values that it had.
+        """
         for names in self._names:
             names.restore()
-        with torch.no_grad():
-            for buffer, values in self.buffers:
-                buffer.copy_(values)
+        for buffer, values in self.buffers:
+            buffer.data.copy_(values)
