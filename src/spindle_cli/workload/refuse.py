@@ -32,6 +32,16 @@ def refusal(task: str, what: str, place: str | None, hint: str | None = None) ->
     return WorkloadError(f"{where}task {task!r}: {what}", hint=hint)
 
 
+def sparse_gradient(task: str, parameter: str) -> WorkloadError:
+    """The refusal of a parameter whose gradient has some rows alone."""
+    return WorkloadError(
+        f"task {task!r}: the gradient of {parameter!r} is sparse (sparse=True), and gradients are summed "
+        "dense",
+        hint="Leave sparse=True out: SGD and Adagrad do the same with dense gradients. `spindle plan` has "
+        "the rows that a batch uses summed alone where that is faster.",
+    )
+
+
 def place_of_error(error: BaseException) -> str | None:
     """'file:line' of the innermost frame of the user's own code that an exception came through."""
     frames: list[tuple[str, int]] = []

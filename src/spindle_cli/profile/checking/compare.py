@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from spindle_cli.profile.checking.values import Values
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.losses.shares import LossCounter, share_of_samples
 from spindle_cli.workload.metaops.ops import op_module, share_module
+from spindle_cli.workload.refuse import sparse_gradient
 from spindle_cli.workload.training.no_randomness import NoRandomness
 
 # By the coarsest numbers that an op computes in: above what rounding does, below what a wrong rule does.
@@ -287,6 +288,7 @@ class OpShares:
                     allow_unused=True,
                     retain_graph=True,  # the pass may have to be run again, see InTurn
                 )
+        require_dense(self._task.task.name, wanted, gradients)
         found = {
             name: torch.zeros_like(tensor) if gradient is None else gradient
             for (name, tensor), gradient in zip(wanted.items(), gradients, strict=True)
@@ -302,6 +304,13 @@ class OpShares:
         if spec is None or spec.batch_dim is None:  # a parameter's gradient, the loss
             return torch.stack(parts).sum(0)
         return torch.cat(parts, spec.batch_dim)
+
+
+def require_dense(task: str, names: Iterable[str], gradients: Iterable[Tensor | None]) -> None:
+    """Refuse gradients that have some rows of a parameter alone."""
+    for name, gradient in zip(names, gradients, strict=True):
+        if gradient is not None and gradient.is_sparse:
+            raise sparse_gradient(task, name)
 
 
 def _rows(tensor: Tensor, spec: ValueSpec, first: int, last: int) -> Tensor:

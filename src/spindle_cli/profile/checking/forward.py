@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.profile.checking.compare import Watch, first_line, relative_difference
+from spindle_cli.profile.checking.compare import Watch, first_line, relative_difference, require_dense
 from spindle_cli.profile.checking.values import Values
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.graph import TaskGraph
@@ -37,6 +37,7 @@ def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: V
                 found = _gradients(loss, trained)
         except Exception as error:  # the user's code, on parameters and numbers that are not its own
             return f"it does not run in float64: {first_line(error)}"
+    require_dense(task.task.name, trained, expected)
     if not plain.isfinite() or watch.tolerance is None:
         return "its loss is not finite in float64, or computed in few bits"
     what, relative = _largest(plain, loss, expected, found)

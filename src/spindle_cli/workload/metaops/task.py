@@ -19,6 +19,7 @@ from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.opening import better_opened, said_why
 from spindle_cli.workload.metaops.ops import make_ops
+from spindle_cli.workload.refuse import sparse_gradient
 from spindle_cli.workload.tracing.flow import flow_graph
 from spindle_cli.workload.tracing.trace import trace_task
 from spindle_cli.workload.types import FlowTask, Task, Workload
@@ -47,6 +48,7 @@ def analyse_task(
     """
     _check_not_lazy(task)
     _check_not_scripted(task)
+    _check_dense(task)
     samples = at_shapes(first_samples(task, FEW), shapes or {})
     while True:
         try:
@@ -113,6 +115,15 @@ def _check_not_scripted(task: Task | FlowTask) -> None:
                     hint="Use the module that was scripted; `compile: true` in the workload file compiles "
                     "operators.",
                 )
+
+
+def _check_dense(task: Task | FlowTask) -> None:
+    """Refuse embeddings whose gradients have some rows alone."""
+    for module in _modules(task):
+        for name, part in module.named_modules():
+            is_embedding = isinstance(part, nn.Embedding | nn.EmbeddingBag)
+            if is_embedding and part.sparse and part.weight.requires_grad:
+                raise sparse_gradient(task.name, f"{name}.weight" if name else "weight")
 
 
 def _check_not_lazy(task: Task | FlowTask) -> None:
