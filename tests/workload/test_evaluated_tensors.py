@@ -74,9 +74,11 @@ class Chain(nn.Module):
         return {"loss": loss, "first": first}
 
 
-def tensors_of(kind: str, *, joins: bool) -> tuple[list[set[str]], list[set[str]]]:
+def tensors_of(
+    kind: str, *, joins: bool, kind_of: type[Chain] = Chain
+) -> tuple[list[set[str]], list[set[str]]]:
     """Those of each op in training and in eval mode."""
-    module = Chain(kind, joins=joins)
+    module = kind_of(kind, joins=joins)
     task = Task("score", module, 2, Items(), eval_dataset=Items(), metrics={"first": lambda out: 0.0})
     graph = analyse(Workload(name="chain", tasks=[task], operators=(Cross,)))
     both = graph.tasks["score"], trace_evaluations(graph, Finder())["score"]
@@ -104,3 +106,21 @@ def test_buffers_that_nothing_changes_may_be_taken_anywhere() -> None:
     trained, evaluated = tensors_of("fixed", joins=False)
     assert ["mean" in names for names in trained] == [True, False]
     assert ["mean" in names for names in evaluated] == [True, True]
+
+
+class Supervised(Chain):
+    """Takes what a layer in between gives, too, for a loss that training alone has."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        middle = self.layers[1](x, x)
+        end = self.layers[2](x, middle)
+        loss = self.embed(end).square().mean()
+        if self.training:
+            loss = loss + 0.1 * (middle + self.position).abs().mean()
+        return {"loss": loss, "end": end, "first": self.embed(end)}
+
+
+def test_a_loss_that_takes_less_in_eval_mode_stays_an_op_of_its_own() -> None:
+    trained, evaluated = tensors_of("", joins=False, kind_of=Supervised)
+    assert len(trained) == len(evaluated) == 3
+    assert all(now <= before for before, now in zip(trained, evaluated, strict=True))

@@ -7,6 +7,7 @@
   uses it, else to an op of its own: the loss.
 * In an evaluation, what takes parameters or buffers that an op has not in training belongs, too, to the first
   op that uses it: no other device than those of that one need have them, as trained.
+* A loss that is an op of its own in training is one in an evaluation.
 * What mixes the samples of the batch (means, losses, batch x batch) belongs to the loss or to a coupled op:
   an op that is split over the batch would see only its share.
 """
@@ -270,13 +271,19 @@ class _Placement:
         if home != own and (len(producers) > 1 and not self._has_all(home, mixed)):
             home = own
         reason = self._why_whole()
-        if reason is not None and home not in self._coupled:
+        if (reason is not None and home not in self._coupled) or self._trains_own_loss():
             home = own
         for node in mixed or [self._trace.loss]:
             self._home[node] = home
         reason = reason or self._why_whole_in_sum(home)
         if reason is not None:
             self._coupled.setdefault(home, reason)
+
+    def _trains_own_loss(self) -> bool:
+        """Whether this is an evaluation, and the loss an op of its own in training, as it takes more there:
+        what layers in between give, for further heads.
+        """
+        return self._at_hand is not None and len(self._at_hand.held) > self._loss_home
 
     def _why_whole(self) -> str | None:
         """Why the loss can only be computed for the whole batch; None: it is known how its shares add up."""
