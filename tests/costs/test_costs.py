@@ -205,6 +205,8 @@ def test_one_device_a_node_makes_a_ring_of_crossings_alone() -> None:
     cluster = gpus(3, 2).model_copy(update={"links": slow_inside})
     assert all_reduce_s(3 * 10**9, [0, 2, 4], cluster) == pytest.approx(4 * (14e-6 + 0.1), rel=1e-9)
     assert all_gather_s(3 * 10**9, [0, 2, 4], cluster) == pytest.approx(2 * (14e-6 + 0.1), rel=1e-9)
+    tree_s = _Shape(Spread((1, 1, 1)), cluster).tree_s(3 * 10**9)
+    assert tree_s == pytest.approx(4 * 14e-6 + 2 * 0.3 / 0.9, rel=1e-9)
 
 
 def test_rings_over_nodes_pay_latency_for_each_of_their_hops() -> None:
