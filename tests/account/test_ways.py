@@ -92,3 +92,11 @@ def test_the_ranks_of_a_group_know_its_ways() -> None:
         assert (members.sums_whole, members.gathers_whole) == (sums, gathers)
         assert (members.count, members.position, members.weights) == (2, 1, ())
     assert Members.of((2, 5), 2, None) == Members(2, 0, None)
+
+
+def test_groups_of_several_sets_of_devices_go_each_by_its_own_way() -> None:
+    """The same bytes over two neighbours and over 64 devices."""
+    pair = replace(GROUP, index=1, devices=(0, 1))
+    found = with_ways([pair, GROUP, pair], (), gpus())
+    assert [group.sums_whole for group in found] == [False, True, False]
+    assert [group.devices for group in found] == [(0, 1), EVERYONE, (0, 1)]

@@ -5,7 +5,9 @@ differently never start different things on one communicator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +19,12 @@ from torch import nn
 
 from helpers.examples import examples
 from spindle_cli.account.types import ParameterGroup, Purpose
-from spindle_cli.program.types import Communicator
+from spindle_cli.program.types import Action, Communicator, Kind
 from spindle_cli.runtime.communication import gradients
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.communication.sums import SumStarter
+from spindle_cli.runtime.step.executor import Executor
 
 GROUPS = tuple(
     ParameterGroup(
@@ -48,6 +52,17 @@ class Through(dist.Work):
         return True
 
 
+def pool_of(patch: pytest.MonkeyPatch, start: Callable[..., dist.Work], room: int) -> GradientPool:
+    """Whose sums start by `start` while they take no more than `room` bytes."""
+    patch.setattr(dist, "new_group", lambda *_, **__: "pair")
+    patch.setattr(dist, "get_backend", lambda _: "gloo")
+    patch.setattr(dist, "all_to_all_single", start)
+    patch.setattr(dist, "all_reduce", start)
+    patch.setattr(gradients, "SUM_BUFFER_BYTES", room)
+    trained = {f"p{index}": nn.Parameter(torch.ones(96 * (index + 2))) for index in range(len(GROUPS))}
+    return GradientPool(GROUPS, trained, Communicators(MADE, 10), rank=0)
+
+
 @examples(50)
 @given(held=st.lists(st.booleans(), min_size=40, max_size=40), room=st.integers(0, 8000))
 def test_sums_losses_and_flags_start_in_the_order_of_the_program(held: list[bool], room: int) -> None:
@@ -59,13 +74,7 @@ def test_sums_losses_and_flags_start_in_the_order_of_the_program(held: list[bool
         return Through(steps)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "new_group", lambda *_, **__: "pair")
-        patch.setattr(dist, "get_backend", lambda _: "gloo")
-        patch.setattr(dist, "all_to_all_single", start)
-        patch.setattr(dist, "all_reduce", start)
-        patch.setattr(gradients, "SUM_BUFFER_BYTES", room)
-        trained = {f"p{index}": nn.Parameter(torch.ones(96 * (index + 2))) for index in range(len(GROUPS))}
-        pool = GradientPool(GROUPS, trained, Communicators(MADE, 10), rank=0)
+        pool = pool_of(patch, start, room)
         for _ in range(2):
             for each in PROGRAM:
                 if isinstance(each, int):
@@ -81,3 +90,24 @@ def test_sums_losses_and_flags_start_in_the_order_of_the_program(held: list[bool
     names[None, LOSSES] = "losses"
     order = [names.get(each, f"flags {int(each[0] == 'pair')}") for each in started]
     assert order == [*PROGRAM, *PROGRAM]
+
+
+def test_losses_wait_for_sums_that_wait_for_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank may have started them all; there is room for one alone, which is not through."""
+    started: list[int] = []
+
+    def start(*tensors: Any, **_: Any) -> dist.Work:
+        started.append(tensors[-1].numel())
+        return Through(repeat(False))
+
+    pool = pool_of(monkeypatch, start, room=1)
+    executor = Executor.__new__(Executor)  # a rank with nothing but sums
+    executor._pool, executor._sums = pool, SumStarter([], pool.start_sum)
+    board: Any = SimpleNamespace(start_sum=lambda: start(torch.ones(LOSSES)))
+    executor._board = board
+    batch: Any = None
+    for action in (Action(Kind.SUM, group=0), Action(Kind.SUM, group=1), Action(Kind.LOSSES)):
+        executor._run_action(action, batch)
+    assert started == [192]
+    pool.finish()
+    assert started == [192, 288, LOSSES]
