@@ -7,20 +7,22 @@ from dataclasses import replace
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.account.meetings.find import find_meetings
 from spindle_cli.account.sums.collectives import collectives_of_step
 from spindle_cli.account.sums.ways import with_ways
-from spindle_cli.account.types import Collective, ParameterGroup
-from spindle_cli.costs.links import is_faster_summed, per_node
+from spindle_cli.account.types import Collective, ParameterGroup, Purpose
+from spindle_cli.costs.links import by_node_s, per_node, spread_all_gather_s, spread_all_reduce_s
+from spindle_cli.costs.parameters.unequal import parts_collective_s
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication.collectives import Members
 
 
-def gpus(backend: str = "nccl") -> Cluster:
+def gpus(backend: str = "nccl", *, nics: int | None = None) -> Cluster:
     """8 nodes of 8."""
     return Cluster(
         name="gpus",
-        nodes=(NodeGroup(count=8, devices=8, device="a800-80gb", memory_gib=80),),
+        nodes=(NodeGroup(count=8, devices=8, device="a800-80gb", memory_gib=80, nics=nics),),
         links=Links(
             intra_node=Link(latency_us=8, bandwidth_gb_per_s=100),
             inter_node=Link(latency_us=14, bandwidth_gb_per_s=10),
@@ -32,22 +34,77 @@ def gpus(backend: str = "nccl") -> Cluster:
 EVERYONE = tuple(range(64))
 SMALL, LARGE = 2**16, 2**30
 GROUP = ParameterGroup(0, EVERYONE, (("net", 0),), SMALL, LARGE, (0,), (0,), (0, 1))
+# All but 7 devices of a node.
+UNEVEN = (0, *range(8, 64))
 
 
-def ways_of(group: ParameterGroup, cluster: Cluster | None = None) -> tuple[bool, bool]:
-    (found,) = with_ways([group], (), cluster or gpus())
-    assert replace(found, sums_whole=False, gathers_whole=False) == group
-    return found.sums_whole, found.gathers_whole
+def ways_of(group: ParameterGroup, cluster: Cluster | None = None, *, sharded: bool = True) -> ParameterGroup:
+    (found,) = with_ways([group], (), cluster or gpus(), sharded=sharded)
+    assert replace(found, sums_whole=False, gathers_whole=False, nodes=()) == group
+    return found
+
+
+def whole(group: ParameterGroup) -> tuple[bool, bool]:
+    assert not group.nodes
+    return group.sums_whole, group.gathers_whole
 
 
 def test_each_collective_of_a_group_goes_the_way_that_is_faster_for_its_bytes() -> None:
-    assert is_faster_summed(SMALL, per_node(EVERYONE, gpus()), gpus())
-    assert not is_faster_summed(LARGE, per_node(EVERYONE, gpus()), gpus())
-    assert ways_of(GROUP) == (True, False)
-    assert ways_of(replace(GROUP, num_bytes=LARGE, parameter_bytes=SMALL)) == (False, True)
-    assert ways_of(replace(GROUP, num_bytes=LARGE)) == (False, False)
+    """Over nodes with different numbers of devices, which cannot go by nodes."""
+    spread = per_node(UNEVEN, gpus())
+    faster = [
+        spread_all_reduce_s(size, spread, gpus()) < spread_all_gather_s(size, spread, gpus())
+        for size in (SMALL, LARGE)
+    ]
+    assert faster == [True, False]
+    group = replace(GROUP, devices=UNEVEN)
+    assert whole(ways_of(group)) == (True, False)
+    assert whole(ways_of(replace(group, num_bytes=LARGE, parameter_bytes=SMALL))) == (False, True)
+    assert whole(ways_of(replace(group, num_bytes=LARGE))) == (False, False)
     # Of two neighbours a ring has one hop.
-    assert ways_of(replace(GROUP, devices=(0, 1))) == (False, False)
+    assert whole(ways_of(replace(group, devices=(0, 1)))) == (False, False)
+
+
+def test_what_takes_a_tenth_less_by_nodes_goes_by_nodes() -> None:
+    """Behind slow links half as much crosses, of 4 devices on 2 nodes; where all links are alike and bytes rule,
+    it would take longer.
+    """
+    group = replace(GROUP, devices=(0, 1, 8, 9), num_bytes=LARGE)
+    found = ways_of(group, gpus(nics=1))
+    assert (found.sums_whole, found.gathers_whole) == (False, False)
+    assert found.nodes == ((0, 1), (8, 9))
+    assert found.across == ((0, 8), (1, 9))
+    alike = Link(latency_us=8, bandwidth_gb_per_s=100)
+    same = gpus().model_copy(update={"links": Links(intra_node=alike, inter_node=alike)})
+    assert ways_of(group, same) == group
+
+
+def test_by_nodes_saves_enough_or_is_left() -> None:
+    """A ring takes 3/4 of the bytes over the links between nodes, by nodes half of them, and half inside: at a
+    speed of s as of 1 between, 0.5 + 0.5 / s against 0.75, which is a tenth less from s = 20 / 7 on.
+    """
+    group = replace(GROUP, devices=(0, 1, 8, 9), num_bytes=2**36, parameter_bytes=2**36)
+    for speed, goes in ((2.85, False), (2.87, True)):
+        links = Links(
+            intra_node=Link(latency_us=0, bandwidth_gb_per_s=speed),
+            inter_node=Link(latency_us=0, bandwidth_gb_per_s=1),
+        )
+        found = ways_of(group, gpus(nics=1).model_copy(update={"links": links}))
+        assert bool(found.nodes) == goes
+
+
+def test_sums_may_be_whole_where_gathers_go_by_nodes() -> None:
+    """Trees have less latency than rings inside of nodes with many hops."""
+    slow_hops = Links(
+        intra_node=Link(latency_us=30, bandwidth_gb_per_s=1000),
+        inter_node=Link(latency_us=1, bandwidth_gb_per_s=10),
+    )
+    cluster = gpus(nics=1).model_copy(update={"links": slow_hops})
+    group = replace(GROUP, num_bytes=64, parameter_bytes=2**28)
+    found = ways_of(group, cluster)
+    sum_s = spread_all_reduce_s(64, per_node(EVERYONE, cluster), cluster)
+    by_s = by_node_s(64, per_node(EVERYONE, cluster), cluster)
+    assert found.nodes and found.sums_whole == (sum_s < by_s) and not found.gathers_whole
 
 
 @pytest.mark.parametrize(
@@ -63,13 +120,18 @@ def test_each_collective_of_a_group_goes_the_way_that_is_faster_for_its_bytes() 
 def test_what_is_not_summed_and_gathered_once_a_step_in_equal_ranges_stays_as_it_is(
     changes: dict[str, object],
 ) -> None:
-    assert ways_of(replace(GROUP, **changes)) == (False, False)  # type: ignore[arg-type]
+    group = replace(GROUP, **changes)  # type: ignore[arg-type]
+    assert ways_of(group, gpus(nics=1)) == group
 
 
-def test_unequal_ranges_and_gloo_know_no_sums_of_everything() -> None:
-    (weighted,) = with_ways([GROUP], tuple(range(1, 65)), gpus())
-    assert weighted.weights and not weighted.sums_whole
-    assert ways_of(GROUP, gpus("gloo")) == (False, False)
+def test_where_no_state_is_shared_groups_are_summed_whole_anyhow() -> None:
+    assert ways_of(GROUP, gpus(nics=1), sharded=False) == GROUP
+
+
+def test_unequal_ranges_and_gloo_know_no_other_ways() -> None:
+    (weighted,) = with_ways([GROUP], tuple(range(1, 65)), gpus(), sharded=True)
+    assert weighted.weights and not weighted.sums_whole and not weighted.nodes
+    assert ways_of(GROUP, gpus("gloo")) == GROUP
 
 
 def test_what_is_summed_whole_goes_around_twice() -> None:
@@ -86,6 +148,34 @@ def test_what_is_summed_whole_goes_around_twice() -> None:
     assert rounds(replace(GROUP, sums_whole=True), sharded=False) == {Collective.SUM: 2}
 
 
+@pytest.mark.parametrize(
+    ("sums", "gathers", "expected"),
+    [(False, False, (True, True)), (True, False, (False, True)), (False, True, (True, False))],
+)
+def test_what_is_not_summed_whole_goes_by_nodes(
+    sums: bool, gathers: bool, expected: tuple[bool, bool]
+) -> None:
+    net = metaop_of("a/net", 1, {1: 1.0})
+    plan = plan_of(profile_of(net), cluster_of(64), [[slice_of(net, (0, 1), (0,), 0.0)]])
+    group = replace(GROUP, sums_whole=sums, gathers_whole=gathers, nodes=((0, 1), (8, 9)))
+    found = collectives_of_step(plan, [group], sharded=True, clips=False, scales=False)
+    by_kind = {each.kind: each.by_node for each in found}
+    assert (by_kind[Collective.SUM], by_kind[Collective.GATHER]) == expected
+    assert not by_kind[Collective.LOSSES] and not by_kind[Collective.FLAGS]
+
+
+def test_by_nodes_takes_as_long_as_the_formula_says() -> None:
+    spread, cluster = per_node((0, 1, 8, 9), gpus()), gpus()
+    assert parts_collective_s(LARGE, spread, 1, cluster, by_node=True) == by_node_s(LARGE, spread, cluster)
+    assert parts_collective_s(LARGE, spread, 1, cluster) == spread_all_gather_s(LARGE, spread, cluster)
+
+
+def test_what_goes_by_nodes_meets_inside_of_them_and_between() -> None:
+    group = replace(GROUP, devices=(0, 1, 8, 9), nodes=((0, 1), (8, 9)))
+    found = {each.ranks for each in find_meetings(64, [], [group], []) if each.purpose is Purpose.SUMS}
+    assert found == {(0, 1, 8, 9), (0, 1), (8, 9), (0, 8), (1, 9)}
+
+
 def test_the_ranks_of_a_group_know_its_ways() -> None:
     for sums, gathers in ((True, False), (False, True)):
         members = Members.of((2, 5), 5, None, replace(GROUP, sums_whole=sums, gathers_whole=gathers))
@@ -95,8 +185,8 @@ def test_the_ranks_of_a_group_know_its_ways() -> None:
 
 
 def test_groups_of_several_sets_of_devices_go_each_by_its_own_way() -> None:
-    """The same bytes over two neighbours and over 64 devices."""
+    """The same bytes over two neighbours and over 57 devices."""
     pair = replace(GROUP, index=1, devices=(0, 1))
-    found = with_ways([pair, GROUP, pair], (), gpus())
+    found = with_ways([pair, replace(GROUP, devices=UNEVEN), pair], (), gpus(), sharded=True)
     assert [group.sums_whole for group in found] == [False, True, False]
-    assert [group.devices for group in found] == [(0, 1), EVERYONE, (0, 1)]
+    assert [group.devices for group in found] == [(0, 1), UNEVEN, (0, 1)]

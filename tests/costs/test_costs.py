@@ -12,7 +12,8 @@ from spindle_cli.costs.links import (
     all_gather_s,
     all_reduce_s,
     bandwidth_bytes_per_s,
-    is_faster_summed,
+    by_node_s,
+    goes_by_node,
     spread_collective_s,
     transfer_s,
 )
@@ -133,9 +134,26 @@ def test_small_sums_over_many_devices_are_faster_whole() -> None:
     ring_s = 63 * (56 * 8e-6 + 8 * 14e-6) / 64
     assert spread_collective_s(1, spread, 1, cluster) == pytest.approx(ring_s, rel=1e-3)
     assert spread_collective_s(1, spread, 2, cluster) == pytest.approx(196e-6, rel=1e-3)
-    assert is_faster_summed(2**20, spread, cluster)
-    assert not is_faster_summed(2**26, spread, cluster)
-    assert not is_faster_summed(2**20, spread, cluster.model_copy(update={"backend": "gloo"}))
+
+    def is_faster_whole(num_bytes: int, where: Cluster) -> bool:
+        ranged_s, whole_s = (spread_collective_s(num_bytes, spread, rounds, where) for rounds in (1, 2))
+        return whole_s < ranged_s
+
+    assert is_faster_whole(2**20, cluster)
+    assert not is_faster_whole(2**26, cluster)
+    assert not is_faster_whole(2**20, cluster.model_copy(update={"backend": "gloo"}))
+
+
+def test_by_nodes_a_part_of_the_bytes_crosses_and_latency_is_that_of_a_node_and_of_doublings() -> None:
+    """5 nodes of 4 behind 2 cards each: 3 steps of 1 GB at 100 GB/s inside; 3 doublings' latency, and 4/5 of
+    four parts of 1 GB over 2 cards at 10 GB/s.
+    """
+    spread, cluster = Spread((4,) * 5), with_latency(5, 4, nics=2)
+    expected = 3 * (8e-6 + 1 / 100) + 3 * 14e-6 + 4 / 5 * 4 / 20
+    assert by_node_s(4 * 10**9, spread, cluster) == pytest.approx(expected, rel=1e-9)
+    assert by_node_s(0, spread, cluster) == 0.0
+    even = {counts: goes_by_node(Spread(counts)) for counts in ((4,), (1, 1), (2, 3), (2, 2), (3, 3, 3))}
+    assert even == {(4,): False, (1, 1): False, (2, 3): False, (2, 2): True, (3, 3, 3): True}
 
 
 def test_gloo_has_one_ring_however_many_cards() -> None:

@@ -49,13 +49,13 @@ def test_the_faster_way_turns_at_the_limit() -> None:
     assert is_padded(799_000, WEIGHTS, spread, cluster)
     assert not is_padded(801_000, WEIGHTS, spread, cluster)
     group = ParameterGroup(0, (0, 1, 2), (("w", 0),), 799_000, 801_000, (0,), (0,), (0, 1))
-    (weighted,) = with_ways([group], (1, 2, 1), cluster)
+    (weighted,) = with_ways([group], (1, 2, 1), cluster, sharded=True)
     assert (weighted.weights, weighted.pads_sum, weighted.pads_gather) == ((1, 2, 1), True, False)
     # Parts that are equal among these, and what all step whole, stay as they were.
-    (even,) = with_ways([group], (7, 7, 7), cluster)
+    (even,) = with_ways([group], (7, 7, 7), cluster, sharded=True)
     assert even == group
     whole = ParameterGroup(0, (0, 1, 2), (("w", 0),), 1, 1, (0,), (0,), (0, 1), sharding=Sharding.NONE)
-    assert with_ways([whole], (1, 2, 1), cluster) == (whole,)
+    assert with_ways([whole], (1, 2, 1), cluster, sharded=True) == (whole,)
 
 
 def test_equal_parts_and_those_of_two_devices_are_padded() -> None:

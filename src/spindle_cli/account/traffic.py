@@ -179,9 +179,10 @@ def groups_of(plan: PlacedPlan, order: Sequence[int], uses: ParameterUses) -> tu
     if plan.joint is None:
         groups = parameter_groups(plan.slices, order, uses, plan.cluster, width)
         groups = with_matrices(groups, gathered_matrices(plan.slices, plan.by_name, plan.accumulate))
-        return with_ways(groups, plan.shard_weights, plan.cluster)
-    groups = with_ways(joint_groups(plan.joint, uses, plan.cluster, width), plan.shard_weights, plan.cluster)
-    return groups_of_member(plan.joint, groups, plan.member)
+    else:
+        groups = joint_groups(plan.joint, uses, plan.cluster, width)
+    groups = with_ways(groups, plan.shard_weights, plan.cluster, sharded=plan.optimizer_state_sharded)
+    return groups if plan.joint is None else groups_of_member(plan.joint, groups, plan.member)
 
 
 def with_matrices(

@@ -147,6 +147,9 @@ class ParameterGroup:
             gathered; else each goes by itself.
         sums_whole, gathers_whole: whether, though each device needs or has a range alone, all of it is summed
             over all, for a gather with zeros in place of the others' ranges.
+        nodes: of its devices, by their nodes, equally many each, where what is not summed whole is summed
+            inside of every node first, and then between the devices of the same place in all of them, and
+            gathered the other way round; none: over all of them at once.
     """
 
     index: int
@@ -170,6 +173,12 @@ class ParameterGroup:
     pads_gather: bool = False
     sums_whole: bool = False
     gathers_whole: bool = False
+    nodes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def across(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of the same place in all of `nodes`."""
+        return tuple(zip(*self.nodes, strict=True))
 
     @property
     def is_gathered(self) -> bool:
@@ -232,6 +241,7 @@ class Together:
             for a gather, also of what gradients are made of.
         group: index of the parameter group (SUM, GATHER).
         weights: of the devices, what their parts of the bytes are in proportion to; none: they are equal.
+        by_node: whether it goes inside of nodes and between them by itself (`ParameterGroup.nodes`).
     """
 
     kind: Collective
@@ -240,6 +250,7 @@ class Together:
     rounds: int
     group: int | None = None
     weights: tuple[int, ...] = ()
+    by_node: bool = False
 
 
 @dataclass(frozen=True)

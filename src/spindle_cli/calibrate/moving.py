@@ -170,7 +170,9 @@ def _sums_of(step: MeasuredStep, traffic: Traffic, cluster: Cluster) -> Iterator
         begins_s = max(_posted_by_all_s(of_device), *(free_s.get(device, -inf) for device in each.devices))
         free_s.update(dict.fromkeys(each.devices, ended_s))
         spread = per_node(each.devices, cluster)
-        predicted_s = parts_collective_s(each.num_bytes, spread, each.rounds, cluster, each.weights)
+        predicted_s = parts_collective_s(
+            each.num_bytes, spread, each.rounds, cluster, each.weights, by_node=each.by_node
+        )
         if ended_s > begins_s:
             yield INTER if len(spread.counts) > 1 else INTRA, Moved(1, predicted_s, ended_s - begins_s)
 

@@ -52,12 +52,25 @@ def all_reduce_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> 
     return spread_all_reduce_s(num_bytes, per_node(devices, cluster), cluster)
 
 
-def is_faster_summed(num_bytes: float, spread: Spread, cluster: Cluster) -> bool:
-    """Whether a sum that all devices get whole takes less time than one of which each gets a range; and so
-    a sum of zeros and what each has, less than a gather. Of small messages over many devices, as NCCL has
-    trees for the former alone.
+def goes_by_node(spread: Spread) -> bool:
+    """Whether there are several nodes, with equally many of the devices each, and several."""
+    return len(spread.counts) > 1 and len(set(spread.counts)) == 1 and spread.counts[0] > 1
+
+
+def by_node_s(num_bytes: float, spread: Spread, cluster: Cluster) -> float:
+    """Seconds of a scatter that goes around every node first, and then, for each device's part, over the
+    nodes, all parts at once over the cards that there are; or of a gather the other way round.
+
+    Args:
+        spread: one that `goes_by_node`.
     """
-    return spread_all_reduce_s(num_bytes, spread, cluster) < spread_all_gather_s(num_bytes, spread, cluster)
+    if num_bytes <= 0:
+        return 0.0
+    shape, local = _Shape(spread, cluster), spread.counts[0]
+    inside_s = (local - 1) * (
+        shape.intra.latency_s + num_bytes / local / bandwidth_bytes_per_s(num_bytes, shape.intra)
+    )
+    return inside_s + shape.doubling_s(num_bytes / local, local / shape.num_cards)
 
 
 class Spread(NamedTuple):
@@ -178,8 +191,10 @@ class _Shape:
             moving_s.append(crossing / self.num_cards / bandwidth_bytes_per_s(num_bytes, self.inter))
         return 2 * hops_s + max(moving_s) / _tree_speed(num_bytes)
 
-    def doubling_s(self, num_bytes: float) -> float:
-        """On nodes with a device each, distances between those that exchange doubling."""
+    def doubling_s(self, num_bytes: float, at_once: float = 1.0) -> float:
+        """Over a device of each node, distances between those that exchange doubling. `at_once`: how many of
+        these share each card.
+        """
         n = self.num_nodes
         bandwidth = bandwidth_bytes_per_s(num_bytes, self.inter)
-        return ceil(log2(n)) * self.inter.latency_s + (n - 1) / n * num_bytes / bandwidth
+        return ceil(log2(n)) * self.inter.latency_s + (n - 1) / n * num_bytes * at_once / bandwidth

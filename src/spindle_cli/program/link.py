@@ -86,7 +86,7 @@ def link_sets(
     uses = uses_of(plan) if parameters is None else parameters
     sets = plan.set_plans
     moving = [_Moving.of(each) for each in (plan, *sets.values())]
-    groups = _groups_of_all(plan, moving[0].order, uses)
+    groups = _groups_of_all(plan, moving[0].order, uses, sharded=settings.sharded)
     if settings.sharded:
         moving = [each.behind_gathers(groups) for each in moving]
     communicators = find_communicators(
@@ -101,7 +101,9 @@ def link_sets(
     return Programs(whole, dict(zip(sets, of_sets, strict=True)), together)
 
 
-def _groups_of_all(plan: Plan, order: Sequence[Pass], uses: ParameterUses) -> tuple[ParameterGroup, ...]:
+def _groups_of_all(
+    plan: Plan, order: Sequence[Pass], uses: ParameterUses, *, sharded: bool
+) -> tuple[ParameterGroup, ...]:
     width = plan.gradient_bytes_per_param
     if plan.joint is None:
         last_first = backward_order(order)[::-1]
@@ -109,7 +111,7 @@ def _groups_of_all(plan: Plan, order: Sequence[Pass], uses: ParameterUses) -> tu
         groups = with_matrices(groups, gathered_matrices(plan.slices, plan.by_name, plan.accumulate))
     else:
         groups = joint_groups(plan.joint, uses, plan.cluster, width)
-    return with_ways(groups, plan.shard_weights, plan.cluster)
+    return with_ways(groups, plan.shard_weights, plan.cluster, sharded=sharded)
 
 
 class _Posting(NamedTuple):

@@ -107,7 +107,14 @@ def parameters_there(groups: Sequence[ParameterGroup], clock: PassClock, plan: P
     there: dict[int, int] = {}
     for group in in_need(groups, clock, plan.slices):
         gather, spread = gathers[group.index], per_node(group.devices, plan.cluster)
-        takes_s = parts_collective_s(gather.num_bytes, spread, gather.rounds, plan.cluster, gather.weights)
+        takes_s = parts_collective_s(
+            gather.num_bytes,
+            spread,
+            gather.rounds,
+            plan.cluster,
+            gather.weights,
+            by_node=gather.by_node,
+        )
         end_s = max(free_s[device] for device in group.devices) + takes_s
         for device in group.devices:
             free_s[device] = end_s

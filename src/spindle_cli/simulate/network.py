@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from spindle_cli.costs.links import per_node, spread_collective_s, transfer_s
+from spindle_cli.costs.links import by_node_s, per_node, spread_collective_s, transfer_s
 from spindle_cli.costs.parameters.unequal import parts_collective_s
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.units import GB
@@ -79,7 +79,13 @@ class Network:
         return Stream(message.latency_s, message.left_s, uses)
 
     def collective(
-        self, devices: Sequence[int], num_bytes: int, rounds: int, weights: Sequence[int] = ()
+        self,
+        devices: Sequence[int],
+        num_bytes: int,
+        rounds: int,
+        weights: Sequence[int] = (),
+        *,
+        by_node: bool = False,
     ) -> Stream:
         """A sum (2 rounds), scatter or gather (1) over devices: as long as the formula says when alone.
 
@@ -87,22 +93,27 @@ class Network:
         the bytes a round, over as many cards as it has for its members: these members' own, and then others.
 
         `weights`: what the devices' parts of a scatter or gather are in proportion to; none: they are equal.
+        `by_node`: it goes inside of nodes and between them by itself.
         """
         spread = per_node(devices, self.cluster)
-        latency_s = spread_collective_s(1, spread, rounds, self.cluster)
-        alone_s = parts_collective_s(num_bytes, spread, rounds, self.cluster, weights)
+        latency_s = (
+            by_node_s(1, spread, self.cluster)
+            if by_node
+            else spread_collective_s(1, spread, rounds, self.cluster)
+        )
+        alone_s = parts_collective_s(num_bytes, spread, rounds, self.cluster, weights, by_node=by_node)
         left_s = max(0.0, alone_s - latency_s)
         if not left_s:
             return Stream(latency_s, 0.0, ())
-        by_node: dict[int, list[int]] = {}
+        on_node: dict[int, list[int]] = {}
         for device in devices:
-            by_node.setdefault(self.cluster.node_of[device], []).append(device)
+            on_node.setdefault(self.cluster.node_of[device], []).append(device)
         uses: dict[int, float] = {}
-        links = self.cluster.links_among(by_node)
-        for node, members in by_node.items():
+        links = self.cluster.links_among(on_node)
+        for node, members in on_node.items():
             moved_inside = rounds * (len(members) - 1) / len(members) * num_bytes
             cards = self._cards_for(node, members)
-            moved_between = rounds * (len(by_node) - 1) / len(by_node) * num_bytes / len(cards)
+            moved_between = rounds * (len(on_node) - 1) / len(on_node) * num_bytes / len(cards)
             passed_on = [(_device_port(device), moved_inside, links.intra_node) for device in members]
             passed_on += [(self._card_port(node, card), moved_between, links.inter_node) for card in cards]
             for port, moved, link in passed_on:

@@ -180,7 +180,11 @@ class Traffic:
         lane.busy = True
         start_s = self._clock.now_s
         stream = self._network.collective(
-            together.devices, together.num_bytes, together.rounds, together.weights
+            together.devices,
+            together.num_bytes,
+            together.rounds,
+            together.weights,
+            by_node=together.by_node,
         )
 
         def end() -> None:

@@ -26,6 +26,7 @@ def find_meetings(
     everyone = tuple(range(num_devices))
     groups = tuple(groups)
     summing = {group.devices for group in groups if len(group.devices) > 1 and group.is_trained} - {everyone}
+    summing |= {part for group in groups for part in (*group.nodes, *group.across)}
     sharing = {
         team for group in groups if group.sharding.is_by_pass for team in group.teams or (group.devices,)
     }

@@ -47,6 +47,7 @@ def collectives_of_step(
             *_moved(group, plan.cluster, sharded=sharded),
             group.index,
             group.weights if sharded and not group.teams else (),
+            by_node=sharded and bool(group.nodes) and not group.sums_whole,
         )
         for group in summed
         if group.is_summed_at_once
@@ -85,6 +86,7 @@ def _handed_on(group: ParameterGroup, cluster: Cluster) -> Together:
             2 if group.gathers_whole else 1,
             group.index,
             group.weights,
+            by_node=bool(group.nodes) and not group.gathers_whole,
         )
     num_bytes = between_teams_bytes(group, group.parameter_bytes, cluster)
     return Together(Collective.GATHER, group.devices, num_bytes, 1, group.index)

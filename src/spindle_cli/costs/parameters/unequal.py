@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spindle_cli.costs.links import Spread, spread_all_gather_s, spread_collective_s, spread_ring_s
+from spindle_cli.costs.links import Spread, by_node_s, spread_all_gather_s, spread_collective_s, spread_ring_s
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.units import MIB
 
@@ -59,9 +59,19 @@ def is_padded(num_bytes: float, weights: Sequence[int], spread: Spread, cluster:
 
 
 def parts_collective_s(
-    num_bytes: float, spread: Spread, rounds: int, cluster: Cluster, weights: Sequence[int] = ()
+    num_bytes: float,
+    spread: Spread,
+    rounds: int,
+    cluster: Cluster,
+    weights: Sequence[int] = (),
+    *,
+    by_node: bool = False,
 ) -> float:
-    """`spread_collective_s`, of unequal parts in the way that `is_padded` says; none: all are equal."""
+    """`spread_collective_s`, of unequal parts in the way that `is_padded` says; none: all are equal.
+    `by_node`: a scatter or gather inside of nodes and between them.
+    """
+    if by_node:
+        return by_node_s(num_bytes, spread, cluster)
     if not weights or rounds != 1:
         return spread_collective_s(num_bytes, spread, rounds, cluster)
     way_s = padded_s if is_padded(num_bytes, weights, spread, cluster) else grouped_s

@@ -139,7 +139,7 @@ class _Collectives:
         self._of_kind: Mapping[Collective, Sequence[Together]] = of_kind
         self.has_gathers = bool(of_kind[Collective.GATHER])
         self._number_kinds([each for each in traffic.collectives if each.kind in _OF_SOME])
-        self._known_s: dict[tuple[int, Spread, int, tuple[int, ...]], float] = {}
+        self._known_s: dict[tuple[int, Spread, int, tuple[int, ...], bool], float] = {}
         self._spread: dict[tuple[int, ...], Spread] = {}
 
     def _number_kinds(self, sums: Iterable[Together]) -> None:
@@ -336,9 +336,11 @@ class _Collectives:
     def _seconds(self, each: Together) -> float:
         if each.devices not in self._spread:
             self._spread[each.devices] = per_node(each.devices, self._cluster)
-        key = (each.num_bytes, self._spread[each.devices], each.rounds, each.weights)
+        key = (each.num_bytes, self._spread[each.devices], each.rounds, each.weights, each.by_node)
         if key not in self._known_s:
-            self._known_s[key] = parts_collective_s(*key[:3], self._cluster, each.weights)
+            self._known_s[key] = parts_collective_s(
+                *key[:3], self._cluster, each.weights, by_node=each.by_node
+            )
         return self._known_s[key]
 
     def _take(self, each: Together, ready_s: float, free: _Free) -> float:

@@ -3,7 +3,7 @@
 That is its program with one difference: a sum starts while the backward pass before it still runs, with the
 op that it names, and so ahead of what the program has between that pass and the sum. Where the pass is split
 by tensor parallelism, or sums the statistics of batch norms, the sum comes between two of the collectives
-that the pass takes.
+that the pass takes. And a sum or gather that goes by nodes is two collectives, the second behind the first.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from spindle_cli.account.types import Purpose
 from spindle_cli.program.types import COMPUTES, RECEIVES, Action, Kind, Program, Transfer
 
 # A transfer's key; or the communicator of a collective, and which of its collectives it is.
@@ -56,6 +57,11 @@ class Moves:
         self._takes: dict[_Taker, list[Operation]] = {}
         self._inside: dict[int, dict[int, list[tuple[int, int]]]] = {}  # device -> B's step -> (SUM's, op)
         self._breaks: dict[int, set[int]] = {}  # ops of a slice with which any device starts a sum
+        self._summing = {
+            each.ranks: each.index
+            for each in program.communicators
+            if each.purpose in (Purpose.SUMS, Purpose.EVERYONE)
+        }
         for device, actions in program.actions.items():
             for action in actions:
                 if action.kind in RECEIVES and action.transfer is not None:
@@ -92,13 +98,14 @@ class Moves:
         inside = self._inside[device]
         started = {sum_step for sums in inside.values() for sum_step, _ in sums}
 
-        def post(step: int, action: Action) -> Move:
-            move = _post(self._program, step, action, numbers)
-            assert move.posts is not None, "it is a post"
-            posted.append(move.posts)
-            if action.kind in (Kind.LOSSES, Kind.SUM):
-                before_updates[-1 if action.group is None else action.group] = move.posts
-            return move
+        def post(step: int, action: Action) -> Iterator[Move]:
+            for communicator in self._over(device, action):
+                move = _post(self._program, step, action, communicator, numbers)
+                assert move.posts is not None, "it is a post"
+                posted.append(move.posts)
+                if action.kind in (Kind.LOSSES, Kind.SUM):
+                    before_updates[-1 if action.group is None else action.group] = move.posts
+                yield move
 
         for step, action in enumerate(actions):
             if action.kind in COMPUTES:
@@ -108,7 +115,9 @@ class Moves:
                 sums = inside.get(step, ())
                 for op in sorted(breaks, reverse=True):
                     yield from self._inside_of(step, action, numbers)
-                    yield from (post(other, actions[other]) for other, start in sums if start == op)
+                    for other, start in sums:
+                        if start == op:
+                            yield from post(other, actions[other])
                 yield from self._inside_of(step, action, numbers)
                 continue
             if action.kind is Kind.UPDATE:
@@ -117,7 +126,21 @@ class Moves:
             if action.kind in (Kind.NORM, Kind.STEP):
                 yield Move(step, tuple(posted))
             if action.communicator is not None and step not in started:
-                yield post(step, action)
+                yield from post(step, action)
+
+    def _over(self, device: int, action: Action) -> tuple[int, ...]:
+        """The communicators of what a post starts, one after another."""
+        assert action.communicator is not None, "asked of what communicates"
+        group = None if action.group is None else self._program.groups[action.group]
+        if group is None or not group.nodes:
+            return (action.communicator,)
+        inside, across = (
+            next(self._summing[part] for part in parts if device in part)
+            for parts in (group.nodes, group.across)
+        )
+        if action.kind is Kind.SUM:
+            return (action.communicator,) if group.sums_whole else (inside, across)
+        return (action.communicator,) if group.gathers_whole else (across, inside)
 
     def _inside_of(self, step: int, action: Action, numbers: Counter[int]) -> Iterator[Move]:
         """What a stretch of a pass sums and gathers inside: over each of its communicators, and waits."""
@@ -129,9 +152,7 @@ class Moves:
                 yield Move(step, (move.posts,))
 
 
-def _post(program: Program, step: int, action: Action, numbers: Counter[int]) -> Move:
-    communicator = action.communicator
-    assert communicator is not None, "asked of what communicates"
+def _post(program: Program, step: int, action: Action, communicator: int, numbers: Counter[int]) -> Move:
     if action.transfer is not None:
         ends = (action.transfer.source, action.transfer.destination)
         return Move(step, (), action.transfer.key, communicator, ends)

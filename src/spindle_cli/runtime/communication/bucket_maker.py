@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -12,8 +12,9 @@ from spindle_cli.account.gather_buffers import Lot, Span, places_of
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.parameters.gradient_sums import Summing
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.runtime.backends.side_stream import SideStream
 from spindle_cli.runtime.communication.buckets import Bucket, ShardedBucket
-from spindle_cli.runtime.communication.collectives import Members
+from spindle_cli.runtime.communication.collectives import Levels, Members
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.flat_bucket import FlatBucket, FrozenBucket
 from spindle_cli.runtime.communication.gathered_bucket import GatheredBucket
@@ -41,6 +42,7 @@ class BucketMaker:
         stepped_whole: those that every rank with them steps; of the others each steps its range.
         own: of parameters without memory, what the rank has; buckets take it away.
         factors: the dtype of the factors of linear maps; None: that of their matrices.
+        side: where sums that go by nodes wait for their first parts.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -49,6 +51,7 @@ class BucketMaker:
     stepped_whole: Collection[str]
     own: MutableMapping[str, OwnValues]
     factors: torch.dtype | None = None
+    side: SideStream = field(default_factory=lambda: SideStream(torch.device("cpu")))
 
     def of(self, group: ParameterGroup) -> tuple[AnyBucket, ...]:
         """Of a group that several ranks share, this one among them: one for each dtype."""
@@ -59,7 +62,7 @@ class BucketMaker:
                 FrozenBucket(alike, inside, group.sharding, self.own, teams)
                 for alike in self._by_dtype(names)
             )
-        members = Members.of(group.devices, self.rank, self.communicators.summing(group.devices), group)
+        members = self._summing(group)
         if group.is_gathered:
             return tuple(self._gathered(name, group, members) for name in names)
         in_ranges = [
@@ -72,6 +75,19 @@ class BucketMaker:
                 for alike in self._by_dtype([name for name in names if name not in in_ranges])
             ),
         )
+
+    def _summing(self, group: ParameterGroup) -> Members:
+        """Who sums, and gathers, between passes."""
+        members = Members.of(group.devices, self.rank, self.communicators.summing(group.devices), group)
+        if not group.nodes:
+            return members
+        inside, across = (
+            Members.of(part, self.rank, self.communicators.summing(part))
+            for parts in (group.nodes, group.across)
+            for part in parts
+            if self.rank in part
+        )
+        return members.with_levels(Levels(inside, across, self.side))
 
     def _gathered(self, name: str, group: ParameterGroup, members: Members) -> GatheredBucket:
         factors = self.factors if group.summing is Summing.FACTORS else None

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.runtime.backends.gather_turns import GatherTurns
+from spindle_cli.runtime.backends.side_stream import SideStream
 from spindle_cli.runtime.communication.transfers import wait_for
 
 if TYPE_CHECKING:
@@ -34,18 +35,41 @@ _AS_LONG_AS_THE_GROUP = timedelta(0)
 
 
 @dataclass(frozen=True)
+class Levels:
+    """How a rank takes part in what goes inside of nodes first, and then between them.
+
+    Of n nodes the i-th device's ranges lie one behind the other, for each node one: what it has of a scatter
+    inside of its node.
+
+    Attributes:
+        inside: the ranks of this rank's node. `across`: those of the same place in all nodes.
+        side: where the second of two collectives waits for the first.
+    """
+
+    inside: Members
+    across: Members
+    side: SideStream
+
+    @property
+    def position(self) -> int:
+        """Of this rank's range among all."""
+        return self.inside.position * self.across.count + self.across.position
+
+
+@dataclass(frozen=True)
 class Members:
     """The ranks that hold some parameters, as one of them sees them.
 
     Attributes:
         count: how many there are.
-        position: of this rank among them, ascending.
+        position: of this rank's range: of this rank among them, ascending, but where there are levels.
         communicator: of them; None is that of all ranks.
         weights: what their ranges of a flat tensor are in proportion to; none: they are equal.
         cuts: of unequal ranges, where each begins in the flat tensor, and its end.
         pads_sum, pads_gather: whether unequal ranges are padded to be summed, and to be gathered.
         sums_whole, gathers_whole: whether all of it is summed over all ranks instead, for a gather with zeros
             in place of the others' ranges.
+        levels: by which what is not summed whole is scattered and gathered; None: all at once.
     """
 
     count: int
@@ -57,6 +81,7 @@ class Members:
     pads_gather: bool = False
     sums_whole: bool = False
     gathers_whole: bool = False
+    levels: Levels | None = None
 
     @classmethod
     def of(
@@ -84,6 +109,10 @@ class Members:
     def with_cuts(self, cuts: tuple[int, ...]) -> Members:
         """The same for a flat tensor that is cut there."""
         return replace(self, cuts=cuts) if cuts else self
+
+    def with_levels(self, levels: Levels) -> Members:
+        """The same where it goes in levels."""
+        return replace(self, position=levels.position, levels=levels)
 
     def ranges_in(self, flat: Tensor) -> tuple[Tensor, ...]:
         """What each rank owns of a flat tensor."""
@@ -128,6 +157,8 @@ def start_scatter(flat: Tensor, members: Members) -> Scatter:
     """Start summing a flat tensor, so that each rank gets the sum of its own range."""
     if members.sums_whole:
         return _Whole(flat, members)
+    if members.levels is not None:
+        return _InLevels(flat, members.levels)
     if members.cuts and members.pads_sum:
         return _PaddedSum(flat, members)
     if dist.get_backend(members.communicator) == "gloo":
@@ -139,6 +170,8 @@ def scatter_buffer_bytes(flat: Tensor, members: Members) -> int:
     """Bytes that `start_scatter` takes until its scatter is finished."""
     if members.sums_whole:
         return 0
+    if members.levels is not None:
+        return scatter_buffer_bytes(flat, members.levels.inside)
     is_gloo = dist.get_backend(members.communicator) == "gloo"
     if not members.cuts:
         return flat.nbytes if is_gloo else 0
@@ -163,6 +196,10 @@ def _start_gather(flat: Tensor, members: Members) -> dist.Work:
             if position != members.position:
                 part.zero_()
         return _start_sum(flat, members)
+    if members.levels is not None:
+        inside, across = members.levels.inside, members.levels.across
+        _start_gather(inside.range_in(flat), across).wait()  # on a GPU of the stream, not of the host
+        return _start_gather(flat, inside)
     if dist.get_backend(members.communicator) == "gloo":
         return _FromEach(flat, members)
     if members.cuts:  # of tensors of unequal sizes NCCL makes a broadcast each, in one call
@@ -241,6 +278,22 @@ class _Whole:
 
     def finish(self) -> None:
         wait_for(self.work)
+
+
+class _InLevels:
+    """A reduce-scatter inside of each node, and then one of its parts between the nodes."""
+
+    def __init__(self, flat: Tensor, levels: Levels) -> None:
+        with levels.side.behind_compute():
+            start_scatter(flat, levels.inside).finish()  # on a GPU the stream waits for it, not the host
+            self._across = start_scatter(levels.inside.range_in(flat), levels.across)
+        self.work = self._across.work
+
+    def is_done(self) -> bool:
+        return self._across.is_done()
+
+    def finish(self) -> None:
+        self._across.finish()
 
 
 class _Exchange:

@@ -19,6 +19,7 @@ from torch import nn
 from spindle_cli.account.device.iteration import SUM_BUFFER_BYTES
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.runtime.backends.gather_turns import GatherTurns
+from spindle_cli.runtime.backends.side_stream import SideStream
 from spindle_cli.runtime.communication.bucket_maker import (
     AnyBucket,
     BucketMaker,
@@ -68,8 +69,15 @@ class GradientPool:
         self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
         trained = {name: each for name, each in parameters.items() if each.requires_grad}
         by_ranks: dict[tuple[int, ...], list[RangedBucket]] = {}
+        device = next((each.device for each in parameters.values()), torch.device("cpu"))
         make = BucketMaker(
-            parameters, communicators, rank, stepped_whole, {} if own is None else own, factors
+            parameters,
+            communicators,
+            rank,
+            stepped_whole,
+            {} if own is None else own,
+            factors,
+            SideStream(device),
         )
         for group in groups:
             if rank in group.devices and len(group.devices) > 1:
@@ -94,7 +102,7 @@ class GradientPool:
         self._parts = [_Part(part, made_of) for part in ([groups] if parts is None else parts)]
         self._part = self._parts[0]
         self._watch: Callable[[Passing, int, dist.Work], None] | None = None
-        self._turns = GatherTurns(next((each.device for each in parameters.values()), torch.device("cpu")))
+        self._turns = GatherTurns(device)
         self._waiting: deque[SummedBucket | Callable[[], None]] = deque()
         self._under_way: deque[SummedBucket] = deque()
 
