@@ -77,10 +77,27 @@ APART: tuple[Placement, ...] = (
 )
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "SGD", "NAdam"])
-def test_what_overflows_on_one_device_alone_is_skipped_by_all(optimizer: str, tmp_path: Path) -> None:
+MOMENTUM = {"momentum": 0.9}
+WRITTEN = {"parameters": ["write.*"], "lr": 1e-2}
+# Two that leave a step out by themselves, of which each has parameters of both tasks.
+MLPS = {"optimizer": "SGD", "optimizer_args": MOMENTUM}
+BY_THEMSELVES = [
+    {"name": "write mlp", "parameters": ["write.*.mlp.*"], **MLPS},
+    {"name": "mlp", "parameters": ["*.mlp.*"], "excluding": ["write.*"], **MLPS},
+    {"name": "write", **WRITTEN, "excluding": ["*.mlp.*"]},
+    "rest",
+]
+ASKED = [{"name": "write", **WRITTEN}, "rest"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "groups"), [("AdamW", BY_THEMSELVES), ("NAdam", ASKED)], ids=["AdamW and SGD", "NAdam"]
+)
+def test_what_overflows_on_one_device_alone_is_skipped_by_all(
+    optimizer: str, groups: list[object], tmp_path: Path
+) -> None:
     """The weight of one task makes its gradients overflow in the steps 2 and 3; the other task's are small.
-    Each task's parameters are in an optimizer group of their own.
+    Each task's parameters are in optimizer groups of their own.
     """
     weights = {"write": [[0, 1.0], [1, 1e9], [2, 1e9], [3, 1.0]]}
     train = {
@@ -88,9 +105,8 @@ def test_what_overflows_on_one_device_alone_is_skipped_by_all(optimizer: str, tm
         "loss_scale": 256,
         "task_weights": weights,
         "optimizer": optimizer,
-        "optimizer_args": {"momentum": 0.9} if optimizer == "SGD" else {},
         "lr": 1e-3,
-        "groups": [{"name": "write", "parameters": ["write.*"], "lr": 1e-2}, "rest"],
+        "groups": groups,
     }
     folder = tmp_path / "case"
     prepare(Case("apart", APART, "memory_toys", train=train), 2, folder)
