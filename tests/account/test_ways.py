@@ -66,8 +66,8 @@ def test_each_collective_of_a_group_goes_the_way_that_is_faster_for_its_bytes() 
 
 
 def test_what_takes_a_tenth_less_by_nodes_goes_by_nodes() -> None:
-    """Behind slow links half as much crosses, of 4 devices on 2 nodes; where all links are alike and bytes rule,
-    it would take longer.
+    """Behind slow links half as much crosses, of 4 devices on 2 nodes; where all links are alike and bytes
+    rule, it would take longer.
     """
     group = replace(GROUP, devices=(0, 1, 8, 9), num_bytes=LARGE)
     found = ways_of(group, gpus(nics=1))
@@ -80,8 +80,8 @@ def test_what_takes_a_tenth_less_by_nodes_goes_by_nodes() -> None:
 
 
 def test_by_nodes_saves_enough_or_is_left() -> None:
-    """A ring takes 3/4 of the bytes over the links between nodes, by nodes half of them, and half inside: at a
-    speed of s as of 1 between, 0.5 + 0.5 / s against 0.75, which is a tenth less from s = 20 / 7 on.
+    """A ring takes 3/4 of the bytes over the links between nodes, by nodes half of them, and half inside: at
+    a speed of s as of 1 between, 0.5 + 0.5 / s against 0.75, which is a tenth less from s = 20 / 7 on.
     """
     group = replace(GROUP, devices=(0, 1, 8, 9), num_bytes=2**36, parameter_bytes=2**36)
     for speed, goes in ((2.85, False), (2.87, True)):

@@ -155,6 +155,18 @@ def test_a_sum_takes_its_members_ports_and_the_cards_of_as_many_as_a_node_has() 
         assert {use.port: use.demand for use in stream.uses} == pytest.approx(uses_in(seconds, num_gb))
 
 
+def test_by_nodes_it_takes_the_same_ports_for_as_long_as_by_nodes() -> None:
+    """3 GB gathered over two nodes of two, two cards each at 0.5 GB/s: 0.75 GB of each part between, and 1.5
+    GB inside at 1 GB/s; around all four 3 steps of 0.75 GB at 1 GB/s.
+    """
+    network = Network(cluster())
+    stream = network.collective((0, 1, 2, 3), 3 * GB, 1, by_node=True)
+    assert (stream.latency_s, stream.left_s) == (pytest.approx(0.0, abs=1e-7), pytest.approx(1.5 + 1.5))
+    around = network.collective((0, 1, 2, 3), 3 * GB, 1)
+    assert around.left_s == pytest.approx(2.25)
+    assert [use.port for use in stream.uses] == [use.port for use in around.uses]
+
+
 @pytest.mark.parametrize(
     ("nics", "first", "second"),
     [

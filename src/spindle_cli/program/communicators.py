@@ -6,7 +6,8 @@
   waits for its other end holds up those behind it. As far as no two of one half exchange any, a device's
   sends are not held up by what it waits to receive. They take no more memory than any other two that all
   messages go over.
-* One for each set of devices that sums gradients; none beside that of everyone for the set of all.
+* One for each set of devices that sums gradients; none beside that of everyone for the set of all. Where they
+  do so by nodes, one for those of each node, and one for those of the same place in all of these nodes.
 * One for each set of devices that gathers parameters, or sums gradients, inside of passes: beside that for
   the sums of whole gradients, which start between them.
 * One for each tensor-parallel group, and one for each set of devices whose shares sum the statistics of batch
