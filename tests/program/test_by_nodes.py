@@ -11,15 +11,21 @@ import pytest
 
 from helpers.little_executor import Rules, execute
 from helpers.plans import metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.account.traffic import traffic_of
 from spindle_cli.account.types import Purpose
+from spindle_cli.costs.links import Spread, by_node_s
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.make import make_plan
+from spindle_cli.program.clock import PassClock
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.faults import ProgramError
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.proof.proof_moves import Moves
+from spindle_cli.program.sum_times import parameters_there
 from spindle_cli.program.types import Kind, Program, StepSettings
 from spindle_cli.simulate.engine import Engine
+from spindle_cli.simulate.run import simulate
 
 DEVICES = (0, 1, 2, 3)
 NODES, ACROSS = ((0, 1), (2, 3)), ((0, 2), (1, 3))
@@ -119,3 +125,24 @@ def test_it_is_simulated_as_fast_as_nodes_allow(program: Program) -> None:
     num_bytes = sums[0].num_bytes
     expected_s = 5e-6 + num_bytes / 2 / 100e9 + 10e-6 + num_bytes / 2 / 1e9
     assert min(each.end_s - each.start_s for each in sums) == pytest.approx(expected_s, rel=1e-3)
+
+
+def test_parameters_are_there_when_they_have_been_gathered_by_nodes(program: Program) -> None:
+    """Both ops' parameters are needed at once, by passes of no length to speak of."""
+    times = {(kind, 0): (0, 1) for kind in (Kind.FORWARD, Kind.BACKWARD)}
+    there = parameters_there(program.groups, PassClock(times, forward_ended=1), program.plan)
+    gathered = sum(
+        by_node_s(group.parameter_bytes, Spread((2, 2)), program.plan.cluster) for group in program.groups
+    )
+    assert there == {0: pytest.approx(gathered * 2e9, rel=1e-6)}
+
+
+def test_an_iteration_is_predicted_as_it_is_simulated(program: Program) -> None:
+    """By ones that sums and gathers take most of."""
+    net = metaop_of("a/net", 2, {4: 0.01}, param_bytes_per_op=2**26)
+    settings = {"optimizer_state_sharded": True}
+    plan = make_plan(profile_of(net).model_copy(update=settings), program.plan.cluster, "sequential")
+    found = simulate(plan)
+    assert {each.by_node for each in traffic_of(plan).collectives if each.group is not None} == {True}
+    assert found.iteration_s == pytest.approx(plan.predicted.iteration_s, rel=0.02)
+    assert plan.predicted.gradient_sum_s > 0.5 * plan.predicted.iteration_s

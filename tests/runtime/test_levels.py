@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from spindle_cli.account.types import ParameterGroup, Purpose
+from spindle_cli.program.types import Communicator
 from spindle_cli.runtime.backends import side_stream
 from spindle_cli.runtime.backends.side_stream import SideStream
 from spindle_cli.runtime.communication.collectives import (
@@ -26,6 +28,8 @@ from spindle_cli.runtime.communication.collectives import (
     start_gather,
     start_scatter,
 )
+from spindle_cli.runtime.communication.communicators import Communicators
+from spindle_cli.runtime.communication.gradients import GradientPool
 
 
 class Done(dist.Work):
@@ -151,3 +155,51 @@ def test_on_a_gpu_the_second_part_waits_on_the_side_for_what_is_computed(
         said.append(f"starts on {current[-1]}")
     said.append(f"goes on on {current[-1]}")
     assert said == ["side waits for compute", "starts on side", "goes on on compute"]
+
+
+def test_a_gather_inside_of_a_node_starts_when_what_it_hands_on_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+
+    class Slow(Done):
+        def __init__(self, group: str) -> None:
+            super().__init__()
+            self._group = group
+
+        def wait(self, timeout: object = None) -> bool:
+            said.append(f"waits for {self._group}")
+            return True
+
+    def broadcast(own: Tensor, *, group: str, **_: object) -> Slow:
+        said.append(f"starts {group}")
+        return Slow(group)
+
+    monkeypatch.setattr(dist, "get_backend", lambda _: "gloo")
+    monkeypatch.setattr(dist, "broadcast", broadcast)
+    start_gather(torch.zeros(8), members_of(1))
+    assert said == ["starts place 1"] * 2 + ["waits for place 1"] * 2 + ["starts node 0"] * 2
+
+
+def test_a_pool_s_groups_go_over_the_communicators_of_their_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 of four: a sum inside of its node and then between, a gather the other way round."""
+    over: list[tuple[int, ...] | None] = []
+
+    def start(*_: Any, group: Any = None, **__: Any) -> Done:
+        over.append(group)
+        return Done()
+
+    monkeypatch.setattr(dist, "new_group", lambda ranks, **_: tuple(ranks))
+    monkeypatch.setattr(dist, "get_backend", lambda _: "gloo")
+    for name in ("all_to_all_single", "broadcast", "all_reduce"):
+        monkeypatch.setattr(dist, name, start)
+    nodes = ((0, 1), (2, 3))
+    group = ParameterGroup(0, (0, 1, 2, 3), (("p", 0),), 64, 64, (0,), (0,), (0, 1), nodes=nodes)
+    made = [Communicator(0, (0, 1, 2, 3), Purpose.EVERYONE)]
+    made += [
+        Communicator(1 + index, ranks, Purpose.SUMS) for index, ranks in enumerate((*nodes, *group.across))
+    ]
+    pool = GradientPool((group,), {"p": nn.Parameter(torch.ones(16))}, Communicators(made, 10), rank=1)
+    pool.start_sum(0)
+    pool.start_gather(0)
+    assert over == [(0, 1), (1, 3), (1, 3), (1, 3), (0, 1), (0, 1)]
