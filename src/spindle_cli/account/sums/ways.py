@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.links import (
-    Spread,
     by_node_s,
     goes_by_node,
     per_node,
@@ -20,9 +20,9 @@ from spindle_cli.costs.parameters.unequal import is_padded
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding
 
-# Of what a sum and a gather take over all devices at once: by nodes they need more communicators, each of
-# which takes memory, so that they have to take less than this.
-_WORTH = 0.9
+# By nodes some devices need two communicators more, each with more than half a GiB of every device: their
+# sums and gathers have to take so much less of a step together.
+_WORTH_S = 0.01
 
 
 def with_ways(
@@ -34,16 +34,18 @@ def with_ways(
         weights: of each device of the cluster; none: all ranges are equal.
         sharded: devices share optimizer state.
     """
-    spreads: dict[tuple[int, ...], Spread] = {}
-    found = []
-    for group in groups:
-        if weights:
-            group = _with_weights(group, weights, cluster)
-        if sharded and _has_ways(group, cluster):
-            if group.devices not in spreads:
-                spreads[group.devices] = per_node(group.devices, cluster)
-            group = _with_fastest(group, spreads[group.devices], cluster)
-        found.append(group)
+    found = [_with_weights(group, weights, cluster) if weights else group for group in groups]
+    if not sharded or cluster.talks_by != "nccl":
+        return tuple(found)
+    of_devices: dict[tuple[int, ...], list[int]] = {}
+    for place, group in enumerate(found):
+        if _has_ways(group):
+            of_devices.setdefault(group.devices, []).append(place)
+    for devices, places in of_devices.items():
+        ways = _Ways(devices, cluster)
+        nodes = ways.nodes_worth([found[place] for place in places])
+        for place in places:
+            found[place] = ways.fastest(found[place], nodes)
     return tuple(found)
 
 
@@ -61,37 +63,57 @@ def _with_weights(group: ParameterGroup, weights: Sequence[int], cluster: Cluste
     )
 
 
-def _has_ways(group: ParameterGroup, cluster: Cluster) -> bool:
+def _has_ways(group: ParameterGroup) -> bool:
     """Whether it lies whole on all of its devices, and they share out nothing but the optimizer's state, in
     equal ranges.
     """
     return (
-        cluster.talks_by == "nccl"
-        and len(group.devices) > 1
+        len(group.devices) > 1
         and group.sharding is Sharding.OPTIMIZER
         and group.is_trained
         and not (group.is_gathered or group.weights)
     )
 
 
-def _with_fastest(group: ParameterGroup, spread: Spread, cluster: Cluster) -> ParameterGroup:
-    """Ranges lie otherwise where they are scattered and gathered node by node, so that both are."""
-    sizes = group.num_bytes, group.parameter_bytes
-    whole_s = [spread_all_reduce_s(size, spread, cluster) for size in sizes]
-    ranged_s = [spread_all_gather_s(size, spread, cluster) for size in sizes]
-    nodes: tuple[tuple[int, ...], ...] = ()
-    if goes_by_node(spread):
-        by_node = [by_node_s(size, spread, cluster) for size in sizes]
-        if sum(map(min, by_node, whole_s)) < _WORTH * sum(map(min, ranged_s, whole_s)):
-            ranged_s, nodes = by_node, _by_node(group.devices, cluster)
-    sums_whole, gathers_whole = (whole < ranged for whole, ranged in zip(whole_s, ranged_s, strict=True))
-    if not (sums_whole or gathers_whole or nodes):
-        return group
-    return replace(group, sums_whole=sums_whole, gathers_whole=gathers_whole, nodes=nodes)
+class _Ways:
+    """Of groups of the same devices."""
 
+    def __init__(self, devices: tuple[int, ...], cluster: Cluster) -> None:
+        self._devices, self._cluster = devices, cluster
+        self._spread = per_node(devices, cluster)
+        self._seconds: dict[int, tuple[float, float, float]] = {}
 
-def _by_node(devices: Sequence[int], cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    found: dict[int, list[int]] = {}
-    for device in devices:
-        found.setdefault(cluster.node_of[device], []).append(device)
-    return tuple(map(tuple, found.values()))
+    def _of(self, num_bytes: int) -> tuple[float, float, float]:
+        """Seconds of as many bytes summed whole, scattered or gathered at once, and by nodes."""
+        if num_bytes not in self._seconds:
+            at = num_bytes, self._spread, self._cluster
+            by_node = by_node_s(*at) if goes_by_node(self._spread) else inf
+            self._seconds[num_bytes] = spread_all_reduce_s(*at), spread_all_gather_s(*at), by_node
+        return self._seconds[num_bytes]
+
+    def nodes_worth(self, groups: Iterable[ParameterGroup]) -> tuple[tuple[int, ...], ...]:
+        """The devices by nodes, where that is worth it for all of the groups together; none where it is not.
+        Ranges lie in other places then, whichever way each group goes.
+        """
+        if not goes_by_node(self._spread):
+            return ()
+        saved_s = 0.0
+        for group in groups:
+            for whole_s, at_once_s, by_s in map(self._of, (group.num_bytes, group.parameter_bytes)):
+                saved_s += min(whole_s, at_once_s) - min(whole_s, by_s)
+        if saved_s < _WORTH_S:
+            return ()
+        found: dict[int, list[int]] = {}
+        for device in self._devices:
+            found.setdefault(self._cluster.node_of[device], []).append(device)
+        return tuple(map(tuple, found.values()))
+
+    def fastest(self, group: ParameterGroup, nodes: tuple[tuple[int, ...], ...]) -> ParameterGroup:
+        """A group with its ways."""
+        is_whole = [
+            whole_s < (by_s if nodes else at_once_s)
+            for whole_s, at_once_s, by_s in map(self._of, (group.num_bytes, group.parameter_bytes))
+        ]
+        if not (nodes or any(is_whole)):
+            return group
+        return replace(group, sums_whole=is_whole[0], gathers_whole=is_whole[1], nodes=nodes)
