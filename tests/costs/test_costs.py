@@ -116,6 +116,29 @@ def test_two_devices_of_a_node_use_two_of_its_cards() -> None:
     assert all_gather_s(8e9, [0, 1, 4, 5], gpus(2, 4, 1)) == pytest.approx(0.6)
 
 
+def test_what_goes_on_side_by_side_shares_the_cards_of_nodes() -> None:
+    """4 parts of a layer, on as many devices of each of 4 nodes: over 4 cards each has one, over 1 a quarter,
+    over 2 a half. Of one node they share nothing.
+    """
+    alone, together = Spread((1,) * 4), Spread((1,) * 4, side_by_side=4)
+    for nics, slower in ((4, 1), (8, 1), (2, 2), (1, 4)):
+        expected = slower * spread_collective_s(10**9, alone, 1, gpus(4, 4, nics))
+        assert spread_collective_s(10**9, together, 1, gpus(4, 4, nics)) == pytest.approx(expected)
+        assert spread_collective_s(10**10, together, 2, gpus(4, 4, nics)) == pytest.approx(
+            slower * spread_collective_s(10**10, alone, 2, gpus(4, 4, nics))
+        )
+    pairs = Spread((2, 2), side_by_side=2)
+    assert spread_collective_s(10**9, pairs, 1, gpus(2, 4, 1)) == pytest.approx(2 * 0.75 / 10)
+    assert spread_collective_s(10**9, pairs, 1, gpus(2, 4, 4)) == pytest.approx(0.75 / 20)
+    for nics, slower in ((4, 1), (1, 2)):
+        by_gloo = gpus(2, 4, nics).model_copy(update={"backend": "gloo"})
+        assert spread_collective_s(10**9, pairs, 1, by_gloo) == pytest.approx(slower * 0.75 / 10)
+    inside = Spread((4,), side_by_side=2)
+    assert spread_collective_s(10**9, inside, 1, gpus(2, 8, 1)) == spread_collective_s(
+        10**9, Spread((4,)), 1, gpus(2, 8, 1)
+    )
+
+
 def test_a_gather_over_nodes_with_a_device_each_takes_as_many_steps_as_their_number_has_doublings() -> None:
     """5 nodes: 3 steps' latency for a ring's 4; with two devices on one of them it is a ring."""
     cluster = with_latency(5, 2)

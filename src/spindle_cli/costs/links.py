@@ -77,11 +77,13 @@ class Spread(NamedTuple):
     """How some devices lie on the nodes.
 
     `counts`: of each node that has any, how many, ascending. `nodes`: which these are, ascending, where not
-    all nodes have equal links.
+    all nodes have equal links. `side_by_side`: how many sets that lie like this do the same at the same time,
+    so that they share the nodes' cards.
     """
 
     counts: tuple[int, ...]
     nodes: tuple[int, ...] = ()
+    side_by_side: int = 1
 
     @property
     def num_devices(self) -> int:
@@ -156,8 +158,8 @@ class _Shape:
         self.most_per_node = max(counts)
         # As many cards of a node as it has devices in the set, whichever these are: NCCL's rings may leave a
         # node through any of its cards (NVIDIA/nccl src/graph/search.cc). Gloo has one ring.
-        self.num_cards = min(min(cluster.cards_of_node), min(counts))
-        self.num_rings = 1 if cluster.talks_by == "gloo" else self.num_cards
+        self.num_cards = min(min(cluster.cards_of_node) / spread.side_by_side, min(counts))
+        self.num_rings = min(1, self.num_cards) if cluster.talks_by == "gloo" else self.num_cards
         links = cluster.links_among(spread.nodes) if spread.nodes else cluster.links
         self.intra, self.inter = links.intra_node, links.inter_node
 
@@ -196,5 +198,5 @@ class _Shape:
         these share each card.
         """
         n = self.num_nodes
-        bandwidth = bandwidth_bytes_per_s(num_bytes, self.inter)
+        bandwidth = bandwidth_bytes_per_s(num_bytes, self.inter) * min(1, self.num_cards)
         return ceil(log2(n)) * self.inter.latency_s + (n - 1) / n * num_bytes * at_once / bandwidth

@@ -134,14 +134,19 @@ class _Seconds:
     def __init__(self, piece: SliceShape, cluster: Cluster, weights: ShardWeights) -> None:
         self._cluster = cluster
         self._weights = weights
-        parts = {self._sharers(piece.devices[part :: piece.tp]) for part in range(piece.tp)}
+        parts = {
+            self._sharers(piece.devices[part :: piece.tp], side_by_side=piece.tp) for part in range(piece.tp)
+        }
         self._spreads = {True: parts, False: {self._sharers(piece.devices)}}
         self._known: dict[tuple[float, bool], float] = {}
 
-    def _sharers(self, devices: Sequence[int]) -> tuple[Spread, tuple[int, ...]]:
-        """How devices lie on the nodes, and their weights, ascending, where these are not equal."""
+    def _sharers(self, devices: Sequence[int], *, side_by_side: int = 1) -> tuple[Spread, tuple[int, ...]]:
+        """How devices lie on the nodes, and their weights, ascending, where these are not equal.
+        `side_by_side`: of as many parts of the same layers, all of which are on each of the nodes.
+        """
         own = sorted(self._weights[device] for device in devices) if self._weights else []
-        return per_node(devices, self._cluster), tuple(own) if len(set(own)) > 1 else ()
+        spread = per_node(devices, self._cluster)._replace(side_by_side=side_by_side)
+        return spread, tuple(own) if len(set(own)) > 1 else ()
 
     def of(self, num_bytes: float, *, is_split: bool) -> float:
         """As long as the slowest part takes."""
