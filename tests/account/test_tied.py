@@ -184,8 +184,8 @@ def test_a_matrix_whose_gradient_is_gathered_is_said_by_that_alone() -> None:
 
 
 def test_what_is_not_trained_is_gathered_in_the_parts_that_devices_have() -> None:
-    """Of 4 MiB that four devices in groups of two have halves of, two devices each gather 2, while the other two
-    do so over the same cards.
+    """Of 4 MiB that four devices in groups of two have halves of, two devices each gather 2, while the other
+    two do so over the same cards.
     """
     frozen = tied(0, is_split=True, is_split_by_any=True, is_trained=False)
     a = made("a/net", 1, frozen, split_extra_param_bytes={0: 4 * MIB}, trainable_fraction=0.2)
