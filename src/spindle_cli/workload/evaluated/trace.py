@@ -120,7 +120,7 @@ def _require_same_way(trained: TaskGraph, found: TaskGraph) -> None:
         ]
         if strange:
             raise WorkloadError(
-                f"task {name!r}: in eval mode {now.target or 'its loss'} takes {strange[0]!r}, which it does "
-                "not in training: its devices need not have that as it is trained",
+                f"task {name!r}: in eval mode {now.target or 'its loss'} takes {strange[0]!r}, "
+                "which it does not in training: its devices need not have that as it is trained",
                 hint="Let forward use the same parameters and buffers with the same operators in both.",
             )
