@@ -13,7 +13,6 @@ from spindle_cli.costs.links import (
     all_reduce_s,
     bandwidth_bytes_per_s,
     by_node_s,
-    goes_by_node,
     spread_collective_s,
     transfer_s,
 )
@@ -175,7 +174,7 @@ def test_by_nodes_a_part_of_the_bytes_crosses_and_latency_is_that_of_a_node_and_
     expected = 3 * (8e-6 + 1 / 100) + 3 * 14e-6 + 4 / 5 * 4 / 20
     assert by_node_s(4 * 10**9, spread, cluster) == pytest.approx(expected, rel=1e-9)
     assert by_node_s(0, spread, cluster) == 0.0
-    even = {counts: goes_by_node(Spread(counts)) for counts in ((4,), (1, 1), (2, 3), (2, 2), (3, 3, 3))}
+    even = {counts: Spread(counts).goes_by_node for counts in ((4,), (1, 1), (2, 3), (2, 2), (3, 3, 3))}
     assert even == {(4,): False, (1, 1): False, (2, 3): False, (2, 2): True, (3, 3, 3): True}
 
 

@@ -11,18 +11,8 @@ import torch.nn.functional as functional
 from eval_toys import BATCH, CLASSES, HELD_OUT, WIDTH, Items
 from torch import Tensor, nn
 
+from helpers.cross_layer import Cross
 from spindle_cli.workload.types import Task, Workload
-
-
-class Cross(nn.Module):
-    """A cross layer: what it was given first goes into every one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, first: Tensor, x: Tensor) -> Tensor:
-        return first * self.linear(x) + x
 
 
 class Score(nn.Module):
@@ -33,7 +23,7 @@ class Score(nn.Module):
         self.kind = kind
         self.embed = nn.Linear(WIDTH, WIDTH) if kind != "running" else nn.Identity()
         self.norm = nn.BatchNorm1d(WIDTH, affine=kind != "running") if kind != "dropout" else nn.Identity()
-        self.layers = nn.ModuleList(Cross() for _ in range(3))
+        self.layers = nn.ModuleList(Cross(WIDTH) for _ in range(3))
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def first(self, x: Tensor) -> Tensor:

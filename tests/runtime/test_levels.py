@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from helpers.done_work import Done
 from spindle_cli.account.types import ParameterGroup, Purpose
 from spindle_cli.program.types import Communicator
 from spindle_cli.runtime.backends import side_stream
@@ -30,16 +31,6 @@ from spindle_cli.runtime.communication.collectives import (
 )
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
-
-
-class Done(dist.Work):
-    """Through, as all of its ranks have met."""
-
-    def is_completed(self) -> bool:
-        return True
-
-    def wait(self, timeout: object = None) -> bool:
-        return True
 
 
 class Pairs:

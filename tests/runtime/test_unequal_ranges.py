@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from helpers.done_work import Done
 from spindle_cli.runtime.communication.collectives import (
     Members,
     scatter_buffer_bytes,
@@ -21,16 +22,6 @@ from spindle_cli.runtime.communication.collectives import (
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
 
 CUTS = (0, 2, 7, 7)  # of 7 elements 2, 5 and none
-
-
-class Done(dist.Work):
-    """Through at once, as far as its rank can tell."""
-
-    def is_completed(self) -> bool:
-        return True
-
-    def wait(self, timeout: object = None) -> bool:
-        return True
 
 
 @dataclass

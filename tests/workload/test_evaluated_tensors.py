@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from helpers.cross_layer import Cross
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.evaluated.trace import trace_evaluations
@@ -26,17 +27,6 @@ class Items:
         return {"x": torch.full((WIDTH,), float(index))}
 
 
-class Cross(nn.Module):
-    """Takes what the first one was given, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, first: Tensor, x: Tensor) -> Tensor:
-        return first * self.linear(x) + x
-
-
 class Chain(nn.Module):
     """Layers over a first value, and a loss that takes it or not."""
 
@@ -50,7 +40,7 @@ class Chain(nn.Module):
         self.norm = nn.BatchNorm1d(WIDTH, affine=False)
         self.register_buffer("mean", torch.ones(WIDTH))
         self.dropout = nn.Dropout(0.1)
-        self.layers = nn.ModuleList(Cross() for _ in range(3))
+        self.layers = nn.ModuleList(Cross(WIDTH) for _ in range(3))
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         if self.kind == "fixed":

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
+from spindle_cli.account.sums.collectives import together_s
 from spindle_cli.account.traffic import Traffic
 from spindle_cli.account.types import Collective
 from spindle_cli.calibrate.reading import Run
 from spindle_cli.calibrate.times.factors import EQUAL
 from spindle_cli.costs.links import per_node, transfer_s
-from spindle_cli.costs.parameters.unequal import parts_collective_s
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.runs.timeline import MeasuredSpan, MeasuredStep, MeasuredTimeline
 
@@ -170,9 +170,7 @@ def _sums_of(step: MeasuredStep, traffic: Traffic, cluster: Cluster) -> Iterator
         begins_s = max(_posted_by_all_s(of_device), *(free_s.get(device, -inf) for device in each.devices))
         free_s.update(dict.fromkeys(each.devices, ended_s))
         spread = per_node(each.devices, cluster)
-        predicted_s = parts_collective_s(
-            each.num_bytes, spread, each.rounds, cluster, each.weights, by_node=each.by_node
-        )
+        predicted_s = together_s(each, spread, cluster)
         if ended_s > begins_s:
             yield INTER if len(spread.counts) > 1 else INTRA, Moved(1, predicted_s, ended_s - begins_s)
 

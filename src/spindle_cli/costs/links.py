@@ -52,27 +52,6 @@ def all_reduce_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> 
     return spread_all_reduce_s(num_bytes, per_node(devices, cluster), cluster)
 
 
-def goes_by_node(spread: Spread) -> bool:
-    """Whether there are several nodes, with equally many of the devices each, and several."""
-    return len(spread.counts) > 1 and len(set(spread.counts)) == 1 and spread.counts[0] > 1
-
-
-def by_node_s(num_bytes: float, spread: Spread, cluster: Cluster) -> float:
-    """Seconds of a scatter that goes around every node first, and then, for each device's part, over the
-    nodes, all parts at once over the cards that there are; or of a gather the other way round.
-
-    Args:
-        spread: one that `goes_by_node`.
-    """
-    if num_bytes <= 0:
-        return 0.0
-    shape, local = _Shape(spread, cluster), spread.counts[0]
-    inside_s = (local - 1) * (
-        shape.intra.latency_s + num_bytes / local / bandwidth_bytes_per_s(num_bytes, shape.intra)
-    )
-    return inside_s + shape.doubling_s(num_bytes / local, local / shape.num_cards)
-
-
 class Spread(NamedTuple):
     """How some devices lie on the nodes.
 
@@ -89,6 +68,11 @@ class Spread(NamedTuple):
     def num_devices(self) -> int:
         """All of them."""
         return sum(self.counts)
+
+    @property
+    def goes_by_node(self) -> bool:
+        """Whether there are several nodes, with equally many of the devices each, and several."""
+        return len(self.counts) > 1 and len(set(self.counts)) == 1 and self.counts[0] > 1
 
 
 def per_node(devices: Sequence[int], cluster: Cluster) -> Spread:
@@ -129,6 +113,22 @@ def spread_all_gather_s(num_bytes: float, spread: Spread, cluster: Cluster) -> f
     if cluster.talks_by == "gloo" or shape.most_per_node > 1:
         return ring_s
     return min(ring_s, shape.doubling_s(num_bytes))
+
+
+def by_node_s(num_bytes: float, spread: Spread, cluster: Cluster) -> float:
+    """Seconds of a scatter that goes around every node first, and then, for each device's part, over the
+    nodes, all parts at once over the cards that there are; or of a gather the other way round.
+
+    Args:
+        spread: one that `goes_by_node`.
+    """
+    if num_bytes <= 0:
+        return 0.0
+    shape, local = _Shape(spread, cluster), spread.counts[0]
+    inside_s = (local - 1) * (
+        shape.intra.latency_s + num_bytes / local / bandwidth_bytes_per_s(num_bytes, shape.intra)
+    )
+    return inside_s + shape.doubling_s(num_bytes / local, local / shape.num_cards)
 
 
 def _tree_speed(num_bytes: float) -> float:

@@ -77,7 +77,7 @@ def merged(model: Any, value_of: ValueOf) -> tuple[dict[str, Tensor], ValueOf, n
         if id(tensor) not in inside:
             return value_of(tensor)
         layer, name = inside[id(tensor)]
-        return _merged(layer, value_of).get_base_layer().state_dict()[name]  # type: ignore[no-any-return]
+        return _merged(layer, value_of).get_base_layer().state_dict()[name]  # type: ignore[no-any-return]  # peft is untyped
 
     return tensors, merged_value_of, base
 

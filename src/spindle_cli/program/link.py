@@ -1,7 +1,7 @@
 """Derive every device's program from a plan.
 
 1. edges: which slice takes whose output; one order of all passes           (account/edges.py)
-2. clock: when each pass would run, with the chunks that cross devices       (clock.py)
+2. clock: when each pass would run, behind chunks and gathers that it needs  (clock.py)
 3. transfers: these chunks, forward and back, in one order                   (transfers.py)
 4. groups: parameters summed together, in the order they are complete        (account/groups.py)
 5. communicators: what all of it goes over                                   (communicators.py)

@@ -15,10 +15,9 @@ from fractions import Fraction
 from math import ceil
 from typing import NamedTuple
 
-from spindle_cli.account.sums.collectives import collectives_of_step
+from spindle_cli.account.sums.collectives import collectives_of_step, together_s
 from spindle_cli.account.types import Collective, ParameterGroup
 from spindle_cli.costs.links import per_node
-from spindle_cli.costs.parameters.unequal import parts_collective_s
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.clock import PassClock
 from spindle_cli.program.lanes import Lane
@@ -106,15 +105,8 @@ def parameters_there(groups: Sequence[ParameterGroup], clock: PassClock, plan: P
     free_s = [0.0] * plan.cluster.num_devices
     there: dict[int, int] = {}
     for group in in_need(groups, clock, plan.slices):
-        gather, spread = gathers[group.index], per_node(group.devices, plan.cluster)
-        takes_s = parts_collective_s(
-            gather.num_bytes,
-            spread,
-            gather.rounds,
-            plan.cluster,
-            gather.weights,
-            by_node=gather.by_node,
-        )
+        spread = per_node(group.devices, plan.cluster)
+        takes_s = together_s(gathers[group.index], spread, plan.cluster)
         end_s = max(free_s[device] for device in group.devices) + takes_s
         for device in group.devices:
             free_s[device] = end_s

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from spindle_cli.costs.links import by_node_s, per_node, spread_collective_s, transfer_s
+from spindle_cli.costs.links import per_node, transfer_s
 from spindle_cli.costs.parameters.unequal import parts_collective_s
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.units import GB
@@ -96,11 +96,7 @@ class Network:
         `by_node`: it goes inside of nodes and between them by itself.
         """
         spread = per_node(devices, self.cluster)
-        latency_s = (
-            by_node_s(1, spread, self.cluster)
-            if by_node
-            else spread_collective_s(1, spread, rounds, self.cluster)
-        )
+        latency_s = parts_collective_s(1, spread, rounds, self.cluster, by_node=by_node)
         alone_s = parts_collective_s(num_bytes, spread, rounds, self.cluster, weights, by_node=by_node)
         left_s = max(0.0, alone_s - latency_s)
         if not left_s:

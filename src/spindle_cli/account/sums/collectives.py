@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from math import ceil
 
 from spindle_cli.account.types import Collective, ParameterGroup, PlacedPlan, Together
+from spindle_cli.costs.links import Spread
+from spindle_cli.costs.parameters.unequal import parts_collective_s
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding
 
@@ -66,6 +68,13 @@ def collectives_of_step(
     if sharded:
         found += [_handed_on(group, plan.cluster) for group in reversed(summed) if group.is_handed_on]
     return tuple(found)
+
+
+def together_s(each: Together, spread: Spread, cluster: Cluster) -> float:
+    """Seconds of a collective with nothing beside it. `spread`: of its devices."""
+    return parts_collective_s(
+        each.num_bytes, spread, each.rounds, cluster, each.weights, by_node=each.by_node
+    )
 
 
 def _moved(group: ParameterGroup, cluster: Cluster, *, sharded: bool) -> tuple[int, int]:

@@ -11,7 +11,6 @@ from math import inf
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.links import (
     by_node_s,
-    goes_by_node,
     per_node,
     spread_all_gather_s,
     spread_all_reduce_s,
@@ -87,7 +86,7 @@ class _Ways:
         """Seconds of as many bytes summed whole, scattered or gathered at once, and by nodes."""
         if num_bytes not in self._seconds:
             at = num_bytes, self._spread, self._cluster
-            by_node = by_node_s(*at) if goes_by_node(self._spread) else inf
+            by_node = by_node_s(*at) if self._spread.goes_by_node else inf
             self._seconds[num_bytes] = spread_all_reduce_s(*at), spread_all_gather_s(*at), by_node
         return self._seconds[num_bytes]
 
@@ -95,7 +94,7 @@ class _Ways:
         """The devices by nodes, where that is worth it for all of the groups together; none where it is not.
         Ranges lie in other places then, whichever way each group goes.
         """
-        if not goes_by_node(self._spread):
+        if not self._spread.goes_by_node:
             return ()
         saved_s = 0.0
         for group in groups:

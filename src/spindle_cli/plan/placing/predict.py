@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from heapq import heappop, heapreplace
 from typing import NamedTuple
 
+from spindle_cli.account.sums.collectives import together_s
 from spindle_cli.account.sums.update_parts import updates_early
 from spindle_cli.account.traffic import Traffic, products_s
 from spindle_cli.account.types import Collective, Together
 from spindle_cli.costs.links import Spread, per_node
-from spindle_cli.costs.parameters.unequal import parts_collective_s
 from spindle_cli.plan.placing.card_loads import CardLoads
 from spindle_cli.plan.placing.passes import BothPasses, Passes, Times
 from spindle_cli.plan.placing.updates import Kinds, SumEnd, updated_s
@@ -338,9 +338,7 @@ class _Collectives:
             self._spread[each.devices] = per_node(each.devices, self._cluster)
         key = (each.num_bytes, self._spread[each.devices], each.rounds, each.weights, each.by_node)
         if key not in self._known_s:
-            self._known_s[key] = parts_collective_s(
-                *key[:3], self._cluster, each.weights, by_node=each.by_node
-            )
+            self._known_s[key] = together_s(each, key[1], self._cluster)
         return self._known_s[key]
 
     def _take(self, each: Together, ready_s: float, free: _Free) -> float:

@@ -11,26 +11,22 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from spindle_cli.runtime.backends.side_stream import SideStream
+
 
 class GatherTurns:
     """A stream on which each gather that is started waits for the one before; compute does not."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = _stream(device) if device.type == "cuda" else None
+        self._side = SideStream(device)
 
     def take(self, start: Callable[[], dist.Work]) -> dist.Work:
         """Start a gather behind what the device has computed so far, and behind the gather before.
 
         `start` takes no memory that a later operation of the device might be given while it still runs.
         """
-        if self._stream is None:
-            return start()
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
+        with self._side.behind_compute():
             work = start()
-            work.wait()  # of the stream, not of the host
+            if self._side.is_apart:
+                work.wait()  # of the stream, not of the host
         return work
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped

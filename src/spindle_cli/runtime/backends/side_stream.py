@@ -16,6 +16,11 @@ class SideStream:
     def __init__(self, device: torch.device) -> None:
         self._stream = _stream(device) if device.type == "cuda" else None
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether there is such a stream."""
+        return self._stream is not None
+
     @contextmanager
     def behind_compute(self) -> Iterator[None]:
         """What is started in here comes behind what the device has computed so far."""

@@ -156,14 +156,14 @@ class Scatter(Protocol):
 def start_scatter(flat: Tensor, members: Members) -> Scatter:
     """Start summing a flat tensor, so that each rank gets the sum of its own range."""
     if members.sums_whole:
-        return _Whole(flat, members)
+        return _Started(_start_sum(flat, members))
     if members.levels is not None:
         return _InLevels(flat, members.levels)
     if members.cuts and members.pads_sum:
         return _PaddedSum(flat, members)
     if dist.get_backend(members.communicator) == "gloo":
         return _Exchange(flat, members)
-    return _Native(flat, members)
+    return _Started(_start_native_scatter(flat, members))
 
 
 def scatter_buffer_bytes(flat: Tensor, members: Members) -> int:
@@ -212,6 +212,17 @@ def _start_gather(flat: Tensor, members: Members) -> dist.Work:
     return work
 
 
+def _start_native_scatter(flat: Tensor, members: Members) -> dist.Work:
+    """The library's reduce-scatter, from the flat tensor into this rank's range of it."""
+    if members.cuts:  # of tensors of unequal sizes NCCL makes a reduction each, in one call
+        parts = list(members.ranges_in(flat))
+        grouped: dist.Work = dist.reduce_scatter(
+            parts[members.position], parts, group=members.communicator, async_op=True
+        )
+        return grouped
+    return _reduce_scatter(members.range_in(flat), flat, group=members.communicator, async_op=True)
+
+
 def _start_sum(flat: Tensor, members: Members) -> dist.Work:
     work: dist.Work = dist.all_reduce(flat, group=members.communicator, async_op=True)
     return work
@@ -245,32 +256,11 @@ class _FromEach(dist.Work):
         return torch.futures.collect_all([work.get_future() for work in self._works])
 
 
-class _Native:
-    """The library's reduce-scatter, from the flat tensor into its own range."""
+class _Started:
+    """A collective of the library's own, behind which this rank's range is the sum."""
 
-    def __init__(self, flat: Tensor, members: Members) -> None:
-        group = members.communicator
-        if members.cuts:  # of tensors of unequal sizes NCCL makes a reduction each, in one call
-            parts = list(members.ranges_in(flat))
-            self.work = dist.reduce_scatter(parts[members.position], parts, group=group, async_op=True)
-        else:
-            self.work = _reduce_scatter(members.range_in(flat), flat, group=group, async_op=True)
-
-    def is_done(self) -> bool:
-        done: bool = self.work.is_completed()
-        return done
-
-    def finish(self) -> None:
-        wait_for(self.work)
-
-
-class _Whole:
-    """A sum of all ranges that every rank gets: over many nodes NCCL is faster with it than with a
-    reduce-scatter.
-    """
-
-    def __init__(self, flat: Tensor, members: Members) -> None:
-        self.work = _start_sum(flat, members)
+    def __init__(self, work: dist.Work) -> None:
+        self.work = work
 
     def is_done(self) -> bool:
         done: bool = self.work.is_completed()
