@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from helpers.plans import cluster_of
@@ -13,11 +15,13 @@ from spindle_cli.costs.links import (
     all_reduce_s,
     bandwidth_bytes_per_s,
     by_node_s,
+    per_node,
     spread_collective_s,
     transfer_s,
 )
 from spindle_cli.costs.parameters.update import update_traffic
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.units import MIB
 
 
 def gpus(nodes: int, per_node: int, nics: int | None = None) -> Cluster:
@@ -298,3 +302,14 @@ def test_communicators_take_what_was_seen_of_them() -> None:
     found = [messages_bytes(inside, outside=outside) / mib for inside in (0, 3) for outside in (False, True)]
     assert found == [0, 512, 3 * 8 * 14, 3 * 8 * 14 + 512]
     assert [collectives_bytes(num) / mib for num in (1, 2, 3, 8)] == [0, 544, 688, 688]
+
+
+def test_the_page_says_what_each_way_of_a_sum_takes() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "planning.md").read_text(encoding="utf-8")
+    cluster = Cluster.read(root / "configs" / "clusters" / "a800-128x8.yaml")
+    spread = per_node(range(cluster.num_devices), cluster)
+    at_once_s, whole_s = (spread_collective_s(32 * MIB, spread, rounds, cluster) for rounds in (1, 2))
+    by_s = by_node_s(32 * MIB, spread, cluster)
+    said = "scattered at once in {:.1f} ms, summed whole in {:.1f} ms, and scattered by nodes in {:.1f} ms"
+    assert said.format(*(1000 * seconds for seconds in (at_once_s, whole_s, by_s))) in page

@@ -317,15 +317,19 @@ def make_training(
             pool,
         ),
         rates=LearningRates(model.train, model.groups, state.optimizers, steps.start),
-        work={
-            part.tasks: StepWork.of(model.program.plan, model.graph, model.train, part.tasks).on_islands(
-                request.islands
-            )
-            for part in model.steps
-        },
+        work=_work_of_steps(seat, model),
         at_lengths=at_lengths,
         outer_steps=make_outer_steps(seat, state),
     )
+
+
+def _work_of_steps(seat: Seat, model: LocalModel) -> dict[tuple[str, ...], StepWork]:
+    """By their tasks, of the steps that the run may take."""
+    plan = model.program.plan
+    return {
+        part.tasks: StepWork.of(plan, model.graph, model.train, part.tasks).on_islands(seat.request.islands)
+        for part in model.steps
+    }
 
 
 def open_diary(seat: Seat, actions: Sequence[str], first_step: int, batches_per_step: int) -> Diary:
