@@ -114,3 +114,19 @@ def test_a_loss_that_takes_less_in_eval_mode_stays_an_op_of_its_own() -> None:
     trained, evaluated = tensors_of("", joins=False, kind_of=Supervised)
     assert len(trained) == len(evaluated) == 3
     assert all(now <= before for before, now in zip(trained, evaluated, strict=True))
+
+
+class ShiftedInEval(Chain):
+    """Every layer takes the input, which a buffer shifts in eval mode alone."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        first = x if self.training else x - self.mean
+        end = self.layers[1](first, self.layers[0](first, first))
+        return {"loss": end.square().mean(), "first": end}
+
+
+def test_every_layer_may_take_a_buffer_that_nothing_changes_by_itself() -> None:
+    """No layer has it from another, which it does not take in training."""
+    trained, evaluated = tensors_of("", joins=False, kind_of=ShiftedInEval)
+    assert ["mean" in names for names in trained] == [False, False]
+    assert ["mean" in names for names in evaluated] == [True, True]
