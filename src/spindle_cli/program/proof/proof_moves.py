@@ -49,6 +49,15 @@ def early_ops(program: Program, device: int) -> dict[int, int]:
     return found
 
 
+def summing_communicators(program: Program) -> dict[tuple[int, ...], int]:
+    """What sums go over between passes, by its devices."""
+    return {
+        each.ranks: each.index
+        for each in program.communicators
+        if each.purpose in (Purpose.SUMS, Purpose.EVERYONE)
+    }
+
+
 class Moves:
     """The moves of every device of a program."""
 
@@ -57,11 +66,7 @@ class Moves:
         self._takes: dict[_Taker, list[Operation]] = {}
         self._inside: dict[int, dict[int, list[tuple[int, int]]]] = {}  # device -> B's step -> (SUM's, op)
         self._breaks: dict[int, set[int]] = {}  # ops of a slice with which any device starts a sum
-        self._summing = {
-            each.ranks: each.index
-            for each in program.communicators
-            if each.purpose in (Purpose.SUMS, Purpose.EVERYONE)
-        }
+        self._summing = summing_communicators(program)
         for device, actions in program.actions.items():
             for action in actions:
                 if action.kind in RECEIVES and action.transfer is not None:

@@ -4,9 +4,10 @@ what goes by nodes has communicators inside of them and between.
 
 from __future__ import annotations
 
-from spindle_cli.account.types import ParameterGroup, Purpose
+from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.program.proof.faults import fault
+from spindle_cli.program.proof.proof_moves import summing_communicators
 from spindle_cli.program.types import Program
 
 
@@ -48,9 +49,7 @@ def _check_nodes(program: Program, group: ParameterGroup) -> None:
         raise fault(program, f"group {group.index} does not go by nodes evenly: {group.nodes}")
     if group.weights or group.is_gathered or group.sharding is not Sharding.OPTIMIZER or group.teams:
         raise fault(program, f"group {group.index} goes by nodes, and is not summed once in equal ranges")
-    summing = {
-        each.ranks for each in program.communicators if each.purpose in (Purpose.SUMS, Purpose.EVERYONE)
-    }
+    summing = summing_communicators(program)
     missing = [part for part in (*group.nodes, *group.across) if part not in summing]
     if missing:
         raise fault(program, f"group {group.index} goes by nodes, and {missing[0]} have no communicator")

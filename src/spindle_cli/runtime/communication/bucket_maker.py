@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -41,8 +41,8 @@ class BucketMaker:
         parameters: the rank's, by canonical name, which is also the groups' key for them.
         stepped_whole: those that every rank with them steps; of the others each steps its range.
         own: of parameters without memory, what the rank has; buckets take it away.
-        factors: the dtype of the factors of linear maps; None: that of their matrices.
         side: where sums that go by nodes wait for their first parts.
+        factors: the dtype of the factors of linear maps; None: that of their matrices.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -50,8 +50,8 @@ class BucketMaker:
     rank: int
     stepped_whole: Collection[str]
     own: MutableMapping[str, OwnValues]
+    side: SideStream
     factors: torch.dtype | None = None
-    side: SideStream = field(default_factory=lambda: SideStream(torch.device("cpu")))
 
     def of(self, group: ParameterGroup) -> tuple[AnyBucket, ...]:
         """Of a group that several ranks share, this one among them: one for each dtype."""

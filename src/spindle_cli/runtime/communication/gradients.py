@@ -76,8 +76,8 @@ class GradientPool:
             rank,
             stepped_whole,
             {} if own is None else own,
-            factors,
             SideStream(device),
+            factors,
         )
         for group in groups:
             if rank in group.devices and len(group.devices) > 1:
