@@ -85,6 +85,7 @@ class MemberPlan:
     shard_weights: ShardWeights
     joint: Joint | None
     member: int
+    sums_by_node: bool
 
 
 def plans_in_turn(plan: PlacedPlan) -> tuple[PlacedPlan, ...]:
@@ -107,6 +108,7 @@ def plans_in_turn(plan: PlacedPlan) -> tuple[PlacedPlan, ...]:
             plan.shard_weights,
             joint,
             member,
+            plan.sums_by_node,
         )
         for member, (slices, tasks) in enumerate(zip(joint.plans, joint.tasks, strict=True))
     )

@@ -181,7 +181,13 @@ def groups_of(plan: PlacedPlan, order: Sequence[int], uses: ParameterUses) -> tu
         groups = with_matrices(groups, gathered_matrices(plan.slices, plan.by_name, plan.accumulate))
     else:
         groups = joint_groups(plan.joint, uses, plan.cluster, width)
-    groups = with_ways(groups, plan.shard_weights, plan.cluster, sharded=plan.optimizer_state_sharded)
+    groups = with_ways(
+        groups,
+        plan.shard_weights,
+        plan.cluster,
+        sharded=plan.optimizer_state_sharded,
+        by_node=plan.sums_by_node,
+    )
     return groups if plan.joint is None else groups_of_member(plan.joint, groups, plan.member)
 
 

@@ -59,6 +59,8 @@ class PlacedPlan(StepNumbers, Protocol):
 
     `slices` are in the order in which they start; everything else names them by their index in it. `joint`:
     the plans that it runs in turn with, of which it is that at `member`; None: there are none.
+    `sums_by_node`: whether what devices of several nodes sum and gather may go inside of these and between
+    them by itself, which takes more communicators.
     """
 
     @property
@@ -71,6 +73,8 @@ class PlacedPlan(StepNumbers, Protocol):
     def joint(self) -> Joint | None: ...
     @property
     def member(self) -> int: ...
+    @property
+    def sums_by_node(self) -> bool: ...
 
 
 class Purpose(StrEnum):

@@ -197,6 +197,8 @@ def make_plan_file(
     notes: tuple[str, ...] = (),
     micro_batches: Mapping[str, int] | None = None,
     sharding: ShardingOf | None = None,
+    *,
+    sums_by_node: bool = True,
 ) -> Plan:
     """The plan, validated as a whole. `slices`: of the profile's MetaOps."""
     apart = any(piece.backward_s is not None for piece in slices)
@@ -216,5 +218,6 @@ def make_plan_file(
         micro_batches=dict(micro_batches or {}),
         sharding=dict(sharding or {}),
         shard_weights=profile.shard_weights,
+        sums_by_node=sums_by_node,
         waves=make_waves(slices),
     )

@@ -89,6 +89,7 @@ class PlacedSlices:
     shard_weights: ShardWeights = ()
     joint: Joint | None = None
     member: int = 0
+    sums_by_node: bool = True
 
 
 def placed_slices(problem: Problem, slices: tuple[Slice, ...]) -> PlacedSlices:

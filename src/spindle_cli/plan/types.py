@@ -149,6 +149,8 @@ class Plan(TrainedArtifact):
     # of each device, how much it has of what devices share out: of each component, among those that hold it,
     # a range in proportion to its own; absent: equal ranges
     shard_weights: tuple[Annotated[int, Field(ge=1, le=LARGEST_WEIGHT)], ...] = ()
+    # whether what devices of several nodes sum and gather may go inside of these and between them by itself
+    sums_by_node: bool = True
     waves: Annotated[tuple[Wave, ...], Field(min_length=1)]
     # where not every step runs all tasks: a plan for each set of tasks that some steps run
     task_sets: tuple[PlannedSet, ...] = ()

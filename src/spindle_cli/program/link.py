@@ -111,7 +111,7 @@ def _groups_of_all(
         groups = with_matrices(groups, gathered_matrices(plan.slices, plan.by_name, plan.accumulate))
     else:
         groups = joint_groups(plan.joint, uses, plan.cluster, width)
-    return with_ways(groups, plan.shard_weights, plan.cluster, sharded=sharded)
+    return with_ways(groups, plan.shard_weights, plan.cluster, sharded=sharded, by_node=plan.sums_by_node)
 
 
 class _Posting(NamedTuple):

@@ -25,13 +25,19 @@ _WORTH_S = 0.01
 
 
 def with_ways(
-    groups: Iterable[ParameterGroup], weights: Sequence[int], cluster: Cluster, *, sharded: bool
+    groups: Iterable[ParameterGroup],
+    weights: Sequence[int],
+    cluster: Cluster,
+    *,
+    sharded: bool,
+    by_node: bool = True,
 ) -> tuple[ParameterGroup, ...]:
     """Groups with the weights of their devices, where these differ, and the fastest way of each collective.
 
     Args:
         weights: of each device of the cluster; none: all ranges are equal.
         sharded: devices share optimizer state.
+        by_node: something may go by nodes.
     """
     found = [_with_weights(group, weights, cluster) if weights else group for group in groups]
     if not sharded or cluster.talks_by != "nccl":
@@ -42,7 +48,7 @@ def with_ways(
             of_devices.setdefault(group.devices, []).append(place)
     for devices, places in of_devices.items():
         ways = _Ways(devices, cluster)
-        nodes = ways.nodes_worth([found[place] for place in places])
+        nodes = ways.nodes_worth([found[place] for place in places]) if by_node else ()
         for place in places:
             found[place] = ways.fastest(found[place], nodes)
     return tuple(found)

@@ -26,7 +26,7 @@ def predicted_by(profile: Profile, plan: Plan) -> Prediction:
     problem = make_problem(profile, plan.cluster)
     slices = _timed(problem, plan)
     held = device_memory(profile.metaops, slices, plan.cluster, profile, turn=plan.turn)
-    placed = placed_slices(problem, slices)
+    placed = replace(placed_slices(problem, slices), sums_by_node=plan.sums_by_node)
     if plan.joint is None:
         traffic = traffic_of(placed, problem.uses)
     else:

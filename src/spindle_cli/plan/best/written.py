@@ -37,7 +37,17 @@ def plan_of(profile: Profile, cluster: Cluster, strategy: StrategyName, found: F
     counts = None if found.cut is None else found.cut.counts
     predicted = _predicted(found.best, cluster, bounds)
     notes = _notes(profile, cluster, strategy, found)
-    return make_plan_file(profile, cluster, strategy, slices, predicted, notes, counts, found.sharding)
+    return make_plan_file(
+        profile,
+        cluster,
+        strategy,
+        slices,
+        predicted,
+        notes,
+        counts,
+        found.sharding,
+        sums_by_node=found.best.sums_by_node,
+    )
 
 
 def _notes(profile: Profile, cluster: Cluster, strategy: StrategyName, found: Found) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import inf
 
@@ -13,7 +13,7 @@ from spindle_cli.account.device_memory import (
     memory_within,
     optimizer_steps_s,
 )
-from spindle_cli.account.traffic import communicator_bytes, traffic_of
+from spindle_cli.account.traffic import Traffic, communicator_bytes, traffic_of
 from spindle_cli.account.types import Pass
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.ordering.orders import in_groups
@@ -22,7 +22,7 @@ from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.placing.placement import BALANCED, WEIGHTS, DoesNotFitError, PlacementWeights, place
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Draft, Placed, placed_slices
+from spindle_cli.plan.schedule import Draft, Placed, PlacedSlices, placed_slices
 from spindle_cli.plan.types import Slice
 
 # Exchanges tried for each device (arrange.py), counting no more than some of them, and how many of the drafts
@@ -41,7 +41,8 @@ class Judged:
     """A draft's slices with devices and exact times, the memory that they need, and how long they will take.
 
     `strategy`: the draft's name. `after`: for each slice, how many of those before it must have ended, as in
-    the draft.
+    the draft. `sums_by_node`: False where sums and gathers by nodes were worth it, but for the memory that
+    their communicators take.
     """
 
     strategy: str
@@ -49,6 +50,7 @@ class Judged:
     memory: tuple[DeviceMemory, ...]
     prediction: Prediction
     after: tuple[int, ...] | None = None
+    sums_by_node: bool = True
 
     @property
     def is_apart(self) -> bool:
@@ -238,16 +240,30 @@ def _measured(
     memory: tuple[DeviceMemory, ...],
     after: tuple[int, ...] | None,
 ) -> Judged | None:
-    """`memory`: of devices, without communicators."""
+    """`memory`: of devices, without communicators. What goes by nodes takes more of them: where these have
+    no room, all goes over all devices at once.
+    """
     placed = placed_slices(problem, slices)
     traffic = traffic_of(placed, problem.uses)
-    communicators = communicator_bytes(placed, traffic)
-    memory = tuple(need.with_communicators(own) for need, own in zip(memory, communicators, strict=True))
-    if not has_room(problem, memory):
+    whole = _with_communicators(problem, memory, placed, traffic)
+    if whole is None and any(group.nodes for group in traffic.groups):
+        placed = replace(placed, sums_by_node=False)
+        traffic = traffic_of(placed, problem.uses)
+        whole = _with_communicators(problem, memory, placed, traffic)
+    if whole is None:
         return None
-    steps_s = optimizer_steps_s(memory, problem.profile.optimizer_s_per_byte)
+    steps_s = optimizer_steps_s(whole, problem.profile.optimizer_s_per_byte)
     prediction = predict(problem, slices, traffic, max(piece.last_s for piece in slices), steps_s)
-    return Judged(strategy, slices, memory, prediction, after)
+    return Judged(strategy, slices, whole, prediction, after, placed.sums_by_node)
+
+
+def _with_communicators(
+    problem: Problem, memory: tuple[DeviceMemory, ...], placed: PlacedSlices, traffic: Traffic
+) -> tuple[DeviceMemory, ...] | None:
+    """What devices hold with communicators; None if one has no room."""
+    communicators = communicator_bytes(placed, traffic)
+    whole = tuple(need.with_communicators(own) for need, own in zip(memory, communicators, strict=True))
+    return whole if has_room(problem, whole) else None
 
 
 def fastest(

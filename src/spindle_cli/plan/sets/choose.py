@@ -155,6 +155,7 @@ class _Sets:
             "metaops": metaops,
             "waves": make_waves(chosen.slices[0]),
             "task_sets": sets,
+            "sums_by_node": chosen.sums_by_node,
         }
         return Plan(**{**fields, **made})
 
