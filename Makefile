@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
 
-.PHONY: help demo example fuzz fuzz-models mutants test test-lowest test-many test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-mixed bench-gpu bench-predictions clean
+.PHONY: help demo example fuzz fuzz-models mutants test test-all test-lowest test-many test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-mixed bench-gpu bench-predictions clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,9 @@ test: $(SETUP)  ## the whole test suite
 	@# Tests start many Pythons; where PYTHONDONTWRITEBYTECODE is set, each would compile all that it imports.
 	$(PYTHON) -m compileall -q -j 2 --invalidation-mode checked-hash src scripts tests
 	$(PYTHON) scripts/run_tests.py $(TEST_ARGS)
+
+test-all:  ## the suite with what takes long and shows of more cases what other tests show of one
+	$(MAKE) test TEST_ARGS="--all $(TEST_ARGS)"
 
 test-many: $(SETUP)  ## the properties that hold of random inputs, on nine times as many of them
 	$(PYTHON) -m pytest --hypothesis-profile many -m "hypothesis and not processes" $(TEST_ARGS)

@@ -1,4 +1,6 @@
-"""Run the test suite, as `make test` does: `python scripts/run_tests.py [ARGUMENTS OF PYTEST]`.
+"""Run the test suite, as `make test` does: `python scripts/run_tests.py [--all] [ARGUMENTS OF PYTEST]`.
+
+Without `--all`, tests marked `long` are left out.
 
 Tests that start workers leave half of two cores idle: they wait for messages, for processes that start, for
 what has to be found hanging. Those that start none run beside them, where they get what is left: workers that
@@ -25,6 +27,7 @@ IN_TURN = (
     (*PYTEST, *TWO_AT_A_TIME, "-m", "processes and not alone"),
     (*PYTEST, "-m", "processes and alone"),
 )
+ALL, BUT_LONG = "--all", " and not long"
 NO_SUCH_TESTS = 5
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"  # each process would compile all tests that it collects
 YIELDING = 10  # nice: a tenth of a core where others want all of it
@@ -73,11 +76,18 @@ def run_all(
     return next((code for code in codes if code not in (0, NO_SUCH_TESTS)), 0)
 
 
+def chosen(arguments: Sequence[str]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """The command that runs beside the others, and these, of the tests that arguments choose."""
+    but = "" if ALL in arguments else BUT_LONG
+    more = [argument for argument in arguments if argument != ALL]
+    beside, *in_turn = ([*command[:-1], command[-1] + but, *more] for command in (BESIDE, *IN_TURN))
+    return beside, in_turn
+
+
 def main() -> int:
-    """Run all tests, or those that the arguments choose."""
+    """Run the tests that the arguments choose."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    arguments = sys.argv[1:]
-    return run_all((*BESIDE, *arguments), [(*command, *arguments) for command in IN_TURN])
+    return run_all(*chosen(sys.argv[1:]))
 
 
 if __name__ == "__main__":

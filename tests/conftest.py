@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from helpers import examples, ready_python
 from spindle_cli.launch.starting import apart
 
 PROCESSES = "processes"  # the mark of tests that start workers
+LONG_MARK = "long"  # the mark of tests that `make test` leaves out
 ALONE = "alone"  # the mark of those of them that are below this folder
 RUNTIME = Path(__file__).parent / "runtime"
 LONG = (
@@ -65,9 +67,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Of the tests that start workers, only files that have some are imported: a fifth of all. Those of them
-    that run alone, and the others, are imported without each other.
+    that run alone, and the others, are imported without each other. Files all of whose tests have a mark
+    (`pytestmark`) are not imported where that is not asked for.
     """
     asked = config.option.markexpr.split(" and ")
+    if collection_path.suffix == ".py" and any(
+        f"not {mark}" in asked and _all_have(mark, collection_path) for mark in (PROCESSES, LONG_MARK)
+    ):
+        return True
     if PROCESSES not in asked:
         return None
     if collection_path == RUNTIME:
@@ -77,6 +84,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if ALONE in asked and RUNTIME not in collection_path.parents:
         return True
     return True if f"mark.{PROCESSES}" not in collection_path.read_text(encoding="utf-8") else None
+
+
+def _all_have(mark: str, path: Path) -> bool:
+    text = path.read_text(encoding="utf-8")
+    return re.search(rf"^pytestmark = .*\bpytest\.mark\.{mark}\b", text, re.MULTILINE) is not None
 
 
 @pytest.fixture(scope="session")

@@ -48,9 +48,13 @@ def test_what_runs_beside_the_others_gives_way_and_ends_with_them(tmp_path: Path
         os.kill(int(pid), 0)
 
 
-def test_the_parts_are_all_tests_each_once() -> None:
-    marks = [command[command.index("-m", 3) + 1] for command in (run_tests.BESIDE, *run_tests.IN_TURN)]
-    assert marks == ["not processes", "processes and not alone", "processes and alone"]
+@pytest.mark.parametrize(("arguments", "but"), [(["-k", "a"], " and not long"), (["--all", "-k", "a"], "")])
+def test_the_parts_are_all_tests_each_once_but_for_long_ones(arguments: list[str], but: str) -> None:
+    beside, in_turn = run_tests.chosen(arguments)
+    marks = [command[command.index("-m", 3) + 1] for command in (beside, *in_turn)]
+    parts = ("not processes", "processes and not alone", "processes and alone")
+    assert marks == [part + but for part in parts]
+    assert all(command[-2:] == ["-k", "a"] and "--all" not in command for command in (beside, *in_turn))
 
 
 @pytest.mark.processes

@@ -25,14 +25,20 @@ from bench_memory import Row, rows
 NAMES = (
     "whole optimizer state, loss in chunks",
     "parameters shared out, tp 2, bf16, accumulate 2",
-    "tp 2, recomputed",
-    "tasks in groups",
+    pytest.param("tp 2, recomputed", marks=pytest.mark.long),
+    pytest.param("tasks in groups", marks=pytest.mark.long),
 )
 
 
 @pytest.fixture(scope="module")
-def measured(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
-    """Of each variant, by its name; on two devices, in processes that have torch at once."""
+def measured(
+    request: pytest.FixtureRequest, forker: socket.socket, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Row]:
+    """Of each variant that a test asks for, by its name; on two devices, in processes that have torch at
+    once.
+    """
+    own = [item for item in request.session.items if item.path == request.path]
+    names = [item.callspec.params["name"] for item in own if isinstance(item, pytest.Function)]
     folder, scripts = tmp_path_factory.mktemp("memory"), Path(bench_memory.__file__).parent
 
     def run_ready(command: Sequence[str]) -> None:
@@ -48,7 +54,7 @@ def measured(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) ->
     source.write_text(yaml.safe_dump({"schema": "spindle.workload/1", "model": model}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench_memory, "run_command", run_ready)
-        return {row.variant: row for row in rows(source, 2, ("spindle",), NAMES, folder / "runs")}
+        return {row.variant: row for row in rows(source, 2, ("spindle",), names, folder / "runs")}
 
 
 @pytest.mark.processes

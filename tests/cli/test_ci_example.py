@@ -31,7 +31,7 @@ def test_the_committed_plan_holds(tmp_path: Path) -> None:
     assert abs(json.loads((tmp_path / "diff.json").read_text())["figures"][0]["growth"]) <= 0.03
 
 
-@pytest.mark.parametrize(("slower", "code"), [(1.02, 0), (1.1, 1)])
+@pytest.mark.parametrize(("slower", "code"), [pytest.param(1.02, 0, marks=pytest.mark.long), (1.1, 1)])
 def test_slower_ops_fail_the_job_beyond_three_percent(tmp_path: Path, slower: float, code: int) -> None:
     profile = json.loads((EXAMPLE / "profile.json").read_text())
     for metaop in profile["metaops"]:

@@ -13,7 +13,7 @@ from helpers.cli import run_spindle
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
+pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "hf_finetune"
 QUICK = ("--nproc", 1, "--threads", 1, "--time-limit", 0.02, "--no-check", "--accept-noise")

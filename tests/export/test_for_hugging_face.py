@@ -20,7 +20,6 @@ from spindle_cli.export.types import ExportOptions
 from spindle_cli.workload.building.load import load
 
 transformers: Any = pytest.importorskip("transformers")
-peft: Any = pytest.importorskip("peft")
 
 TOYS = Path(__file__).parent / "export_toys.py"
 TOKENS = torch.arange(12).view(2, 6)
@@ -76,8 +75,17 @@ def test_from_pretrained_loads_the_shards_of_a_tasks_model(tied: bool, tmp_path:
     assert torch.equal(trained.spare, fresh.spare)  # used by no operator: as the build made it
 
 
-@pytest.mark.parametrize("args", [{}, {"kept": True}, {"use_rslora": True}, {"use_dora": True}])
+@pytest.mark.parametrize(
+    "args",
+    [
+        {},
+        pytest.param({"kept": True}, marks=pytest.mark.long),
+        pytest.param({"use_rslora": True}, marks=pytest.mark.long),
+        {"use_dora": True},
+    ],
+)
 def test_adapters_and_merged_weights_are_those_of_peft(args: dict[str, object], tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
     run = save_run(tmp_path, f"{TOYS}:build_lora", moved, args=args)
     trained = trained_module(run, tmp_path)
     expected = logits(trained)

@@ -44,7 +44,7 @@ def end_while_building(folder: Path, number: signal.Signals) -> tuple[int, str]:
     return process.returncode, err
 
 
-@pytest.mark.parametrize("number", ENDINGS)
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_while_the_workload_is_checked_ends_it_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:

@@ -190,6 +190,7 @@ def on_types_with_activations() -> tuple[Profile, Cluster]:
     return profile, cluster_of_types({"fast": 2, "slow": 2}, memory_gib=2.15)
 
 
+@pytest.mark.long
 def test_leaving_out_what_teams_beat_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [(two_nets(), SHORT), on_types_with_activations()]
     found = [make_plan(*case) for case in cases]

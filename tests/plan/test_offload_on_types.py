@@ -268,6 +268,7 @@ def test_no_node_gets_more_than_it_has_room_for(limits: tuple[float, float]) -> 
     assert all(0 < size <= limit * GIB for size, limit in zip(taken, limits, strict=True))
 
 
+@pytest.mark.long
 @given(
     fast=st.sampled_from([0.01, 0.5, 2.0, 50.0]),
     slow=st.sampled_from([0.01, 0.5, 50.0]),

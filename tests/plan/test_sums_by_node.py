@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,36 +55,38 @@ def gib_of(plan: Plan) -> float:
     return max(plan.predicted.peak_memory_bytes) / GIB
 
 
-ROOMY = make_plan(profile("a"), cluster(40))
+@cache
+def roomy() -> Plan:
+    return make_plan(profile("a"), cluster(40))
 
 
 def test_with_room_for_their_communicators_sums_go_by_nodes() -> None:
-    assert goes_by_node(ROOMY) and ROOMY.sums_by_node
-    assert "sums_by_node" not in plan_text(ROOMY)
-    assert make_plan(profile("a"), cluster(gib_of(ROOMY))).sums_by_node
+    assert goes_by_node(roomy()) and roomy().sums_by_node
+    assert "sums_by_node" not in plan_text(roomy())
+    assert make_plan(profile("a"), cluster(gib_of(roomy()))).sums_by_node
 
 
 def test_without_room_for_them_they_go_over_all_devices_at_once(tmp_path: Path) -> None:
     """The same slices, with less memory and longer sums, and nothing given up."""
-    short = make_plan(profile("a"), cluster(gib_of(ROOMY) - 0.01))
+    short = make_plan(profile("a"), cluster(gib_of(roomy()) - 0.01))
     assert not short.sums_by_node and not goes_by_node(short)
-    assert short.slices == ROOMY.slices
-    assert short.predicted.iteration_s > ROOMY.predicted.iteration_s + 0.01
+    assert short.slices == roomy().slices
+    assert short.predicted.iteration_s > roomy().predicted.iteration_s + 0.01
     assert simulate(short).iteration_s == pytest.approx(short.predicted.iteration_s, rel=0.01)
-    at_once = ROOMY.model_copy(update={"sums_by_node": False})
-    freed = communicator_bytes(ROOMY)[0] - communicator_bytes(at_once)[0]
-    assert gib_of(ROOMY) - gib_of(short) == pytest.approx(freed / GIB) and freed > 0
+    at_once = roomy().model_copy(update={"sums_by_node": False})
+    freed = communicator_bytes(roomy())[0] - communicator_bytes(at_once)[0]
+    assert gib_of(roomy()) - gib_of(short) == pytest.approx(freed / GIB) and freed > 0
     path = tmp_path / "plan.yaml"
     path.write_text(plan_text(short))
     assert read_plan(path) == short and "sums_by_node: false\n" in path.read_text()
     assert check_plan(short, profile("a")) == ()
     prove(link_sets(short).whole)
     assert predicted_by(profile("a"), short).iteration_s == pytest.approx(short.predicted.iteration_s)
-    assert predicted_by(profile("a"), at_once).iteration_s > predicted_by(profile("a"), ROOMY).iteration_s
+    assert predicted_by(profile("a"), at_once).iteration_s > predicted_by(profile("a"), roomy()).iteration_s
 
 
 def test_a_plan_that_goes_by_nodes_without_the_room_is_a_violation() -> None:
-    short = make_plan(profile("a"), cluster(gib_of(ROOMY) - 0.01))
+    short = make_plan(profile("a"), cluster(gib_of(roomy()) - 0.01))
     by_node = short.model_copy(update={"sums_by_node": True})
     assert {found.rule for found in check_plan(by_node, profile("a"))} >= {"memory"}
 
@@ -91,10 +94,10 @@ def test_a_plan_that_goes_by_nodes_without_the_room_is_a_violation() -> None:
 def test_plans_of_sets_that_run_in_turn_go_by_nodes_together_or_not_at_all() -> None:
     sets = (TaskShare(tasks=("a",), share=0.5), TaskShare(tasks=("a", "b"), share=0.5))
     sampled = profile("a", "b").model_copy(update={"task_sets": sets})
-    roomy = make_plan(sampled, cluster(60))
-    assert roomy.sums_by_node and goes_by_node(roomy)
-    worst = max(max(each.predicted.peak_memory_bytes) for each in roomy.task_sets)
+    ample = make_plan(sampled, cluster(60))
+    assert ample.sums_by_node and goes_by_node(ample)
+    worst = max(max(each.predicted.peak_memory_bytes) for each in ample.task_sets)
     short = make_plan(sampled, cluster(worst / GIB - 0.01))
     assert not short.sums_by_node and not goes_by_node(short)
     assert check_plan(short, sampled) == ()
-    assert short.mean_iteration_s > roomy.mean_iteration_s
+    assert short.mean_iteration_s > ample.mean_iteration_s

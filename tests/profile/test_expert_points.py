@@ -97,6 +97,7 @@ def test_a_device_holds_its_experts_and_all_else(graph: WorkloadGraph) -> None:
     assert sizes.layer_bytes - sizes.whole_bytes == experts
 
 
+@pytest.mark.long
 def test_an_estimate_says_how_many_experts_there_are(tmp_path: Path) -> None:
     cluster = Cluster.read(CONFIGS / "clusters" / "a800-1x8.yaml")
     nobody = Audience(Console(file=io.StringIO()), lambda _: None)

@@ -27,6 +27,7 @@ def test_processes_are_forked_on_linux_by_a_torch_that_is_built_for_no_accelerat
     assert may_fork() is may
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_processes_that_are_not_forked_measure_the_same_points(monkeypatch: pytest.MonkeyPatch) -> None:
     def points() -> set[tuple[str, int, int]]:

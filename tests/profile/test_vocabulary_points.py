@@ -79,7 +79,7 @@ def a800() -> Cluster:
     return whole.model_copy(update={"nodes": (whole.nodes[0].model_copy(update={"devices": 4}),)})
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_profile_says_what_of_the_glue_is_split_and_what_the_sums_take(tied: bool, tmp_path: Path) -> None:
     source = tmp_path / "write.py"
     source.write_text(

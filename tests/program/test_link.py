@@ -177,6 +177,7 @@ def test_all_ranks_agree_on_the_order_of_sums(plan: Plan) -> None:
             assert group.index in sums
 
 
+@pytest.mark.long
 def test_a_thousand_devices_link_and_prove_in_seconds() -> None:
     """30 chains of 4 MetaOps whose slices change devices and degrees all the time."""
     sizes = (16, 32, 48, 64)

@@ -49,7 +49,9 @@ def test_split_layers_and_losses_in_chunks_train_what_plain_pytorch_does(tmp_pat
     assert 2e-5 < (sizes["gradients of step 1"] or 0.0) < TOLERANCE["fp16-autocast"] * 2.5
 
 
-@pytest.mark.parametrize("sharding", [Sharding.PARAMETERS, Sharding.GRADIENTS])
+@pytest.mark.parametrize(
+    "sharding", [Sharding.PARAMETERS, pytest.param(Sharding.GRADIENTS, marks=pytest.mark.long)]
+)
 def test_parts_in_micro_batches_that_are_shared_out_skip_what_plain_pytorch_skips(
     sharding: Sharding, tmp_path: Path
 ) -> None:

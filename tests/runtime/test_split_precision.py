@@ -43,7 +43,7 @@ UPDATED = {
 }
 
 
-@pytest.mark.parametrize("precision", ["bf16-autocast", "bf16"])
+@pytest.mark.parametrize("precision", ["bf16-autocast", pytest.param("bf16", marks=pytest.mark.long)])
 def test_split_layers_train_in_bfloat16_what_plain_pytorch_does(
     precision: Literal["bf16-autocast", "bf16"], tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ def table_of(calibrate: dict[str, Any]) -> str:
     return str(text.split(calibrate["BEGIN"])[1].split(calibrate["END"])[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("workload", "num_devices"), [("clip-4", 8)])  # the others: scripts/calibrate.py
 def test_the_page_says_what_is_predicted_today(
     calibrate: dict[str, Any], workload: str, num_devices: int
