@@ -20,14 +20,17 @@ def end(training: Training) -> None:
         InputError: it cannot be written.
     """
     model, run_dir = training.model, training.request.run_dir
-    # A run that is captured is there to be compared, and nobody goes on with it.
-    if training.request.capture_dir is None:
+    # A run that is captured is there to be compared: nobody goes on with it, or takes what it has trained,
+    # which in float64 may be numbers that such files have no name for.
+    is_captured = training.request.capture_dir is not None
+    if not is_captured:
         training.save_in_order()
     training.checkpoints.finish()
     training.tell_checkpoints()
-    device = training.stopwatch.device
-    names = tuple(name for name in model.cuts.by_name if model.table.is_trainable(name))
-    save_model(run_dir, training.done, names, model.trained, device, training.pool.whole)
+    if not is_captured:
+        device = training.stopwatch.device
+        names = tuple(name for name in model.cuts.by_name if model.table.is_trainable(name))
+        save_model(run_dir, training.done, names, model.trained, device, training.pool.whole)
     hand_in(training)
     training.followers.at_end()
 

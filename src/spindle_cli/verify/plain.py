@@ -32,7 +32,7 @@ from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
 from spindle_cli.verify.stepping.arithmetic import Arithmetic, convert, float32_copies, move_to
 from spindle_cli.verify.stepping.due import runs_at
 from spindle_cli.verify.stepping.islands import mean_metrics, outer_steps_of, request_of_island
-from spindle_cli.verify.stepping.named import buffer_places, buffers_at, parameters_by_name
+from spindle_cli.verify.stepping.named import as_real, buffer_places, buffers_at, parameters_by_name
 from spindle_cli.verify.stepping.scaling import Scaling
 from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_schedule, weights_at
 from spindle_cli.verify.types import NOISE_FLOOR
@@ -112,7 +112,8 @@ class PlainTraining:
     def _make_steppers(self, loaded: LoadedWorkload) -> None:
         if self._arithmetic.widens_gradients:
             for parameter in self.parameters.values():
-                parameter.grad_dtype = torch.float32
+                if parameter.is_floating_point():
+                    parameter.grad_dtype = torch.float32
         copies = self._arithmetic.has_copies
         self._stepped = float32_copies(self.parameters) if copies else self.parameters
         self._optimizers = make_optimizers(loaded, self._stepped)
@@ -266,7 +267,8 @@ def step_parameters(
     skipped = None if scaling is None else scaling.unscale(optimizers)
     if stepped is not parameters:
         for name, parameter in parameters.items():
-            stepped[name].grad = None if parameter.grad is None else parameter.grad.to(torch.float32)
+            copy = stepped[name]
+            copy.grad = None if parameter.grad is None else parameter.grad.to(copy.dtype)
             parameter.grad = None
     if clip_norm is not None:
         nn.utils.clip_grad_norm_(stepped.values(), clip_norm)
@@ -348,7 +350,9 @@ def step_metrics(
 
 def write_tensors(capture_dir: Path, stage: CaptureStage, tensors: Mapping[str, Tensor]) -> None:
     """Write copies of named tensors where `verify` finds them, as rank 0's."""
-    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    copies = {
+        name: as_real(tensor.detach()).to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
+    }
     save_file(copies, capture_path(capture_dir, stage, 0))
 
 

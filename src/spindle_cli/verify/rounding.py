@@ -13,6 +13,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from spindle_cli.verify.stepping.named import as_real
+
 # Noise in a gradient over the tensor's largest element, in units of the dtype's machine epsilon. A plan's
 # gradients were seen to differ from plain ones by 1 to 8 of them (digits, the README's model).
 NOISE_EPSILONS = 4.0
@@ -42,7 +44,8 @@ class RoundingNoise:
         """Change every gradient's elements by up to `NOISE_EPSILONS` epsilons of its largest; those below the
         floor by up to the floor.
         """
-        gradients = [each.grad for each in parameters if each.grad is not None and each.grad.numel() > 0]
+        found = [each.grad for each in parameters if each.grad is not None and each.grad.numel() > 0]
+        gradients = [as_real(gradient) for gradient in found]
         floor = self._floor * max((float(gradient.abs().max()) for gradient in gradients), default=0.0)
         for gradient in gradients:
             size = NOISE_EPSILONS * torch.finfo(gradient.dtype).eps * gradient.abs().max()

@@ -255,7 +255,7 @@ class OpShares:
         for name, value in self._inputs.items():
             spec = self._specs[name]
             part = _rows(value, spec, first, last).detach().clone()
-            arguments[name] = part.requires_grad_(spec.requires_grad and part.is_floating_point())
+            arguments[name] = part.requires_grad_(spec.requires_grad and not _is_whole(part))
         result = module(*arguments.values(), *more)
         outputs = {"loss": result} if self._op.is_loss else dict(zip(self._op.outputs, result, strict=True))
         leaves = {name: argument for name, argument in arguments.items() if argument.requires_grad}
@@ -344,13 +344,23 @@ def relative_difference(ours: Tensor, theirs: Tensor, smallest: float) -> float:
         return float("inf")
     if ours.numel() == 0 or torch.equal(ours, theirs):
         return 0.0
-    one, other = ours.detach().to(torch.float64), theirs.detach().to(torch.float64)
+    one, other = _wide(ours.detach()), _wide(theirs.detach())
     same = (one == other) | (one.isnan() & other.isnan())
     gap = float((one - other).abs().masked_fill(same, 0.0).nan_to_num(float("inf"), float("inf")).max())
     size = max(float(other.abs().nan_to_num(0.0, 0.0).max()), smallest)
     if gap == 0:
         return 0.0
     return gap / size if size > 0 else float("inf")
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether it has whole numbers or booleans, to which no gradient comes."""
+    return not tensor.is_floating_point() and not tensor.is_complex()
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In float64, complex numbers as pairs."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).to(torch.float64)
 
 
 def first_line(error: Exception) -> str:
@@ -370,8 +380,8 @@ class Watch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
         for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, Tensor) and tensor.is_floating_point():
-                self.bits = min(self.bits, tensor.dtype.itemsize * 8)
+            if isinstance(tensor, Tensor) and not _is_whole(tensor):
+                self.bits = min(self.bits, torch.finfo(tensor.dtype).bits)
         return result
 
     @property

@@ -22,7 +22,7 @@ from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.training.no_randomness import NoRandomness
-from spindle_cli.workload.training.precision import constants_in
+from spindle_cli.workload.training.precision import constants_in, dtype_in
 from spindle_cli.workload.types import FlowTask
 
 # What an op takes, in copies of its parameters and of the values that it takes and gives, roughly: gradients,
@@ -377,4 +377,4 @@ def place_of(op: Op) -> str:
 
 
 def _in_dtype(batch: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
+    return {name: value.to(dtype_in(value.dtype, dtype)) for name, value in batch.items()}

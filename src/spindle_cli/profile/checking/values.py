@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import IGNORED_LABEL, Op, TaskGraph, ValueSpec
 from spindle_cli.workload.training.item_draws import seed_of
+from spindle_cli.workload.training.precision import dtype_in
 
 # Enough that orders and neighbours among the samples show.
 MOST_SAMPLES = 6
@@ -46,9 +47,10 @@ def stand_in(spec: ValueSpec, samples: int, dtype: torch.dtype) -> Tensor:
     shape = list(spec.shape)
     if spec.batch_dim is not None:
         shape[spec.batch_dim] = samples * spec.rows_per_sample
-    if not spec.dtype.is_floating_point:
+    if not spec.dtype.is_floating_point and not spec.dtype.is_complex:
         return torch.zeros(shape, dtype=spec.dtype)
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed_of(spec.name)))
+    generator = torch.Generator().manual_seed(seed_of(spec.name))
+    return torch.randn(shape, dtype=dtype_in(spec.dtype, dtype), generator=generator)
 
 
 class Values:
@@ -111,7 +113,7 @@ class Values:
     def start_anew(self) -> None:
         """Let the modules hold copies of their buffers as they were before anything has run."""
         for name, before in self._before.items():
-            dtype = self._dtype if before.is_floating_point() else before.dtype
+            dtype = dtype_in(before.dtype, self._dtype)
             self._hold(name, before.to(dtype, copy=True))  # forward may change it in place
 
     def give_parameters_anew(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -131,13 +133,13 @@ class Values:
     def _buffer(self, name: str, buffer: Tensor) -> Tensor:
         if not buffer.is_meta:
             return buffer.detach().clone()
-        if not buffer.is_floating_point():
+        if not buffer.is_floating_point() and not buffer.is_complex():
             return torch.zeros(buffer.shape, dtype=buffer.dtype)
         return self._drawn(name, buffer)
 
     def _drawn(self, name: str, like: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(seed_of(name))
-        values = torch.randn(like.shape, dtype=self._dtype, generator=generator)
+        values = torch.randn(like.shape, dtype=dtype_in(like.dtype, self._dtype), generator=generator)
         if like.dim() < 2:
             values = 0.5 + values / 4  # scales of norms and biases alike
         else:

@@ -121,7 +121,8 @@ class _End(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *outputs: Tensor) -> Tensor:
         ctx.specs = [(output.shape, output.dtype, output.device) for output in outputs]
-        return outputs[0].new_zeros(())
+        # Real, also of complex outputs: a backward pass begins at real numbers alone.
+        return torch.zeros((), device=outputs[0].device)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:

@@ -15,6 +15,7 @@ from spindle_cli.runtime.evaluating.prepared import Prepared
 from spindle_cli.workload.evaluated.in_order import ReadBatch, require_fields
 from spindle_cli.workload.graph import IGNORED_LABEL
 from spindle_cli.workload.losses.shares import share_of_samples
+from spindle_cli.workload.training.precision import dtype_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,12 +69,7 @@ def fields_of(prepared: Prepared, loaded: Loaded, device: torch.device, dtype: t
 
     def fields(samples: Samples, names: Sequence[str]) -> dict[str, Tensor]:
         held = loaded.get(samples) or {name: none_of(name) for name in names}
-        return {
-            name: held[name].to(
-                device, dtype if dtype is not None and held[name].is_floating_point() else None
-            )
-            for name in names
-        }
+        return {name: held[name].to(device, dtype_in(held[name].dtype, dtype)) for name in names}
 
     return fields
 

@@ -12,6 +12,7 @@ from spindle_cli.runtime.communication.rows import Samples, share_shape
 from spindle_cli.runtime.communication.wiring import Wiring
 from spindle_cli.runtime.evaluating.passes import BatchRun, present
 from spindle_cli.workload.graph import TaskGraph, ValueSpec
+from spindle_cli.workload.training.precision import dtype_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,8 +44,7 @@ class Results:
                 key for op in wired.ops for key in op.results if wired.task.task.name == task.task.name
             ):
                 spec = task.results[key]
-                if dtype is not None and spec.dtype.is_floating_point:
-                    spec = replace(spec, dtype=dtype)
+                spec = replace(spec, dtype=dtype_in(spec.dtype, dtype))
                 self._pieces += [
                     _Piece(key, spec, wired.layout.rows(share), wired.layout.holders(share)[0])
                     for share in range(wired.layout.dp)

@@ -142,7 +142,8 @@ class TasksAtLengths:
         """On the device, in the numbers of the run."""
         device, dtype = self._model.ops.device, self._model.dtype
         return {
-            name: constant.to(device, dtype_in(constant, dtype)) for name, constant in found.constants.items()
+            name: constant.to(device, dtype_in(constant.dtype, dtype))
+            for name, constant in found.constants.items()
         }
 
     def _counter(self, task: TaskGraph, constants: Mapping[str, Tensor], name: str) -> LossCounter | None:

@@ -221,7 +221,7 @@ class LocalOps:
             elif name in held:
                 leaves.update(take_parts(parameter, self._cuts.by_name[name], held[name]))
         for leaf in leaves.values():
-            leaf.data = leaf.data.to(self._place.device, dtype_in(leaf, self._place.dtype))
+            leaf.data = leaf.data.to(self._place.device, dtype_in(leaf.dtype, self._place.dtype))
         return leaves
 
     def _take_own(
@@ -229,7 +229,7 @@ class LocalOps:
     ) -> Iterator[tuple[str, nn.Parameter]]:
         is_cut = own[0].part.ranges is not None
         for each in own:
-            values = each.values.to(self._place.device, dtype_in(each.values, self._place.dtype))
+            values = each.values.to(self._place.device, dtype_in(each.values.dtype, self._place.dtype))
             if each.part.elements is None:
                 yield each.part.key, nn.Parameter(values, requires_grad=parameter.requires_grad)
             else:

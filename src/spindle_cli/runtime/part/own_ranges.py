@@ -85,7 +85,7 @@ def _leaves(table: ParameterTable, cuts: Cuts, dtype: torch.dtype | None) -> Ite
             if cut.count > 1:
                 first, last = cut.span(index)
                 shape[cut.dim] = last - first
-            yield _Leaf(cut, index, tuple(shape), dtype_in(parameter, dtype) or parameter.dtype)
+            yield _Leaf(cut, index, tuple(shape), dtype_in(parameter.dtype, dtype))
 
 
 def _owned(leaves: Mapping[str, _Leaf], group: ParameterGroup, rank: int) -> dict[str, tuple[int, int]]:

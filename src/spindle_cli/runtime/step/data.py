@@ -24,6 +24,7 @@ from spindle_cli.workload.data.reading import BatchSource
 from spindle_cli.workload.graph import IGNORED_LABEL
 from spindle_cli.workload.sampling.schedule import Schedule
 from spindle_cli.workload.training.item_draws import DrawsError
+from spindle_cli.workload.training.precision import dtype_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -317,8 +318,7 @@ class Feed:
                 )
 
     def _prepare(self, tensor: Tensor) -> Tensor:
-        if self._dtype is not None and tensor.is_floating_point():
-            tensor = tensor.to(self._dtype)
+        tensor = tensor.to(dtype_in(tensor.dtype, self._dtype))
         return tensor.pin_memory() if self._device.type == "cuda" else tensor
 
     def _hand_over(self, item: LoadedBatch | BaseException) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
+from spindle_cli.workload.training.precision import dtype_in
 
 # A checkpoint's key for them, beside those of the optimizer's state.
 MASTER_KEY = "master"
@@ -24,8 +25,7 @@ class Masters:
     def __init__(self, owned_ranges: Sequence[OwnedRange]) -> None:
         self._held = tuple(owned_ranges)
         self.owned_ranges = tuple(
-            replace(owned, tensor=nn.Parameter(owned.tensor.detach().to(torch.float32, copy=True)))
-            for owned in owned_ranges
+            replace(owned, tensor=nn.Parameter(_master(owned.tensor.detach()))) for owned in owned_ranges
         )
 
     def take_parameters(self) -> None:
@@ -40,10 +40,10 @@ class Masters:
         gradients: list[Tensor] = []
         for owned, master in self._pairs(names):
             gradient = owned.tensor.grad
-            if gradient is None or gradient.dtype == torch.float32:
+            if gradient is None or gradient.dtype == master.tensor.dtype:
                 master.tensor.grad = gradient
             else:
-                master.tensor.grad = torch.empty_like(gradient, dtype=torch.float32)
+                master.tensor.grad = torch.empty_like(gradient, dtype=master.tensor.dtype)
                 copies.append(master.tensor.grad)
                 gradients.append(gradient)
         _copy_all(copies, gradients)
@@ -63,6 +63,11 @@ class Masters:
     @staticmethod
     def _values(owned_ranges: Sequence[OwnedRange]) -> list[Tensor]:
         return [owned.tensor.detach() for owned in owned_ranges]
+
+
+def _master(values: Tensor) -> Tensor:
+    """A copy in float32; of complex numbers, of which a conversion would lose a half, in those as wide."""
+    return values.to(dtype_in(values.dtype, torch.float32), copy=True)
 
 
 def _copy_all(to: list[Tensor], values: list[Tensor]) -> None:

@@ -13,7 +13,7 @@ from spindle_cli.files.request import RunRequest
 from spindle_cli.verify.flow import root_of
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.settings.loss_scale import LossScaleSettings
-from spindle_cli.workload.training.precision import convert_module
+from spindle_cli.workload.training.precision import convert_module, dtype_in
 from spindle_cli.workload.types import Workload
 
 
@@ -54,8 +54,8 @@ class Arithmetic:
 
 
 def convert(field: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    """A batch field where and as the model wants it; only floating-point fields change their type."""
-    return field.to(device, dtype if field.is_floating_point() else None)
+    """A batch field where and as the model wants it; only real and complex numbers change their type."""
+    return field.to(device, dtype_in(field.dtype, dtype))
 
 
 def move_to(workload: Workload, device: torch.device, dtype: torch.dtype | None) -> None:
@@ -65,8 +65,11 @@ def move_to(workload: Workload, device: torch.device, dtype: torch.dtype | None)
 
 
 def float32_copies(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """A copy of each parameter, by its name."""
+    """A copy of each parameter, by its name; of complex numbers as they are."""
     return {
-        name: nn.Parameter(parameter.detach().to(torch.float32, copy=True), parameter.requires_grad)
+        name: nn.Parameter(
+            parameter.detach().to(parameter.dtype if parameter.is_complex() else torch.float32, copy=True),
+            parameter.requires_grad,
+        )
         for name, parameter in parameters.items()
     }

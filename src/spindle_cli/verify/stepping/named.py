@@ -40,7 +40,9 @@ def buffer_places(workload: Workload) -> dict[str, tuple[nn.Module, str]]:
 def buffers_at(places: Mapping[str, tuple[nn.Module, str]]) -> dict[str, Tensor]:
     """What the modules hold there now; complex numbers as pairs."""
     buffers = {name: getattr(module, attribute) for name, (module, attribute) in places.items()}
-    return {
-        name: torch.view_as_real(buffer) if buffer.is_complex() else buffer
-        for name, buffer in buffers.items()
-    }
+    return {name: as_real(buffer) for name, buffer in buffers.items()}
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """The same numbers, complex ones as pairs."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -104,10 +104,13 @@ def optimizer_groups(train: TrainSettings, roots: Mapping[str, nn.Module]) -> Op
 
 
 def _require_wide_enough(train: TrainSettings, candidates: Mapping[str, Candidate]) -> None:
-    """Refuse what `torch.amp.GradScaler` refuses: gradients that overflow again once the scale is out."""
+    """Refuse what `torch.amp.GradScaler` refuses: complex numbers, and gradients that overflow again once the
+    scale is out.
+    """
     for name, candidate in candidates.items():
-        if train.scaling is not None and candidate.parameter.dtype.itemsize < 4:
-            kind = str(candidate.parameter.dtype).removeprefix("torch.")
+        dtype = candidate.parameter.dtype
+        if train.scaling is not None and (dtype.itemsize < 4 or dtype.is_complex):
+            kind = str(dtype).removeprefix("torch.")
             raise WorkloadError(
                 f"train.precision: fp16-autocast trains parameters that are float32, and {name} is {kind}",
                 hint="Build the model in float32: autocast makes its passes float16.",
@@ -124,9 +127,30 @@ def groups_of_graph(train: TrainSettings, graph: WorkloadGraph) -> OptimizerGrou
     groups = optimizer_groups(train, roots)
     for name, candidate in trained_candidates(roots).items():
         choice = groups.choice_of(name)
+        if candidate.parameter.is_complex():
+            _require_complex(train, choice, name, candidate.parameter)
         if not choice.treats_elements_alone:
             _require_shape(choice, name, candidate.parameter)
     return groups
+
+
+def _require_complex(
+    train: TrainSettings, choice: OptimizerChoice, name: str, parameter: nn.Parameter
+) -> None:
+    """Refuse a parameter of complex numbers where something takes none, or one half of them alone."""
+    kind = str(parameter.dtype).removeprefix("torch.")
+    hint = "Keep it as pairs of real numbers, and let forward take torch.view_as_complex of them."
+    if parameter.dtype is torch.complex128:
+        raise WorkloadError(f"parameter {name} is {kind}, which checkpoints have no name for", hint=hint)
+    if choice.optimizer in _WHOLE_ONLY:
+        raise WorkloadError(
+            f"{choice.key}: {choice.optimizer} trains real numbers, and parameter {name} is {kind}",
+            hint=f"Give it to another optimizer, by groups. Or: {hint[0].lower()}{hint[1:]}",
+        )
+    if train.local_sgd is not None:
+        raise WorkloadError(
+            f"train.local_sgd averages real numbers, and parameter {name} is {kind}", hint=hint
+        )
 
 
 def _require_shape(choice: OptimizerChoice, name: str, parameter: nn.Parameter) -> None:

@@ -98,7 +98,8 @@ def make_optimizer(
         return None
     arguments = dict(choice.arguments)
     fused = _FUSED if begin_together else _FUSED_BY_ITSELF
-    if choice.optimizer in fused and not any(way in arguments for way in _WAYS):
+    is_real = not any(parameter.is_complex() for parameter in held)  # torch fuses no steps of complex numbers
+    if choice.optimizer in fused and is_real and not any(way in arguments for way in _WAYS):
         arguments["fused"] = True
     try:
         return chosen(held, lr=choice.lr, **arguments)  # type: ignore[call-arg]

@@ -21,20 +21,22 @@ def number_format(train: TrainSettings) -> torch.dtype | None:
     return torch.bfloat16 if train.precision == "bf16" else None
 
 
-def dtype_in(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
-    """What a tensor is converted to where floating-point numbers become `dtype`; None: it stays.
+def dtype_in(kind: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
+    """What numbers of a kind are converted to where floating-point ones become `dtype`; None: nothing is.
 
-    A complex number stays one: as wide, where torch has such a type.
+    A complex number stays one: as wide, where torch can compute with such.
     """
-    if tensor.is_complex():
-        return {torch.float64: torch.complex128, torch.float32: torch.complex64}.get(dtype or tensor.dtype)
-    return dtype if tensor.is_floating_point() else None
+    if dtype is None:
+        return kind
+    if kind.is_complex:
+        return {torch.float64: torch.complex128, torch.float32: torch.complex64}.get(dtype, kind)
+    return dtype if kind.is_floating_point else kind
 
 
 def convert_module(module: nn.Module, device: torch.device | None, dtype: torch.dtype | None) -> None:
     """Move and convert a module's parameters and buffers, in place."""
     apply: Any = module._apply
-    apply(lambda tensor: tensor.to(device=device, dtype=dtype_in(tensor, dtype)))
+    apply(lambda tensor: tensor.to(device=device, dtype=dtype_in(tensor.dtype, dtype)))
 
 
 def computing(train: TrainSettings, device_type: str) -> AbstractContextManager[object]:
@@ -106,16 +108,13 @@ class Computing(nn.Module):
 
 
 def in_dtype(graph: WorkloadGraph, dtype: torch.dtype) -> WorkloadGraph:
-    """The same graph with every floating-point field and value in another dtype; parameters stay."""
+    """The same graph, its fields and values of real or complex numbers in another dtype; parameters stay."""
     tasks = {name: _task_in_dtype(task, dtype) for name, task in graph.tasks.items()}
     return replace(graph, tasks=tasks)
 
 
 def _task_in_dtype(task: TaskGraph, dtype: torch.dtype) -> TaskGraph:
     def converted(specs: dict[str, ValueSpec]) -> dict[str, ValueSpec]:
-        return {
-            name: replace(spec, dtype=dtype) if spec.dtype.is_floating_point else spec
-            for name, spec in specs.items()
-        }
+        return {name: replace(spec, dtype=dtype_in(spec.dtype, dtype)) for name, spec in specs.items()}
 
     return replace(task, fields=converted(task.fields), values=converted(task.values))

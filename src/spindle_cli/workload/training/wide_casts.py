@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _FLOAT: Callable[..., Any] = Tensor.float
+_COMPLEX: Callable[..., Any] = Tensor.cfloat  # type: ignore[attr-defined]  # torch gives it no type
 _TYPE: Callable[..., Any] = Tensor.type
 _BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 # What all three of them call in the end: it asks no mode any more.
@@ -27,7 +28,7 @@ _TYPE_NAMES = ("torch.FloatTensor", "torch.cuda.FloatTensor")
 
 
 class WideCasts(TorchFunctionMode):
-    """Inside, float64 stands wherever code says float32."""
+    """Inside, float64 stands wherever code says float32, and complex128 where it says complex64."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -35,10 +36,12 @@ class WideCasts(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is _FLOAT:
             return args[0].double(**kwargs)
+        if func is _COMPLEX:
+            return args[0].cdouble(**kwargs)
         if func is _TYPE and len(args) > 1 and args[1] in _TYPE_NAMES:
             return args[0].double()
         for arg in args:  # this is asked of every call: a loop takes half as long as any()
-            if arg is torch.float32:
+            if arg is torch.float32 or arg is torch.complex64:
                 args = tuple(map(_widened, args))
                 break
         if kwargs:
@@ -59,4 +62,6 @@ class WideCasts(TorchFunctionMode):
 
 
 def _widened(value: Any) -> Any:
-    return torch.float64 if value is torch.float32 else value
+    if value is torch.float32:
+        return torch.float64
+    return torch.complex128 if value is torch.complex64 else value
