@@ -84,7 +84,14 @@ def _number_of_numpy(h: Tensor, _: Tensor) -> Tensor:
     return np.float64(0.5) * h * np.sqrt(width) / round(steps / 3) / math.ceil(steps / 3)
 
 
+def _places_by_a_sample(h: Tensor, _: Tensor) -> Tensor:
+    """As DETR and those that copy it make positions: of the size of one sample alone."""
+    places = torch.ones_like(h[0, [0]]).cumsum(0) + torch.zeros_like(h[0], dtype=h.dtype)
+    return h + places / torch.full_like(h[0, 0], 3.0) + h[0].new_ones(WIDTH)
+
+
 USES: dict[str, Use] = {
+    "the size of a sample": _places_by_a_sample,
     "isinstance": doubled_if_tensor,
     "isinstance of a union": _doubled_if(lambda h: h, Tensor | list),
     "isinstance of what is none": _doubled_if(lambda h: h, Callable),

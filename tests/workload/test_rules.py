@@ -78,6 +78,14 @@ ROWS: dict[str, tuple[Callable[..., Any], Batch]] = {
     "topk of tokens": (lambda x: x.topk(2, dim=1)[1], Batch(0)),
     "turned tokens": (lambda x: x.flip(1).roll(1, 2), Batch(0)),
     "padded": (lambda x: functional.pad(x, (1, 1)), Batch(0)),
+    "padded, the batch by nothing": (lambda x: functional.pad(x, (1, 1, 0, 2, 0, 0)), Batch(0)),
+    "transform of more entries": (lambda x: torch.fft.irfft(torch.fft.rfft(x, n=12), n=12), Batch(0)),
+    "picked by repeated numbers": (
+        lambda x: x[
+            torch.arange(x.shape[0]).view(-1, 1).repeat(1, 3), whole_numbers(x[:, 0, :3].contiguous())
+        ],
+        Batch(0),
+    ),
     "variance": (lambda x: torch.var_mean(x, 1)[0], Batch(0)),
     "similarities of tokens": (lambda x: x @ x.transpose(1, 2), Batch(0)),
     "einsum": (lambda x: torch.einsum("btc,bsc->bts", x, x), Batch(0)),
@@ -142,6 +150,9 @@ MIXES: dict[str, Callable[..., Any]] = {
     "next sample by number": lambda x: x[torch.arange(x.shape[0]) - 1],
     "number as value": lambda x: x + torch.arange(x.shape[0]).view(-1, 1, 1),
     "number as index of a table": lambda x: torch.ones(99, 6)[torch.arange(x.shape[0])],
+    "numbers again and again": lambda x: x[torch.arange(x.shape[0]).repeat(2)],
+    "repeated numbers as value": lambda x: x + torch.arange(x.shape[0]).view(-1, 1, 1).repeat(1, 4, 6),
+    "padded by a sample": lambda x: functional.pad(x, (0, 0, 0, 0, 1, 0)),
     "picked by strided numbers": lambda x: x[torch.arange(0, 2 * x.shape[0], 2)],
     "picked by values": lambda x: x[whole_numbers(x[:, 0, 0])],
     "products over the batch": lambda x: x.flatten(1).T @ x.flatten(1),

@@ -100,7 +100,9 @@ def _repeat(call: Call) -> list[State]:
         raise MixesError("it makes batch x batch entries")
     state = operand.state
     dim = state.dim + len(repeats) - operand.ndim
-    return [replace(state, dim=dim, outer=state.outer * repeats[dim], numbered=0)]
+    if state.numbered and repeats[dim] != 1:
+        raise MixesError("it repeats the numbers of samples in the batch")
+    return [replace(state, dim=dim, outer=state.outer * repeats[dim])]
 
 
 def _select(call: Call) -> list[State]:
@@ -172,7 +174,8 @@ def _order(call: Call) -> list[State]:
 def _pad(call: Call) -> list[State]:
     operand, state = _batch(call)
     pad = call["pad"] if call["pad"] is not None else call["padding"]
-    if call.varies or state.dim >= operand.ndim - len(pad) // 2:
+    first = 2 * (operand.ndim - 1 - state.dim)  # pads are in pairs, those of the last dimension first
+    if call.varies or any(pad[first : first + 2]):
         raise MixesError("it pads the batch")
     return [state]
 
@@ -215,7 +218,7 @@ _VIEWS = (
     "squeeze_",
     "unsqueeze_",
 )
-MOVES = frozenset(_VIEWS) | {"unsqueeze_", "permute", "transpose", "t", "expand"}
+MOVES = frozenset(_VIEWS) | {"unsqueeze_", "permute", "transpose", "t", "expand", "repeat"}
 RULES: dict[str, Rule] = {
     **dict.fromkeys((*_VIEWS, "unsqueeze_"), _view),
     "permute": _permute,

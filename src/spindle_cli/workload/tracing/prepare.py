@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.tracing.faithful import NO_GRAD
-from spindle_cli.workload.tracing.shapes import Shapes
+from spindle_cli.workload.tracing.shapes import BatchDim, Shapes
 from spindle_cli.workload.types import FlowTask, Task
 
 # Methods that take a tensor's dtype and device, as the functions that are told them.
@@ -25,6 +25,12 @@ _MADE_LIKE: dict[Any, Any] = {
     "new_zeros": torch.zeros,
     "new_ones": torch.ones,
     "new_full": torch.full,
+}
+# Functions that take a tensor's shape as well.
+_SHAPED_LIKE: dict[Any, Any] = {
+    torch.zeros_like: torch.zeros,
+    torch.ones_like: torch.ones,
+    torch.full_like: torch.full,
 }
 _BY_MEMORY = frozenset({"as_strided", torch.as_strided})
 
@@ -64,9 +70,11 @@ def name_squeezed_dims(graph: fx.Graph, shapes: Shapes) -> None:
 
 def ask_for_types(graph: fx.Graph, shapes: Shapes) -> None:
     """Write what takes a tensor for its dtype and device alone as the questions for them: `x.type_as(y)`,
-    `x.to(y)`, `y.new_zeros(...)` and the like do not depend on y's samples.
+    `x.to(y)`, `y.new_zeros(...)` and the like do not depend on y's samples. Nor does `ones_like(y[0])`.
     """
     for node in list(graph.nodes):
+        if node.target in _SHAPED_LIKE and node.args and isinstance(node.args[0], fx.Node):
+            _ask_for_shape(graph, node, node.args[0], shapes)
         if node.op != "call_method" or not isinstance(node.args[0], fx.Node):
             continue
         if node.target in ("type_as", "to") and len(node.args) == 2 and not node.kwargs:
@@ -80,8 +88,36 @@ def ask_for_types(graph: fx.Graph, shapes: Shapes) -> None:
             node.kwargs = {**kinds, **node.kwargs}
 
 
+def _ask_for_shape(graph: fx.Graph, node: fx.Node, asked: fx.Node, shapes: Shapes) -> None:
+    """Let what is as large as some of a batch's samples take that size as it is: it is the same for all."""
+    if _picked_from(asked, shapes) is asked or "memory_format" in node.kwargs:
+        return
+    kinds = _asked_kinds(graph, node, asked, shapes)
+    node.target = _SHAPED_LIKE[node.target]
+    node.args = (tuple(shapes.values[asked].shape), *node.args[1:])
+    node.kwargs = {**kinds, **{name: value for name, value in node.kwargs.items() if value is not None}}
+
+
+def _picked_from(node: fx.Node, shapes: Shapes) -> fx.Node:
+    """The batch that some samples are taken out of by number; of anything else the node itself."""
+    if not shapes.is_tensor(node):
+        return node
+    found = node
+    while found.target is operator.getitem:
+        source = found.args[0]
+        if not isinstance(source, fx.Node) or not shapes.is_tensor(source):
+            break
+        found = source
+    has_samples = shapes.batch_dim(found).dim is not None
+    is_one = shapes.batch_dim(node) == BatchDim(None)
+    return found if has_samples and is_one else node
+
+
 def _asked_kinds(graph: fx.Graph, node: fx.Node, asked: fx.Node, shapes: Shapes) -> dict[str, fx.Node]:
-    """A tensor's dtype and device, asked for in front of a node."""
+    """A tensor's dtype and device, asked for in front of a node; of samples that are taken out of a batch,
+    those of the batch.
+    """
+    asked = _picked_from(asked, shapes)
     kinds: dict[str, fx.Node] = {}
     with graph.inserting_before(node):
         for kind in ("dtype", "device"):
