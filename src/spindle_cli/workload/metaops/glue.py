@@ -1,7 +1,7 @@
 """Which op each node of a trace belongs to.
 
 * What depends on no operator (fields, parameters, constants), and what is a size and no tensor, is computed
-  again in every op that uses it.
+  again in every op that uses it; what is drawn, in the first one alone.
 * What comes from one op belongs to that op.
 * What comes from several belongs to the last of them if that one has all it needs, else to the first op that
   uses it, else to an op of its own: the loss.
@@ -109,9 +109,26 @@ class _Placement:
                 self._place_glue(node)
         self._place_loss()
         self._move_unordered()
+        self._share_draws()
         num_ops = max(self._home.values(), default=0) + 1
         self._couple_whole_outputs()
         return Homes(self._home, self._coupled, max(num_ops, len(self._trace.operators)))
+
+    def _share_draws(self) -> None:
+        """Let the first of several ops that use a draw make it for all of them: each would draw another."""
+        for node in self._order:
+            if node.op == "output" or node in self._home or not self._happens_once(node):
+                continue
+            found: set[int] = set()
+            pending = list(node.users)
+            while pending:
+                user = pending.pop()
+                if user in self._home:
+                    found.add(self._home[user])
+                else:
+                    pending.extend(user.users)
+            if len(found) > 1:
+                self._home[node] = min(found)
 
     def _couple_whole_outputs(self) -> None:
         """Shares of an op would each hand on another value without a batch dimension: then there is one

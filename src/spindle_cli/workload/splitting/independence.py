@@ -20,7 +20,7 @@ from spindle_cli.workload.fixed import marks
 from spindle_cli.workload.fixed.marks import rows_for
 from spindle_cli.workload.memo import key_of, portable
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
-from spindle_cli.workload.splitting.randomness import draws_random_numbers
+from spindle_cli.workload.splitting.randomness import draws_by_itself, draws_random_numbers
 from spindle_cli.workload.splitting.samples import Verdicts
 from spindle_cli.workload.tracing.behaviour import name_of
 from spindle_cli.workload.tracing.kind import Kinds
@@ -264,9 +264,9 @@ def _copied(arguments: Any) -> Any:
 
 def _is_made_of_sizes(node: fx.Node) -> bool:
     """Whether a node comes from nothing but sizes of the batch (torch.arange and the like), and not from
-    data.
+    data. What is drawn, a number for each sample, is as good as data.
     """
-    if node.op not in ("call_function", "call_method"):
+    if node.op not in ("call_function", "call_method") or draws_by_itself(node):
         return False
     if node.target in _SIZE_METHODS or (node.target is getattr and node.args[1] in _SIZE_ATTRIBUTES):
         return True

@@ -46,5 +46,12 @@ def draws_random_numbers(node: fx.Node, root: nn.Module) -> bool:
             isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU) and part.training
             for part in root.get_submodule(str(node.target)).modules()
         )
+    return draws_by_itself(node)
+
+
+def draws_by_itself(node: fx.Node) -> bool:
+    """The same of a function or a method."""
+    if node.op not in ("call_function", "call_method"):
+        return False  # a field or a value of that name
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name.rstrip("_") in DRAWING_FUNCTIONS and node.kwargs.get("training", True) is not False

@@ -44,7 +44,9 @@ def check_homes(task: str, root: nn.Module, graph: fx.Graph, homes: Mapping[fx.N
     """
     for node in graph.nodes:
         changed = changed_in_place(node, root)
-        if changed is not None and homes.get(changed) != homes.get(node):
+        # A copy that has no home is made where it is changed.
+        is_copied_there = changed is not None and changed.target == "clone" and changed not in homes
+        if changed is not None and not is_copied_there and homes.get(changed) != homes.get(node):
             raise _refusal(task, node, changed)
 
 

@@ -25,6 +25,8 @@ _MADE_LIKE: dict[Any, Any] = {
     "new_zeros": torch.zeros,
     "new_ones": torch.ones,
     "new_full": torch.full,
+    "new_empty": torch.empty,
+    "new": torch.empty,
 }
 # Functions that take a tensor's shape as well.
 _SHAPED_LIKE: dict[Any, Any] = {
@@ -82,10 +84,21 @@ def ask_for_types(graph: fx.Graph, shapes: Shapes) -> None:
             if isinstance(asked, fx.Node) and shapes.is_tensor(asked):
                 kinds = _asked_kinds(graph, node, asked, shapes)
                 node.target, node.args = "to", (source, kinds["device"], kinds["dtype"])
-        elif node.target in _MADE_LIKE and shapes.is_tensor(node.args[0]):
+        elif _makes_alone(node, shapes):
             kinds = _asked_kinds(graph, node, node.args[0], shapes)
             node.op, node.target, node.args = "call_function", _MADE_LIKE[node.target], node.args[1:]
             node.kwargs = {**kinds, **node.kwargs}
+
+
+def _makes_alone(node: fx.Node, shapes: Shapes) -> bool:
+    """Whether a method makes a new tensor and takes nothing but the dtype and device of its own; of the old
+    `x.new(...)`, which also copies others, where it is told a size.
+    """
+    if node.target not in _MADE_LIKE or not isinstance(node.args[0], fx.Node):
+        return False
+    given = [shapes.values[each] if isinstance(each, fx.Node) else each for each in node.args[1:]]
+    is_size = all(isinstance(each, int) for each in given) or [type(each) for each in given] == [torch.Size]
+    return shapes.is_tensor(node.args[0]) and (node.target != "new" or is_size)
 
 
 def _ask_for_shape(graph: fx.Graph, node: fx.Node, asked: fx.Node, shapes: Shapes) -> None:

@@ -19,7 +19,7 @@ from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.refuse import place_of_caller, place_of_error, refusal
 from spindle_cli.workload.tracing.faithful import note_contexts, nothing_is_frozen, refuse_question
 from spindle_cli.workload.tracing.observe import Observer
-from spindle_cli.workload.tracing.proxies.asking import classes_are_known
+from spindle_cli.workload.tracing.proxies.asking import classes_are_known, draws_are_sized
 from spindle_cli.workload.tracing.proxies.capturing import is_recorded, record
 from spindle_cli.workload.tracing.proxies.changes import TracedValue
 from spindle_cli.workload.tracing.proxies.grids import grids_are_calls
@@ -283,6 +283,7 @@ def trace_task(
             _own_gradients_refused(task.name),
             numbers_are_known(tracer),
             classes_are_known(tracer),
+            draws_are_sized(),
             grids_are_calls(task.module, tracer),
             torch.enable_grad(),
             not_validated(),

@@ -11,6 +11,9 @@ from typing import Any, Union, get_args, get_origin
 
 import torch
 from torch import Tensor, fx
+from torch.distributions import Distribution
+
+_ONE_DRAW = torch.Size()
 
 
 @contextmanager
@@ -36,6 +39,26 @@ def classes_are_known(tracer: Any) -> Iterator[None]:
         yield
     finally:
         builtins.isinstance, torch.is_tensor = original, of_tensors
+
+
+@contextmanager
+def draws_are_sized() -> Iterator[None]:
+    """Let torch.distributions draw as many numbers as the traced parameters of one have: it makes a
+    torch.Size of their shape, which takes plain numbers alone.
+    """
+    original = Distribution._extended_shape
+
+    def extended(self: Distribution, sample_shape: Any = _ONE_DRAW) -> Any:
+        own = (self._batch_shape, self._event_shape)
+        if not any(isinstance(shape, fx.Proxy) for shape in own):
+            return original(self, sample_shape)
+        return torch.Size(sample_shape) + own[0] + own[1]
+
+    Distribution._extended_shape = extended  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Distribution._extended_shape = original  # type: ignore[method-assign]
 
 
 def _is_torch(scope: dict[str, Any]) -> bool:
