@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed import marks
 from spindle_cli.workload.fixed.marks import rows_for
@@ -231,7 +232,7 @@ class _Trial:
             return made[id(tensor)]
 
         try:
-            with swapped_tensors(module, real), by_fixed_statistics(module):
+            with watching(module), swapped_tensors(module, real), by_fixed_statistics(module):
                 for part in module.modules():
                     if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU):
                         part.training = False

@@ -105,12 +105,18 @@ class Observer:
         given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
         versions = [tensor._version for tensor in given]
         norms = by_fixed_statistics(module, is_whole=True)  # momentum=None reads a value
-        with norms, watching(module), swapped_tensors(module, self.fake), failures_unlogged():
+        with (
+            norms,
+            watching(module) as changes,
+            swapped_tensors(module, self.fake),
+            failures_unlogged(),
+        ):
             held = dict(module.named_parameters())
             result = module(*args, **kwargs)
             for name, parameter in module.named_parameters():
                 if held.get(name, parameter) is not parameter:
                     raise _ReplacesParameterError(name)
+        self.attributes.note(module, changes)
         if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
             raise _ChangesItsInputError
         return result

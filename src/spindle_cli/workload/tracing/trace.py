@@ -182,7 +182,9 @@ class OperatorTracer(fx.Tracer):
         proxies = {name: self.create_proxy("placeholder", name, (), {}) for name in self._samples}
 
         def call() -> Any:
-            with self.scratch.watching():  # here, as torch.fx has put its own way of asking in place by now
+            with self.scratch.watching(
+                self.is_looking
+            ):  # here, as torch.fx has put its own way of asking in place by now
                 return self.root.forward(**proxies)
 
         return call, []
@@ -212,6 +214,7 @@ class OperatorTracer(fx.Tracer):
             return given
         # Forward may ask what it is, loop over it or put something into it, which a proxy would not stand.
         given = self.known.unpacked(given)
+        self.scratch.hide(m)
         if is_recorded(m):
             record(m, args, given)
         return given

@@ -9,23 +9,32 @@ seen here; an operator would look at the real module, which has none.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
+from spindle_cli.workload.building.attributes import Changes
 from spindle_cli.workload.refuse import place_of_caller, refusal
 
 
 @dataclass(frozen=True)
 class SeenAttributes:
     """Of all forwards of a workload: attributes that were asked for in vain, and that were made, each by its
-    module and name. Tasks that share a module see what another one has left there.
+    module and name. Tasks that share a module see what another one has left there. `left`: those that
+    operators leave on themselves, by the module's class.
     """
 
     missed: set[tuple[nn.Module, str]] = field(default_factory=set)
     made: set[tuple[nn.Module, str]] = field(default_factory=set)
+    left: dict[type[nn.Module], set[str]] = field(default_factory=dict)
+
+    def note(self, operator: nn.Module, changes: Changes) -> None:
+        """An operator's forward has changed its own attributes, or those of its parts."""
+        for dotted in (*changes.tensors, *changes.counted):
+            part, _, name = dotted.rpartition(".")
+            self.left.setdefault(type(operator.get_submodule(part)), set()).add(name)
 
 
 class Scratch:
@@ -40,6 +49,7 @@ class Scratch:
         self._own: set[tuple[nn.Module, str]] = set()
         opaque = [module for module in root.modules() if isinstance(module, operators)]
         self._inside = {inner for module in opaque for inner in module.modules()}
+        self._hidden: dict[tuple[nn.Module, str], Any] = {}
 
     def takes(self, module: nn.Module, name: str) -> bool:
         """Whether a traced value may be assigned: the module has had no such attribute before this forward,
@@ -56,12 +66,22 @@ class Scratch:
         self._seen.made.add(key)
         return True
 
+    def hide(self, operator: nn.Module) -> None:
+        """Let nobody but operators read what this one has left on itself: a trace would have its value of
+        before, and another device does not have it at all.
+        """
+        for part in operator.modules():
+            for name in self._seen.left.get(type(part), ()):
+                if name in part.__dict__:
+                    self._hidden[part, name] = part.__dict__.pop(name)
+
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Notice, inside, who asks a module for an attribute that it lacks.
+    def watching(self, is_looking: Callable[[], bool]) -> Iterator[None]:
+        """Notice, inside, who asks a module for an attribute that it lacks. `is_looking`: whether operators
+        are being run to find out what is known.
 
         Raises:
-            WorkloadError: another forward has made it, and would have left it there.
+            WorkloadError: another forward has made it, and would have left it there; or an operator has.
         """
         module_class: Any = nn.Module
         original = module_class.__getattr__
@@ -70,6 +90,8 @@ class Scratch:
             try:
                 return original(module, name)
             except AttributeError:
+                if is_looking() and (module, name) in self._hidden:
+                    return self._hidden[module, name]
                 self._miss(module, name)
                 raise
 
@@ -80,6 +102,14 @@ class Scratch:
             module_class.__getattr__ = original
 
     def _miss(self, module: nn.Module, name: str) -> None:
+        if module in self._inside and name in self._seen.left.get(type(module), ()):
+            raise refusal(
+                self._task,
+                f"forward asks for {name} of {type(module).__name__}, which an operator leaves there",
+                place_of_caller(),
+                "Let the operator return it beside its output; where no operator has to be, leave the class "
+                "out of `operators`.",
+            )
         self._seen.missed.add((module, name))
         if (module, name) in self._seen.made:
             raise refusal(
