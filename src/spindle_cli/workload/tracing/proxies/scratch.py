@@ -49,6 +49,7 @@ class Scratch:
         self._own: set[tuple[nn.Module, str]] = set()
         opaque = [module for module in root.modules() if isinstance(module, operators)]
         self._inside = {inner for module in opaque for inner in module.modules()}
+        self._called: set[nn.Module] = set()  # operators that forward has called, and their parts
         self._hidden: dict[tuple[nn.Module, str], Any] = {}
 
     def takes(self, module: nn.Module, name: str) -> bool:
@@ -71,6 +72,7 @@ class Scratch:
         before, and another device does not have it at all.
         """
         for part in operator.modules():
+            self._called.add(part)
             for name in self._seen.left.get(type(part), ()):
                 if name in part.__dict__:
                     self._hidden[part, name] = part.__dict__.pop(name)
@@ -102,7 +104,7 @@ class Scratch:
             module_class.__getattr__ = original
 
     def _miss(self, module: nn.Module, name: str) -> None:
-        if module in self._inside and name in self._seen.left.get(type(module), ()):
+        if module in self._called and name in self._seen.left.get(type(module), ()):
             raise refusal(
                 self._task,
                 f"forward asks for {name} of {type(module).__name__}, which an operator leaves there",
