@@ -179,7 +179,7 @@ class TaskChecker:
         """Compare, and note what was found; gives the op's outputs."""
         self._require_room(op)
         values = Values.of_op(self._task, op, dtype)
-        with values.held() as parameters, constants_in(dtype):
+        with values.held() as parameters, watching(self._task.root), constants_in(dtype):
             runs = OpShares(self._task, op, known, values, parameters)
             try:
                 whole = runs.whole(self._samples)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.states import Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.workload.rules.tape import Tape
+from spindle_cli.workload.splitting.carried import carried_on, kept_by
 from spindle_cli.workload.splitting.follow import Follower, check_shapes
 from spindle_cli.workload.tracing.observe import Observer, failures_unlogged, swapped_tensors
 from spindle_cli.workload.tracing.shapes import leaves_of
@@ -115,6 +117,7 @@ def _examine(
     results: list[Any] = []
     tapes: list[Tape] = []
     changes = Changes()
+    carried: dict[str, Tensor] = {}
     normalised: list[list[Tensor]] = []  # by size, what batch norms are given that sum over shares
     for (args, kwargs), size in zip(inputs, sizes, strict=True):
         tape = Tape()
@@ -123,8 +126,11 @@ def _examine(
                 normalised.append(stack.enter_context(by_fixed_statistics(module)))
                 if module is not None:
                     changes = stack.enter_context(watching(module))
+                before = {} if module is None or tapes else kept_by(module)
                 with Remembering(), tape, Unread():
                     results.append(run(*args, **kwargs))
+                if module is not None and not tapes:
+                    carried = carried_on(module, before, partial(run, *args, **kwargs))
         except Exception as error:
             text = str(error).strip().split("\n")[0]
             why = f"it fails for a batch of {size}: {type(error).__name__}: {text}"
@@ -139,6 +145,7 @@ def _examine(
     why_not = (
         why_not
         or _kept(follower, changes)
+        or _carries(follower, carried)
         or _given_memory(module, watched)
         or _normalises_other(follower, normalised[0])
     )
@@ -179,6 +186,14 @@ def _kept(follower: Follower, changes: Changes) -> Mixed | None:
         return Mixed(f"its forward changes {name!r}, which every share would do by itself")
     for name in changes.counted:
         return Mixed(f"its forward changes self.{name}, which every share would do by itself")
+    return None
+
+
+def _carries(follower: Follower, carried: Mapping[str, Tensor]) -> Mixed | None:
+    """Why what a call leaves for the next one forbids to split it."""
+    for name, tensor in carried.items():
+        if not isinstance(follower.state_of(tensor), Whole):
+            return Mixed(f"its forward reads self.{name}, which an earlier one has made of its own batch")
     return None
 
 
