@@ -20,14 +20,15 @@ def end(training: Training) -> None:
         InputError: it cannot be written.
     """
     model, run_dir = training.model, training.request.run_dir
-    # A run that is captured is there to be compared: nobody goes on with it, or takes what it has trained,
-    # which in float64 may be numbers that such files have no name for.
+    # A run that is captured is there to be compared, and nobody goes on with it.
     is_captured = training.request.capture_dir is not None
     if not is_captured:
         training.save_in_order()
     training.checkpoints.finish()
     training.tell_checkpoints()
-    if not is_captured:
+    # Files have no name for complex numbers as wide as float64, in which such a run may compute.
+    has_complex = any(parameter.is_complex() for parameter in model.table.parameters.values())
+    if not (is_captured and has_complex):
         device = training.stopwatch.device
         names = tuple(name for name in model.cuts.by_name if model.table.is_trainable(name))
         save_model(run_dir, training.done, names, model.trained, device, training.pool.whole)
