@@ -171,3 +171,27 @@ def test_a_teacher_is_moved_once_and_computed_with_as_the_first_pass_moved_it(in
         gradients = [held.grad for held in module.parameters() if held.grad is not None]
         found.append([*gradients, *module.teacher.parameters()])
     assert all(torch.equal(kept, again) for kept, again in zip(*found, strict=True))
+
+
+class Shrinking(nn.Module):
+    """Changes a parameter that is trained, and computes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.linear.weight.mul_(0.9)
+        return torch.tanh(self.linear(x))
+
+
+def test_a_trained_parameter_is_changed_once_and_has_the_gradient_of_that() -> None:
+    found: list[list[Tensor]] = []
+    for run in (plainly, lambda module, x: run_recomputed(module, [x], moves_trained=True)):
+        torch.manual_seed(3)
+        module = Shrinking().double()
+        for _ in range(2):
+            run(module, torch.randn(8, 6, dtype=torch.float64)).square().sum().backward()
+        found.append([each for held in module.parameters() for each in (held.detach(), held.grad)])
+    assert all(torch.equal(kept, again) for kept, again in zip(*found, strict=True))

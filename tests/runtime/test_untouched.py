@@ -189,6 +189,40 @@ def same_end(one: Path, other: Path) -> None:
         assert all(torch.equal(first[name], second[name]) for name in first), stage
 
 
+class Shrinking(eval_toys.Head):
+    """Changes what is trained, and what is not, whatever the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale.data.mul_(0.9)
+        with torch.no_grad():
+            self.linear.weight.mul_(0.9)
+        return super().forward(x) * self.scale
+
+
+def build_shrinking(evaluates: bool = True) -> Workload:
+    workload = eval_toys.build(evaluates=evaluates)
+    workload.tasks[0].module.head = Shrinking()
+    workload.operators = (*workload.operators, Shrinking)
+    return workload
+
+
+def test_parameters_that_forward_changes_are_after_an_evaluation_as_before(
+    world: None, tmp_path: Path
+) -> None:
+    for name, evaluates in (("every", True), ("none", False)):
+        train = {**TRAIN, "eval_every": 1} if evaluates else TRAIN
+        args = {"evaluates": evaluates}
+        run_case(
+            Case(name, (0,), "test_untouched", "build_shrinking", args=args, train=train, steps=2),
+            tmp_path / name,
+        )
+    same_end(tmp_path / "every", tmp_path / "none")
+
+
 def test_a_run_with_evaluations_that_draw_trains_bit_for_bit_as_one_without(
     world: None, tmp_path: Path
 ) -> None:

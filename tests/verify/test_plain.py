@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.verify.counted import counted_losses
 from spindle_cli.verify.flow import run_flow
 from spindle_cli.verify.plain import backward, require_no_chance
 from spindle_cli.verify.stepping.arithmetic import Arithmetic, move_to
@@ -74,6 +75,48 @@ def test_shared_parameters_are_named_once_and_take_the_gradients_of_weighted_los
     assert shared.by.grad is not None
     assert shared.by.grad.dtype == torch.float64
     assert float(shared.by.grad) == 10 * 7 + 2 * 3
+
+
+class Shrinks(nn.Module):
+    """Changes what it computes with; an operator of its own, whose samples stay together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear.weight.data.mul_(0.5)
+        return self.linear(x)
+
+
+class Labelled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3), Shrinks()
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.last(self.first(x)), label)
+
+
+def test_of_a_mean_over_several_batches_each_goes_backward_before_the_next_forward() -> None:
+    """As a run has it: what a later forward changes is not what an earlier one computed with."""
+    torch.manual_seed(0)
+    samples = [{"x": torch.randn(3), "label": torch.tensor(number % 3)} for number in range(8)]
+    model, plain = Labelled(), Labelled()
+    plain.load_state_dict(model.state_dict())
+    task = Task("t", model, 4, samples)
+    counted = counted_losses(Workload("w", [task], (nn.Linear, Shrinks)))["t"]
+    batches = [Batches(task, 0).rows(number, 0, 4) for number in range(2)]
+    counted.fit(batches)
+    loss = backward(task, batches, Arithmetic(torch.device("cpu"), torch.float32), counted, 1.0)
+    expected = 0.0
+    for batch in batches:
+        part = plain(**batch) / 2
+        part.backward()
+        expected += float(part.detach())
+    assert loss == pytest.approx(expected)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 def test_drawing_random_numbers_is_noticed() -> None:

@@ -9,6 +9,7 @@ run one after the other, each on its whole batch, and the loss as the analysis h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, fx
@@ -63,8 +64,11 @@ class CountedLoss:
         for batch in batches:
             self._at(batch)
 
-    def of(self, batches: Sequence[Batch], call: Callable[[Batch], Tensor]) -> Tensor:
-        """The loss of a step's batches together.
+    def parts(
+        self, batches: Sequence[Batch], call: Callable[[Batch], Tensor]
+    ) -> Sequence[Callable[[], Tensor]]:
+        """The loss of a step's batches together, as the sum of what each of these gives. Each is to go
+        backward before the next is called: an operator's forward may change what it computes with.
 
         Args:
             batches: each task's fields.
@@ -75,8 +79,9 @@ class CountedLoss:
         counts = torch.stack(counted).sum(0)
         shapes = {tuple((name, field.shape[1:]) for name, field in batch.items()) for batch in batches}
         if bool((counts == 0).any()) or (self._is_coupled and len(batches) > 1) or len(shapes) > 1:
-            return sum((self._by_ops(batch, share, counts) for batch in batches), torch.zeros(()))
-        return call({name: torch.cat([batch[name] for batch in batches]) for name in batches[0]})
+            return [partial(self._by_ops, batch, share, counts) for batch in batches]
+        joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+        return [partial(call, joined)]
 
     def _by_ops(self, batch: Batch, share: float, counts: Tensor) -> Tensor:
         """What one of the batches adds to the loss."""

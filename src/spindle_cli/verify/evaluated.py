@@ -43,13 +43,15 @@ def evaluate_all(
 
 @contextmanager
 def _in_eval_mode(root: nn.Module) -> Iterator[None]:
-    """Inside; what passes change in attributes and buffers is undone: no evaluation sees another."""
+    """Inside; what passes change in attributes, buffers and parameters is undone: no evaluation sees
+    another.
+    """
     with watching(root):
-        buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
+        held = [(tensor, tensor.clone()) for tensor in (*root.buffers(), *root.parameters())]
         root.eval()
         yield
-        for buffer, before in buffers:
-            buffer.copy_(before)
+        for tensor, before in held:
+            tensor.data.copy_(before)
 
 
 def _evaluate(

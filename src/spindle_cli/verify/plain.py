@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -236,13 +237,15 @@ def backward(
     def fields(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: convert(field, device, dtype) for name, field in batch.items()}
 
-    total = 0.0
-    for some in [batches] if counted is not None else [[batch] for batch in batches]:
+    total, call = 0.0, partial(loss_of, task)
+    if counted is not None:
         with arithmetic.computing():
-            if counted is not None:
-                loss = counted.of([fields(batch) for batch in some], lambda batch: loss_of(task, batch))
-            else:
-                loss = loss_of(task, fields(some[0]))
+            parts = counted.parts([fields(batch) for batch in batches], call)
+    else:
+        parts = [lambda batch=batch: call(fields(batch)) for batch in batches]  # type: ignore[misc]
+    for part in parts:
+        with arithmetic.computing():
+            loss = part()
         if counted is None and task.reduction == "mean":
             loss = loss / len(batches)
         total += float(loss.detach())

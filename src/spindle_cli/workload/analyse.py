@@ -79,7 +79,7 @@ class _Analyst:
         _check_operators_occur(workload, tasks)
         metaops = _make_metaops(tasks, self.training.observer.kinds)
         graph = WorkloadGraph(workload, tasks, metaops, fingerprint(tasks, metaops), lengths=dict(lengths))
-        refuse_shared_moves(graph)
+        refuse_shared_moves(tasks)
         if not evaluates:
             return graph
         found = trace_evaluations(graph, self.evaluation)

@@ -100,6 +100,7 @@ class Op:
         results: keys of forward's dict that it gives, in an evaluation: its graph then gives them behind its
             outputs, and a loss's graph behind the loss.
         contrasts: it compares every sample with every other; its shares gather what they compare.
+        changes: of `parameters` and `buffers`, those that its forward was seen to change.
     """
 
     index: int
@@ -119,6 +120,7 @@ class Op:
     batch_norms: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
     contrasts: bool = False
+    changes: tuple[str, ...] = ()
 
     @property
     def talks(self) -> bool:

@@ -73,6 +73,7 @@ class FindingsRecord(Model):
     results: tuple[Packed, ...] | None
     states: tuple[StateRecord, ...]
     why_not: StateRecord | None = None
+    changed: tuple[str, ...] = ()
 
 
 class AnalysisMemo(Artifact):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,16 @@ class ParameterTable:
     @classmethod
     def of(cls, graph: WorkloadGraph) -> ParameterTable:
         """The table of an analysed workload."""
+        return cls.of_tasks(graph.tasks)
+
+    @classmethod
+    def of_tasks(cls, tasks: Mapping[str, TaskGraph]) -> ParameterTable:
+        """The table of some traced tasks."""
         canonical: dict[int, str] = {}
         names: dict[tuple[str, str], str] = {}
         parameters: dict[str, nn.Parameter] = {}
         buffers: dict[str, Tensor] = {}
-        for task, root in ((task.task.name, task.root) for task in graph.tasks.values()):
+        for task, root in ((task.task.name, task.root) for task in tasks.values()):
             for name, tensor in _named_tensors(root):
                 known = canonical.setdefault(id(tensor), f"{task}.{name}")
                 names[task, name] = known
@@ -43,7 +48,7 @@ class ParameterTable:
                 else:
                     buffers.setdefault(known, tensor)
         users: dict[str, list[tuple[str, int]]] = {name: [] for name in (*parameters, *buffers)}
-        for task_name, task_graph in graph.tasks.items():
+        for task_name, task_graph in tasks.items():
             for op in task_graph.ops:
                 for name in (*op.parameters, *op.buffers):
                     users[names[task_name, name]].append((task_name, op.index))

@@ -135,7 +135,8 @@ class Evaluator:
         prepared = self._prepare(name)
         # Passes of tasks that are trained gather what is shared out themselves.
         lent: Sequence[str] | None = () if name in self._model.graph.tasks else None
-        with untouched(self._roots, self._device), self._pool.whole(lent):
+        moved = _moved(prepared.graph)
+        with untouched(self._roots, self._device, moved), self._pool.whole(lent):
             num_samples, loss, gathered = self._run(prepared, self._data(task, dataset))
             metrics = measured(prepared.graph, gathered)  # which may draw random numbers
         return Evaluation(
@@ -198,6 +199,12 @@ class Evaluator:
             with generators_kept():
                 self._prepared[name] = self._preparing.prepared(name)
         return self._prepared[name]
+
+
+def _moved(graph: TaskGraph) -> list[nn.Parameter]:
+    """What a task's forward passes change of its parameters."""
+    root = graph.root
+    return [root.get_parameter(name) for op in graph.ops for name in op.changes if name in op.parameters]
 
 
 def _require_full(graph: TaskGraph, size: int) -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.errors import WorkloadError
@@ -17,9 +17,14 @@ from spindle_cli.workload.training.item_draws import generators_kept
 
 
 @contextmanager
-def untouched(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+def untouched(
+    modules: Sequence[nn.Module], device: torch.device, moved: Sequence[nn.Parameter] = ()
+) -> Iterator[None]:
     """Inside, modules are in eval mode; afterwards they have the modes, attributes and buffers of before, and
     generators of random numbers go on as if nothing had been drawn.
+
+    Args:
+        moved: parameters that forward changes, which have their values of before, too.
 
     Raises:
         WorkloadError: a module's own `eval` changes parameters (as one that merges adapters does).
@@ -27,6 +32,9 @@ def untouched(modules: Sequence[nn.Module], device: torch.device) -> Iterator[No
     with ExitStack() as stack:
         stack.enter_context(generators_kept())
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        with torch.no_grad():
+            values = [(parameter, parameter.detach().clone()) for parameter in moved]
+        stack.callback(_put_back, values)
         for module in modules:
             stack.callback(HeldState(module).restore)
             versions = _versions(module)
@@ -36,6 +44,11 @@ def untouched(modules: Sequence[nn.Module], device: torch.device) -> Iterator[No
             if changed:
                 raise _refusal(module, changed[0])
         yield
+
+
+def _put_back(values: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+    for parameter, before in values:
+        parameter.data.copy_(before)
 
 
 class _Unwritten(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

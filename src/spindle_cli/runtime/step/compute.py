@@ -140,7 +140,8 @@ def _run_op(local: LocalSlice, place: int, arguments: Sequence[Any], copies: Sli
         with copies.moving(index, (module, local.modules[place])):
             return module(*arguments)
     if local.wired.piece.recompute:
-        return run_recomputed(module, arguments, may_move=local.wired.ops[place].coupled)
+        op = local.wired.ops[place]
+        return run_recomputed(module, arguments, may_move=op.coupled, moves_trained=bool(op.changes))
     return module(*arguments)
 
 

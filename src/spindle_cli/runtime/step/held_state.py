@@ -95,7 +95,7 @@ class HeldState:
         """What this one is about, as it is now."""
         made = HeldState.__new__(HeldState)
         made._names = [names.now() for names in self._names]
-        made.buffers = [(buffer, buffer.clone()) for buffer, _ in self.buffers]
+        made.buffers = [(buffer, buffer.detach().clone()) for buffer, _ in self.buffers]
         return made
 
     def restore(self) -> None:

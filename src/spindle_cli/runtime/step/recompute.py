@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def run_recomputed(module: nn.Module, arguments: Sequence[Any], *, may_move: bool = False) -> Any:
+def run_recomputed(
+    module: nn.Module, arguments: Sequence[Any], *, may_move: bool = False, moves_trained: bool = False
+) -> Any:
     """`module(*arguments)`, keeping for the backward pass the arguments instead of what it computes.
 
     The second forward pass draws the random numbers of the first, and sees the buffers and attributes that
@@ -32,8 +34,9 @@ def run_recomputed(module: nn.Module, arguments: Sequence[Any], *, may_move: boo
     Args:
         may_move: forward may change parameters that are not trained, as one that moves a teacher does.
             Operators that are split are known not to.
+        moves_trained: so it may those that are, as one that normalises its prototypes does.
     """
-    state = ChangedState(module, may_move=may_move)
+    state = ChangedState(module, may_move=may_move, moves_trained=moves_trained)
     function = module.remembering() if isinstance(module, OverShares | PairsOverShares) else module
     return checkpoint(
         function, *arguments, use_reentrant=False, context_fn=state.contexts, preserve_rng_state=True
@@ -42,12 +45,16 @@ def run_recomputed(module: nn.Module, arguments: Sequence[Any], *, may_move: boo
 
 class ChangedState:
     """What a forward pass changes in a module's buffers and attributes, and, if it may, in parameters that
-    are not trained; `before`: as it was.
+    are not trained, or in those that are; `before`: as it was.
     """
 
-    def __init__(self, module: nn.Module, *, may_move: bool = False) -> None:
+    def __init__(self, module: nn.Module, *, may_move: bool = False, moves_trained: bool = False) -> None:
         self._module = module
-        self._moved = [held for held in module.parameters() if may_move and not held.requires_grad]
+        self._moved = [
+            held
+            for held in module.parameters()
+            if (moves_trained if held.requires_grad else may_move or moves_trained)
+        ]
         self.before: HeldState | None = None
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -79,10 +86,11 @@ def _copy_once_written(tensor: Tensor) -> Tensor:
     Nothing has to be compared to find out what has been: batch norm changes its running statistics without
     raising their version, and values could be looked at on the device alone.
     """
+    values = tensor.detach()
     try:
-        return torch._lazy_clone(tensor)
+        return torch._lazy_clone(values)
     except RuntimeError:  # memory that is not torch's own: numpy's, or a mapped file's
-        return tensor.clone()
+        return values.clone()
 
 
 def _share_memory(tensor: Tensor, copy: Tensor) -> bool:

@@ -16,6 +16,7 @@ from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.sharing import still_buffers, tensors_of
 from spindle_cli.workload.metaops.task import analyse_task
 from spindle_cli.workload.names.modules import root_of
+from spindle_cli.workload.splitting.moved_parameters import refuse_shared_moves
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 _FROM_ONE = (
@@ -64,6 +65,7 @@ def _traced(
         shapes = {field: trained.fields[field].shape[1:] for field in trained.varying} if trained else {}
         results = bool(task.metrics)
         found = analyse_task(task, workload, finder, keeps_results=results, shapes=shapes, like=trained)
+    refuse_shared_moves({task.name: found})
     if trained is None:
         return replace(found, varying=_padded(task, found))
     _require_same_way(trained, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -140,7 +141,8 @@ class Cutter:
         operators = self._trace.operators
         target = str(operators[index].target) if index < len(operators) else None
         shares = self._loss_shares(index, own, fields, taken) if self._is_loss(index) else None
-        return self._describe(index, target, graph, fields, taken, outputs, shares)
+        made = self._describe(index, target, graph, fields, taken, outputs, shares)
+        return replace(made, changes=self._changes(own, (*made.parameters, *made.buffers)))
 
     def _copied(
         self, own: Sequence[fx.Node], fields: Sequence[fx.Node], taken: Sequence[fx.Node], *more: str
@@ -229,6 +231,18 @@ class Cutter:
             batch_norms=() if reason is not None else norms_used(root, graph),
             results=tuple(self._results.get(index, {})),
         )
+
+    def _changes(self, own: Sequence[fx.Node], names: Sequence[str]) -> tuple[str, ...]:
+        """Those of an op's parameters and buffers that its nodes change."""
+        root, samples = self._trace.root, self._trace.samples
+        changed = {id(_held(root, f"{node.target}.{name}")) for node in own for name in samples.changed(node)}
+        return tuple(name for name in names if id(_held(root, name)) in changed)
+
+
+def _held(root: nn.Module, name: str) -> Tensor:
+    owner, _, attribute = name.rpartition(".")
+    held: Tensor = getattr(root.get_submodule(owner), attribute)
+    return held
 
 
 def norms_used(root: nn.Module, graph: fx.Graph) -> tuple[str, ...]:

@@ -121,8 +121,10 @@ def groups_of_graph(train: TrainSettings, graph: WorkloadGraph) -> OptimizerGrou
     """`optimizer_groups` of an analysed workload, once optimizers are known to take their parameters.
 
     Raises:
-        WorkloadError: as `optimizer_groups`, or an optimizer refuses a parameter.
+        WorkloadError: as `optimizer_groups`, or an optimizer refuses a parameter, or would undo what a
+            forward writes into it.
     """
+    _require_masters_kept(train, graph)
     roots = {name: task.root for name, task in graph.tasks.items()}
     groups = optimizer_groups(train, roots)
     for name, candidate in trained_candidates(roots).items():
@@ -151,6 +153,21 @@ def _require_complex(
         raise WorkloadError(
             f"train.local_sgd averages real numbers, and parameter {name} is {kind}", hint=hint
         )
+
+
+def _require_masters_kept(train: TrainSettings, graph: WorkloadGraph) -> None:
+    """Refuse trained parameters that a forward changes, where updates are those of float32 masters."""
+    for task in graph.tasks.values() if train.precision == "bf16" else ():
+        for op in task.ops:
+            for name in op.changes:
+                if name in op.parameters and task.root.get_parameter(name).requires_grad:
+                    raise WorkloadError(
+                        f"task {task.task.name!r}: the forward of {op.target!r} changes {name!r}, which is "
+                        "trained, and precision: bf16 updates it from a float32 copy, which would not see it "
+                        "changed",
+                        hint="Use precision: bf16-autocast, or compute with what it would become without "
+                        "writing it.",
+                    )
 
 
 def _require_shape(choice: OptimizerChoice, name: str, parameter: nn.Parameter) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from spindle_cli.workload.building.attributes import Changes, watching
+from spindle_cli.workload.building.writes import written_by
 from spindle_cli.workload.fixed.marks import is_fixed, state_of_values
 from spindle_cli.workload.memo import FindingsRecord, StateRecord, packed, unpacked
 from spindle_cli.workload.refuse import place_of_error
@@ -38,11 +39,13 @@ class Findings:
         results: for each size of the batch, the last being 1; None where it failed.
         states: of every tensor in a result.
         why_not: why it must not be split, whatever it gives.
+        changed: the module's parameters and buffers that its forward changes, by the names that it has.
     """
 
     results: tuple[Any, ...] | None
     states: tuple[State, ...]
     why_not: Mixed | None = None
+    changed: tuple[str, ...] = ()
 
     def record(self) -> FindingsRecord:
         """As data. Raises NotPortableError: a result is of a type of the user's own."""
@@ -50,6 +53,7 @@ class Findings:
             results=None if self.results is None else tuple(packed(result) for result in self.results),
             states=tuple(_state_record(state) for state in self.states),
             why_not=None if self.why_not is None else _state_record(self.why_not),
+            changed=self.changed,
         )
 
     @classmethod
@@ -61,6 +65,7 @@ class Findings:
             None if record.results is None else tuple(unpacked(each, _on_meta) for each in record.results),
             tuple(_state(each) for each in record.states),
             why_not,
+            record.changed,
         )
 
 
@@ -103,7 +108,7 @@ def examine(
     if found.results is None:
         return found
     results = pytree.tree_map(lambda item: empty_like(item, "meta"), found.results)
-    return Findings(results, found.states, found.why_not)
+    return Findings(results, found.states, found.why_not, found.changed)
 
 
 def _examine(
@@ -134,7 +139,8 @@ def _examine(
         except Exception as error:
             text = str(error).strip().split("\n")[0]
             why = f"it fails for a batch of {size}: {type(error).__name__}: {text}"
-            return Findings(None, (), Mixed(why, place_of_error(error)))
+            changed = _changed(module, watched, (*tapes, tape), changes)
+            return Findings(None, (), Mixed(why, place_of_error(error)), changed)
         tapes.append(tape)
     follower = Follower(tuple(sizes[:-1]), watched)
     given = [leaf for leaf in leaves_of(inputs[0]) if isinstance(leaf, Tensor)]
@@ -149,7 +155,25 @@ def _examine(
         or _given_memory(module, watched)
         or _normalises_other(follower, normalised[0])
     )
-    return Findings(tuple(results), found, why_not)
+    return Findings(tuple(results), found, why_not, _changed(module, watched, tapes, changes))
+
+
+def _changed(
+    module: nn.Module | None, watched: Mapping[int, str], tapes: Sequence[Tape], changes: Changes
+) -> tuple[str, ...]:
+    """What was written to, replaced, or has other memory; whatever else the code does, and however far it
+    came.
+    """
+    written = {
+        tensor.untyped_storage()._cdata
+        for tape in tapes
+        for entry in tape.entries
+        for tensor in written_by(entry.func, entry.args, entry.kwargs)
+    }
+    now = {} if module is None else _by_storage(module)
+    found = [name for storage, name in watched.items() if storage in written]
+    others = [name for storage, name in now.items() if storage not in watched]
+    return tuple(dict.fromkeys(found + others + changes.buffers))
 
 
 def _result_states(follower: Follower, results: Sequence[Any], sizes: Sequence[int]) -> tuple[State, ...]:

@@ -72,7 +72,7 @@ class Verdicts:
             lambda found: found.results is not None,
         )
         results = None if found.results is None else pytree.tree_map(again, found.results)
-        return Findings(results, found.states, found.why_not)
+        return Findings(results, found.states, found.why_not, found.changed)
 
     def findings(self) -> dict[str, FindingsRecord]:
         """What was found, for another process (see `AnalysisMemo`)."""
@@ -110,6 +110,7 @@ class Samples:
         self._values: dict[fx.Node, tuple[Any, ...]] = {}
         self._states: dict[fx.Node, tuple[State, ...]] = {}
         self._why_not: dict[fx.Node, Mixed] = {}
+        self._changed: dict[fx.Node, tuple[str, ...]] = {}
         for node in graph.nodes:
             if node.op != "output":
                 self._visit(node)
@@ -136,6 +137,10 @@ class Samples:
     def counts(self, node: fx.Node) -> bool:
         """Whether a node gives a mean over the labels that count."""
         return any(state.counted for state in self._states[node] if isinstance(state, Reduced))
+
+    def changed(self, node: fx.Node) -> tuple[str, ...]:
+        """The parameters and buffers that a node's module changes in its forward, by their names in it."""
+        return self._changed.get(node, ())
 
     def _visit(self, node: fx.Node) -> None:
         if node.op == "placeholder":
@@ -177,6 +182,7 @@ class Samples:
     def _take(self, node: fx.Node, found: Findings) -> None:
         value = self._shapes.values[node]
         count = len(_tensors(value))
+        self._changed[node] = found.changed
         if found.why_not is not None:
             self._why_not[node] = found.why_not
         if found.results is None or len(found.states) != count:

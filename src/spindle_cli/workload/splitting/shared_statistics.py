@@ -31,8 +31,8 @@ def shared_statistics(graph: WorkloadGraph) -> tuple[str, ...]:
 
 
 def changes_buffers(task: TaskGraph, op: Op) -> bool:
-    """Whether an op's forward pass changes any buffer, as far as is known."""
-    return _changes_any(task, op, op.buffers)
+    """Whether an op's forward pass changes any buffer, or a parameter itself, as far as is known."""
+    return bool(op.changes) or _changes_any(task, op, op.buffers)
 
 
 def _changes(graph: WorkloadGraph, table: ParameterTable, user: tuple[str, int], canonical: str) -> bool:
@@ -44,24 +44,13 @@ def _changes(graph: WorkloadGraph, table: ParameterTable, user: tuple[str, int],
 
 
 def _changes_any(task: TaskGraph, op: Op, names: Iterable[str]) -> bool:
-    return any(_is_statistic(task.root, name) for name in names) or bool(changed_names(op, names))
-
-
-def changed_names(op: Op, names: Iterable[str]) -> list[str]:
-    """Those of an op's buffers or parameters that the analysis has seen its forward change."""
-    return [name for name in names if _is_said(name, op.coupled_because or "")]
+    return any(_is_statistic(task.root, name) or name in op.changes for name in names)
 
 
 def _is_statistic(root: nn.Module, name: str) -> bool:
     owner = root.get_submodule(name.rpartition(".")[0])
     norm = nn.modules.batchnorm._NormBase  # of batches, and of instances
     return isinstance(owner, norm) and owner.training and owner.track_running_stats
-
-
-def _is_said(name: str, why: str) -> bool:
-    """Whether a reason speaks of this tensor by the name that it has inside its operator."""
-    parts = name.split(".")
-    return any(f"changes {'.'.join(parts[first:])!r}" in why for first in range(len(parts)))
 
 
 def _who(users: tuple[tuple[str, int], ...]) -> str:
