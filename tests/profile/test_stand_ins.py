@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
@@ -37,16 +38,37 @@ class Net(nn.Module):
         return self.layers(x).square().mean()
 
 
-def without_parameters() -> WorkloadGraph:
+class Writing(Layer):
+    """Writes what it is given into the parameter that it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        held = self.__dict__.get("_parameters", {})
+        if name in held and isinstance(value, torch.Tensor):
+            with torch.no_grad():
+                held[name].copy_(value)
+        else:
+            super().__setattr__(name, value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+def without_parameters(kind: type[Layer] = Layer) -> WorkloadGraph:
     with parameters_born(Births(), keep=lambda _: False):
         net = Net()
+        net.layers = nn.Sequential(kind(), kind())
     assert all(buffer.is_meta for buffer in net.buffers())
     task = Task("t", net, 2, [{"x": torch.randn(3)} for _ in range(4)])
     return analyse(Workload("w", [task], operators=(Layer,)))
 
 
-def test_buffers_that_were_made_of_parameters_are_real_where_their_op_is_timed() -> None:
-    graph = without_parameters()
+@pytest.mark.parametrize("kind", [Layer, Writing])
+def test_parameters_and_buffers_made_of_them_are_real_where_their_op_is_timed(kind: type[Layer]) -> None:
+    graph = without_parameters(kind)
     give_parameters(graph, [OpRef(task="t", op=1)])
     first, second = graph.tasks["t"].root.layers
     assert all(tensor.is_meta for tensor in (*first.buffers(), *first.parameters()))
@@ -54,8 +76,9 @@ def test_buffers_that_were_made_of_parameters_are_real_where_their_op_is_timed()
     assert second(torch.randn(5, 3)).isfinite().all()
 
 
-def test_they_are_drawn_where_ops_are_checked_by_numbers() -> None:
-    (found,) = check_numbers(without_parameters(), 0, CheckSettings(threads=1)).tasks
+@pytest.mark.parametrize("kind", [Layer, Writing])
+def test_they_are_drawn_where_ops_are_checked_by_numbers(kind: type[Layer]) -> None:
+    (found,) = check_numbers(without_parameters(kind), 0, CheckSettings(threads=1)).tasks
     assert found.unchecked == {}
     assert found.forward_unchecked is None
     assert found.largest_difference < 1e-12

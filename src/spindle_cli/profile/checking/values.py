@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.workload.building.attributes import hold_parameter
 from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import IGNORED_LABEL, Op, TaskGraph, ValueSpec
 from spindle_cli.workload.training.item_draws import seed_of
@@ -97,12 +98,12 @@ class Values:
         buffers = self.buffers()
         try:
             for module, name, _, ours in places:
-                setattr(module, name, ours)
+                hold_parameter(module, name, ours)
             self.start_anew()
             yield made
         finally:
             for module, name, theirs, _ in places:
-                setattr(module, name, theirs)
+                hold_parameter(module, name, theirs)
             for name, buffer in buffers.items():
                 self._hold(name, buffer)
 

@@ -14,6 +14,7 @@ from spindle_cli.profile.op.jobs import OpRef
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.at_lengths.trace import LengthTracer
 from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.building.attributes import hold_parameter
 from spindle_cli.workload.building.load import LoadedWorkload
 from spindle_cli.workload.data.lengths import find_lengths
 from spindle_cli.workload.file import naming_the_file
@@ -101,7 +102,7 @@ def _materialise(root: nn.Module, wanted: dict[int, Tensor], made: dict[int, Ten
                 continue
             if id(parameter) not in made:
                 made[id(parameter)] = nn.Parameter(_values(name, parameter), parameter.requires_grad)
-            setattr(module, name, made[id(parameter)])
+            hold_parameter(module, name, made[id(parameter)])
 
 
 def _values(name: str, like: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -35,6 +35,18 @@ class _Before:
     buffers: dict[str, Any]
     containers: dict[str, Any]
     hooks: dict[str, dict[int, Any]]
+
+
+def hold_parameter(module: nn.Module, name: str, parameter: Tensor) -> None:
+    """Let a module have another parameter by a name.
+
+    torch's own recurrent layers keep a second list of theirs, which setting the attribute keeps right. A
+    class of the user's may do anything with it: write the values into the parameter that was there.
+    """
+    if type(module).__setattr__ in (nn.Module.__setattr__, nn.RNNBase.__setattr__):
+        setattr(module, name, parameter)
+    else:
+        module._parameters[name] = cast("nn.Parameter", parameter)
 
 
 @contextlib.contextmanager
