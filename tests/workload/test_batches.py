@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import default_collate
 
 from helpers.examples import examples
 from spindle_cli.errors import WorkloadError
@@ -154,3 +155,21 @@ def test_padding_that_depends_on_the_batch_is_refused() -> None:
 def test_a_dataset_without_length_or_index() -> None:
     with pytest.raises(WorkloadError, match="no length or no items by index"):
         Batches(task_of(iter([])), 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (torch.ones(2, requires_grad=True), "requires gradients, which end at the dataset"),
+        (torch.ones(2, requires_grad=True) * 2, "requires gradients, which end at the dataset"),
+        (torch.ones(2, device="meta"), "has no values: the dataset computes it with parameters"),
+    ],
+)
+@pytest.mark.parametrize("collates", [False, True])
+def test_items_that_no_sample_can_be_are_named_before_torch_puts_them_together(
+    value: torch.Tensor, expected: str, collates: bool
+) -> None:
+    """In a worker's process torch has only words about its own arguments for it."""
+    more: dict[str, Any] = {"collate": default_collate} if collates else {}
+    with pytest.raises(WorkloadError, match=f"field 'x' of the dataset's items {expected}"):
+        Batches(task_of([{"x": value}] * 4, **more), seed=0).rows(0, 0, 4)

@@ -317,8 +317,13 @@ def collate(task: Task | FlowTask, items: list[Any]) -> dict[str, Tensor]:
     """A batch from dataset items.
 
     Raises:
-        WorkloadError: it is not a dict of tensors whose first dimension is the sample.
+        WorkloadError: it is not a dict of tensors whose first dimension is the sample, or these have no
+            values, or ask for gradients.
     """
+    for item in items if task.collate is None else ():
+        # Asked before torch puts them together, which in a worker's process it cannot.
+        for name, value in item.items() if isinstance(item, dict) else ():
+            _require_constant(task, name, value)
     try:
         batch = (task.collate or default_collate)(items)
     except Exception as error:  # code of the user's, or what torch finds of the items
@@ -355,4 +360,22 @@ def _check_field(task: Task | FlowTask, name: Any, value: Any, count: int) -> No
             f"task {task.name!r}: field {name!r} of a batch of {count} samples has shape "
             f"{tuple(value.shape)}, expected {count} as its first dimension",
             hint="A batch's first dimension is the sample.",
+        )
+    _require_constant(task, name, value)
+
+
+def _require_constant(task: Task | FlowTask, name: Any, value: Any) -> None:
+    """Refuse what asks for a gradient, which no sample takes, or has no values."""
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise WorkloadError(
+            f"task {task.name!r}: field {name!r} of the dataset's items requires gradients, which end at the "
+            "dataset",
+            hint="Give x.detach(), or compute it under torch.no_grad(). What is trained belongs into "
+            "forward; a forward that takes gradients by a field calls x.requires_grad_() itself.",
+        )
+    if isinstance(value, Tensor) and value.is_meta:
+        raise WorkloadError(
+            f"task {task.name!r}: field {name!r} of the dataset's items has no values: the dataset computes "
+            "it with parameters, which have none where the workload is only looked at",
+            hint="Compute it beforehand, make the module when the first item is read, or call it in forward.",
         )
