@@ -108,7 +108,16 @@ def _positions_filled(self: Net, x: Tensor, label: Tensor) -> Tensor:
     return self.second(made + like * own).pow(2).mean()
 
 
+def _detached(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.first(x)
+    x.detach_()
+    target = self.second(x)
+    target.detach_()
+    return (self.second(x * 2) - target).square().mean()
+
+
 KEPT: dict[str, Forward] = {
+    "what goes on without gradients": _detached,
     "positions that are filled one by one": _positions_filled,
     "labels that are shifted": _shifted,
     "padding that is blanked": _padded,
@@ -192,7 +201,15 @@ def _to_the_end(self: Net, x: Tensor, label: Tensor) -> Tensor:
     return same
 
 
+def _detached_under_another_name(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.first(x)
+    same = self.identity(x)
+    same.detach_()
+    return (self.second(x) + same).mean()
+
+
 REFUSED: dict[str, tuple[Forward, int]] = {
+    "of the gradient of what has another name": (_detached_under_another_name, 3),
     "through a view": (_through_a_view, 3),
     "of what a view is of": (_of_what_a_view_is_of, 3),
     "of what a module hands through": (_handed_through_by_a_module, 3),
@@ -253,3 +270,17 @@ def test_what_memory_has_before_it_is_filled_says_nothing_of_samples(
 
     monkeypatch.setattr(owner, name, made)
     assert not any(op.coupled for op in analyse(_workload(forward)).tasks["t"].ops)
+
+
+@pytest.mark.parametrize("of", ["value", "parameter"])
+def test_a_hook_between_operators_is_refused_with_what_to_write_in_its_place(of: str) -> None:
+    def run(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.first(x) + self.offset
+        (x if of == "value" else self.head.weight).register_hook(lambda gradient: gradient * 0.5)
+        return self.second(self.head(x)).mean()
+
+    made = _workload(run)
+    made.tasks[0].module.head = nn.Linear(WIDTH, WIDTH)
+    with pytest.raises(WorkloadError, match="forward calls register_hook between operators") as caught:
+        analysed(made)
+    assert "(1 - c) * x.detach()" in str(caught.value.hint)

@@ -40,6 +40,7 @@ from spindle_cli.workload.splitting.coupling import (
     why_mixing,
 )
 from spindle_cli.workload.splitting.randomness import draws_random_numbers
+from spindle_cli.workload.tracing.inplace import changed_in_place
 from spindle_cli.workload.tracing.prepare import is_put_together
 from spindle_cli.workload.tracing.questions import question_of
 from spindle_cli.workload.tracing.shapes import Shapes
@@ -170,8 +171,14 @@ class _Placement:
         return self._at_hand is None or self._at_hand.has(node, self._consumers[node])
 
     def _happens_once(self, node: fx.Node) -> bool:
-        """Whether a node draws random numbers, or counts its batch, however many use what it gives."""
-        if draws_random_numbers(node, self._trace.root):
+        """Whether a node draws random numbers, or counts its batch, however many use what it gives; or is the
+        memory that they are drawn into.
+        """
+        root = self._trace.root
+        if any(
+            draws_random_numbers(each, root) and (each is node or changed_in_place(each, root) is node)
+            for each in (node, *node.users)
+        ):
             return True
         return node.op == "call_module" and bool(shared_norms(self._module_of(node)))
 

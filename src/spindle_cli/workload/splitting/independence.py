@@ -166,7 +166,7 @@ class _Trial:
 
     def _stand_ins(self, node: fx.Node, whole_numbers: bool) -> list[Any]:
         """An input for the samples together, and for each part."""
-        if _is_known(node, self._shapes) or _is_made_of_sizes(node):
+        if _is_known(node, self._shapes) or (_is_made_of_sizes(node) and not self._is_drawn(node)):
             return [self._evaluate(node, count) for count in _COUNTS]
         values, structure = pytree.tree_flatten(self._shapes.values[node])
         doubled = pytree.tree_leaves(self._shapes.doubled[node])
@@ -174,6 +174,10 @@ class _Trial:
         return [
             pytree.tree_unflatten([leaf[part] for leaf in leaves], structure) for part in range(len(_COUNTS))
         ]
+
+    def _is_drawn(self, node: fx.Node) -> bool:
+        """Whether random numbers take part in what is made of sizes: other ones each time."""
+        return draws_random_numbers(node, self._root) or any(map(self._is_drawn, node.all_input_nodes))
 
     def _stand_in(self, value: Any, doubled: Any, whole_numbers: bool) -> list[Any]:
         if not isinstance(value, Tensor):

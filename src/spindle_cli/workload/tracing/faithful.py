@@ -33,6 +33,12 @@ _IN_OPERATOR = (
     "run as it is."
 )
 
+_IN_INIT = (
+    "A table or mask that the first forward makes and keeps: make it in __init__ for the longest input "
+    '(self.register_buffer("table", ..., persistent=False)), or in every forward, without keeping it. '
+    f"Or: {_IN_OPERATOR}"
+)
+
 
 def note_contexts(task: str, node: fx.Node, autocast: AutocastSeen, *, is_operator: bool) -> None:
     """Note on a new node that gradients or autocast are switched off where it is made.
@@ -102,8 +108,8 @@ def _python_draws() -> tuple[object, bytes]:
     return random.getstate(), b"" if numpy is None else pickle.dumps(numpy.random.get_state(legacy=False))
 
 
-def _frozen(task: str, what: str, place: str | None) -> Exception:
-    return refusal(task, f"{what}, which a trace does once and for all", place, _IN_OPERATOR)
+def _frozen(task: str, what: str, place: str | None, hint: str = _IN_OPERATOR) -> Exception:
+    return refusal(task, f"{what}, which a trace does once and for all", place, hint)
 
 
 @contextlib.contextmanager
@@ -143,7 +149,10 @@ def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scrat
         if is_same or (isinstance(value, Tensor) and (old is None or isinstance(old, Tensor))):
             return
     what = f"forward sets self.{name} of {type(module).__name__} between operators"
-    raise _frozen(task, what, place_of_caller())
+    was_there = any(
+        held.get(name) is not None for held in (module.__dict__, module._buffers, module._parameters)
+    )
+    raise _frozen(task, what, place_of_caller(), _IN_OPERATOR if was_there else _IN_INIT)
 
 
 @contextlib.contextmanager

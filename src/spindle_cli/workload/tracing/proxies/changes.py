@@ -36,6 +36,7 @@ _FILLING: Mapping[str, Callable[..., Any]] = {
     "zero_": lambda: 0,
 }
 
+_HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 # What changes a list, dict or set.
 _OF_CONTAINERS = frozenset(
     {"update", "pop", "popitem", "setdefault", "clear", "move_to_end", "append", "extend", "insert", "remove"}
@@ -85,6 +86,8 @@ class TracedValue(fx.Proxy):
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         if name in _OF_CONTAINERS and not self.tracer.is_tensor(self):  # type: ignore[attr-defined]
             return lambda *_, **__: self._refuse_change(name)
+        if name in _HOOKS:
+            return lambda *_, **__: self._refuse_hook(name)
         if not is_in_place_name(name):
             return super().__getattr__(name)
 
@@ -107,6 +110,16 @@ class TracedValue(fx.Proxy):
             f"forward calls {name} of a {kind} that it was given, which a trace would not keep",
             place_of_caller(),
             "Make a new one of it ({**given, 'h': h}, x.detach()).",
+        )
+
+    def _refuse_hook(self, name: str) -> None:
+        raise refusal(
+            self.tracer.task_name,  # type: ignore[attr-defined]
+            f"forward calls {name} between operators, which a trace would not keep",
+            place_of_caller(),
+            "Call it in an operator's own forward, on what that computes; or write what it does to the "
+            "gradient: c * x + (1 - c) * x.detach() has c times the gradient of x. For parameters: `clip_norm` and "
+            "`groups` of the workload file.",
         )
 
     def _change(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedValue:
@@ -183,6 +196,10 @@ class Changes:
             memory = _Memory(self._arguments, self._inputs, root, shapes, observer)
             sharing, is_held = memory.shared_with(change.old)
             later = [node for node in self._nodes[change.at + 1 :] if node in counting]
+            if change.new.target == "detach":
+                # It lies in the same memory itself. What did so before may be the same tensor, which in plain
+                # PyTorch has no gradient any more.
+                sharing &= set(self._nodes[: change.at])
             seen = [
                 node
                 for node in later
@@ -192,7 +209,7 @@ class Changes:
                 raise _refusal(
                     task, change, f"changes {change.old.name!r} in place, which other operators or glue use"
                 )
-            if change.new in alive:
+            if change.new in alive and change.new.target != "detach":
                 _check_kept(task, change, shapes)
                 self._check_order(task, change, shapes)
         for change in self._put_back:

@@ -1,0 +1,71 @@
+"""Noise that forward draws by the batch's size: rows of the samples, drawn once for all that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers.analysed import analysed
+from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.training.no_randomness import NoRandomness
+from spindle_cli.workload.types import Task, Workload
+
+from .shares import gradients_of, run_cut, run_plain
+from .toy import WIDTH, Block, Items
+
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "numbers from 0 to 1": lambda x: torch.rand(x.shape[0], 1, 1),
+    "in a tuple": lambda x: torch.rand((x.size(0), 1, 1), device=x.device),
+    "normal ones": lambda x: 1 + torch.randn(len(x), 5, WIDTH),
+    "steps of diffusion": lambda x: torch.randint(1, 9, (x.shape[0],), device=x.device)[:, None, None],
+    "into new memory": lambda x: x.new_empty(x.shape[0], 1, 1).uniform_(1, 2),
+    "a mask in new memory": lambda x: x.new_empty(x.shape[0], 1, 1).bernoulli_(0.9),
+}
+
+
+class Net(nn.Module):
+    """What is drawn is used by two operators, and by the loss."""
+
+    def __init__(self, draw: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.draw = Block(), Block(), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.draw(x)
+        return (self.second(self.first(x * t) * t) * t).square().mean()
+
+
+def workload(name: str) -> Workload:
+    torch.manual_seed(0)
+    return Workload("w", [Task("t", Net(DRAWS[name]), 4, Items(x=(5, WIDTH)))], (Block,))
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_operators_that_take_it_are_split_and_give_what_plain_torch_gives(name: str) -> None:
+    made = workload(name)
+    graph = analysed(workload(name)).tasks["t"]
+    assert not any(op.coupled for op in graph.ops)
+    batch = Batches(made.tasks[0], seed=1).rows(0, 0, 4)
+    with NoRandomness():
+        plain = run_plain(made.tasks[0], batch)
+        loss = run_cut(graph, [batch], {op.index: [0, 1, 4] for op in graph.ops})
+    torch.testing.assert_close(loss, plain, rtol=1e-5, atol=0)
+    expected = gradients_of(plain, dict(made.tasks[0].module.named_parameters()))
+    for key, gradient in gradients_of(loss, dict(graph.root.named_parameters())).items():
+        torch.testing.assert_close(gradient, expected[key])
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_it_is_drawn_by_one_op_which_hands_it_on(name: str) -> None:
+    graph = analysed(workload(name)).tasks["t"]
+    names = ("rand", "randn", "randint", "uniform_", "bernoulli_")
+    drawing = [
+        op.index
+        for op in graph.ops
+        for node in op.graph.nodes
+        if node.op != "placeholder" and str(getattr(node.target, "__name__", node.target)) in names
+    ]
+    assert len(drawing) == 1
