@@ -158,7 +158,7 @@ def test_what_needs_its_whole_batch_has_one_micro_batch(needs: Data) -> None:
         ({"micro_batches": {"t": 1}}, "greater than or equal to 2"),
         ({"micro_batches": {"t": 2.5}}, "micro_batches.t"),
         ({"micro_batches": [2]}, "micro_batches: expected a mapping"),
-        ({"sharding": {"t": "all"}}, "sharding.t: Input should be 'none', 'optimizer', 'gradients' or 'par"),
+        ({"sharding": {"t": "all"}}, "sharding.t: expected 'none', 'optimizer', 'gradients' or 'par"),
     ],
 )
 def test_what_a_file_says_of_micro_batches_has_to_agree(change: Data, said: str) -> None:

@@ -148,7 +148,7 @@ def test_the_seed_gives_the_initial_values(folder: Path) -> None:
         ),
         (
             "model: a:b\ntrain: {sampling: {every: {3: 1}}}\n",
-            "train.sampling.every[3]: Input should be a valid",
+            "train.sampling.every[3]: expected a text",
         ),
         ("model: models/mine.py\n", "is not a workload"),
         ("model: models/other.py:build\n", "no such file"),

@@ -258,19 +258,39 @@ def _first_causes(problems: list[Any]) -> list[Any]:
     return [problem for problem in problems if not follows(problem)]
 
 
+# What a value is expected to be, by pydantic's kind of problem; its own words speak of Python.
+_EXPECTED = {
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type"), "a mapping of keys to values"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    "finite_number": "a finite number",
+    "string_type": "a text",
+    "string_too_short": "a text of {min_length} or more characters",
+    **dict.fromkeys(("literal_error", "enum"), "{expected}"),
+    "too_short": "{min_length} or more entries",
+    "too_long": "{max_length} entries or fewer",
+    "greater_than": "a number greater than {gt:.15g}",
+    "greater_than_equal": "a number greater than or equal to {ge:.15g}",
+    "less_than": "a number less than {lt:.15g}",
+    "less_than_equal": "a number less than or equal to {le:.15g}",
+}
+
+
 def _describe_problem(problem: Any) -> str:
     place = ""
     for part in problem["loc"]:
         if part == "[key]" or (isinstance(part, str) and part.startswith("<") and part.endswith(">")):
             continue  # of a mapping, or one of several kinds that a value may be of: no part of the file
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] in ("dict_type", "mapping_type", "model_type"):
-        message = "expected a mapping of keys to values"
-    if problem["type"] in ("tuple_type", "list_type"):
-        message = "expected a list"
     if problem["type"] == "missing":
         return f"{place}: this key is missing"
+    said = _EXPECTED.get(problem["type"])
+    if said is None:
+        message = problem["msg"].removeprefix("Value error, ")
+    else:
+        message = f"expected {said.format(**problem.get('ctx', {}))}"
     return f"{place}: {message} (found {shown(problem['input'])})" if place else message
 
 
