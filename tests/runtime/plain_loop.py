@@ -80,6 +80,8 @@ class PlainTraining:
         gradients = {name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None}
         if self.train.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.train.clip_norm)
+        if self.train.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self.parameters.values(), self.train.clip_value)
         for optimizer in self._optimizers:
             optimizer.step()
         for schedule in self._schedules:

@@ -108,6 +108,8 @@ CLIPPED = {
     "clip_norm": 0.5,
     "schedule": {"name": "OneCycleLR", "max_lr": 0.1, "total_steps": 5},
 }
+# The same, of each element: about as many are larger as are not.
+CLIPPED_BY_VALUE = {key: value for key, value in CLIPPED.items() if key != "clip_norm"} | {"clip_value": 0.02}
 
 
 def scatter_at_random(seed: int, num_devices: int, graph: WorkloadGraph) -> tuple[Placement, ...]:

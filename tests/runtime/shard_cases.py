@@ -29,12 +29,13 @@ ON_SOME: tuple[Placement, ...] = (
 )
 FROZEN_TOWER = {"frozen_tower": True}
 CLIPPED = {**SGD, "optimizer_args": {"momentum": 0.9}, "clip_norm": 0.5}
+CLIPPED_BY_VALUE = {**SGD, "optimizer_args": {"momentum": 0.9}, "clip_value": 0.02}
 SHARED_OUT = (
     Case(
         "shared-out",
         ON_SOME,
         args={"reduction": "sum"},
-        train={**CLIPPED, "accumulate": 2},
+        train={**CLIPPED_BY_VALUE, "accumulate": 2},
         offload=True,
         recompute=("pairs/vision", "caption/layers", "classify/mix"),
         micro_batches={"classify": 2},

@@ -8,7 +8,7 @@ from functools import partial
 import mixed_cases
 from case_runs import ADAMW, Case
 from hand_plans import Placement
-from runtime_cases import CLIPPED
+from runtime_cases import CLIPPED, CLIPPED_BY_VALUE
 from shard_cases import SPLIT as SHARED_OUT
 
 from spindle_cli.files.sharding import Sharding
@@ -59,7 +59,7 @@ EXACT = (
     Case("clipped", SPLIT, "split_toys", args=FROZEN, train=CLIPPED),
     Case("recomputed", SPLIT, "split_toys", recompute=RECOMPUTED),
     Case("whole-state", SPLIT, "split_toys", train={**ADAMW, "shard_optimizer": False}),
-    Case("accumulated", SPLIT, "split_toys", args=FROZEN, train={**CLIPPED, "accumulate": 2}),
+    Case("accumulated", SPLIT, "split_toys", args=FROZEN, train={**CLIPPED_BY_VALUE, "accumulate": 2}),
     Case("cut", SPLIT, "split_toys", train=ADAMW, micro_batches={"left": 4, "right": 2}, apart=6),
     Case(
         "uneven",

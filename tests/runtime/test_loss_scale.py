@@ -141,7 +141,7 @@ def updates(name: str, value: nn.Parameter) -> tuple[Update, LossScale, Optimize
     optimizers = Optimizers.of(train, OptimizerGroups(train.choices, {"w": 0}), ranges)
     scale = LossScale.of(train, CPU)
     assert scale is not None
-    return Update(optimizers, ranges, None, scale, None, CPU), scale, optimizers
+    return Update(optimizers, ranges, None, scale, None, None, CPU), scale, optimizers
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -69,7 +69,7 @@ class Trained:
         self.masters = Masters(held) if dtype is torch.bfloat16 else None
         owned = held if self.masters is None else list(self.masters.owned_ranges)
         self.optimizers = Optimizers.of(train, OptimizerGroups(train.choices, of), owned)
-        self.update = Update(self.optimizers, owned, self.masters, None, None, CPU)
+        self.update = Update(self.optimizers, owned, self.masters, None, None, None, CPU)
 
     def take_gradients(self, step: int) -> None:
         """'e' has none in the second step."""

@@ -260,6 +260,7 @@ def make_update(state: TrainState) -> Update:
         state.masters,
         state.loss_scale,
         state.model.train.clip_norm,
+        state.model.train.clip_value,
         state.device,
     )
 

@@ -160,8 +160,8 @@ class PlainTraining:
         }
         if self._noise is not None:
             self._noise.add_to(self.parameters.values())
-        clip_norm = self._train.clip_norm
-        skipped = step_parameters(self.parameters, self._stepped, self._optimizers, clip_norm, self._scaling)
+        clipping = self._train.clip_norm, self._train.clip_value
+        skipped = step_parameters(self.parameters, self._stepped, self._optimizers, clipping, self._scaling)
         if not skipped:
             self.first_gradients |= first
         for schedule in self._schedules:
@@ -259,10 +259,11 @@ def step_parameters(
     parameters: Mapping[str, nn.Parameter],
     stepped: Mapping[str, nn.Parameter],
     optimizers: Sequence[torch.optim.Optimizer],
-    clip_norm: float | None,
+    clipping: tuple[float | None, float | None],
     scaling: Scaling | None = None,
 ) -> bool | None:
     """One update from the parameters' gradients, which are forgotten. `stepped`: what the optimizers step.
+    `clipping`: by norm, and by value.
 
     Returns:
         Whether it was left out as a gradient has overflowed; None where losses are not scaled.
@@ -273,8 +274,11 @@ def step_parameters(
             copy = stepped[name]
             copy.grad = None if parameter.grad is None else parameter.grad.to(copy.dtype)
             parameter.grad = None
-    if clip_norm is not None:
-        nn.utils.clip_grad_norm_(stepped.values(), clip_norm)
+    by_norm, by_value = clipping
+    if by_norm is not None:
+        nn.utils.clip_grad_norm_(stepped.values(), by_norm)
+    if by_value is not None:
+        nn.utils.clip_grad_value_(stepped.values(), by_value)
     if scaling is not None:
         scaling.step()
     for optimizer in optimizers:

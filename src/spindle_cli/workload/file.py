@@ -68,7 +68,8 @@ class TrainSettings(RampSettings):
     `groups`: rules that give parameters other settings; every trained parameter fits exactly one.
     `seed`: of the initial values and of the order of the samples.
     `clip_norm`: before each update the gradients of all parameters together are scaled down to this norm
-    where theirs is larger; None: never. `schedule`: of the learning rate; without it, and without warm-up
+    where theirs is larger; None: never. `clip_value`: or each of their elements to this size at most.
+    `schedule`: of the learning rate; without it, and without warm-up
     and decay, it stays `lr`.
     `ema`: a moving average of the weights, beside them; None: none.
     `task_weights`: of tasks' losses where they change: [[step, weight], ...] by task, steps counted from 0,
@@ -109,6 +110,7 @@ class TrainSettings(RampSettings):
     steps: Annotated[int, Field(ge=1), A_NUMBER] = 200
     seed: Annotated[int, Field(ge=0, lt=2**63), A_NUMBER] = 0
     clip_norm: Annotated[float, Field(gt=0), A_NUMBER] | None = None
+    clip_value: Annotated[float, Field(gt=0), A_NUMBER] | None = None
     schedule: Schedule | None = None
     ema: Average | None = None
     task_weights: TaskWeightSettings | None = None
@@ -151,6 +153,15 @@ class TrainSettings(RampSettings):
                 "reduce: float32 goes with precision: bf16 (or bf16-autocast and fp16-autocast, whose "
                 "gradients are float32 anyway); with precision: full gradients have the numbers of their "
                 "parameters"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _clips_in_one_way(self) -> TrainSettings:
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise ValueError(
+                f"clip_norm: {self.clip_norm:g} and clip_value: {self.clip_value:g}: expected one of "
+                "them, as which came first would make another model"
             )
         return self
 

@@ -22,8 +22,8 @@ _SCALES = (1e-8, 1.0, 1e6)
 _TOLERANCE = 1e-4  # of the largest entry that it gives, for rounding in float32
 
 _HINT = (
-    "Clip by `clip_norm` in the workload file, and set other steps for some parameters by `groups`; a hook "
-    "that multiplies (a mask, say) is fine."
+    "Clip by `clip_norm` or `clip_value` in the workload file, and set other steps for some parameters by "
+    "`groups`; a hook that multiplies (a mask, say) is fine."
 )
 
 

@@ -1,4 +1,6 @@
-"""Clipping by the global norm: that of the gradients of all parameters together, wherever they are."""
+"""Clipping by the global norm: that of the gradients of all parameters together, wherever they are; or by
+value, each element by itself.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +53,24 @@ class GradientClip:
     def _scale(self, factor: Tensor) -> None:
         for gradients in gradients_by_dtype(self._trained):
             torch._foreach_mul_(gradients, factor.to(gradients[0].dtype).reshape(()))
+
+
+class ValueClip:
+    """Brings each element of the gradients to a size at most, as `torch.nn.utils.clip_grad_value_` does:
+    wherever an element is, and whoever has the others, it becomes the same.
+    """
+
+    def __init__(self, size: float, owned_ranges: Collection[OwnedRange]) -> None:
+        """`owned_ranges`: all that this rank steps."""
+        self._size = size
+        self._owned_ranges = tuple(owned_ranges)
+
+    def clip(self, names: frozenset[str] | None = None) -> None:
+        """Clip this rank's gradients, in place; `names`: of these parameters, all if None."""
+        chosen = (owned.tensor for owned in self._owned_ranges if names is None or owned.name in names)
+        for gradients in gradients_by_dtype(chosen):
+            torch._foreach_clamp_min_(gradients, -self._size)
+            torch._foreach_clamp_max_(gradients, self._size)
 
 
 def gradients_by_dtype(parameters: Iterable[Tensor]) -> list[list[Tensor]]:

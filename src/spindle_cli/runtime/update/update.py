@@ -7,6 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from spindle_cli.runtime.update.clip import ValueClip
 from spindle_cli.runtime.update.guard import UpdateGuard
 from spindle_cli.runtime.update.loss_scale import LossScale
 from spindle_cli.runtime.update.masters import Masters
@@ -27,15 +28,19 @@ class Update:
         masters: Masters | None,
         scale: LossScale | None,
         clip_norm: float | None,
+        clip_value: float | None,
         device: torch.device,
     ) -> None:
-        """`owned_ranges`: what `optimizers` step. `device`: of the collectives of all ranks."""
+        """`owned_ranges`: what `optimizers` step. `clip_norm`, `clip_value`: one at most. `device`: of
+        the collectives of all ranks.
+        """
         self._optimizers = optimizers
         self._masters = masters
         self.is_begun = False
         self.scale = scale
         self._judges = clip_norm is not None or scale is not None
         self._jury = Jury(owned_ranges, clip_norm, scale, device)
+        self._value_clip = None if clip_value is None else ValueClip(clip_value, owned_ranges)
         self._guard = UpdateGuard((group.optimizer for group in optimizers.groups), device)
 
     def judge(self) -> Verdict:
@@ -55,6 +60,7 @@ class Update:
             self._guard.judge(losses)
         self.is_begun = True
         self.take_gradients(names)
+        self._clip_values(names)
         self._optimizers.step_part(names)
         if self._masters is not None:
             self._masters.hand_back(names)
@@ -66,6 +72,7 @@ class Update:
         skips = self._guard.judge(losses, verdict.norm, overflowed=verdict.overflowed)
         if not self._judges:
             self.take_gradients(names)
+        self._clip_values(names)
         self._optimizers.step(None if self.scale is None else skips, names)
         if self._masters is not None:
             self._masters.hand_back(names)
@@ -73,6 +80,10 @@ class Update:
         if self.scale is not None:
             assert verdict.overflowed is not None, "gradients are judged where losses are scaled"
             self.scale.update(verdict.overflowed)
+
+    def _clip_values(self, names: frozenset[str] | None) -> None:
+        if self._value_clip is not None:
+            self._value_clip.clip(names)
 
     def unscaled(self, gradient: Tensor) -> Tensor:
         """A copy of a gradient before it is judged, without the scale."""

@@ -118,8 +118,8 @@ class TracedValue(fx.Proxy):
             f"forward calls {name} between operators, which a trace would not keep",
             place_of_caller(),
             "Call it in an operator's own forward, on what that computes; or write what it does to the "
-            "gradient: c * x + (1 - c) * x.detach() has c times that of x. For parameters: `clip_norm` and "
-            "`groups` of the workload file.",
+            "gradient: c * x + (1 - c) * x.detach() has c times that of x. For parameters: `clip_norm`, "
+            "`clip_value` and `groups` of the workload file.",
         )
 
     def _change(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedValue:
