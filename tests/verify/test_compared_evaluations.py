@@ -54,3 +54,16 @@ def test_where_rounding_may_move_a_sample_metrics_are_left_out() -> None:
 def test_equal_is_equal(value: float) -> None:
     same = evaluation(metrics={"hits": value})
     assert compared(same, theirs=same).passed
+
+
+def test_a_number_may_differ_by_what_measured_noise_moves_it_and_no_other_number() -> None:
+    """Its own loss and metric, each by its own noise, and never by more than any noise excuses."""
+    theirs = evaluation(metrics={"far": 1.0, "near": 1.0})
+    rounded = evaluation(metrics={"far": 1.0 + 1e-7, "near": 1.0})
+    for far, near, failures in ((3e-7, 0.0, 0), (5e-7, 0.0, 1), (0.0, 3e-7, 1)):
+        ours = evaluation(metrics={"far": 1.0 + far, "near": 1.0 + near})
+        check = compare_evaluations([ours], [theirs], 1e-9, metrics=True, rounded=[rounded])
+        assert len(check.failures) == failures
+    wild = evaluation(loss=3.0)
+    check = compare_evaluations([evaluation(loss=2.01)], [evaluation()], 1e-9, metrics=True, rounded=[wild])
+    assert len(check.failures) == 1

@@ -10,7 +10,7 @@ from spindle_cli.errors import RunFailedError
 from spindle_cli.files.run_files import StepMetrics, read_metrics
 from spindle_cli.files.runs.evaluations import read_evaluations
 from spindle_cli.verify.comparing.captured import CapturedRun, open_run
-from spindle_cli.verify.comparing.evaluations import compare_evaluations
+from spindle_cli.verify.comparing.evaluations import EVALUATIONS, compare_evaluations
 from spindle_cli.verify.comparing.islands import together
 from spindle_cli.verify.comparing.losses import compare_losses, compare_scales
 from spindle_cli.verify.comparing.near_zero import compare_moved_by_noise, compare_noise, find_noise
@@ -41,12 +41,12 @@ from spindle_cli.verify.types import (
 
 
 def rounding_may_explain(report: VerifyReport) -> bool:
-    """Whether nothing but the size of differences in the final parameters, and in float64 in the buffers that
-    are made of them, speaks against the plan.
+    """Whether nothing but the size of differences in the final parameters, and in float64 in the buffers and
+    evaluations that are made of them, speaks against the plan.
     """
     failed = [check for check in report.checks if not check.passed]
     kinds = {check.what for check in failed} - {AVERAGE}
-    explained = {FINAL, BUFFERS} if report.dtype == "float64" else {FINAL}
+    explained = {FINAL, BUFFERS, EVALUATIONS} if report.dtype == "float64" else {FINAL}
     return (
         bool(kinds)
         and kinds <= explained
@@ -84,6 +84,7 @@ def compare_runs(runs: Runs, options: VerifyOptions, *, with_rounding: bool = Fa
         list(read_evaluations(runs.plain.run_dir)),
         widest,
         metrics=dtype == "float64",
+        rounded=read_evaluations(runs.rounded.run_dir) if with_rounding and dtype == "float64" else (),
     )
     initial, *others = together([each.checks for each in found])
     checks = (

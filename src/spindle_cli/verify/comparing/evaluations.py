@@ -7,14 +7,24 @@ from collections.abc import Iterable, Sequence
 
 from spindle_cli.files.runs.evaluations import Evaluation
 from spindle_cli.verify.comparing.tally import Tally
-from spindle_cli.verify.types import Check, Difference
+from spindle_cli.verify.rounding import widened
+from spindle_cli.verify.types import Check, Difference, What
+
+EVALUATIONS: What = "evaluations"
+
+Numbers = tuple[float | None, float | None, float | None]  # by the plan, by plain PyTorch, and with noise
 
 # Below this size differences are not relative to it: a metric may be zero.
 _SMALLEST = 1e-6
 
 
 def compare_evaluations(
-    plan: Iterable[Evaluation], plain: Sequence[Evaluation], tolerance: float, *, metrics: bool
+    plan: Iterable[Evaluation],
+    plain: Sequence[Evaluation],
+    tolerance: float,
+    *,
+    metrics: bool,
+    rounded: Iterable[Evaluation] = (),
 ) -> Check:
     """Each task's loss and how many samples it is of, and its metrics; relative to the plain run's.
 
@@ -22,9 +32,13 @@ def compare_evaluations(
         plan: of all steps; the last of each task counts.
         plain: one of each task.
         metrics: whether these are compared: not where rounding may move a sample from one side to the other.
+        rounded: the same of plain PyTorch with noise in its gradients, if it was trained: each number may
+            differ by what that has moved, as `widened` says. In eval mode a bias whose gradient is rounding
+            is not taken off again by the running mean of the batch norm behind it.
     """
-    tally = Tally("evaluations", tolerance)
+    tally = Tally(EVALUATIONS, tolerance)
     last = {found.task: found for found in plan}
+    moved = {found.task: found for found in rounded}
     for expected in plain:
         found, where = last.get(expected.task), f"after step {expected.step}"
         name = f"evaluation of {expected.task}"
@@ -37,10 +51,14 @@ def compare_evaluations(
             )
             tally.add(Difference(name=name, where=where, problem=said))
             continue
-        tally.add(_difference(f"{name}: loss", where, found.loss, expected.loss))
+        noisy = moved.get(found.task, expected)
+        compared: list[tuple[str, Numbers]] = [("loss", (found.loss, expected.loss, noisy.loss))]
         for metric in sorted({*found.metrics, *expected.metrics}) if metrics else ():
-            pair = found.metrics.get(metric), expected.metrics.get(metric)
-            tally.add(_difference(f"{name}: {metric}", where, *pair))
+            ours, theirs, by_noise = (each.metrics.get(metric) for each in (found, expected, noisy))
+            compared.append((metric, (ours, theirs, by_noise)))
+        for key, (ours, theirs, by_noise) in compared:
+            may = widened(tolerance, _difference(key, where, by_noise, theirs).relative or 0.0)
+            tally.add(_difference(f"{name}: {key}", where, ours, theirs), may)
     return tally.check()
 
 

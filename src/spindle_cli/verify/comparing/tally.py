@@ -18,10 +18,13 @@ class Tally:
     largest: Difference | None = None
     failures: list[Difference] = field(default_factory=list)
 
-    def add(self, difference: Difference) -> None:
-        """Count a comparison; one that could not be made, or is beyond the tolerance, is a failure."""
+    def add(self, difference: Difference, tolerance: float | None = None) -> None:
+        """Count a comparison; one that could not be made, or is beyond the tolerance, is a failure.
+
+        `tolerance`: of this one; None: that of all.
+        """
         self.compared += 1
-        if _size(difference) > self.tolerance:
+        if _size(difference) > (self.tolerance if tolerance is None else tolerance):
             self.failures.append(difference)
         if self.largest is None or _size(difference) > _size(self.largest):
             self.largest = difference
