@@ -12,7 +12,7 @@ import pytest
 from calibration.made_runs import Spans, made_run, timeline_of
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.traffic import traffic_of
-from spindle_cli.calibrate.links import slower_links, update_s_per_byte, with_slower_links
+from spindle_cli.calibrate.links import slower_links, unlike_links, update_s_per_byte, with_slower_links
 from spindle_cli.calibrate.moving import Moved, moved_in, times_of_links
 from spindle_cli.calibrate.reading import Run, read_run
 from spindle_cli.calibrate.run import calibrate
@@ -177,6 +177,26 @@ def test_links_of_profile_and_cluster_become_as_slow(tmp_path: Path) -> None:
     (slow, same) = slower_links(profile.links, {"intra_node": 2.0})
     assert (slow.latency_s, slow.points, slow.message_processor_s) == (40e-6, ((1000, 1.25e9),), 1.0)
     assert same == far
+
+
+@pytest.mark.parametrize("times", [1.0, 6.0])
+def test_links_that_are_much_slower_than_thought_are_warned_of(tmp_path: Path, times: float) -> None:
+    """Where they are calibrated, and where a plan is made for the cluster as it was; not for one that has
+    them as they were seen.
+    """
+    profile, plan = chain(cluster_of(2))
+    own = MeasuredLink(kind="intra_node", latency_s=10e-6, points=((1000, 5e9),))
+    profile = profile.model_copy(update={"links": (own,)})
+    spans = [[transfer(1.0)], [wait(0.5, 1.0 + times * INSIDE_S)]]
+    made = calibrate([made_run(tmp_path / "run", plan, profile, spans=spans)], profile, tmp_path)
+    slow = [line for line in made.warnings if "a core look the same" in line]
+    notes = unlike_links(made.profile, plan.cluster)
+    assert not unlike_links(made.profile, with_slower_links(plan.cluster, made.link_times))
+    if times == 1.0:
+        assert not slow and not notes
+    else:
+        assert slow[0].startswith("intra_node: messages and sums took 6.0 times as long")
+        assert "take 6.0 times as long as the links of" in notes[0] and "--write-cluster" in notes[0]
 
 
 def test_a_link_with_a_curve_keeps_its_form() -> None:

@@ -8,10 +8,15 @@ from typing import TypeVar
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.calibrate.reading import Run
 from spindle_cli.calibrate.times.factors import EQUAL
+from spindle_cli.costs.links import transfer_s
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.profile.mixed.seen import devices_of, type_in
 from spindle_cli.profile.types import MeasuredLink, ProcessorCosts, Profile
 from spindle_cli.units import GB, US
+
+# From so many times on a difference of links is said, of messages of this size.
+_UNLIKE = 2.0
+_MESSAGE = 2**20
 
 
 def slower_links(links: Sequence[MeasuredLink], times: Mapping[str, float]) -> tuple[MeasuredLink, ...]:
@@ -40,6 +45,25 @@ def with_links_of(cluster: Cluster, links: Sequence[MeasuredLink]) -> Cluster:
 def _as_link(measured: MeasuredLink) -> Link:
     curve = tuple((size, speed / GB) for size, speed in measured.points)
     return Link(latency_us=measured.latency_s / US, bandwidth_gb_per_s=curve[-1][1], curve=curve)
+
+
+def unlike_links(profile: Profile, cluster: Cluster) -> tuple[str, ...]:
+    """Where a profile was calibrated by runs over links that are much slower than a cluster's, for people."""
+    if profile.calibration is None:
+        return ()
+    found: list[str] = []
+    for measured in profile.links:
+        if not measured.points or profile.calibration.links.get(measured.kind, 1.0) < _UNLIKE:
+            continue
+        planned: Link = getattr(cluster.links, measured.kind)
+        times = transfer_s(_MESSAGE, _as_link(measured)) / transfer_s(_MESSAGE, planned)
+        if times >= _UNLIKE:
+            found.append(
+                f"{measured.kind}: the runs that the profile is calibrated by saw messages take {times:.1f} "
+                f"times as long as the links of {cluster.name!r} say; `spindle calibrate --write-cluster` "
+                "writes a cluster file with links as they were seen, and a profile that goes with it"
+            )
+    return tuple(found)
 
 
 def with_slower_links(cluster: Cluster, times: Mapping[str, float]) -> Cluster:

@@ -30,6 +30,9 @@ from spindle_cli.profile.mixed.seen import devices_of, of_types, seen_on, togeth
 from spindle_cli.profile.types import CalibratedRun, Calibration, Profile
 from spindle_cli.units import counted
 
+# So many times as long as by their cluster file are hardly its links: a worker that waits for a core looks
+# the same.
+_CROWDED = 3.0
 # A share of an iteration that is no time that anything was held up: times in plans are rounded.
 HARDLY = 1e-6
 
@@ -76,10 +79,18 @@ class Calibrated:
             for part in parts_of(self.runs)
             if part.is_short
         )
+        crowded = tuple(
+            f"{kind}: messages and sums took {times:.1f} times as long as by the runs' links; workers that "
+            "wait for a core look the same: unless the links are so slow, let them run on cores of their own "
+            "and calibrate again"
+            for kind, times in self.link_times.items()
+            if times >= _CROWDED
+        )
         never = [each.type for each in devices_of(self.before) if each.type not in self.points]
         if not never:
-            return short
-        return (*short, f"no run had devices of type {', '.join(never)}, whose times stay as they were")
+            return (*short, *crowded)
+        left = f"no run had devices of type {', '.join(never)}, whose times stay as they were"
+        return (*short, *crowded, left)
 
 
 def calibrate(

@@ -104,6 +104,7 @@ def plan(
 
     Writes the plan and reports the predicted iteration. Same inputs, same bytes. Exit code 4 if no plan fits.
     """
+    from spindle_cli.calibrate.links import unlike_links
     from spindle_cli.check.run import check_plan
     from spindle_cli.files.writing import require_no_input
     from spindle_cli.plan.best.micro_batches import parse_counts
@@ -126,6 +127,7 @@ def plan(
         read, notes = found.profile, (found.note,)
         for line in found.passed_over:
             output.note(line)
+    notes += unlike_links(read, goal)
     made = make_plan(
         read,
         goal,
