@@ -26,6 +26,7 @@ from spindle_cli.files.runs.evaluations import Evaluation, read_evaluations
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.verify import plain
 from spindle_cli.verify.comparing.evaluations import compare_evaluations
+from spindle_cli.verify.rounding import RoundingNoise
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.types import FlowTask, Task
 
@@ -136,7 +137,9 @@ def test_one_worker_evaluates_what_it_does_not_train(world: None, tmp_path: Path
     ids=lambda case: case.name,
 )
 def test_the_plain_run_of_a_verification_finds_the_same(world: None, tmp_path: Path, case: Case) -> None:
-    """All of its evaluations, with tasks in the explicit form and such as are only evaluated."""
+    """All of its evaluations, with tasks in the explicit form and such as are only evaluated; and with noise
+    that says how far rounding moves them as many.
+    """
     request = run_case(case, tmp_path / "ours", no_randomness=True)
     (tmp_path / "plain").mkdir()
     places = {"run_dir": tmp_path / "plain", "capture_dir": tmp_path / "plain"}
@@ -145,6 +148,11 @@ def test_the_plain_run_of_a_verification_finds_the_same(world: None, tmp_path: P
     check = compare_evaluations(read_evaluations(request.run_dir), theirs, 1e-11, metrics=True)
     assert check.passed, check.failures
     assert check.compared == sum(1 + len(each.metrics) for each in theirs) > 3
+    (tmp_path / "rounded").mkdir()
+    places = {"run_dir": tmp_path / "rounded", "capture_dir": tmp_path / "rounded"}
+    plain.train(request.model_copy(update=places), RoundingNoise(1e-13))
+    rounded = [(each.task, each.metrics.keys()) for each in read_evaluations(tmp_path / "rounded")]
+    assert rounded == [(each.task, each.metrics.keys()) for each in theirs]
 
 
 def same_training(one: Path, other: Path, num_workers: int) -> None:

@@ -69,3 +69,17 @@ def test_it_is_drawn_by_one_op_which_hands_it_on(name: str) -> None:
         if node.op != "placeholder" and str(getattr(node.target, "__name__", node.target)) in names
     ]
     assert len(drawing) == 1
+
+
+class Picked(Net):
+    """Rows by their numbers, of which there are as many as of what dropout has made: no draw by size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.dropout(self.first(x), 0.1)
+        return self.second(h[torch.arange(h.shape[0])]).square().mean()
+
+
+def test_what_a_size_is_asked_of_may_be_drawn() -> None:
+    task = Task("t", Picked(DRAWS["in a tuple"]), 4, Items(x=(5, WIDTH)))
+    graph = analysed(Workload("w", [task], (Block,))).tasks["t"]
+    assert not any(op.coupled for op in graph.ops)

@@ -77,8 +77,7 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
         if training.average is not None:
             training.write("average", training.average.values(training.parameters))
         training.write("final-buffers", buffers_at(buffers))
-    if noise is None:
-        trainings[0].evaluate()
+    trainings[0].evaluate()
 
 
 class PlainTraining:

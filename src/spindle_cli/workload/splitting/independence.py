@@ -176,7 +176,11 @@ class _Trial:
         ]
 
     def _is_drawn(self, node: fx.Node) -> bool:
-        """Whether random numbers take part in what is made of sizes: other ones each time."""
+        """Whether random numbers take part in what is made of sizes: other ones each time. Not in what a size
+        is asked of.
+        """
+        if not _is_made_of_sizes(node):
+            return False
         return draws_random_numbers(node, self._root) or any(map(self._is_drawn, node.all_input_nodes))
 
     def _stand_in(self, value: Any, doubled: Any, whole_numbers: bool) -> list[Any]:
