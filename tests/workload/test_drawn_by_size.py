@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.no_randomness import NoRandomness
 from spindle_cli.workload.types import Task, Workload
@@ -83,3 +84,14 @@ def test_what_a_size_is_asked_of_may_be_drawn() -> None:
     task = Task("t", Picked(DRAWS["in a tuple"]), 4, Items(x=(5, WIDTH)))
     graph = analysed(Workload("w", [task], (Block,))).tasks["t"]
     assert not any(op.coupled for op in graph.ops)
+
+
+def test_a_generator_of_forwards_own_is_refused_by_its_name() -> None:
+    """It would go on where the trace has left it, in every process by itself."""
+
+    def draw(x: Tensor) -> Tensor:
+        return torch.rand(x.shape[0], 1, 1, generator=torch.Generator())
+
+    task = Task("t", Net(draw), 4, Items(x=(5, WIDTH)))
+    with pytest.raises(WorkloadError, match="forward gives torch a Generator between operators"):
+        analysed(Workload("w", [task], (Block,)))
