@@ -148,11 +148,10 @@ def test_the_plain_run_of_a_verification_finds_the_same(world: None, tmp_path: P
     check = compare_evaluations(read_evaluations(request.run_dir), theirs, 1e-11, metrics=True)
     assert check.passed, check.failures
     assert check.compared == sum(1 + len(each.metrics) for each in theirs) > 3
-    (tmp_path / "rounded").mkdir()
-    places = {"run_dir": tmp_path / "rounded", "capture_dir": tmp_path / "rounded"}
+    (tmp_path / "noisy").mkdir()
+    places = {"run_dir": tmp_path / "noisy", "capture_dir": tmp_path / "noisy"}
     plain.train(request.model_copy(update=places), RoundingNoise(1e-13))
-    rounded = [(each.task, each.metrics.keys()) for each in read_evaluations(tmp_path / "rounded")]
-    assert rounded == [(each.task, each.metrics.keys()) for each in theirs]
+    assert [each.task for each in read_evaluations(tmp_path / "noisy")] == [each.task for each in theirs]
 
 
 def same_training(one: Path, other: Path, num_workers: int) -> None:
