@@ -94,6 +94,7 @@ class Points(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         ),
         ({"optimizer": "Adafactor"}, torch.complex64, "Adafactor trains real numbers"),
         ({"local_sgd": {"islands": 2, "every": 2}}, torch.complex64, "local_sgd averages real numbers"),
+        ({"clip_value": 0.1}, torch.complex64, "clip_value clips real numbers"),
         ({"precision": "fp16-autocast"}, torch.complex64, "float32, and t.turn is complex64"),
         ({}, torch.complex128, "parameter t.turn is complex128, which checkpoints have no name for"),
     ],

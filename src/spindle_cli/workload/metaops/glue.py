@@ -171,9 +171,7 @@ class _Placement:
         return self._at_hand is None or self._at_hand.has(node, self._consumers[node])
 
     def _happens_once(self, node: fx.Node) -> bool:
-        """Whether a node draws random numbers, or counts its batch, however many use what it gives; or is the
-        memory that they are drawn into.
-        """
+        """Whether a node draws random numbers, is what they are drawn into, or counts its batch."""
         root = self._trace.root
         if any(
             draws_random_numbers(each, root) and (each is node or changed_in_place(each, root) is node)

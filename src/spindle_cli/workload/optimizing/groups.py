@@ -149,6 +149,11 @@ def _require_complex(
             f"{choice.key}: {choice.optimizer} trains real numbers, and parameter {name} is {kind}",
             hint=f"Give it to another optimizer, by groups. Or: {hint[0].lower()}{hint[1:]}",
         )
+    if train.clip_value is not None:
+        raise WorkloadError(
+            f"train.clip_value clips real numbers, and parameter {name} is {kind}",
+            hint=f"Clip by `clip_norm`. Or: {hint[0].lower()}{hint[1:]}",
+        )
     if train.local_sgd is not None:
         raise WorkloadError(
             f"train.local_sgd averages real numbers, and parameter {name} is {kind}", hint=hint
