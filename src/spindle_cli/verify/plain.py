@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -237,11 +237,12 @@ def backward(
         return {name: convert(field, device, dtype) for name, field in batch.items()}
 
     total, call = 0.0, partial(loss_of, task)
+    parts: Sequence[Callable[[], Tensor]]
     if counted is not None:
         with arithmetic.computing():
             parts = counted.parts([fields(batch) for batch in batches], call)
     else:
-        parts = [lambda batch=batch: call(fields(batch)) for batch in batches]  # type: ignore[misc]
+        parts = [partial(lambda batch: call(fields(batch)), batch) for batch in batches]
     for part in parts:
         with arithmetic.computing():
             loss = part()
