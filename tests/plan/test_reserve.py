@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from random_profiles import random_profile
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.check.run import check_plan
@@ -30,6 +31,16 @@ def test_a_plan_that_fills_the_device_to_its_reserve_is_refused_by_planner_and_c
     assert violation.rule == "memory" and "reserve and communicators 2 GiB" in violation.value
     with pytest.raises(NoPlanError, match="reserve and communicators 2 GiB"):
         make_plan(profile, tight)
+
+
+def test_a_device_has_the_reserve_of_its_own_node_wherever_its_work_was_placed_first() -> None:
+    """The placement's devices are exchanged between nodes that reserve nothing and one that reserves 2 GiB."""
+    profile = random_profile(2, "wide")
+    free = NodeGroup(count=2, devices=2, device="a800-80gb", memory_gib=8000, reserve_gib=0)
+    taken = free.model_copy(update={"count": 1, "reserve_gib": 2})
+    cluster = cluster_of(6, devices_per_node=2).changed(nodes=(free, taken))
+    plan = make_plan(profile, cluster, effort=0)
+    assert check_plan(plan, profile) == ()
 
 
 def _older(plan: Plan) -> Predicted:

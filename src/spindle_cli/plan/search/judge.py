@@ -145,7 +145,7 @@ def best_placed(
         if exchanges_per_device:
             num_exchanges = exchanges_per_device * min(problem.num_devices, MOST_DEVICES_COUNTED)
             slices, goes_to = arrange(problem, slices, num_exchanges)
-            memory = None if memory is None else _renumbered(memory, goes_to)
+            memory = None if memory is None else _renumbered(memory, goes_to, problem.cluster.reserve_bytes)
         judged = None if memory is None else _measured(problem, draft.name, slices, memory, draft.after)
         judged = judged or _in_best_groups(problem, draft.name, slices, draft.after)
         if judged is not None:
@@ -225,11 +225,14 @@ def _memory_within(problem: Problem, slices: tuple[Slice, ...]) -> tuple[DeviceM
     return memory_within(profile.metaops, slices, cluster, profile, cluster.memory_bytes, problem.known_uses)
 
 
-def _renumbered(memory: Sequence[DeviceMemory], goes_to: Sequence[int]) -> tuple[DeviceMemory, ...]:
-    """What each device holds that has taken another one's place."""
+def _renumbered(
+    memory: Sequence[DeviceMemory], goes_to: Sequence[int], reserves: Sequence[int]
+) -> tuple[DeviceMemory, ...]:
+    """What each device holds that has taken another one's place; its reserve is that of the place."""
     found = list(memory)
     for need, device in zip(memory, goes_to, strict=True):
-        found[device] = need
+        own = reserves[device]
+        found[device] = need if need.outside_bytes == own else replace(need, outside_bytes=own)
     return tuple(found)
 
 
