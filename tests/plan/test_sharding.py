@@ -272,8 +272,9 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
         with pytest.raises(UsageError, match=f"found {level}, but none of these .* trained") as refused:
             make_plan(profile, cluster, sharding={"a/frozen": level})
         assert "a/frozen=parameters" in str(refused.value.hint)
-    with pytest.raises(NoPlanError, match="do not let devices share optimizer state"):
-        make_plan(profile_of(net_of()), cluster, sharding={"t/net": GRADIENTS})
+    for level in (Sharding.OPTIMIZER, GRADIENTS):
+        with pytest.raises(NoPlanError, match="do not let devices share optimizer state"):
+            make_plan(profile_of(net_of()), cluster, sharding={"t/net": level})
     one_degree = net_of().model_copy(update={"parameters": "p"})
     other = one_degree.model_copy(
         update={

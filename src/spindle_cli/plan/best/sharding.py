@@ -285,14 +285,14 @@ def require_sound(profile: Profile, sharding: Mapping[str, Sharding]) -> None:
                 f"sharding of {key!r}: found {level}, but none of these parameters are trained",
                 hint=f"Share out the parameters themselves: {key}={Sharding.PARAMETERS}.",
             )
-    if all(level is Sharding.OPTIMIZER for level in sharding.values()):
-        return
-    if not profile.optimizer_state_sharded and any(level.is_by_pass for level in sharding.values()):
+    if not profile.optimizer_state_sharded and any(level is not Sharding.NONE for level in sharding.values()):
         raise NoPlanError(
             "sharding: the train settings do not let devices share optimizer state (shard_optimizer)",
             hint="Parameters and gradients are shared out where the optimizer's state is: set "
             "`shard_optimizer: true` under `train` and profile again.",
         )
+    if all(level is Sharding.OPTIMIZER for level in sharding.values()):
+        return
     if profile.task_sets:
         raise NoPlanError(
             "sharding: steps of this workload run some of its tasks (train.sampling)",
