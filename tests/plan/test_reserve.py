@@ -34,7 +34,7 @@ def test_a_plan_that_fills_the_device_to_its_reserve_is_refused_by_planner_and_c
 
 
 def test_a_device_has_the_reserve_of_its_own_node_wherever_its_work_was_placed_first() -> None:
-    """The placement's devices are exchanged between nodes that reserve nothing and one that reserves 2 GiB."""
+    """Devices are exchanged between nodes that reserve nothing and one that reserves 2 GiB."""
     profile = random_profile(2, "wide")
     free = NodeGroup(count=2, devices=2, device="a800-80gb", memory_gib=8000, reserve_gib=0)
     taken = free.model_copy(update={"count": 1, "reserve_gib": 2})
