@@ -209,6 +209,8 @@ def test_a_plan_without_the_curve_point_of_a_slice_is_refused() -> None:
 @given(plans())
 def test_every_second_of_a_device_is_compute_or_wait_or_after_its_end(plan: Plan) -> None:
     simulation = simulate(plan)
+    happened = (*simulation.spans, *simulation.steps, *simulation.passages, *simulation.collected)
+    assert simulation.step_s == max(each.end_s for each in happened)
     for use in report_of("", simulation).devices:
         total_s = use.compute_s + use.waiting_s + use.done_early_s
         assert total_s == pytest.approx(simulation.step_s)

@@ -39,6 +39,10 @@ class Stream:
     since_s: float = 0.0  # when `left_s` was true
     version: int = 0  # grows whenever the end is expected at another time
 
+    def is_expected(self, version: int) -> bool:
+        """Whether it was neither slowed down nor sped up since that end was expected."""
+        return self.version == version
+
 
 class _Message(NamedTuple):
     """A message alone on its link: seconds before and after its first byte, and its demand of the ports."""

@@ -137,7 +137,7 @@ class Traffic:
     def settle(self) -> None:
         """Set when everything under way ends, after all that happens at one time has happened."""
         for end_s, stream in self._network.settle(self._clock.now_s):
-            self._clock.at(end_s, partial(self._end, stream, stream.version))
+            self._clock.at(end_s, partial(self._end, stream), partial(stream.is_expected, stream.version))
 
     def _begin_if_first(self, message: _Message) -> None:
         posted = self._posted[message]
@@ -226,8 +226,6 @@ class Traffic:
         enter = partial(self._network.enter, stream)
         self._clock.at(self._clock.now_s + stream.latency_s, lambda: enter(self._clock.now_s))
 
-    def _end(self, stream: Stream, version: int) -> None:
-        if stream.version != version:
-            return  # it was slowed down or sped up since; another end is set
+    def _end(self, stream: Stream) -> None:
         self._network.leave(stream)
         self._ending.pop(stream)()
