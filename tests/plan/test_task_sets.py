@@ -169,7 +169,7 @@ def test_without_steps_of_all_tasks_their_plan_holds_nothing_more() -> None:
 
 
 def test_what_changes_buffers_stays_where_it_is() -> None:
-    plan = make_plan(sampled(("a", 0.5), ("ab", 0.5), changes_buffers=True), cluster_of(2))
+    plan = make_plan(sampled(("a", 0.5), ("ab", 0.5), changes_buffers=True), cluster_of(2), "optimus")
     assert devices_of(plan.set_plans["a",], "a/m") == devices_of(plan, "a/m")
     assert len(devices_of(plan, "a/m")) == 1
 

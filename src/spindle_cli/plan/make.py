@@ -10,13 +10,14 @@ stages/pipelined.py the best of these and of pipelines of micro-batches
 mixed/find.py       the best plan on devices of several types, teams of which may share out parameters, too
 best/written.py     the plan
 islands/planned.py  the plan of one of several islands that average now and then alone
+sets/by_strategy.py where steps run some of the tasks: a plan for each set of these, by the best strategy
 weights/choose.py   the same with unequal parts of what devices share out, where memory asks for it
 sums/choose.py      the same with gradients gathered as what they are made of, where that gains
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -41,6 +42,8 @@ from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.no_fit import no_plan_as_asked
 from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.search.posed import Posing
+from spindle_cli.plan.sets.by_strategy import by_best_strategy
 from spindle_cli.plan.sets.choose import with_sets
 from spindle_cli.plan.stages.pipelined import in_pipelines
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
@@ -127,7 +130,7 @@ def _plan(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
     if asked.strategy in ON_ONE_TYPE and are_alike(profile):
         return with_types(_plan_on_one_type(profile, as_one_type(cluster), asked), profile, cluster)
     require_possible(profile, cluster)
-    return _plan_on_types(profile, cluster, asked)
+    return _with_sets(profile, cluster, asked, _plan_of_all_tasks_on_types, SeveralTypes())
 
 
 def _require_possible(profile: Profile, cluster: Cluster, asked: Asked) -> None:
@@ -162,11 +165,30 @@ def _unusual(profile: Profile, sharding: ShardingOf | None) -> ShardingOf | None
 
 def _plan_on_one_type(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
     """The plan on devices of one type, with each set of tasks that steps run."""
-    plan = _plan_of_all_tasks(profile, cluster, asked)
+    return _with_sets(profile, cluster, asked, _plan_of_all_tasks, ONE_TYPE)
+
+
+def _with_sets(
+    profile: Profile,
+    cluster: Cluster,
+    asked: Asked,
+    make: Callable[[Profile, Cluster, Asked], Plan],
+    posing: Posing,
+) -> Plan:
+    """The plan of all tasks, with one of each set of tasks that steps run.
+
+    Args:
+        make: plans a step that runs all tasks of a profile.
+    """
     if not profile.task_sets:
-        return plan
-    of_a_set = Asked(asked.strategy, asked.effort, offload=asked.offload)
-    return with_sets(plan, profile, lambda some: _plan_of_all_tasks(some, cluster, of_a_set), ONE_TYPE)
+        return make(profile, cluster, asked)
+
+    def by(strategy: StrategyName) -> Plan:
+        plan = make(profile, cluster, replace(asked, strategy=strategy))
+        of_a_set = Asked(strategy, asked.effort, equal_shares=asked.equal_shares, offload=asked.offload)
+        return with_sets(plan, profile, lambda some: make(some, cluster, of_a_set), posing)
+
+    return by_best_strategy(asked.strategy, cluster, by)
 
 
 def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
@@ -196,20 +218,6 @@ def _may_pipeline(profile: Profile, asked: Asked) -> bool:
     """Whether all tasks run in every step, and nothing is asked for that these pipelines cannot be."""
     is_free = asked.micro_batches is None and asked.sharding is None and not asked.equal_shares
     return asked.strategy == "spindle" and asked.effort > NO_SEARCH and is_free and not profile.task_sets
-
-
-def _plan_on_types(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
-    """The plan on devices of several types, with each set of tasks that steps run."""
-    plan = _plan_of_all_tasks_on_types(profile, cluster, asked)
-    if not profile.task_sets:
-        return plan
-    of_a_set = Asked(asked.strategy, asked.effort, offload=asked.offload)
-    return with_sets(
-        plan,
-        profile,
-        lambda some: _plan_of_all_tasks_on_types(some, cluster, of_a_set),
-        SeveralTypes(),
-    )
 
 
 def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
