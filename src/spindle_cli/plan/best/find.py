@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from math import inf
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.best.any_number import on_any_number, told_apart
-from spindle_cli.plan.best.drafts import ONE_TYPE, best_judged
+from spindle_cli.plan.best.drafts import BASELINES, ONE_TYPE, best_judged, by_baseline
 from spindle_cli.plan.best.experts import with_experts
 from spindle_cli.plan.best.micro_batches import (
     MicroBatched,
@@ -24,7 +25,7 @@ from spindle_cli.plan.best.sharding import on_all_devices
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
+from spindle_cli.plan.search.passes_apart import apart, or_another_apart, with_passes_apart
 from spindle_cli.plan.strategies.all_on_all import all_on_all, hands_on_much
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.tight.given_up import NEAR, OrLessS, itself, least_fallback, with_fallback
@@ -91,9 +92,10 @@ def find(
         BelowBoundError: a bug of the planner.
     """
     profile = on_all_devices(profile, cluster)
-    problem = make_problem(profile, cluster)
+    whole = problem = make_problem(profile, cluster)
     bound = lower_bound(problem)
-    best, all_fit = best_judged(problem, bound, strategy, effort)
+    by_name = cache(partial(by_baseline, problem))
+    best, all_fit = best_judged(problem, bound, strategy, effort, by_name)
     note = None
     if best is None or not all_fit:
         tight = with_fallback(profile, cluster, strategy, effort, ONE_TYPE, or_less_s=or_less_s)
@@ -105,12 +107,18 @@ def find(
             best, problem, note = shared_out
     if best is None:
         return None
-    if strategy in ("sequential", "spindle") and hands_on_much(best):
+    baselines = [by_name(name) for name in BASELINES if strategy == "spindle"]
+    # What another strategy tries because of its own messages is tried for its sake, too.
+    if strategy in ("sequential", "spindle") and any(
+        map(hands_on_much, [best, *filter(None, baselines[:1])])
+    ):
         alike = all_on_all(profile, cluster)
         if alike is not None and alike[0].rank() < best.rank():
             (best, problem), note = alike, None
     require_above(bound.lower_bound_s, best)
     best = with_passes_apart(problem, best)
+    if (other := or_another_apart(whole, best, baselines)) is not best:
+        best, problem, note = other, whole, None
     if profile.sharding and not best.is_apart:
         timed_apart = apart(problem, best)
         if timed_apart is None:
