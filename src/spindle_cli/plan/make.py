@@ -8,6 +8,7 @@ best/find_asked.py  the best plan of whole batches, of micro-batches, or with wh
 teams/find.py       the best of these and of plans whose parameters teams of devices share out
 stages/pipelined.py the best of these and of pipelines of micro-batches
 mixed/find.py       the best plan on devices of several types, teams of which may share out parameters, too
+unfit/otherwise.py  where nothing fits: another strategy's plan, or one on fewer nodes
 best/written.py     the plan
 islands/planned.py  the plan of one of several islands that average now and then alone
 sets/by_strategy.py where steps run some of the tasks: a plan for each set of these, by the best strategy
@@ -50,7 +51,9 @@ from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.sums.choose import with_sums
 from spindle_cli.plan.teams.find import InTeams
 from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName, Sums
+from spindle_cli.plan.unfit.otherwise import found_otherwise
 from spindle_cli.plan.weights.choose import ShardBy, require_types, with_best_weights
+from spindle_cli.plan.weights.on_part import weights_on
 from spindle_cli.profile.machine.devices import require_precision
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
@@ -209,6 +212,9 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
     found = teams.or_better(find_asked(profile, cluster, asked, teams.or_less_s))
     if _may_pipeline(profile, asked):
         found = in_pipelines(profile, cluster, found, bounds.any_s, simulated_s)
+    found = found or found_otherwise(
+        profile, cluster, asked, partial(_found_on, profile, cluster), make_problem
+    )
     if found is None:
         raise no_plan_as_asked(profile, cluster, asked)
     return plan_of(profile, cluster, asked.strategy, found, bounds)
@@ -234,6 +240,9 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
     if _may_pipeline(profile, asked):
         make = SeveralTypes().problem
         found = in_pipelines(profile, cluster, found, bounds.any_s, simulated_s, make)
+    found = found or found_otherwise(
+        profile, cluster, asked, partial(_found_on, profile, cluster), SeveralTypes().problem
+    )
     if found is None and (asked.micro_batches or asked.sharding):
         raise no_plan_as_asked(profile, cluster, asked)
     if found is None:
@@ -244,3 +253,15 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
             hint="Plan for more devices, or for devices with more memory.",
         )
     return plan_of(profile, cluster, asked.strategy, found, bounds)
+
+
+def _found_on(profile: Profile, whole: Cluster, cluster: Cluster, asked: Asked) -> Found | None:
+    """The best plan for a cluster, or for some of its nodes by themselves, of the ways that every strategy
+    has.
+    """
+    own = profile
+    if cluster is not whole:
+        own = seen_on(profile, cluster).weighted(weights_on(cluster, profile.shard_weights, whole))
+    if not cluster.is_mixed:
+        return find_asked(own, cluster, asked)
+    return find_on_types(own, cluster, asked, mixed_bound(make_mixed_problem(own, cluster)))
