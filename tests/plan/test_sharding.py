@@ -16,12 +16,13 @@ from helpers.cut import cuttable
 from helpers.examples import examples
 from helpers.plans import cluster_of, curve_of, metaop_of, profile_of
 from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.types import Collective
 from spindle_cli.api import plan as plan_of_library
 from spindle_cli.check.run import check_plan
 from spindle_cli.costs.parameters.sharded import moved_in_passes
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.artifact import write_json
-from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.cluster import Cluster, Link, Links
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.sharding import levels_of, on_all_devices, parse_levels, shardings_to_try
@@ -106,6 +107,19 @@ def test_the_simulation_agrees_with_what_is_predicted(level: Sharding) -> None:
     plan = make_plan(shared(net), cluster_of(2, memory_gib=16), effort=0, sharding={"t/net": level})
     assert plan.predicted.transfer_s > 0.01
     assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=0.02)
+
+
+def test_flags_follow_the_passes_that_gradients_are_summed_in() -> None:
+    """Behind the last pass nothing is summed but them, two messages of 100 ms one after the other, as the
+    losses' were before it.
+    """
+    link = Link(latency_us=100_000, bandwidth_gb_per_s=1000)
+    cluster = cluster_of(2, memory_gib=16).changed(links=Links(intra_node=link, inter_node=link))
+    plan = make_plan(shared(net_of()), cluster, effort=0, sharding={"t/net": GRADIENTS})
+    (flags,) = [each for each in simulate(plan).collected if each.kind is Collective.FLAGS]
+    assert flags.end_s - flags.start_s == pytest.approx(0.2, rel=1e-3)
+    assert simulate(plan).iteration_s == pytest.approx(flags.end_s, rel=1e-6)
+    assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=1e-3)
 
 
 def test_same_inputs_same_plan() -> None:

@@ -124,7 +124,12 @@ class _Collectives:
         self._cluster = problem.cluster
         self._slices = slices
         self._groups = traffic.groups
-        by_pass = {index for group in traffic.groups if group.sharding.is_by_pass for index in group.slices}
+        summed_in: dict[tuple[int, ...], set[int]] = {}
+        for group in traffic.groups:
+            if group.sharding.is_by_pass:
+                summed_in.setdefault(group.devices, set()).update(group.slices)
+        self._summed_in = summed_in  # by devices, the slices in whose passes they sum gradients
+        by_pass = {index for indices in summed_in.values() for index in indices}
         self._has_room = [
             layout.tp == 1 and not layout.sums_shares and index not in by_pass
             for index, layout in enumerate(traffic.layouts)
@@ -204,7 +209,8 @@ class _Collectives:
             assert each.group is not None, "a sum is of a group"
             sums_s.append(SumEnd(self._groups[each.group], end_of[each.group]))
         for flags in self._of_kind[Collective.FLAGS]:
-            self._take(flags, 0.0, free)
+            summed_in = self._summed_in.get(flags.devices, ())
+            self._take(flags, max((last.backward.end_s[index] for index in summed_in), default=0.0), free)
         return sums_s, [free.since_s[kind] for kind in self.kinds.of_device]
 
     def _side_by_side(
