@@ -14,9 +14,9 @@ from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.find_asked import find_asked
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.other_ways.otherwise import found_otherwise
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.types import StrategyName
-from spindle_cli.plan.unfit.otherwise import found_otherwise
 from spindle_cli.profile.types import MetaOpProfile, ShareTime
 from spindle_cli.simulate.run import simulate
 

@@ -8,7 +8,7 @@ best/find_asked.py  the best plan of whole batches, of micro-batches, or with wh
 teams/find.py       the best of these and of plans whose parameters teams of devices share out
 stages/pipelined.py the best of these and of pipelines of micro-batches
 mixed/find.py       the best plan on devices of several types, teams of which may share out parameters, too
-unfit/otherwise.py  where nothing fits: another strategy's plan, or one on fewer nodes
+other_ways/         where nothing fits, another strategy's plan; and plans that leave nodes idle
 best/written.py     the plan
 islands/planned.py  the plan of one of several islands that average now and then alone
 sets/by_strategy.py where steps run some of the tasks: a plan for each set of these, by the best strategy
@@ -42,6 +42,8 @@ from spindle_cli.plan.mixed.find import find_on_types, require_possible
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.no_fit import no_plan_as_asked
+from spindle_cli.plan.other_ways.idle_nodes import or_on_fewer
+from spindle_cli.plan.other_ways.otherwise import found_otherwise
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.posed import Posing
 from spindle_cli.plan.sets.by_strategy import by_best_strategy
@@ -51,7 +53,6 @@ from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.sums.choose import with_sums
 from spindle_cli.plan.teams.find import InTeams
 from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName, Sums
-from spindle_cli.plan.unfit.otherwise import found_otherwise
 from spindle_cli.plan.weights.choose import ShardBy, require_types, with_best_weights
 from spindle_cli.plan.weights.on_part import weights_on
 from spindle_cli.profile.machine.devices import require_precision
@@ -217,6 +218,7 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
     )
     if found is None:
         raise no_plan_as_asked(profile, cluster, asked)
+    found = or_on_fewer(profile, cluster, asked, found, partial(_found_on, profile, cluster))
     return plan_of(profile, cluster, asked.strategy, found, bounds)
 
 

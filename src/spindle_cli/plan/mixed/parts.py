@@ -131,7 +131,19 @@ def _has_room(point: Point, room: Sequence[int]) -> bool:
 
 def parts_of(cluster: Cluster) -> Iterator[Part]:
     """Parts of a cluster, but the whole."""
-    sizes = [sorted({0, group.count, *(n for n in NODES if n < group.count)}) for group in cluster.nodes]
+    yield from _of_sizes(
+        cluster,
+        [sorted({0, group.count, *(n for n in NODES if n < group.count)}) for group in cluster.nodes],
+    )
+
+
+def groups_of(cluster: Cluster) -> Iterator[Part]:
+    """The parts that are whole groups of nodes."""
+    yield from _of_sizes(cluster, [[0, group.count] for group in cluster.nodes])
+
+
+def _of_sizes(cluster: Cluster, sizes: Sequence[Sequence[int]]) -> Iterator[Part]:
+    """Parts with so many nodes of each group, but the whole."""
     everything = tuple(group.count for group in cluster.nodes)
     for counts in product(*sizes):
         if any(counts) and counts != everything:

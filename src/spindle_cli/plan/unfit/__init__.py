@@ -1,1 +1,0 @@
-"""What is tried where the best that is known of fits no devices' memory."""
