@@ -4,7 +4,7 @@
 Parts are whole groups of nodes: nodes of one group are alike, and what a schedule on some of them gains is
 small beside a second search of all. No schedule of whole batches on n devices ends before the work by the
 allocations that take least of the devices' time, over n. Parts for which that, and then the linear program,
-is below the best iteration so far get a quick plan, and where this is near to it a longer search.
+is below the best iteration so far are planned for, where memory is short only if a quick plan comes near.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ def or_on_fewer(profile: Profile, cluster: Cluster, asked: Asked, whole: Found, 
         try:
             if lower_bound(make_problem(profile, part.cluster)).lower_bound_s >= (1 - WORTH) * best_s:
                 continue
-            quick = find(part.cluster, replace(asked, effort=NO_SEARCH))
-            if quick is None or quick.best.prediction.iteration_s > NEAR * best_s:
+            # Where memory is short a search takes long, and what makes it so shows in a quick plan.
+            if whole.is_short and not _comes_near(
+                find(part.cluster, replace(asked, effort=NO_SEARCH)), best_s
+            ):
                 continue
             searched = find(part.cluster, asked)
         except NoPlanError:  # an op has no allocation there
@@ -64,6 +66,10 @@ def or_on_fewer(profile: Profile, cluster: Cluster, asked: Asked, whole: Found, 
             why = "sums over the links to more nodes would take longer than these save"
             best = with_idle(moved, cluster, part, why)
     return best
+
+
+def _comes_near(quick: Found | None, than_s: float) -> bool:
+    return quick is not None and quick.best.prediction.iteration_s <= NEAR * than_s
 
 
 def _parts(problem: Problem, than_s: float) -> list[Part]:
