@@ -203,6 +203,18 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
             f"{cluster.types[0]}",
             hint="Take sequential, which is the same on devices of one type.",
         )
+    found, bounds = _found_on_one_type(profile, cluster, asked)
+    found = found or found_otherwise(
+        profile, cluster, asked, partial(_found_on, profile, cluster), make_problem
+    )
+    if found is None:
+        raise no_plan_as_asked(profile, cluster, asked)
+    found = or_on_fewer(profile, cluster, asked, found, partial(_found_on, profile, cluster))
+    return plan_of(profile, cluster, asked.strategy, found, bounds)
+
+
+def _found_on_one_type(profile: Profile, cluster: Cluster, asked: Asked) -> tuple[Found | None, Bounds]:
+    """The best plan of those that may use all devices, or None, and what no plan is shorter than."""
     bound = lower_bound(make_problem(profile, cluster))
     bounds = Bounds(bound.lower_bound_s, lower_bound_any_s(profile, cluster.num_devices))
 
@@ -213,13 +225,7 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
     found = teams.or_better(find_asked(profile, cluster, asked, teams.or_less_s))
     if _may_pipeline(profile, asked):
         found = in_pipelines(profile, cluster, found, bounds.any_s, simulated_s)
-    found = found or found_otherwise(
-        profile, cluster, asked, partial(_found_on, profile, cluster), make_problem
-    )
-    if found is None:
-        raise no_plan_as_asked(profile, cluster, asked)
-    found = or_on_fewer(profile, cluster, asked, found, partial(_found_on, profile, cluster))
-    return plan_of(profile, cluster, asked.strategy, found, bounds)
+    return found, bounds
 
 
 def _may_pipeline(profile: Profile, asked: Asked) -> bool:
@@ -265,5 +271,5 @@ def _found_on(profile: Profile, whole: Cluster, cluster: Cluster, asked: Asked) 
     if cluster is not whole:
         own = seen_on(profile, cluster).weighted(weights_on(cluster, profile.shard_weights, whole))
     if not cluster.is_mixed:
-        return find_asked(own, cluster, asked)
+        return _found_on_one_type(own, cluster, asked)[0]
     return find_on_types(own, cluster, asked, mixed_bound(make_mixed_problem(own, cluster)))
