@@ -264,9 +264,7 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
 
 
 def _found_on(profile: Profile, whole: Cluster, cluster: Cluster, asked: Asked) -> Found | None:
-    """The best plan for a cluster, or for some of its nodes by themselves, of the ways that every strategy
-    has.
-    """
+    """The best plan for a cluster, or for some of its nodes by themselves."""
     own = profile
     if cluster is not whole:
         own = seen_on(profile, cluster).weighted(weights_on(cluster, profile.shard_weights, whole))
