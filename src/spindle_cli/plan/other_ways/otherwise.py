@@ -22,7 +22,7 @@ from spindle_cli.plan.types import strategies_on
 from spindle_cli.profile.types import Profile
 
 # Most parts of a cluster that are planned for, those first that leave out whole groups of nodes, or least.
-MOST_PARTS = 4
+MOST_PARTS = 2
 
 # The best plan for a cluster of what is asked for; None: nothing fits.
 Find = Callable[[Cluster, Asked], Found | None]
