@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.edges import slice_layouts
+from spindle_cli.account.edges import pass_order, slice_edges, slice_layouts
 from spindle_cli.account.types import ParameterGroup
-from spindle_cli.costs.links import all_gather_s
+from spindle_cli.costs.links import all_gather_s, per_node, spread_collective_s
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.profile.types import MetaOpProfile
 from spindle_cli.program.clock import PassClock
@@ -18,7 +18,7 @@ from spindle_cli.program.communicators import Directory
 from spindle_cli.program.lanes import Lane, LanePass, lane_passes, other_posts
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
-from spindle_cli.program.sum_times import needed_at, parameters_there, sum_time
+from spindle_cli.program.sum_times import last_update_s, needed_at, parameters_there, sum_time
 from spindle_cli.program.transfers import TimedTransfer
 from spindle_cli.program.types import COMPUTES, Kind, StepSettings, Transfer
 
@@ -240,6 +240,57 @@ def test_losses_that_would_hold_up_sums_come_behind_all_passes(
     assert letters == expected + "S"
     starts = [action.op for action in program.actions[0] if action.kind is Kind.SUM]
     assert starts == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("own_bytes", "clips", "comes_early"),
+    [(2**29 + 2**24, False, True), (2**29, False, False), (2**30, True, False)],
+)
+def test_losses_that_would_hold_up_sums_come_first_where_the_last_update_is_sooner_for_it(
+    own_bytes: int, clips: bool, comes_early: bool
+) -> None:
+    """As above; device 3 ends after 3 s, and updates what it alone has as soon as it has the losses: after 20
+    s, or behind all passes after 60, when device 2 updates 512 MiB. A norm is known behind all sums alone.
+    """
+    shared = {"parameters": "net", "param_bytes_per_op": 2**26}
+    slow, fast = metaop_of("a/net", 4, {1: 9.0}, **shared), metaop_of("b/net", 4, {1: 0.3}, **shared)
+    other = metaop_of("c/net", 1, {1: 60.0}, param_bytes_per_op=2**29)
+    own = metaop_of("d/net", 1, {1: 3.0}, param_bytes_per_op=own_bytes)
+    metaops = slow, fast, other, own
+    pieces = [slice_of(net, (0, net.num_ops), (device,), 0.0) for device, net in enumerate(metaops)]
+    profile = profile_of(*metaops).model_copy(update={"optimizer_s_per_byte": 1e-8})
+    program = link(plan_of(profile, cluster_of(4), [pieces]), settings=StepSettings(clips=clips))
+    prove(program)
+    letters = "".join(str(action.kind)[0] for action in program.actions[0])
+    assert letters.startswith("FLBSSSS" if comes_early else "FBSSSSL")
+
+
+def test_the_last_update_is_behind_passes_losses_and_sums_one_after_another() -> None:
+    """Devices 0 and 1 sum four ops of 64 MiB, in 12.4 ms each and more, the last of them with the place of
+    their last pass, at 36 s; device 2 ends at 60 s, and updates in 1 s.
+    """
+    shared = {"parameters": "net", "param_bytes_per_op": 2**26}
+    slow, fast = metaop_of("a/net", 4, {1: 9.0}, **shared), metaop_of("b/net", 4, {1: 0.3}, **shared)
+    other = metaop_of("c/net", 1, {1: 60.0})
+    pieces = [
+        slice_of(net, (0, net.num_ops), (device,), 0.0) for device, net in enumerate((slow, fast, other))
+    ]
+    plan = plan_of(profile_of(slow, fast, other), cluster_of(3), [pieces])
+    program = link(plan)
+    order = pass_order(plan, slice_edges(plan))
+    clock = PassClock.of(plan, order, slice_edges(plan), {})
+    ticks = len(clock.when) * 10**9
+    sum_s = spread_collective_s(2**26, per_node((0, 1), plan.cluster), 2, plan.cluster)
+
+    def last_s(updates_s: tuple[float, float, float], at_s: float, losses_s: float = 0.0) -> float:
+        times = {group.index: round(at_s * ticks) for group in program.groups}
+        return last_update_s(program.groups, times, round(losses_s * ticks), clock, plan, updates_s)
+
+    assert last_s((0.0, 0.0, 1.0), 36.0) == pytest.approx(61.0)
+    assert last_s((0.0, 30.0, 1.0), 36.0) == pytest.approx(36.0 + 4 * sum_s + 30.0)
+    assert last_s((30.0, 0.0, 1.0), 34.0) == pytest.approx(36.0 + 30.0)
+    assert last_s((30.0, 0.0, 1.0), 34.0, losses_s=50.0) == pytest.approx(80.0)
+    assert last_s((30.0, 0.0, 1.0), 34.0, losses_s=70.0) == pytest.approx(90.0)
 
 
 def test_what_is_needed_first_is_gathered_first() -> None:

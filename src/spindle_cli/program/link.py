@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
 from spindle_cli.account.edges import backward_order, pass_order, slice_edges, slice_layouts
 from spindle_cli.account.groups import ParameterUses, parameter_groups
 from spindle_cli.account.joint import groups_of_member, joint_groups
@@ -35,7 +36,7 @@ from spindle_cli.program.communicators import Directory, find_communicators
 from spindle_cli.program.device_draft import DeviceDraft
 from spindle_cli.program.lanes import Lane, lane_passes, other_posts
 from spindle_cli.program.reached import reached_slices
-from spindle_cli.program.sum_times import Completion, parameters_there, sum_time
+from spindle_cli.program.sum_times import Completion, last_update_s, parameters_there, sum_time
 from spindle_cli.program.transfers import TimedTransfer, find_transfers, in_order, on_their_way_s
 from spindle_cli.program.types import Communicator, Kind, Program, StepSettings, Transfer
 
@@ -223,15 +224,27 @@ class _Moving:
     ) -> _Posting:
         """The losses come as soon as all have run forward, so that updates may begin. A device that is in a
         backward pass then posts them ahead of it, and all sums that start inside of it have to wait until
-        the last device has run forward: where that holds any sum up, and no update waits for the losses,
-        they come behind all passes.
+        the last device has run forward: where that holds any sum up, and no update of parts waits for the
+        losses, they come behind all passes, unless a device that ends before the others would be later with
+        its own update than they are with theirs.
         """
         clock = self.clock
         early = self._posting_at(clock.forward_ended, groups, directory)
         if settings.updates_early or clock.backward_began >= clock.forward_ended:
             return early
         late = self._posting_at(clock.ended + 1, groups, directory)
-        return early if sorted(early.times.values()) == sorted(late.times.values()) else late
+        if sorted(early.times.values()) == sorted(late.times.values()):
+            return early
+        if settings.judges:  # every update waits for the last sum
+            return late
+        plan = self.plan
+        held = device_memory(plan.metaops, plan.slices, plan.cluster, plan, turn=plan.turn)
+        updates_s = optimizer_steps_s(held, plan.optimizer_s_per_byte)
+
+        def ends_s(posting: _Posting) -> float:
+            return last_update_s(posting.groups, posting.times, posting.losses_at, clock, plan, updates_s)
+
+        return early if ends_s(early) < ends_s(late) else late
 
     def _posting_at(self, losses_at: int, groups: Sequence[ParameterGroup], directory: Directory) -> _Posting:
         posts = other_posts(losses_at, self.transfers, self.plan.cluster.num_devices)

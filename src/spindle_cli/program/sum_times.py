@@ -10,7 +10,7 @@ runs, to the pass's end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import ceil
 from typing import NamedTuple
@@ -114,6 +114,41 @@ def parameters_there(groups: Sequence[ParameterGroup], clock: PassClock, plan: P
             before = run_forward(clock, plan.slices, piece, op) - clock.start((Kind.FORWARD, piece))
             there[piece] = max(there.get(piece, 0), round(end_s * ticks_per_s - before))
     return there
+
+
+def last_update_s(
+    groups: Sequence[ParameterGroup],
+    times: Mapping[int, int],
+    losses_at: int,
+    clock: PassClock,
+    plan: Plan,
+    updates_s: Sequence[float],
+) -> float:
+    """When the last device has updated its parameters, in seconds of the clock: behind its passes, the losses
+    and its sums, which are taken to go one after another on each device, from their places on.
+
+    Args:
+        groups: in the order of their sums, of which `times` has the places by group.
+        losses_at: the place of the losses; behind all passes they are there when the last one ends.
+        updates_s: what each device's update takes.
+    """
+    ticks_per_s = len(clock.when) * 1e9
+    sharded = plan.optimizer_state_sharded
+    ends_s = [min(losses_at, clock.ended) / ticks_per_s] * plan.cluster.num_devices
+    for index, piece in enumerate(plan.slices):
+        for device in piece.devices:
+            ends_s[device] = max(ends_s[device], clock.end((Kind.BACKWARD, index)) / ticks_per_s)
+    free_s = [0.0] * plan.cluster.num_devices
+    for each in collectives_of_step(plan, groups, sharded=sharded, clips=False, scales=False):
+        if each.kind is Collective.SUM and each.group is not None:
+            begins_s = max(times[each.group] / ticks_per_s, *(free_s[device] for device in each.devices))
+            end_s = begins_s + together_s(each, per_node(each.devices, plan.cluster), plan.cluster)
+            for device in each.devices:
+                free_s[device] = end_s
+    return max(
+        max(end_s, summed_s) + update_s
+        for end_s, summed_s, update_s in zip(ends_s, free_s, updates_s, strict=True)
+    )
 
 
 def run_forward(clock: PassClock, slices: Sequence[Slice], piece: int, op: int) -> Fraction:
