@@ -31,6 +31,13 @@ CASTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def test_weights_of_distances_are_not_lost() -> None:
+    weight = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    expected = functional.l1_loss(X, 1 - X, weight=weight)
+    with constants_in(torch.float64):
+        assert functional.l1_loss(X, 1 - X, weight=weight) == expected
+
+
 @pytest.mark.parametrize("name", CASTS)
 def test_what_is_cast_to_float32_stays_float64(name: str) -> None:
     assert CASTS[name](X).dtype is torch.float32

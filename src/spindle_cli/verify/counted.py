@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
+from spindle_cli.verify.stepping.arithmetic import Arithmetic
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.at_lengths.trace import LengthTracer, module_over
 from spindle_cli.workload.building.abstract import load_abstract
@@ -21,6 +22,7 @@ from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.losses.shares import LossCounter
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.lengths import Lengths
+from spindle_cli.workload.training.precision import in_numbers
 from spindle_cli.workload.types import Workload
 
 Batch = Mapping[str, Tensor]
@@ -31,19 +33,21 @@ def counted_losses(
     source: str = "",
     memo: AnalysisMemo | None = None,
     lengths: Lengths | None = None,
+    arithmetic: Arithmetic | None = None,
 ) -> dict[str, CountedLoss]:
     """By task, the losses that are means over what counts.
 
     Args:
         source: of the workload, which is built again where batches have several lengths.
         memo, lengths: see `analyse`.
+        arithmetic: that the losses are computed in; None: as the workload is.
     """
     graph = analyse(workload, memo, lengths)
     tracer = None
     if lengths:
         tracer = LengthTracer(load_abstract(source, reads_initial=False).workload, graph, memo)
     return {
-        name: CountedLoss(task, tracer if task.varying else None)
+        name: CountedLoss(task, tracer if task.varying else None, arithmetic)
         for name, task in graph.tasks.items()
         if (shares := task.ops[-1].shares) is not None and shares.num_counts > 0
     }
@@ -52,9 +56,15 @@ def counted_losses(
 class CountedLoss:
     """The loss of one task, whose loss counts something."""
 
-    def __init__(self, graph: TaskGraph, tracer: LengthTracer | None = None) -> None:
-        """`tracer`: where batches have several lengths."""
+    def __init__(
+        self,
+        graph: TaskGraph,
+        tracer: LengthTracer | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> None:
+        """`tracer`: where batches have several lengths. `arithmetic`: of the constants at these."""
         self._graph = graph
+        self._arithmetic = arithmetic or Arithmetic(torch.device("cpu"))
         self._tracer = tracer
         self._by_length: dict[tuple[tuple[str, tuple[int, ...]], ...], _AtLength] = {}
         self._is_coupled = any(op.coupled or op.talks for op in graph.ops)
@@ -103,7 +113,12 @@ class CountedLoss:
             graph, constants = self._graph, dict[str, Tensor]()
             if self._tracer is not None:
                 found = self._tracer.at(graph.task.name, dict(key))
-                graph, constants = found.over(graph), found.constants
+                device, dtype = self._arithmetic.device, self._arithmetic.dtype
+                dtype = dtype if dtype is torch.float64 else None  # else it makes them in float32
+                graph = found.over(graph)
+                constants = {
+                    name: in_numbers(value, device, dtype) for name, value in found.constants.items()
+                }
             self._by_length[key] = _AtLength(graph, constants)
         return self._by_length[key]
 

@@ -101,8 +101,8 @@ class PlainTraining:
             torch.set_float32_matmul_precision(loaded.train.float32_matmul)
         memo = None if request.memo is None else AnalysisMemo.read(request.memo)
         lengths = Plan.read(request.plan).workload.lengths
-        self._counted = counted_losses(self.workload, request.workload, memo, lengths)
         self._arithmetic = Arithmetic.of(request, loaded.train)
+        self._counted = counted_losses(self.workload, request.workload, memo, lengths, self._arithmetic)
         move_to(self.workload, self._arithmetic.device, self._arithmetic.dtype)
         self.parameters = parameters_by_name(self.workload)
         self.first_gradients: dict[str, Tensor] = {}

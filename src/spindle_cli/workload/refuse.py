@@ -20,7 +20,10 @@ _PACKAGE = Path(__file__).parents[1]
 _OURS = f"{_PACKAGE}{os.sep}"
 _ZOO = f"{_PACKAGE / 'zoo'}{os.sep}"  # workloads like any user's
 # Every call of the user's code to torch goes through these while that code is examined.
-_BETWEEN = (str(_PACKAGE / "workload" / "unread.py"), str(_PACKAGE / "workload" / "fixed" / "marks.py"))
+_BETWEEN = tuple(
+    str(_PACKAGE / "workload" / room / name)
+    for room, name in (("", "unread.py"), ("fixed", "marks.py"), ("wide", "constants.py"))
+)
 # Where an analysis begins: what has called it is no part of the model.
 _ENTRY = str(_PACKAGE / "workload" / "analyse.py")
 _STDLIB = sysconfig.get_paths()["stdlib"]

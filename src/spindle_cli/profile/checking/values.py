@@ -12,7 +12,8 @@ from spindle_cli.workload.building.attributes import hold_parameter
 from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import IGNORED_LABEL, Op, TaskGraph, ValueSpec
 from spindle_cli.workload.training.item_draws import seed_of
-from spindle_cli.workload.training.precision import dtype_in
+from spindle_cli.workload.training.precision import convert_constants, dtype_in
+from spindle_cli.workload.wide.constants import constants_of_modules
 
 # Enough that orders and neighbours among the samples show.
 MOST_SAMPLES = 6
@@ -95,13 +96,16 @@ class Values:
             for name, parameter in module._parameters.items()
             if parameter is not None and id(parameter) in by_id
         ]
-        buffers = self.buffers()
+        buffers, constants = self.buffers(), list(constants_of_modules(self._root))
         try:
             for module, name, _, ours in places:
                 hold_parameter(module, name, ours)
+            convert_constants(self._root, self._dtype)
             self.start_anew()
             yield made
         finally:
+            for attributes, name, constant in constants:
+                attributes[name] = constant
             for module, name, theirs, _ in places:
                 hold_parameter(module, name, theirs)
             for name, buffer in buffers.items():

@@ -18,7 +18,7 @@ from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.losses.shares import LossCounter
 from spindle_cli.workload.training.item_draws import generators_kept
-from spindle_cli.workload.training.precision import dtype_in, in_dtype
+from spindle_cli.workload.training.precision import in_dtype, in_numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,10 +141,7 @@ class TasksAtLengths:
     def _constants(self, found: TaskAtLength) -> dict[str, Tensor]:
         """On the device, in the numbers of the run."""
         device, dtype = self._model.ops.device, self._model.dtype
-        return {
-            name: constant.to(device, dtype_in(constant.dtype, dtype))
-            for name, constant in found.constants.items()
-        }
+        return {name: in_numbers(constant, device, dtype) for name, constant in found.constants.items()}
 
     def _counter(self, task: TaskGraph, constants: Mapping[str, Tensor], name: str) -> LossCounter | None:
         shares = task.loss_shares

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +33,8 @@ from spindle_cli.workload.tracing.proxies.scratch import Scratch
 from spindle_cli.workload.tracing.signature import check_signature, place_of_function
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.workload.unread import not_validated
+from spindle_cli.workload.wide.casts import l1_loss_weight
+from spindle_cli.workload.wide.constants import MadeInFloat64, forget_equal_twins
 
 _WRAP_HINT = (
     "Put this part into an nn.Module of its own and list its class in the workload's `operators` (it is then "
@@ -121,7 +122,7 @@ class OperatorTracer(fx.Tracer):
     ) -> fx.Node:
         """Create a node that knows its place in the user's code."""
         if target is functional.l1_loss:
-            kwargs = {**{name: self.create_arg(value) for name, value in _l1_loss_weight().items()}, **kwargs}
+            kwargs = {**{name: self.create_arg(value) for name, value in l1_loss_weight().items()}, **kwargs}
         kind, target, args, kwargs = self._at_once(kind, target, args, kwargs)
         node = super().create_node(kind, target, args, kwargs, *more, **named)
         node.meta["place"] = place_of_caller()
@@ -242,15 +243,6 @@ def _flattened(batch: fx.Node) -> tuple[str, str, tuple[Any, ...], dict[str, Any
     return "call_method", "flatten", (batch, 0, 1), {}
 
 
-def _l1_loss_weight() -> dict[str, Any]:
-    """The weight of the call of l1_loss that is under way, which torch 2.13 hands on to no tracer."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code is not functional.l1_loss.__code__:
-        frame = frame.f_back
-    weight = frame.f_locals.get("weight") if frame.f_code is functional.l1_loss.__code__ else None
-    return {} if weight is None else {"weight": weight}
-
-
 @dataclass(frozen=True)
 class Traced:
     """A task's forward as a graph; `decided`: where it has decided by the size of the batch."""
@@ -292,12 +284,14 @@ def trace_task(
             not_validated(),
             nothing_is_frozen(task.name, task.module, tracer.scratch, tracer.is_looking),
             tracer.autocast.seeing(tracer.refuse_question),
+            MadeInFloat64(tracer.is_looking),
         ):
             graph = tracer.trace(task.module)
     except WorkloadError:
         raise
     except Exception as error:
         raise _untraceable(task.name, error) from error
+    forget_equal_twins(task.module)
     end = next(node for node in graph.nodes if node.op == "output")
     end.meta["place"] = place_of_function(type(task.module).forward)
     return Traced(graph, tuple(tracer.known.decided))

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import TaskGraph, ValueSpec, WorkloadGraph
-from spindle_cli.workload.training.wide_casts import WideCasts
+from spindle_cli.workload.wide.casts import WideCasts
+from spindle_cli.workload.wide.constants import constants_of_modules, twin_of
 
 
 def number_format(train: TrainSettings) -> torch.dtype | None:
@@ -33,10 +34,35 @@ def dtype_in(kind: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
     return dtype if kind.is_floating_point else kind
 
 
+def in_numbers(tensor: Tensor, device: torch.device | None, dtype: torch.dtype | None) -> Tensor:
+    """A tensor on a device, where floating-point numbers become `dtype`; a constant of a trace in float64 as
+    it is made in that.
+    """
+    twin = twin_of(tensor) if dtype is torch.float64 else None
+    found = tensor if twin is None else twin
+    return found.to(device=device, dtype=dtype_in(found.dtype, dtype))
+
+
 def convert_module(module: nn.Module, device: torch.device | None, dtype: torch.dtype | None) -> None:
-    """Move and convert a module's parameters and buffers, in place."""
+    """Move and convert a module's parameters and buffers, in place; where that is to float64, other tensors
+    that it holds are converted, too.
+    """
     apply: Any = module._apply
-    apply(lambda tensor: tensor.to(device=device, dtype=dtype_in(tensor.dtype, dtype)))
+    apply(lambda tensor: in_numbers(tensor, device, dtype))
+    convert_constants(module, dtype)
+
+
+def convert_constants(root: nn.Module, dtype: torch.dtype | None) -> None:
+    """Convert the tensors that modules hold as mere attributes, the constants of a trace among them, to
+    float64, where that is computed in: much of torch takes no numbers of two kinds.
+    """
+    if dtype is not torch.float64:
+        return
+    made: dict[int, Tensor] = {}
+    for held, name, tensor in list(constants_of_modules(root)):
+        if id(tensor) not in made:
+            made[id(tensor)] = in_numbers(tensor, None, dtype)
+        held[name] = made[id(tensor)]
 
 
 def computing(train: TrainSettings, device_type: str) -> AbstractContextManager[object]:
@@ -108,7 +134,9 @@ class Computing(nn.Module):
 
 
 def in_dtype(graph: WorkloadGraph, dtype: torch.dtype) -> WorkloadGraph:
-    """The same graph, its fields and values of real or complex numbers in another dtype; parameters stay."""
+    """The same graph, its fields and values of real or complex numbers in another dtype; parameters stay, and
+    constants are held as `convert_constants` has it.
+    """
     tasks = {name: _task_in_dtype(task, dtype) for name, task in graph.tasks.items()}
     return replace(graph, tasks=tasks)
 
@@ -117,4 +145,5 @@ def _task_in_dtype(task: TaskGraph, dtype: torch.dtype) -> TaskGraph:
     def converted(specs: dict[str, ValueSpec]) -> dict[str, ValueSpec]:
         return {name: replace(spec, dtype=dtype_in(spec.dtype, dtype)) for name, spec in specs.items()}
 
+    convert_constants(task.root, dtype)
     return replace(task, fields=converted(task.fields), values=converted(task.values))

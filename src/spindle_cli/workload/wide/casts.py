@@ -10,10 +10,13 @@ back through a graph is one: it is put on again for that.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -34,6 +37,8 @@ class WideCasts(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is functional.l1_loss:
+            kwargs = {**l1_loss_weight(), **kwargs}
         if func is _FLOAT:
             return args[0].double(**kwargs)
         if func is _COMPLEX:
@@ -59,6 +64,17 @@ class WideCasts(TorchFunctionMode):
         """Walk a graph backward with the mode on."""
         with self:
             return _RUN_ENGINE(*args, **kwargs)
+
+
+def l1_loss_weight() -> dict[str, Any]:
+    """The weight of the call of l1_loss that is under way, which torch 2.13 hands on to no mode or tracer."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        weight = frame.f_locals.get("weight") if frame.f_code is functional.l1_loss.__code__ else None
+        if weight is not None:
+            return {"weight": weight}
+        frame = frame.f_back
+    return {}
 
 
 def _widened(value: Any) -> Any:
