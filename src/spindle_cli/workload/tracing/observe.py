@@ -32,6 +32,7 @@ from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.tracing.proxies.row_by_row import USE
 from spindle_cli.workload.tracing.proxies.scratch import SeenAttributes
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
 from spindle_cli.workload.unread import Unread
@@ -332,6 +333,26 @@ class Run(fx.Interpreter):
             "keep it in a buffer.",
         )
 
+    def _reading(self, what: str, node: fx.Node, place: str | None, error: Exception) -> WorkloadError:
+        """The refusal of what has other shapes for other values."""
+        use = node.meta.get(USE)
+        said = f"{what} reads the values of a tensor ({error}), so its shapes cannot be known beforehand"
+        hint = (
+            "Compute with tensors of fixed shapes (torch.where instead of `if`, a mask instead of a "
+            "selection), or move it into the dataset."
+        )
+        if use is not None:
+            said = (
+                f"{use!r} is given what a mask selects (x[mask]), and how many rows these are "
+                "cannot be known beforehand"
+            )
+            hint = (
+                "Of what a mask selects, sums, means, torch's losses and what works on each entry or row are "
+                "known. Do the rest for all rows, with torch.where or a mask at the end, or move it into the "
+                "dataset."
+            )
+        return ReadsValuesError.at(refusal(self._task, said, place, hint), fields_behind(node))
+
     def _refusal(self, node: fx.Node, error: Exception) -> WorkloadError:
         what = self._called(node)
         place = place_of_error(error) or node.meta.get("place")
@@ -353,17 +374,7 @@ class Run(fx.Interpreter):
                 "workload's `operators` (it is then run as it is).",
             )
         if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-            return ReadsValuesError.at(
-                refusal(
-                    self._task,
-                    f"{what} reads the values of a tensor ({error}), so its shapes cannot be known "
-                    "beforehand",
-                    place,
-                    "Compute with tensors of fixed shapes (torch.where instead of `if`, a mask instead of a "
-                    "selection), or move it into the dataset.",
-                ),
-                fields_behind(node),
-            )
+            return self._reading(what, node, place, error)
         shapes = ", ".join(
             _describe(value) for value in pytree.tree_leaves(self.fetch_args_kwargs_from_env(node))
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,11 @@ from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.refuse import place_of_caller, place_of_error, refusal
 from spindle_cli.workload.tracing.faithful import note_contexts, nothing_is_frozen, refuse_question
 from spindle_cli.workload.tracing.observe import Observer
+from spindle_cli.workload.tracing.proxies import selecting
 from spindle_cli.workload.tracing.proxies.asking import classes_are_known, draws_are_sized
 from spindle_cli.workload.tracing.proxies.capturing import is_recorded, record
 from spindle_cli.workload.tracing.proxies.changes import TracedValue
+from spindle_cli.workload.tracing.proxies.creators import creators_traced
 from spindle_cli.workload.tracing.proxies.grids import grids_are_calls
 from spindle_cli.workload.tracing.proxies.known import Known, UnknownError, numbers_are_known
 from spindle_cli.workload.tracing.proxies.rows import (
@@ -30,6 +33,7 @@ from spindle_cli.workload.tracing.proxies.rows import (
     rows_of,
 )
 from spindle_cli.workload.tracing.proxies.scratch import Scratch
+from spindle_cli.workload.tracing.proxies.selecting import Selected
 from spindle_cli.workload.tracing.signature import check_signature, place_of_function
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.workload.unread import not_validated
@@ -40,27 +44,8 @@ _WRAP_HINT = (
     "Put this part into an nn.Module of its own and list its class in the workload's `operators` (it is then "
     "run as it is), or give the task as a FlowTask."
 )
-# What torch has for hints to compilers, and transformers for checks of its inputs: no part of the model.
-_CHECKS = ("_check", "_check_with", "_check_tensor_all", "_check_tensor_all_with", "_check_value")
 # What torch has of layers one behind the other, which are worth more apart.
 _STACKS = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
-# Functions that take sizes, not tensors: torch.fx does not see them unless told to.
-_CREATORS = (
-    "arange",
-    "empty",
-    "eye",
-    "full",
-    "linspace",
-    "ones",
-    "rand",
-    "randn",
-    "zeros",
-    "broadcast_shapes",
-)
-# The same of methods: of a tensor that is no traced value, as one that a module keeps and no buffer is.
-_BY_SIZES = ("expand", "narrow", "repeat", "reshape", "tile", "unflatten", "view")
-# What is asked for the limits of a dtype.
-_LIMITS = ("finfo", "iinfo")
 
 
 class OperatorTracer(fx.Tracer):
@@ -86,6 +71,7 @@ class OperatorTracer(fx.Tracer):
         self._observer = observer
         self._known: Known | None = None
         self.autocast = AutocastSeen()
+        self.selections = 0  # by masks
         self.scratch = Scratch(task.name, task.module, leaves, observer.attributes)
 
     @property
@@ -131,6 +117,31 @@ class OperatorTracer(fx.Tracer):
         )
         note_contexts(self._task.name, node, self.autocast, is_operator=is_operator)
         return node
+
+    def create_proxy(
+        self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *more: Any, **named: Any
+    ) -> Any:
+        """A proxy for a new node, or for what stands for rows that a mask selects."""
+        selected = None
+        if any(type(each) is Selected for each in (*args, *kwargs.values())):
+            made = selecting.call(kind, target, args, kwargs)
+            if made is not NotImplemented:
+                return made
+        elif target is operator.getitem and not kwargs:
+            selected = selecting.select(self, *args)
+        elif target in ("masked_select", torch.masked_select) and len(args) == 2 and not kwargs:
+            selected = selecting.select_entries(self, *args)
+        if selected is not None:
+            return selected
+        return super().create_proxy(kind, target, args, kwargs, *more, **named)
+
+    def create_rows(self, select: Callable[..., Any], of: Any, by: Any) -> fx.Proxy:
+        """A proxy for the rows that a mask selects."""
+        return super().create_proxy("call_function", select, (of, by), {})
+
+    def put_by_mask(self, tensor: TracedValue, index: Any, value: Any) -> tuple[Any, Any, Any] | None:
+        """See `selecting.put`."""
+        return selecting.put(tensor, index, value)
 
     def _at_once(
         self, kind: str, target: Any, args: Any, kwargs: dict[str, Any]
@@ -210,6 +221,8 @@ class OperatorTracer(fx.Tracer):
         """
         if self.is_looking() or m not in (self.submodule_paths or {}):
             return forward(*args, **kwargs)
+        if not isinstance(m, self._leaves) and any(type(each) is Selected for each in args):
+            return forward(*args, **kwargs)  # torch's own, for each row
         given = super().call_module(m, forward, args, kwargs)
         if not self.is_leaf_module(m, self.path_of_module(m)):
             return given
@@ -274,7 +287,7 @@ def trace_task(
     tracer = OperatorTracer(workload.operator_classes, task, samples, observer, inside)
     try:
         with (
-            _creators_traced(tracer),
+            creators_traced(tracer),
             _own_gradients_refused(task.name),
             numbers_are_known(tracer),
             classes_are_known(tracer),
@@ -344,39 +357,3 @@ def _untraceable(task: str, error: Exception) -> WorkloadError:
         place_of_error(error),
         _WRAP_HINT,
     )
-
-
-@contextlib.contextmanager
-def _creators_traced(tracer: fx.Tracer) -> Iterator[None]:
-    """Let torch.arange and the like be recorded when a size among their arguments is a proxy, methods of
-    tensors that are none too, and checks of traced values be none.
-    """
-    functions = (*_CREATORS, *_LIMITS, *_CHECKS)
-    places: list[tuple[Any, str]] = [(torch, name) for name in functions]
-    places += [(Tensor, name) for name in _BY_SIZES]
-
-    def recorded(original: Callable[..., Any], is_method: bool) -> Callable[..., Any]:
-        def create(*args: Any, **kwargs: Any) -> Any:
-            proxies: list[fx.Proxy] = []
-            fx.node.map_aggregate(
-                (args, kwargs), lambda item: proxies.append(item) if isinstance(item, fx.Proxy) else None
-            )
-            if not proxies:
-                return original(*args, **kwargs)
-            if original.__name__ in _CHECKS:
-                return None
-            if is_method:
-                return tracer.create_proxy("call_method", original.__name__, args, kwargs)
-            return tracer.create_proxy("call_function", original, args, kwargs)
-
-        return create
-
-    with contextlib.ExitStack() as undo:
-        for owner, name in places:
-            original = getattr(owner, name)
-            if name in vars(owner):
-                undo.callback(setattr, owner, name, original)
-            else:
-                undo.callback(delattr, owner, name)
-            setattr(owner, name, recorded(original, owner is Tensor))
-        yield

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
@@ -58,7 +59,11 @@ class TracedValue(fx.Proxy):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         put_back = type(value) is TracedValue and self._is_put_back(index, value.node)
-        self._becomes("call_function", assigned, (self, index, value), {})
+        chosen = self.tracer.put_by_mask(self, index, value)  # type: ignore[attr-defined]
+        if chosen is not None:
+            self._becomes("call_function", torch.where, chosen, {})
+        else:
+            self._becomes("call_function", assigned, (self, index, value), {})
         if put_back:
             # x is what has changed, and goes on to share its memory with the part.
             value.node.meta[_PUT_BACK] = value.node.meta.pop(_CHANGED), self.node

@@ -22,6 +22,7 @@ from spindle_cli.workload.fixed.marks import is_fixed
 from spindle_cli.workload.fixed.refusal import fields_behind
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.observe import Observer
+from spindle_cli.workload.tracing.proxies.selecting import seen_as
 from spindle_cli.workload.tracing.shapes import depends_on_batch_size, find_batch_dim
 
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
@@ -72,11 +73,21 @@ class Known:
 
     def value(self, proxy: fx.Proxy) -> Any:
         """What a traced value is; for a tensor, one of its class and dtype."""
-        value = self._look(proxy)[0]
+        value = self._look(seen_as(proxy))[0]
         if not isinstance(value, Tensor):
             return value
         made = torch.empty(0, dtype=value.dtype)
         return nn.Parameter(made, value.requires_grad) if isinstance(value, nn.Parameter) else made
+
+    def sizes(self, proxy: fx.Proxy) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The shape of a traced tensor, for the batch and for twice the batch; None of anything else."""
+        value, doubled = self._look(proxy)
+        is_tensor = isinstance(value, Tensor) and isinstance(doubled, Tensor)
+        return (tuple(value.shape), tuple(doubled.shape)) if is_tensor else None
+
+    def is_fixed(self, proxy: fx.Proxy) -> bool:
+        """Whether the values of a traced tensor are known."""
+        return is_fixed(self._look(proxy)[0])
 
     def is_tensor(self, proxy: fx.Proxy) -> bool:
         """Whether a traced value is a tensor."""
@@ -131,7 +142,7 @@ class Known:
 
     def counts_samples(self, proxy: fx.Proxy) -> bool:
         """Whether a traced value is a tensor whose length is another for another size of the batch."""
-        value, doubled = self._look(proxy)
+        value, doubled = self._look(seen_as(proxy))
         if not isinstance(value, Tensor) or not isinstance(doubled, Tensor) or value.dim() == 0:
             return False
         return value.shape[0] != doubled.shape[0]
