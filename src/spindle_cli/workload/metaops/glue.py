@@ -25,7 +25,7 @@ from spindle_cli.workload.losses.forms import NotKnownError
 from spindle_cli.workload.losses.operations import ARITHMETIC
 from spindle_cli.workload.metaops.sharing import AtHand
 from spindle_cli.workload.refuse import refusal
-from spindle_cli.workload.rules.batch_norms import has_other_norms, shared_norms
+from spindle_cli.workload.rules.batch_norms import has_other_norms, shared_norms, without_statistics
 from spindle_cli.workload.rules.states import Batch, Whole
 from spindle_cli.workload.splitting.coupling import (
     BATCH_NORM,
@@ -258,9 +258,9 @@ class _Placement:
                 f"{node.name!r} mixes the samples of the batch and feeds {consumer.target!r} ({name}), "
                 f"which may be split over the batch{self._because(node)}",
                 node.meta.get("place"),
-                f"List {own}{name} in the workload's `coupled`, or compute {node.name!r} for each sample by "
-                "itself (rows of one sample must lie together: torch.stack([a, b], 1).flatten(0, 1), "
-                "not torch.cat).",
+                f"{without_statistics(node, self._trace.root)}List {own}{name} in the workload's `coupled`, "
+                f"or compute {node.name!r} for each sample by itself (rows of one sample must lie together: "
+                "torch.stack([a, b], 1).flatten(0, 1), not torch.cat).",
             )
         if consumers:
             self._attach(node, min(consumers))

@@ -20,7 +20,7 @@ from spindle_cli.workload.pairs.follow import Argument, PairsFollower, Recording
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.rules.states import Mixed, MixesError
 from spindle_cli.workload.rules.tape import Tape
-from spindle_cli.workload.tracing.observe import swapped_tensors
+from spindle_cli.workload.tracing.observe import failures_unlogged, swapped_tensors
 
 # Sizes of the batch to run with besides its own: as those of `Samples`.
 _TRIED = (3, 5, 7)
@@ -136,6 +136,7 @@ def _apart() -> Iterator[FakeTensorMode]:
             _disable_current_modes(),
             torch.random.fork_rng(devices=[]),
             torch.enable_grad(),
+            failures_unlogged(),
         ):
             yield FakeTensorMode(allow_non_fake_inputs=True)
     finally:

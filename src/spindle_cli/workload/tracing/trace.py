@@ -18,6 +18,7 @@ from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.refuse import place_of_caller, place_of_error, refusal
 from spindle_cli.workload.tracing.faithful import note_contexts, nothing_is_frozen, refuse_question
+from spindle_cli.workload.tracing.inplace import is_in_place_name
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.proxies import selecting
 from spindle_cli.workload.tracing.proxies.asking import classes_are_known, draws_are_sized
@@ -122,6 +123,7 @@ class OperatorTracer(fx.Tracer):
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *more: Any, **named: Any
     ) -> Any:
         """A proxy for a new node, or for what stands for rows that a mask selects."""
+        self._refuse_writing(kind, target, args)
         selected = None
         if any(type(each) is Selected for each in (*args, *kwargs.values())):
             made = selecting.call(kind, target, args, kwargs)
@@ -134,6 +136,24 @@ class OperatorTracer(fx.Tracer):
         if selected is not None:
             return selected
         return super().create_proxy(kind, target, args, kwargs, *more, **named)
+
+    def _refuse_writing(self, kind: str, target: Any, args: tuple[Any, ...]) -> None:
+        """Refuse traced values that are written into a tensor which is none: all others would see it as it
+        was made.
+        """
+        written = args[0] if args else None
+        if kind != "call_method" or not isinstance(written, Tensor):
+            return
+        if target == "__setitem__" or is_in_place_name(target):
+            what = f"{str(written.dtype).removeprefix('torch.')} of shape {tuple(written.shape)}"
+            raise refusal(
+                self._task.name,
+                f"forward writes by {target} into a tensor that it has made of numbers ({what}), which a "
+                "trace has as it was made",
+                place_of_caller(),
+                "Make it of the batch's, so that it is made anew in every step: x.new_zeros(...), "
+                "torch.zeros_like(x), torch.zeros(..., device=x.device).",
+            )
 
     def create_rows(self, select: Callable[..., Any], of: Any, by: Any) -> fx.Proxy:
         """A proxy for the rows that a mask selects."""

@@ -1,0 +1,47 @@
+"""What forward does between operators, and cannot be kept, is said in the words of who wrote it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers.analysed import analysed
+from spindle_cli.workload.types import Task, Workload
+
+from .test_refusals import Net, of_forward
+from .toy import WIDTH, Block, Items
+
+
+@pytest.mark.parametrize("method", ["__setitem__", "index_add_"])
+def test_traced_values_written_into_a_constant(method: str) -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.block(x)
+        made = torch.zeros(4, 8)
+        if method == "index_add_":
+            made.index_add_(0, label, x)
+        else:
+            made[label[0]] = x[0]
+        return x.mean() + made.square().sum()
+
+    message = of_forward(forward)
+    assert (
+        f"writes by {method}" in message and "float32 of shape (4, 8)" in message and "new_zeros" in message
+    )
+
+
+def test_an_instance_norm_with_running_statistics_before_an_operator() -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        return self.second(self.norm(self.block(x))).mean()
+
+    message = of_forward(forward, norm=nn.InstanceNorm1d(4, track_running_stats=True))
+    assert "Make 'norm' with track_running_stats=False" in message
+
+
+def test_torch_prints_nothing_of_what_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        return self.block(x).square().mean((1, 2)).topk(4).values.mean()
+
+    data = Items(x=(4, WIDTH), label=((), 3))
+    analysed(Workload("w", [Task("t", Net(forward), 4, data)], operators=(Block,)))
+    assert not caplog.records
