@@ -45,3 +45,17 @@ def test_torch_prints_nothing_of_what_is_tried(caplog: pytest.LogCaptureFixture)
     data = Items(x=(4, WIDTH), label=((), 3))
     analysed(Workload("w", [Task("t", Net(forward), 4, data)], operators=(Block,)))
     assert not caplog.records
+
+
+@pytest.mark.parametrize("detaches", [False, True])
+def test_what_a_hook_has_seen_of_an_operator(detaches: bool) -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        handle = self.block.register_forward_hook(
+            lambda _module, _given, made: seen.append(made.detach() if detaches else made)
+        )
+        x = self.block(x)
+        handle.remove()
+        return self.second(x).mean() + seen[0].mean() * x.mean()
+
+    assert "takes what a hook has seen of an operator" in of_forward(forward)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.autocast import AutocastSeen
@@ -182,6 +183,14 @@ class OperatorTracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         """An argument of a node; what was computed of parameters out of its sight would be a constant."""
+        if isinstance(a, FakeTensor) and not self.is_looking():
+            raise refusal(
+                self._task.name,
+                "forward takes what a hook has seen of an operator (register_forward_hook), which other "
+                "devices may run, and a trace does not",
+                place_of_caller(),
+                "Let the operator return it beside its output, or call the parts of the model by themselves.",
+            )
         if isinstance(a, Tensor) and a.grad_fn is not None and not self.is_looking():
             raise refusal(
                 self._task.name,
