@@ -1,8 +1,8 @@
 """The same training in plain PyTorch, in one process: what a plan's run is compared with.
 
-`python -m spindle_cli.verify.plain REQUEST.json [--rounding]`. It shares no code with the runtime: the user's
-modules are called as they are, their weighted losses are added, and one `backward` and one optimizer step
-follow.
+`python -m spindle_cli.verify.plain REQUEST.json [--rounding | --operator-noise DRAW]`. It shares no code with
+the runtime: the user's modules are called as they are, their weighted losses are added, and one `backward` and
+one optimizer step follow.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -34,6 +34,7 @@ from spindle_cli.verify.stepping.arithmetic import Arithmetic, convert, float32_
 from spindle_cli.verify.stepping.due import runs_at
 from spindle_cli.verify.stepping.islands import mean_metrics, outer_steps_of, request_of_island
 from spindle_cli.verify.stepping.named import as_real, buffer_places, buffers_at, parameters_by_name
+from spindle_cli.verify.stepping.operator_noise import OPERATOR_NOISE_FLAG, OperatorNoise
 from spindle_cli.verify.stepping.scaling import Scaling
 from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_schedule, weights_at
 from spindle_cli.verify.types import NOISE_FLOOR
@@ -47,9 +48,9 @@ from spindle_cli.workload.training.precision import convert_module
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
-def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
+def train(request: RunRequest, noise: RoundingNoise | OperatorNoise | None = None) -> None:
     """Train `request.steps` steps; leave metrics.jsonl in `run_dir`, and what `verify` compares in
-    `capture_dir`. With `noise`, gradients are changed by it before every step.
+    `capture_dir`. With `noise`, gradients are changed by it before every step, or what operators give.
 
     Raises:
         InputError: the workload cannot be loaded.
@@ -91,7 +92,7 @@ class PlainTraining:
         average: of the weights, where the train settings ask for it.
     """
 
-    def __init__(self, request: RunRequest, noise: RoundingNoise | None) -> None:
+    def __init__(self, request: RunRequest, noise: RoundingNoise | OperatorNoise | None) -> None:
         """Raises what `train` raises of a workload that cannot be loaded."""
         loaded = load(request.workload)
         self._request, self._noise, self._train = request, noise, loaded.train
@@ -157,7 +158,7 @@ class PlainTraining:
             for name, parameter in self.parameters.items()
             if parameter.grad is not None and name not in self.first_gradients
         }
-        if self._noise is not None:
+        if isinstance(self._noise, RoundingNoise):
             self._noise.add_to(self.parameters.values())
         clipping = self._train.clip_norm, self._train.clip_value
         skipped = step_parameters(self.parameters, self._stepped, self._optimizers, clipping, self._scaling)
@@ -190,6 +191,7 @@ class PlainTraining:
         def computing() -> Iterator[None]:
             with (
                 computing_as_asked(asked, no_randomness=request.no_randomness),
+                self._rounding_again(),
                 arithmetic.computing(),
             ):
                 yield
@@ -209,8 +211,12 @@ class PlainTraining:
         if counted is not None:
             counted.fit(taken)
         asked = None if self._request.dtype is None else self._arithmetic.dtype
-        with computing_as_asked(asked, no_randomness=self._request.no_randomness):
+        with computing_as_asked(asked, no_randomness=self._request.no_randomness), self._rounding_again():
             return backward(task, taken, self._arithmetic, counted, weight, self._scaling)
+
+    def _rounding_again(self) -> AbstractContextManager[object]:
+        """What passes run in where operators are to round once more."""
+        return self._noise.in_passes() if isinstance(self._noise, OperatorNoise) else nullcontext()
 
 
 def backward(
@@ -366,11 +372,17 @@ def write_tensors(capture_dir: Path, stage: CaptureStage, tensors: Mapping[str, 
 def main() -> None:
     """Entry point of the process."""
     request = RunRequest.read(Path(sys.argv[1]))
-    # Where numbers are as sharp as float64, it is also asked how far what is rounding alone can move values.
-    floor = NOISE_FLOOR["float64"] if request.dtype == "float64" else 0.0
-    noise = RoundingNoise(floor) if ROUNDING_FLAG in sys.argv[2:] else None
     with worker_session(request.run_dir, rank=0):
-        train(request, noise)
+        train(request, _noise(sys.argv[2:], request))
+
+
+def _noise(flags: Sequence[str], request: RunRequest) -> RoundingNoise | OperatorNoise | None:
+    if OPERATOR_NOISE_FLAG in flags:
+        return OperatorNoise(int(flags[flags.index(OPERATOR_NOISE_FLAG) + 1]))
+    if ROUNDING_FLAG not in flags:
+        return None
+    # Where numbers are as sharp as float64, it is also asked how far what is rounding alone can move values.
+    return RoundingNoise(NOISE_FLOOR["float64"] if request.dtype == "float64" else 0.0)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from spindle_cli.launch.watching.finished import require_done
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.cores import usable_cores
 from spindle_cli.verify.rounding import ROUNDING_FLAG
+from spindle_cli.verify.stepping.operator_noise import DRAWS, OPERATOR_NOISE_FLAG
 from spindle_cli.verify.types import ArithmeticName
 from spindle_cli.workload.file import Precision
 
@@ -52,6 +53,7 @@ class Runs:
     rounded: Launch  # plain PyTorch with rounding noise; run only where it decides
     arithmetic: ArithmeticName
     averages: bool = False
+    drawn: tuple[Launch, ...] = ()  # with operators that round once more; run only where they decide
 
     @property
     def islands(self) -> int:
@@ -93,8 +95,11 @@ def build_runs(
     ours = launch("plan", threads_per_worker(plan, share.processes))
     plain = launch("plain", usable_cores())
     rounded = launch("rounded", usable_cores())
+    flags = [(OPERATOR_NOISE_FLAG, str(draw)) for draw in range(1, DRAWS + 1)]
+    drawn = tuple(_plain_process(launch(f"drawn-{draw}", usable_cores()), flag, draw) for flag, draw in flags)
     arithmetic: ArithmeticName = options.dtype or ("float32" if precision == "full" else precision)
-    return Runs(plan, ours, _plain_process(plain), _plain_process(rounded, ROUNDING_FLAG), arithmetic)
+    noisy = _plain_process(rounded, ROUNDING_FLAG)
+    return Runs(plan, ours, _plain_process(plain), noisy, arithmetic, drawn=drawn)
 
 
 def _plain_process(launch: Launch, *flags: str) -> Launch:

@@ -25,6 +25,8 @@ def compare_evaluations(
     *,
     metrics: bool,
     rounded: Iterable[Evaluation] = (),
+    drawn: Sequence[Iterable[Evaluation]] = (),
+    most: float = 0.0,
 ) -> Check:
     """Each task's loss and how many samples it is of, and its metrics; relative to the plain run's.
 
@@ -35,10 +37,12 @@ def compare_evaluations(
         rounded: the same of plain PyTorch with noise in its gradients, if it was trained: each number may
             differ by what that has moved, as `widened` says. In eval mode a bias whose gradient is rounding
             is not taken off again by the running mean of the batch norm behind it.
+        drawn: the same of runs whose operators round once more: a loss may differ by as much, and by `most`.
     """
     tally = Tally(EVALUATIONS, tolerance)
     last = {found.task: found for found in plan}
     moved = {found.task: found for found in rounded}
+    draws = [{found.task: found.loss for found in draw} for draw in drawn]
     for expected in plain:
         found, where = last.get(expected.task), f"after step {expected.step}"
         name = f"evaluation of {expected.task}"
@@ -58,7 +62,17 @@ def compare_evaluations(
             compared.append((metric, (ours, theirs, by_noise)))
         for key, (ours, theirs, by_noise) in compared:
             may = widened(tolerance, _difference(key, where, by_noise, theirs).relative or 0.0)
-            tally.add(_difference(f"{name}: {key}", where, ours, theirs), may)
+            difference = _difference(f"{name}: {key}", where, ours, theirs)
+            if draws and key == "loss":
+                by_draw = [
+                    _difference(key, where, draw.get(expected.task), theirs).relative for draw in draws
+                ]
+                rounding = 0.0 if None in by_draw else max(each or 0.0 for each in by_draw)
+                difference = difference.model_copy(update={"rounding": rounding})
+                explained = (difference.relative or math.inf) <= min(rounding, most)
+                tally.add(difference, may, explained=explained)
+                continue
+            tally.add(difference, may)
     return tally.check()
 
 

@@ -31,6 +31,9 @@ def _joined(own: Sequence[tuple[int, Check]]) -> Check:
             "failures": tuple(
                 _of_island(difference, number) for number, check in own for difference in check.failures
             ),
+            "explained": tuple(
+                _of_island(difference, number) for number, check in own for difference in check.explained
+            ),
         }
     )
 

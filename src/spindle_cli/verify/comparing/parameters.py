@@ -18,14 +18,18 @@ from spindle_cli.verify.comparing.sizes import (
     ratio,
     small_elements,
 )
+from spindle_cli.verify.comparing.spread import Spread, Spreads
 from spindle_cli.verify.comparing.tally import Tally
 from spindle_cli.verify.types import Check, Difference, Noise, What
 
+GRADIENTS: What = "gradients of step 1"
 FINAL: What = "final parameters"
 AVERAGE: What = "average of the weights"
 BUFFERS: What = "buffers"
 # From a name and the plan's and the plain run's tensors, as doubles, to the relative difference.
 Measure = Callable[[str, Tensor, Tensor], float]
+# From a name to the elements that are compared with what rounding moves; None: all.
+Kept = Callable[[str], Tensor | None]
 
 
 def compare_initial(plan: CapturedRun, plain: CapturedRun, unused: Collection[str]) -> Check:
@@ -36,29 +40,49 @@ def compare_initial(plan: CapturedRun, plain: CapturedRun, unused: Collection[st
 
 
 def compare_gradients(
-    plan: CapturedRun, plain: CapturedRun, noise: Collection[str], tolerance: float
+    plan: CapturedRun,
+    plain: CapturedRun,
+    noise: Collection[str],
+    tolerance: float,
+    spreads: Spreads | None = None,
 ) -> Check:
-    """The first step's gradients after the sums: largest difference over the tensor's largest element."""
-    tally = Tally("gradients of step 1", tolerance)
-    compare_copies(tally, plan.gradients, plain.gradients, noise, _over_largest)
+    """The first step's gradients after the sums: largest difference over the tensor's largest element.
+    `spreads`: what rounding moves, where that is known.
+    """
+    tally = Tally(GRADIENTS, tolerance)
+    spread = None if spreads is None else spreads.of_gradients(plain)
+    compare_copies(tally, plan.gradients, plain.gradients, noise, _over_largest, spread)
     return tally.check()
 
 
 def compare_final(
-    plan: CapturedRun, plain: CapturedRun, left_out: Collection[str], tolerance: float, floor: float = 0.0
+    plan: CapturedRun,
+    plain: CapturedRun,
+    left_out: Collection[str],
+    tolerance: float,
+    floor: float = 0.0,
+    spreads: Spreads | None = None,
 ) -> tuple[Check, tuple[Noise, ...]]:
     """Every parameter after the last step: see `_compare_trained`."""
-    return _compare_trained(FINAL, plan, plain, (plan.final, plain.final), left_out, tolerance, floor)
+    spread = None if spreads is None else spreads.of(lambda run: run.final)
+    both = (plan.final, plain.final)
+    return _compare_trained(FINAL, plan, plain, both, left_out, tolerance, floor, spread)
 
 
 def compare_average(
-    plan: CapturedRun, plain: CapturedRun, left_out: Collection[str], tolerance: float, floor: float = 0.0
+    plan: CapturedRun,
+    plain: CapturedRun,
+    left_out: Collection[str],
+    tolerance: float,
+    floor: float = 0.0,
+    spreads: Spreads | None = None,
 ) -> tuple[Check, ...]:
     """The average of every parameter after the last step, where the runs keep one: see `_compare_trained`."""
     if plan.average is None or plain.average is None:
         return ()
+    spread = None if spreads is None else spreads.of(lambda run: run.average)
     both = (plan.average, plain.average)
-    check, _ = _compare_trained(AVERAGE, plan, plain, both, left_out, tolerance, floor)
+    check, _ = _compare_trained(AVERAGE, plan, plain, both, left_out, tolerance, floor, spread)
     return (check,)
 
 
@@ -70,15 +94,18 @@ def _compare_trained(
     left_out: Collection[str],
     tolerance: float,
     floor: float,
+    spread: Spread | None,
 ) -> tuple[Check, tuple[Noise, ...]]:
     """Norm of the difference over the norm, of a stage of both runs.
 
     A tensor that is beyond the tolerance is compared once more without the elements whose gradient was not
     zero but below `floor` of the model's largest, and then without all whose gradient was small
-    (`small_elements`); those that make the difference are in the second result.
+    (`small_elements`); those that make the difference are in the second result. What is beyond it even then
+    is compared with what rounding makes of the same elements, where that is known (`spread`).
     """
     tally = Tally(what, tolerance)
     noise: dict[str, Noise] = {}
+    kept: dict[str, Tensor] = {}
 
     def relative(name: str, ours: Tensor, theirs: Tensor) -> float:
         whole = by_norm(ours, theirs)
@@ -88,6 +115,7 @@ def _compare_trained(
         rest = whole
         for small in small_elements(gradient, floor * largest_of_all):
             rest = by_norm(ours[~small], theirs[~small])
+            kept[name] = ~small
             if rest <= tolerance:
                 noise[name] = Noise(
                     name=name,
@@ -99,12 +127,16 @@ def _compare_trained(
         return rest
 
     largest_of_all = largest_gradient(plain)
-    compare_copies(tally, *stages, left_out, relative)
+    compare_copies(tally, *stages, left_out, relative, spread, kept.get)
     return tally.check(), tuple(noise.values())
 
 
 def compare_buffers(
-    plan: CapturedRun, plain: CapturedRun, tolerance: float, explained: Collection[str] = ()
+    plan: CapturedRun,
+    plain: CapturedRun,
+    tolerance: float,
+    explained: Collection[str] = (),
+    spreads: Spreads | None = None,
 ) -> Check:
     """Every rank's copy of every buffer after the last step: norm of the difference over the norm.
 
@@ -122,7 +154,9 @@ def compare_buffers(
         return by_norm(ours, theirs)
 
     tally = Tally(BUFFERS, tolerance)
-    compare_copies(tally, plan.final_buffers, plain.final_buffers, [*left_out, *explained], relative)
+    spread = None if spreads is None else spreads.of(lambda run: run.final_buffers)
+    left_out += explained
+    compare_copies(tally, plan.final_buffers, plain.final_buffers, left_out, relative, spread)
     return tally.check()
 
 
@@ -161,8 +195,12 @@ def compare_copies(
     plain: Captured,
     left_out: Collection[str],
     relative: Measure,
+    spread: Spread | None = None,
+    kept: Kept = lambda _name: None,
 ) -> None:
-    """Add every copy that the plan's run has of every tensor of either run, but those left out."""
+    """Add every copy that the plan's run has of every tensor of either run, but those left out. `spread`:
+    what rounding makes of them, which explains differences of the elements that are `kept`.
+    """
     for name in sorted({*plan.holders, *plain.holders} - set(left_out)):
         if name not in plain.holders:
             where = f"rank {plan.holders[name][0]}"
@@ -172,7 +210,16 @@ def compare_copies(
         else:
             theirs = plain.first(name)
             for where, ours in plan.copies(name):
-                tally.add(_difference(name, where, ours, theirs, relative))
+                difference = _difference(name, where, ours, theirs, relative)
+                size = difference.relative
+                if spread is None or size is None or size <= tally.tolerance:
+                    tally.add(difference)
+                    continue
+                doubles = ours.double(), theirs.double()
+                moved = spread.of(name, doubles[1], kept(name))
+                explained = spread.explains(name, *doubles, kept(name))
+                rounding = moved if math.isfinite(moved) else None
+                tally.add(difference.model_copy(update={"rounding": rounding}), explained=explained)
 
 
 def _difference(name: str, where: str, ours: Tensor, theirs: Tensor, relative: Measure) -> Difference:

@@ -1,0 +1,97 @@
+"""What rounding alone makes of a tensor: the plain run next to others whose operators round once more.
+
+Where a plan's run differs by more than the tolerance, it may differ by what those differ: by norm, and in the
+largest element. What they say rests on plain PyTorch alone, so that no fault of a plan can widen it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from spindle_cli.verify.comparing.captured import Captured, CapturedRun
+from spindle_cli.verify.comparing.sizes import largest, largest_gradient, ratio
+from spindle_cli.verify.types import MOST_EXPLAINED, TOLERANCE, ArithmeticName, Noise
+
+# A gradient of which rounding moves more than this is rounding: its sign is chance, and so is Adam's step.
+_ALL_ROUNDING = 0.5
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One stage of runs that differ from the plain one by rounding alone.
+
+    Attributes:
+        stages: of these runs.
+        most: beyond this relative difference rounding is no excuse, however much it moves: a share of a batch
+            that is missing or counted twice is larger.
+        size: what a difference is relative to.
+        also_below: nor is a difference below this one by its largest element, relative to nothing.
+    """
+
+    stages: Sequence[Captured]
+    most: float
+    size: Callable[[Tensor], float]
+    also_below: float = 0.0
+
+    def of(self, name: str, theirs: Tensor, kept: Tensor | None = None) -> float:
+        """How far rounding moves a tensor of the plain run, relative to its size."""
+        norm, element = self._moved(name, theirs, kept)
+        part = theirs if kept is None else theirs[kept]
+        return ratio(element if self.size is largest else norm, self.size(part))
+
+    def explains(self, name: str, ours: Tensor, theirs: Tensor, kept: Tensor | None = None) -> bool:
+        """Whether ours differs by no more than rounding moves theirs. `kept`: the elements to look at."""
+        norm, element = self._moved(name, theirs, kept)
+        gap = (ours - theirs) if kept is None else (ours - theirs)[kept]
+        size = self.size(theirs if kept is None else theirs[kept])
+        relative = ratio(largest(gap) if self.size is largest else float(gap.norm()), size)
+        is_near = relative <= self.most or largest(gap) <= self.also_below
+        return is_near and float(gap.norm()) <= norm and largest(gap) <= element
+
+    def _moved(self, name: str, theirs: Tensor, kept: Tensor | None) -> tuple[float, float]:
+        """The largest norm and element of what rounding does; 0 where that is not known for all runs."""
+        norms, elements = [0.0], [0.0]
+        for stage in self.stages:
+            if name not in stage.holders:
+                return 0.0, 0.0
+            moved = stage.first(name).double() - theirs
+            moved = moved if kept is None else moved[kept]
+            norms.append(float(moved.norm()))
+            elements.append(largest(moved))
+        known = all(map(math.isfinite, norms))
+        return (max(norms), max(elements)) if known else (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Spreads:
+    """The runs that show what rounding does, of which each comparison takes its stage."""
+
+    runs: Sequence[CapturedRun]
+    dtype: ArithmeticName
+
+    def of_gradients(self, plain: CapturedRun) -> Spread:
+        """What is left where all else cancels is compared with the model's largest gradient too."""
+        below = TOLERANCE[self.dtype] * largest_gradient(plain)
+        return Spread([run.gradients for run in self.runs], MOST_EXPLAINED[self.dtype], largest, below)
+
+    def of(self, stage: Callable[[CapturedRun], Captured | None]) -> Spread:
+        """Of parameters, averages or buffers."""
+        found = [captured for run in self.runs if (captured := stage(run)) is not None]
+        return Spread(found, MOST_EXPLAINED[self.dtype], lambda tensor: float(tensor.norm()))
+
+    def find_noise(self, plain: CapturedRun) -> tuple[Noise, ...]:
+        """The parameters whose gradient is small in the model, and rounding as measured."""
+        largest_of_all, spread = largest_gradient(plain), self.of_gradients(plain)
+        found: list[Noise] = []
+        for name in plain.gradients.holders:
+            gradient = plain.gradients.first(name).double()
+            size = largest(gradient)
+            is_small = 0 < size < TOLERANCE[self.dtype] * largest_of_all
+            if is_small and spread.of(name, gradient) > _ALL_ROUNDING:
+                count, share = gradient.numel(), size / largest_of_all
+                found.append(Noise(name=name, left_out=count, elements=count, largest_gradient=share))
+        return tuple(found)

@@ -1,0 +1,95 @@
+"""Plain PyTorch whose operators round once more: how far rounding alone moves what it trains.
+
+A plan computes the same numbers with other roundings: it adds up shares of a batch, and of a split layer.
+What that does to a value depends on how much cancels on the way to it. Of a bias whose gradient is a small
+difference of large sums it may be a thousandth in float32, and a half in bfloat16, where most values move by
+an epsilon. So it is measured: every result of an operator, forward and backward, is moved by up to half an
+epsilon of its own, as a rounding in another direction would (Monte Carlo arithmetic, Parker 1997).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+# Times that plain PyTorch is trained so: of a value that is one number a single draw may be small by chance.
+DRAWS = 3
+# Asks the plain process for it; which draw follows.
+OPERATOR_NOISE_FLAG = "--operator-noise"
+# Operators that hand on numbers as they are, or numbers of a lower precision, which a plan does alike.
+# fmt: off
+_EXACT = frozenset((
+    "_to_copy", "abs", "amax", "amin", "arange", "cat",
+    "clamp", "clone", "constant_pad_nd", "copy", "copysign", "detach",
+    "embedding", "empty", "empty_like", "empty_strided", "eye", "fill",
+    "flip", "full", "full_like", "gather", "index", "index_put",
+    "index_select", "isnan", "lift_fresh", "masked_fill", "masked_select", "max",
+    "max_pool2d_with_indices", "max_pool3d_with_indices", "max_unpool2d", "maximum", "median", "min",
+    "minimum", "neg", "new_empty", "new_full", "new_ones", "new_zeros",
+    "one_hot", "ones", "ones_like", "relu", "repeat", "repeat_interleave",
+    "roll", "round", "scalar_tensor", "scatter", "select_backward", "select_scatter",
+    "sign", "slice_backward", "slice_scatter", "sort", "stack", "threshold_backward",
+    "topk", "tril", "triu", "unique_dim", "where", "zeros",
+    "zeros_like",
+))
+# fmt: on
+
+
+class OperatorNoise(TorchDispatchMode):
+    """Inside, results of operators are off in the last place: the same in every run of one number of a draw.
+
+    Whole numbers stay as they are, as code compares them (masks, counts), and so does what is changed in
+    place. What code has compiled rounds once.
+    """
+
+    def __init__(self, draw: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
+        self._draw = draw
+        # Generators of its own: the training draws the same random numbers with and without.
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    @contextmanager
+    def in_passes(self) -> Iterator[None]:
+        """Forward and backward passes are to be run in it."""
+        with self:
+            yield
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        schema = func._schema
+        is_view = any(returned.alias_info is not None for returned in schema.returns)
+        if is_view or schema.name.removeprefix("aten::") in _EXACT:
+            return result
+        if torch.Tag.nondeterministic_seeded in func.tags and not _computes(args):
+            return result  # numbers that are drawn, not computed
+        with _disable_current_modes():  # one that lets nothing draw would let this draw nothing either
+            for tensor in pytree.tree_leaves(result):
+                if isinstance(tensor, Tensor) and tensor.numel() > 0:
+                    self._round_again(tensor)
+        return result
+
+    def _round_again(self, tensor: Tensor) -> None:
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        if not real.is_floating_point():
+            return
+        half = torch.finfo(real.dtype).eps / 2
+        wide = torch.float64 if real.itemsize >= torch.float32.itemsize else torch.float32
+        draws = torch.rand(real.shape, generator=self._on(real.device), device=real.device) * 2 - 1
+        moved = real.to(wide) * (1 + half * draws.to(wide))
+        real.copy_(torch.where(real == real.round(), real, moved.to(real.dtype)))
+
+    def _on(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._draw)
+        return self._generators[device]
+
+
+def _computes(args: Any) -> bool:
+    """Whether an operator that may draw is given numbers to compute with, as attention with dropout is."""
+    return sum(isinstance(each, Tensor) for each in args) > 1
