@@ -1,8 +1,8 @@
 """The same training in plain PyTorch, in one process: what a plan's run is compared with.
 
-`python -m spindle_cli.verify.plain REQUEST.json [--rounding | --operator-noise DRAW]`. It shares no code with
-the runtime: the user's modules are called as they are, their weighted losses are added, and one `backward` and
-one optimizer step follow.
+`python -m spindle_cli.verify.plain REQUEST.json [--rounding | --operator-noise DRAW]`. It shares no code
+with the runtime: the user's modules are called as they are, their weighted losses are added, and one
+`backward` and one optimizer step follow.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Difference(Model):
     def __str__(self) -> str:
         said = self.problem if self.relative is None else f"relative difference {self.relative:.2e}"
         if self.rounding is not None:
-            said = f"{said}, {self.rounding:.2e} by plain PyTorch's own rounding"
+            said = f"{said} (plain PyTorch's own rounding: {self.rounding:.2e})"
         return f"{self.name} ({self.where}): {said}"
 
 
