@@ -46,6 +46,9 @@ MOST_EXPLAINED: dict[ArithmeticName, float] = {
     "fp16-autocast": 5e-2,
     "bf16": 2.5e-1,
 }
+# The same of buffers and evaluations in float32. A running mean behind a layer with a bias is made of that
+# bias, which Adam moves by full steps in a direction that rounding decides; a stale copy is further off.
+MOST_EXPLAINED_OF_STATE = 5e-2
 # A tensor whose gradients are all below this share of the model's largest may hold rounding noise and nothing
 # else: a value that is zero by mathematics (an attention's key bias) comes out as the unit roundoff times
 # what cancelled.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from spindle_cli.files.runs.evaluations import Evaluation
+from spindle_cli.verify.comparing.spread import FACTOR
 from spindle_cli.verify.comparing.tally import Tally
 from spindle_cli.verify.rounding import widened
 from spindle_cli.verify.types import Check, Difference, What
@@ -37,7 +38,8 @@ def compare_evaluations(
         rounded: the same of plain PyTorch with noise in its gradients, if it was trained: each number may
             differ by what that has moved, as `widened` says. In eval mode a bias whose gradient is rounding
             is not taken off again by the running mean of the batch norm behind it.
-        drawn: the same of runs whose operators round once more: a loss may differ by as much, and by `most`.
+        drawn: the same of runs whose operators round once more: a loss may differ as a tensor may
+            (comparing/spread.py), and by `most`.
     """
     tally = Tally(EVALUATIONS, tolerance)
     last = {found.task: found for found in plan}
@@ -69,7 +71,7 @@ def compare_evaluations(
                 ]
                 rounding = 0.0 if None in by_draw else max(each or 0.0 for each in by_draw)
                 difference = difference.model_copy(update={"rounding": rounding})
-                explained = (difference.relative or math.inf) <= min(rounding, most)
+                explained = (difference.relative or math.inf) <= min(FACTOR * rounding, most)
                 tally.add(difference, may, explained=explained)
                 continue
             tally.add(difference, may)

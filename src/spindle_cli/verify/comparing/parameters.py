@@ -154,7 +154,7 @@ def compare_buffers(
         return by_norm(ours, theirs)
 
     tally = Tally(BUFFERS, tolerance)
-    spread = None if spreads is None else spreads.of(lambda run: run.final_buffers)
+    spread = None if spreads is None else spreads.of_buffers()
     left_out += explained
     compare_copies(tally, plan.final_buffers, plain.final_buffers, left_out, relative, spread)
     return tally.check()
@@ -211,15 +211,26 @@ def compare_copies(
             theirs = plain.first(name)
             for where, ours in plan.copies(name):
                 difference = _difference(name, where, ours, theirs, relative)
-                size = difference.relative
-                if spread is None or size is None or size <= tally.tolerance:
+                if spread is None or difference.relative is None:
                     tally.add(difference)
-                    continue
-                doubles = ours.double(), theirs.double()
-                moved = spread.of(name, doubles[1], kept(name))
-                explained = spread.explains(name, *doubles, kept(name))
-                rounding = moved if math.isfinite(moved) else None
-                tally.add(difference.model_copy(update={"rounding": rounding}), explained=explained)
+                else:
+                    _judge(tally, difference, (ours.double(), theirs.double()), spread, kept(name))
+
+
+def _judge(
+    tally: Tally, difference: Difference, both: tuple[Tensor, Tensor], spread: Spread, kept: Tensor | None
+) -> None:
+    """Add a difference where it is known what rounding makes of the tensor."""
+    name, (ours, theirs) = difference.name, both
+    is_within = (difference.relative or 0.0) <= tally.tolerance
+    contradicts = is_within and spread.contradicts(name, ours, theirs, tally.tolerance, kept)
+    if is_within and not contradicts:
+        tally.add(difference)
+        return
+    moved = spread.of(name, theirs, kept)
+    told = difference.model_copy(update={"rounding": moved if math.isfinite(moved) else None})
+    explained = not is_within and spread.explains(name, ours, theirs, kept)
+    tally.add(told, 0.0 if contradicts else None, explained=explained)
 
 
 def _difference(name: str, where: str, ours: Tensor, theirs: Tensor, relative: Measure) -> Difference:

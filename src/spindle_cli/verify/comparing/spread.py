@@ -1,7 +1,7 @@
 """What rounding alone makes of a tensor: the plain run next to others whose operators round once more.
 
-Where a plan's run differs by more than the tolerance, it may differ by what those differ: by norm, and in the
-largest element. What they say rests on plain PyTorch alone, so that no fault of a plan can widen it.
+Where a plan's run differs by more than the tolerance, it may differ by `FACTOR` times what those differ: by
+norm, and in the largest element. They are plain PyTorch alone, so that no fault of a plan can widen it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ from torch import Tensor
 
 from spindle_cli.verify.comparing.captured import Captured, CapturedRun
 from spindle_cli.verify.comparing.sizes import largest, largest_gradient, ratio
-from spindle_cli.verify.types import MOST_EXPLAINED, TOLERANCE, ArithmeticName, Noise
+from spindle_cli.verify.types import MOST_EXPLAINED, MOST_EXPLAINED_OF_STATE, TOLERANCE, ArithmeticName, Noise
 
+# How many times what rounding moves at most in a few runs it may move in one more: of two draws of the same
+# kind none is the larger for sure.
+FACTOR = 2.0
+# Where rounding is measured it also tells what tolerances of low precision cannot. Beyond a part of these
+# a tensor may differ by so many times what rounding moves it.
+SHARP_FACTOR, SHARP_SHARE = 2.5, 0.05
 # A gradient of which rounding moves more than this is rounding: its sign is chance, and so is Adam's step.
 _ALL_ROUNDING = 0.5
 
@@ -30,12 +36,14 @@ class Spread:
             that is missing or counted twice is larger.
         size: what a difference is relative to.
         also_below: nor is a difference below this one by its largest element, relative to nothing.
+        is_sharp: differences within the tolerance are judged too.
     """
 
     stages: Sequence[Captured]
     most: float
     size: Callable[[Tensor], float]
     also_below: float = 0.0
+    is_sharp: bool = False
 
     def of(self, name: str, theirs: Tensor, kept: Tensor | None = None) -> float:
         """How far rounding moves a tensor of the plain run, relative to its size."""
@@ -45,12 +53,25 @@ class Spread:
 
     def explains(self, name: str, ours: Tensor, theirs: Tensor, kept: Tensor | None = None) -> bool:
         """Whether ours differs by no more than rounding moves theirs. `kept`: the elements to look at."""
-        norm, element = self._moved(name, theirs, kept)
         gap = (ours - theirs) if kept is None else (ours - theirs)[kept]
         size = self.size(theirs if kept is None else theirs[kept])
-        relative = ratio(largest(gap) if self.size is largest else float(gap.norm()), size)
+        relative = ratio(self.size(gap), size)
         is_near = relative <= self.most or largest(gap) <= self.also_below
-        return is_near and float(gap.norm()) <= norm and largest(gap) <= element
+        return is_near and self._covers(name, gap, theirs, kept, FACTOR)
+
+    def contradicts(
+        self, name: str, ours: Tensor, theirs: Tensor, tolerance: float, kept: Tensor | None = None
+    ) -> bool:
+        """Whether ours, though within the tolerance, differs by more than rounding alone would have it."""
+        gap = (ours - theirs) if kept is None else (ours - theirs)[kept]
+        size = self.size(theirs if kept is None else theirs[kept])
+        if not self.is_sharp or ratio(self.size(gap), size) <= SHARP_SHARE * tolerance:
+            return False
+        return not self._covers(name, gap, theirs, kept, SHARP_FACTOR)
+
+    def _covers(self, name: str, gap: Tensor, theirs: Tensor, kept: Tensor | None, factor: float) -> bool:
+        norm, element = self._moved(name, theirs, kept)
+        return float(gap.norm()) <= factor * norm and largest(gap) <= factor * element
 
     def _moved(self, name: str, theirs: Tensor, kept: Tensor | None) -> tuple[float, float]:
         """The largest norm and element of what rounding does; 0 where that is not known for all runs."""
@@ -76,12 +97,23 @@ class Spreads:
     def of_gradients(self, plain: CapturedRun) -> Spread:
         """What is left where all else cancels is compared with the model's largest gradient too."""
         below = TOLERANCE[self.dtype] * largest_gradient(plain)
-        return Spread([run.gradients for run in self.runs], MOST_EXPLAINED[self.dtype], largest, below)
+        gradients = [run.gradients for run in self.runs]
+        return Spread(gradients, MOST_EXPLAINED[self.dtype], largest, below, self._is_sharp)
 
     def of(self, stage: Callable[[CapturedRun], Captured | None]) -> Spread:
-        """Of parameters, averages or buffers."""
+        """Of parameters or averages."""
         found = [captured for run in self.runs if (captured := stage(run)) is not None]
-        return Spread(found, MOST_EXPLAINED[self.dtype], lambda tensor: float(tensor.norm()))
+        return Spread(found, MOST_EXPLAINED[self.dtype], _norm, is_sharp=self._is_sharp)
+
+    def of_buffers(self) -> Spread:
+        """Of buffers."""
+        most = max(MOST_EXPLAINED[self.dtype], MOST_EXPLAINED_OF_STATE)
+        return Spread([run.final_buffers for run in self.runs], most, _norm, is_sharp=self._is_sharp)
+
+    @property
+    def _is_sharp(self) -> bool:
+        """In float32 the tolerances are: what operators sum inside of themselves rounds too."""
+        return self.dtype != "float32"
 
     def find_noise(self, plain: CapturedRun) -> tuple[Noise, ...]:
         """The parameters whose gradient is small in the model, and rounding as measured."""
@@ -95,3 +127,7 @@ class Spreads:
                 count, share = gradient.numel(), size / largest_of_all
                 found.append(Noise(name=name, left_out=count, elements=count, largest_gradient=share))
         return tuple(found)
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(tensor.norm())
