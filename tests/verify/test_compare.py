@@ -16,7 +16,7 @@ from spindle_cli.errors import RunFailedError
 from spindle_cli.files.request import capture_path
 from spindle_cli.files.run_files import StepMetrics
 from spindle_cli.verify.comparing.captured import CapturedRun, open_run
-from spindle_cli.verify.comparing.losses import compare_losses, compare_scales
+from spindle_cli.verify.comparing.losses import compare_losses, compare_scales, skip_alike
 from spindle_cli.verify.comparing.near_zero import compare_moved_by_noise, compare_noise, find_noise
 from spindle_cli.verify.comparing.parameters import (
     compare_average,
@@ -326,6 +326,11 @@ def test_scales_and_skipped_steps_have_to_be_the_same() -> None:
     assert "8, not skipped under the plan, 8, skipped in plain PyTorch" in failures["step 1"]
     assert "relative difference 1.00e+00" in failures["step 2"]
     assert "none under the plan, 4, not skipped in plain PyTorch" in failures["step 3"]
+
+
+def test_runs_that_skip_other_steps_are_told_apart() -> None:
+    one, other = [scaled(1, 8.0, True), scaled(2, 4.0, False)], [scaled(1, 8.0, False), scaled(2, 8.0, False)]
+    assert skip_alike(one, one) and not skip_alike(one, other) and not skip_alike(one, one[:1])
 
 
 @pytest.mark.parametrize(("ours", "theirs", "same"), [(True, True, True), (False, False, False)])

@@ -13,7 +13,7 @@ from spindle_cli.files.runs.evaluations import read_evaluations
 from spindle_cli.verify.comparing.captured import CapturedRun, open_run
 from spindle_cli.verify.comparing.evaluations import EVALUATIONS, compare_evaluations
 from spindle_cli.verify.comparing.islands import together
-from spindle_cli.verify.comparing.losses import compare_losses, compare_scales
+from spindle_cli.verify.comparing.losses import compare_losses, compare_scales, skip_alike
 from spindle_cli.verify.comparing.near_zero import compare_moved_by_noise, compare_noise, find_noise
 from spindle_cli.verify.comparing.parameters import (
     AVERAGE,
@@ -100,10 +100,8 @@ def compare_runs(
     our_steps = list(read_metrics(runs.ours.run_dir))
     plain_steps = list(read_metrics(runs.plain.run_dir))
     _require_an_update(plain_steps)
-    # Where one skips another step than the plain run, its gradients are of another batch.
-    skips = [step.skipped for step in plain_steps]
     with_draws = with_draws and all(
-        [step.skipped for step in read_metrics(draw.run_dir)] == skips for draw in runs.drawn
+        skip_alike(plain_steps, list(read_metrics(draw.run_dir))) for draw in runs.drawn
     )
     measured = _Measured(with_rounding, with_draws)
     found = [_compare_island(runs, number, measured) for number in range(runs.islands)]

@@ -46,8 +46,18 @@ MOST_EXPLAINED: dict[ArithmeticName, float] = {
     "fp16-autocast": 5e-2,
     "bf16": 2.5e-1,
 }
-# The same of buffers and evaluations in float32. A running mean behind a layer with a bias is made of that
-# bias, which Adam moves by full steps in a direction that rounding decides; a stale copy is further off.
+# What is left where all else cancels may differ wholly: a gradient by this share of the model's largest. In
+# float32 that is above the noise floor (below), which sums over many places are.
+SMALL_GRADIENT: dict[ArithmeticName, float] = {
+    "float32": 1e-5,
+    "float64": 0.0,
+    "bf16-autocast": 1e-2,
+    "fp16-autocast": 2.5e-3,
+    "bf16": 1e-2,
+}
+# Of buffers and evaluations rounding excuses more in float32. A running mean behind a layer with a bias is
+# made of that bias, which Adam moves by full steps in a direction that rounding decides; a stale copy is
+# further off.
 MOST_EXPLAINED_OF_STATE = 5e-2
 # A tensor whose gradients are all below this share of the model's largest may hold rounding noise and nothing
 # else: a value that is zero by mathematics (an attention's key bias) comes out as the unit roundoff times

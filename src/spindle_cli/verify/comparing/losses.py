@@ -50,6 +50,11 @@ def compare_scales(plan: Sequence[StepMetrics], plain: Sequence[StepMetrics]) ->
     return tally.check()
 
 
+def skip_alike(run: Sequence[StepMetrics], other: Sequence[StepMetrics]) -> bool:
+    """Whether two runs have skipped the same steps: else the first gradients of each are of another batch."""
+    return [step.skipped for step in run] == [step.skipped for step in other]
+
+
 def _told(metrics: StepMetrics) -> str:
     if metrics.loss_scale is None:
         return "none"

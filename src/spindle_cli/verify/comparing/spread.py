@@ -14,7 +14,13 @@ from torch import Tensor
 
 from spindle_cli.verify.comparing.captured import Captured, CapturedRun
 from spindle_cli.verify.comparing.sizes import largest, largest_gradient, ratio
-from spindle_cli.verify.types import MOST_EXPLAINED, MOST_EXPLAINED_OF_STATE, TOLERANCE, ArithmeticName, Noise
+from spindle_cli.verify.types import (
+    MOST_EXPLAINED,
+    MOST_EXPLAINED_OF_STATE,
+    SMALL_GRADIENT,
+    ArithmeticName,
+    Noise,
+)
 
 # How many times what rounding moves at most in a few runs it may move in one more: of two draws of the same
 # kind none is the larger for sure.
@@ -96,7 +102,7 @@ class Spreads:
 
     def of_gradients(self, plain: CapturedRun) -> Spread:
         """What is left where all else cancels is compared with the model's largest gradient too."""
-        below = TOLERANCE[self.dtype] * largest_gradient(plain)
+        below = SMALL_GRADIENT[self.dtype] * largest_gradient(plain)
         gradients = [run.gradients for run in self.runs]
         return Spread(gradients, MOST_EXPLAINED[self.dtype], largest, below, self._is_sharp)
 
@@ -122,7 +128,7 @@ class Spreads:
         for name in plain.gradients.holders:
             gradient = plain.gradients.first(name).double()
             size = largest(gradient)
-            is_small = 0 < size < TOLERANCE[self.dtype] * largest_of_all
+            is_small = 0 < size < SMALL_GRADIENT[self.dtype] * largest_of_all
             if is_small and spread.of(name, gradient) > _ALL_ROUNDING:
                 count, share = gradient.numel(), size / largest_of_all
                 found.append(Noise(name=name, left_out=count, elements=count, largest_gradient=share))
