@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.verify.rounding import RoundingNoise, noise_of_gradients
 from spindle_cli.verify.stepping.operator_noise import OperatorNoise
 from spindle_cli.workload.training.no_randomness import NoRandomness
 
@@ -65,3 +66,20 @@ def test_backward_passes_round_once_more_too() -> None:
 
     off = (gradient(OperatorNoise(1)) - gradient(None)).abs().max() / gradient(None).abs().max()
     assert 1e-8 < off < 1e-5
+
+
+def test_in_float32_what_is_below_the_floor_gets_noise_of_its_size_another_in_every_draw() -> None:
+    def noisy(noise: RoundingNoise) -> Tensor:
+        real, zero = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(100))
+        real.grad, zero.grad = torch.tensor([1.0]), torch.full((100,), 1e-9)
+        noise.add_to([real, zero])
+        return zero.grad.clone()
+
+    one, other = (noise_of_gradients(OperatorNoise(draw), None, "full") for draw in (1, 2))
+    assert one is not None and other is not None
+    assert 0.5e-6 < noisy(one).abs().max() <= 1.01e-6
+    assert not torch.equal(noisy(one), noisy(other))
+    assert noise_of_gradients(OperatorNoise(1), "float32", "bf16") is not None
+    assert noise_of_gradients(OperatorNoise(1), None, "bf16-autocast") is None
+    asked = RoundingNoise()
+    assert noise_of_gradients(asked, None, "bf16") is asked

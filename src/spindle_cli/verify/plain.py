@@ -29,7 +29,7 @@ from spindle_cli.process.worker_session import worker_session
 from spindle_cli.verify.counted import CountedLoss, counted_losses
 from spindle_cli.verify.evaluated import evaluate_all
 from spindle_cli.verify.flow import root_of, run_flow
-from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
+from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise, noise_of_gradients
 from spindle_cli.verify.stepping.arithmetic import Arithmetic, convert, float32_copies, move_to
 from spindle_cli.verify.stepping.due import runs_at
 from spindle_cli.verify.stepping.islands import mean_metrics, outer_steps_of, request_of_island
@@ -107,6 +107,7 @@ class PlainTraining:
         move_to(self.workload, self._arithmetic.device, self._arithmetic.dtype)
         self.parameters = parameters_by_name(self.workload)
         self.first_gradients: dict[str, Tensor] = {}
+        self._gradient_noise = noise_of_gradients(noise, request.dtype, loaded.train.precision)
         self._make_steppers(loaded)
         self._open_data(lengths)
 
@@ -158,8 +159,8 @@ class PlainTraining:
             for name, parameter in self.parameters.items()
             if parameter.grad is not None and name not in self.first_gradients
         }
-        if isinstance(self._noise, RoundingNoise):
-            self._noise.add_to(self.parameters.values())
+        if self._gradient_noise is not None:
+            self._gradient_noise.add_to(self.parameters.values())
         clipping = self._train.clip_norm, self._train.clip_value
         skipped = step_parameters(self.parameters, self._stepped, self._optimizers, clipping, self._scaling)
         if not skipped:

@@ -1,6 +1,6 @@
 """What rounding alone makes of a tensor: the plain run next to others whose operators round once more.
 
-Where a plan's run differs by more than the tolerance, it may differ by `FACTOR` times what those differ: by
+Where a plan's run differs by more than the tolerance, it may differ by so many times what those differ: by
 norm, and in the largest element. They are plain PyTorch alone, so that no fault of a plan can widen it.
 """
 
@@ -22,9 +22,10 @@ from spindle_cli.verify.types import (
     Noise,
 )
 
-# How many times what rounding moves at most in a few runs it may move in one more: of two draws of the same
-# kind none is the larger for sure.
-FACTOR = 2.0
+# How many times what rounding moves at most in a few runs it may move in one more. Gradients beyond the
+# tolerance of plans that are right were seen to differ by half of it; of what Adam makes of them, where it
+# takes full steps in directions of chance, no draw is the larger for sure.
+GRADIENT_FACTOR, FACTOR = 1.0, 2.0
 # Where rounding is measured it also tells what tolerances of low precision cannot. Beyond a part of these
 # a tensor may differ by so many times what rounding moves it.
 SHARP_FACTOR, SHARP_SHARE = 2.5, 0.05
@@ -43,6 +44,7 @@ class Spread:
         size: what a difference is relative to.
         also_below: nor is a difference below this one by its largest element, relative to nothing.
         is_sharp: differences within the tolerance are judged too.
+        factor: how many times what these runs differ is explained.
     """
 
     stages: Sequence[Captured]
@@ -50,6 +52,7 @@ class Spread:
     size: Callable[[Tensor], float]
     also_below: float = 0.0
     is_sharp: bool = False
+    factor: float = FACTOR
 
     def of(self, name: str, theirs: Tensor, kept: Tensor | None = None) -> float:
         """How far rounding moves a tensor of the plain run, relative to its size."""
@@ -63,7 +66,7 @@ class Spread:
         size = self.size(theirs if kept is None else theirs[kept])
         relative = ratio(self.size(gap), size)
         is_near = relative <= self.most or largest(gap) <= self.also_below
-        return is_near and self._covers(name, gap, theirs, kept, FACTOR)
+        return is_near and self._covers(name, gap, theirs, kept, self.factor)
 
     def contradicts(
         self, name: str, ours: Tensor, theirs: Tensor, tolerance: float, kept: Tensor | None = None
@@ -104,7 +107,7 @@ class Spreads:
         """What is left where all else cancels is compared with the model's largest gradient too."""
         below = SMALL_GRADIENT[self.dtype] * largest_gradient(plain)
         gradients = [run.gradients for run in self.runs]
-        return Spread(gradients, MOST_EXPLAINED[self.dtype], largest, below, self._is_sharp)
+        return Spread(gradients, MOST_EXPLAINED[self.dtype], largest, below, self._is_sharp, GRADIENT_FACTOR)
 
     def of(self, stage: Callable[[CapturedRun], Captured | None]) -> Spread:
         """Of parameters or averages."""

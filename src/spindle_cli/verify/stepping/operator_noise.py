@@ -50,7 +50,7 @@ class OperatorNoise(TorchDispatchMode):
 
     def __init__(self, draw: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
-        self._draw = draw
+        self.draw = draw
         # Generators of its own: the training draws the same random numbers with and without.
         self._generators: dict[torch.device, torch.Generator] = {}
 
@@ -86,7 +86,7 @@ class OperatorNoise(TorchDispatchMode):
 
     def _on(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._draw)
+            self._generators[device] = torch.Generator(device).manual_seed(self.draw)
         return self._generators[device]
 
 
