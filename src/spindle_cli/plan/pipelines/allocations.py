@@ -66,7 +66,7 @@ def _near_others(
     if not neighbours or node.points[0].offload:
         return own
     heaviest, other = max(neighbours, key=lambda each: each[0].num_ops * each[1].point.op_s)
-    near = None if own.devices == other.devices else _as(problem, node, other)
+    near = None if own.devices == other.devices else _as(problem, node, other, heaviest)
     if near is None:
         return own
     batch_size, num_bytes = node.metaop.batch_size, _bytes_between(node, heaviest)
@@ -75,9 +75,16 @@ def _near_others(
     return near if near_s < own_s + 2 * there_s else own
 
 
-def _as(problem: Problem, node: Node, other: Allocation) -> Allocation | None:
-    """A node on the devices of another one, which have the same samples; None where it cannot be cut so."""
+def _as(problem: Problem, node: Node, other: Allocation, whose: Node) -> Allocation | None:
+    """A node on the devices of another one, which have the same samples; None where it cannot be cut so.
+
+    Args:
+        other: what the other node, `whose`, runs on.
+    """
     metaop, point = node.metaop, other.point
+    is_cut_alike = point.rows is None and metaop.batch_size % point.dp == 0
+    if metaop.batch_size != whose.metaop.batch_size and not is_cut_alike:
+        return None
     piece = Slice(
         metaop=metaop.name,
         ops=(node.first_op, node.first_op + node.num_ops),
