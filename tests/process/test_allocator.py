@@ -43,6 +43,7 @@ def page_faults(how: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_a_step_does_not_get_again_what_the_one_before_has_freed() -> None:
     kept, handed_back = page_faults("keep"), page_faults("give back")

@@ -169,6 +169,7 @@ def build():
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_profile_of_an_op_that_fails_ends_with_one_message(tmp_path: Path) -> None:
     """And nothing of what its workers leave behind, which Python's resource tracker would tell of."""

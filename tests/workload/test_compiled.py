@@ -29,6 +29,7 @@ def run(module: nn.Module, rows: int) -> list[Tensor]:
     return [y, x.grad, *(p.grad.clone() for p in module.parameters() if p.grad is not None)]  # type: ignore[list-item]
 
 
+@pytest.mark.long
 def test_equal_layers_of_all_tasks_share_their_code_shape_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.tiers import every_other
 from spindle_cli.workload import localise
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.abstract import Births, load_abstract, parameters_born
@@ -88,7 +89,7 @@ def analysed_abstractly(where: str) -> WorkloadGraph:
     return analyse(load_abstract(where).workload)
 
 
-@pytest.mark.parametrize("name", shapes_of_models.ALL)
+@pytest.mark.parametrize("name", every_other(shapes_of_models.ALL))
 def test_every_shape_of_model_can_be_built_abstractly_and_in_part(name: str) -> None:
     where = f"{shapes_of_models.ALL[name].__module__}:{name}"
     real, graph = analysed(where), analysed_abstractly(where)
