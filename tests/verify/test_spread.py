@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from reports import report_of
 from rich.console import Console
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from spindle_cli.verify.comparing.parameters import compare_buffers, compare_fin
 from spindle_cli.verify.comparing.spread import Spreads
 from spindle_cli.verify.show import render_report
 from spindle_cli.verify.stepping.operator_noise import OperatorNoise
-from spindle_cli.verify.types import ArithmeticName, Check, Difference, VerifyReport, What
+from spindle_cli.verify.types import ArithmeticName, Check, Difference, What
 
 W = torch.linspace(1, 2, 8)
 Run = Mapping[str, Tensor]
@@ -224,27 +225,3 @@ def test_what_rounding_explains_is_listed_with_its_figure() -> None:
     said = console.export_text()
     assert "ok, rounding" in said and "trained 3 times more" in said
     assert "w (rank 0): relative difference 9.90e-05 (plain PyTorch's own rounding: 2.40e-04)" in said
-
-
-def report_of(
-    what: What,
-    failures: tuple[Difference, ...],
-    dtype: ArithmeticName = "float32",
-    explained: tuple[Difference, ...] = (),
-) -> VerifyReport:
-    largest = (*failures, *explained)[0]
-    check = Check(
-        what=what, compared=1, tolerance=1e-5, largest=largest, failures=failures, explained=explained
-    )
-    return VerifyReport(
-        same=not failures,
-        workload="w",
-        strategy="spindle",
-        workers=1,
-        steps=1,
-        dtype=dtype,
-        checks=(check,),
-        noise_floor=1e-6,
-        noise=(),
-        unused=(),
-    )

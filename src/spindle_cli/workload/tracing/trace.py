@@ -35,6 +35,7 @@ from spindle_cli.workload.tracing.proxies.rows import (
     rows_of,
 )
 from spindle_cli.workload.tracing.proxies.scratch import Scratch
+from spindle_cli.workload.tracing.proxies.selected_calls import made_of
 from spindle_cli.workload.tracing.proxies.selecting import Selected
 from spindle_cli.workload.tracing.signature import check_signature, place_of_function
 from spindle_cli.workload.types import Task, Workload
@@ -127,7 +128,7 @@ class OperatorTracer(fx.Tracer):
         self._refuse_writing(kind, target, args)
         selected = None
         if any(type(each) is Selected for each in (*args, *kwargs.values())):
-            made = selecting.call(kind, target, args, kwargs)
+            made = made_of(kind, target, args, kwargs)
             if made is not NotImplemented:
                 return made
         elif target is operator.getitem and not kwargs:

@@ -36,9 +36,7 @@ class WideCasts(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func is functional.l1_loss:
-            kwargs = {**l1_loss_weight(), **kwargs}
+        kwargs = handed_on(func, kwargs)
         if func is _FLOAT:
             return args[0].double(**kwargs)
         if func is _COMPLEX:
@@ -66,8 +64,16 @@ class WideCasts(TorchFunctionMode):
             return _RUN_ENGINE(*args, **kwargs)
 
 
+def handed_on(func: Callable[..., Any], kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """The keywords of a call that a mode has got, with the weight of `l1_loss`, which torch 2.13 hands on to
+    no mode or tracer.
+    """
+    found = kwargs or {}
+    return {**l1_loss_weight(), **found} if func is functional.l1_loss else found
+
+
 def l1_loss_weight() -> dict[str, Any]:
-    """The weight of the call of l1_loss that is under way, which torch 2.13 hands on to no mode or tracer."""
+    """The weight of the call of l1_loss that is under way."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         weight = frame.f_locals.get("weight") if frame.f_code is functional.l1_loss.__code__ else None

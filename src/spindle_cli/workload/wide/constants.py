@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from spindle_cli.workload.graph import CONSTANT
-from spindle_cli.workload.wide.casts import WideCasts, l1_loss_weight
+from spindle_cli.workload.wide.casts import WideCasts, handed_on
 
 _TWIN = "_made_in_float64"
+_NOT_MADE = object()
 _IN_PLACE = frozenset(
     {"__setitem__", "__set__", *(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv"))}
     | {f"__i{name}__" for name in ("mod", "pow", "and", "or", "xor", "lshift", "rshift", "div")}
@@ -39,9 +39,7 @@ class MadeInFloat64(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func is functional.l1_loss:
-            kwargs = {**l1_loss_weight(), **kwargs}
+        kwargs = handed_on(func, kwargs)
         given = _leaves((args, kwargs))
         result = func(*args, **kwargs)
         if self._is_looking() or any(isinstance(each, fx.Proxy) for each in given):
@@ -52,16 +50,14 @@ class MadeInFloat64(TorchFunctionMode):
             return result
         if written is None and not made:
             return result
-        try:
-            wide_args, wide_kwargs = fx.node.map_aggregate((args, kwargs), _wide)
-            wide = _in_float64(func, wide_args, wide_kwargs)
-        except Exception:  # it may not run in float64; plain PyTorch would not, either
+        wide = _in_float64(func, args, kwargs)
+        if wide is _NOT_MADE:
             if written is not None:
                 delattr(written, _TWIN)
             return result
         before = {id(each) for each in given}
         others = [each for each in _leaves(wide) if isinstance(each, Tensor)]
-        for one, other in zip(made, others, strict=False):
+        for one, other in zip(made, others, strict=True):
             if id(one) not in before:  # what lives on might be another by the time that it is asked for
                 setattr(one, _TWIN, other)
         return result
@@ -92,11 +88,17 @@ def forget_equal_twins(root: nn.Module) -> None:
 
 
 def _in_float64(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What a call gives of the twins; `_NOT_MADE` where torch has it not in float64: then plain PyTorch would
+    fail there, too, and says so.
+    """
+    wide_args, wide_kwargs = fx.node.map_aggregate((args, kwargs), _wide)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         with WideCasts():
-            return func(*args, **kwargs)
+            return func(*wide_args, **wide_kwargs)
+    except (RuntimeError, TypeError, ValueError):
+        return _NOT_MADE
     finally:
         torch.set_default_dtype(before)
 

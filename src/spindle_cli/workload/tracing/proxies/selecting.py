@@ -5,15 +5,14 @@ false, and is computed with there; a sum or mean at the end takes the entries al
 `(loss * mask).sum() / mask.sum()` does, which losses are known by. What stands at the other places comes into
 nothing: `torch.where` hands neither it nor a gradient on, NaN or not.
 
-Whatever else is done with a selection is done with the rows themselves, as the trace would have it without
-this: they are refused where their number is not known.
+What calls make of a selection is in `selected_calls.py`. Whatever else is done with one is done with the rows
+themselves, as the trace would have it without this: they are refused where their number is not known.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,29 +20,15 @@ import torch
 from torch import Tensor, fx
 
 from spindle_cli.workload.tracing.proxies.changes import TracedValue
-from spindle_cli.workload.tracing.proxies.row_by_row import (
-    ENTRY_BY_ENTRY,
-    OF_LABELS,
-    OF_ROWS,
-    USE,
-    VIEWS,
-    bound_loss,
-    is_same,
-    known_name,
-    moved_dims,
-)
+from spindle_cli.workload.tracing.proxies.row_by_row import USE, is_same
 
 # What stands where nothing is selected: by turns, so that a difference of two is not zero, and within what
 # probabilities and logarithms may be.
 _FILLS = (0.5, 0.4375, 0.375, 0.3125)
 
 
-_OVER_ALL: tuple[Any, ...] = (((), {}),)
-_OVER_ROWS: tuple[Any, ...] = (((0,), {}), ((), {"dim": 0}), ((), {"axis": 0}))
-
-
 @dataclass(frozen=True)
-class _Where:
+class Where:
     """Which entries are selected. `mask`: a traced tensor of booleans over the first `dims` dimensions;
     `each`: how many entries one of it stands for, where it is broadcast.
     """
@@ -58,7 +43,7 @@ class Selected(TracedValue):
 
     tracer: Any
 
-    def __init__(self, tracer: Any, values: Any, where: _Where) -> None:
+    def __init__(self, tracer: Any, values: Any, where: Where) -> None:
         # No attribute of a tensor: those are asked of the trace.
         self.__dict__.update(tracer=tracer, values=values, where=where, made=None, is_shared=False, use=None)
 
@@ -67,7 +52,7 @@ class Selected(TracedValue):
         """The rows themselves."""
         state = self.__dict__
         if state["made"] is None:
-            where: _Where = state["where"]
+            where: Where = state["where"]
             select = operator.getitem if where.each == 1 else torch.masked_select
             made = self.tracer.create_rows(select, state["values"], where.mask).node
             made.meta[USE] = state["use"]
@@ -77,7 +62,7 @@ class Selected(TracedValue):
     @property
     def shape(self) -> Any:
         """Of the rows, of which there are as many as the mask says."""
-        return (_count(self), *_rest(self))
+        return (count_of(self), *rest_of(self))
 
     def __getattr__(self, name: str) -> Any:
         if name in ("dtype", "device"):
@@ -106,10 +91,10 @@ def select(tracer: Any, values: Any, index: Any) -> Selected | None:
     dims = _places(tracer, mask, values)
     if dims is None:
         return None
-    found = _kept(tracer, values, _Where(mask, dims))
+    found = _kept(tracer, values, Where(mask, dims))
     if not others:
         return found
-    part = _part(found, (slice(None), *others))
+    part = part_of(found, (slice(None), *others))
     return part if type(part) is Selected else None
 
 
@@ -126,7 +111,7 @@ def select_entries(tracer: Any, values: Any, by: Any) -> Selected | None:
             if (own, own_doubled) != (1, 1) or size != doubled:
                 return None
             each *= size
-    return _kept(tracer, values, _Where(mask, len(sizes[0]), each))
+    return _kept(tracer, values, Where(mask, len(sizes[0]), each))
 
 
 def put(tensor: TracedValue, index: Any, value: Any) -> tuple[Any, Any, Any] | None:
@@ -141,144 +126,15 @@ def put(tensor: TracedValue, index: Any, value: Any) -> tuple[Any, Any, Any] | N
     rest = len(tracer.known.sizes(tensor)[0]) - dims
     if type(value) is Selected:
         where, values = value.__dict__["where"], value.__dict__["values"]
-        if where.each != 1 or not is_same(where.mask.node, mask.node) or _num_rest(value) != rest:
+        if where.each != 1 or not is_same(where.mask.node, mask.node) or num_rest(value) != rest:
             return None
     else:
-        if (_dims(tracer, value) or 0) > rest:
+        if (dims_of(tracer, value) or 0) > rest:
             return None
         values = value
-    if not isinstance(values, fx.Proxy) or _dtype(tracer, values) != _dtype(tracer, tensor):
+    if not isinstance(values, fx.Proxy) or dtype_of(tracer, values) != dtype_of(tracer, tensor):
         values = tracer.create_proxy("call_method", "to", (values, tensor.dtype), {})
     return _over(mask, rest), values, tensor
-
-
-def call(kind: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a call makes of a selection among its arguments, as a traced value; `NotImplemented` where it
-    needs the rows themselves.
-    """
-    name = str(target) if kind == "call_method" else known_name(target)
-    selected = next(each for each in (*args, *kwargs.values()) if type(each) is Selected)
-    made: Any = NotImplemented
-    if name is not None:
-        made = _Call(selected, kind, target, name, tuple(args), dict(kwargs)).made()
-    if made is NotImplemented:
-        for each in (*args, *kwargs.values()):
-            if type(each) is Selected:
-                each.__dict__["use"] = name or getattr(target, "__name__", str(target))
-    return made
-
-
-@dataclass
-class _Call:
-    """One call with a selection among its arguments."""
-
-    of: Selected
-    kind: str
-    target: Any
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        self.where: _Where = self.of.__dict__["where"]
-
-    def made(self) -> Any:
-        """The traced value; `NotImplemented` where nothing is known."""
-        args, kwargs = self.args, self.kwargs
-        if self.name == "getitem" and args[0] is self.of and not kwargs:
-            return _part(self.of, args[1])
-        if self.name in ("size", "numel", "dim") and not kwargs:
-            return self._size(*args[1:])
-        if self.kind == "call_function" and self.target in OF_ROWS | OF_LABELS:
-            return self._loss()
-        if not self._fits():
-            return NotImplemented
-        is_linear = self.name == "linear" and args[0] is self.of and _num_rest(self.of) > 0
-        if self.name in ENTRY_BY_ENTRY or is_linear:
-            return self._on_values(args, kwargs)
-        if self.name in ("sum", "mean") and args[0] is self.of and (args[1:], kwargs) in _OVER_ALL:
-            return _sum(self.of) if self.name == "sum" else _mean(self.of)
-        if self.name in ("sum", "mean") and args[0] is self.of and (args[1:], kwargs) in _OVER_ROWS:
-            total = _sum(self.of, tuple(range(self.where.dims)))
-            return total if self.name == "sum" else total / _count(self.of)
-        moved = moved_dims(self.name, args, kwargs, self.where.dims, _num_rest(self.of))
-        return NotImplemented if moved is None else self._on_values(*moved)
-
-    def _fits(self) -> bool:
-        """Whether all tensors are selected by the same mask, with as many dimensions of a row, or are
-        broadcast to single rows.
-        """
-        rest = _num_rest(self.of)
-        if self.name == "linear":
-            return all(type(each) is not Selected for each in (*self.args[1:], *self.kwargs.values()))
-        for each in (*self.args, *self.kwargs.values()):
-            if type(each) is Selected:
-                if not self._is_like(each) or _num_rest(each) != rest:
-                    return False
-            elif (isinstance(each, tuple | list) and any(isinstance(item, fx.Proxy) for item in each)) or (
-                (dims := _dims(self.of.tracer, each)) is not None and dims > rest
-            ):
-                return False
-        return True
-
-    def _is_like(self, other: Selected) -> bool:
-        where: _Where = other.__dict__["where"]
-        is_alike = (where.dims, where.each) == (self.where.dims, self.where.each)
-        return is_alike and is_same(where.mask.node, self.where.mask.node)
-
-    def _on_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Selected:
-        args = tuple(map(seen_as, args))
-        kwargs = {name: seen_as(value) for name, value in kwargs.items()}
-        values = self.of.tracer.create_proxy(self.kind, self.target, args, kwargs)
-        found = Selected(self.of.tracer, values, self.where)
-        if self.name in VIEWS:
-            self.of.__dict__["is_shared"] = found.__dict__["is_shared"] = True
-        return found
-
-    def _size(self, dim: Any = None) -> Any:
-        rest = _rest(self.of)
-        if self.name == "dim":
-            return 1 + len(rest)
-        if self.name == "numel":
-            return _count(self.of) * math.prod(rest)
-        sizes = (_count(self.of), *rest)
-        return sizes if dim is None else sizes[dim] if isinstance(dim, int) else NotImplemented
-
-    def _loss(self) -> Any:
-        bound = bound_loss(self.target, self.args, self.kwargs)
-        if bound is None:
-            return NotImplemented
-        arguments, reduction = bound
-        if self.target in OF_LABELS:
-            return self._loss_of_labels(arguments, reduction)
-        self.args, self.kwargs = tuple(arguments.values()), {}
-        if not self._fits() or type(arguments["input"]) is not Selected:
-            return NotImplemented
-        given = {name: seen_as(value) for name, value in arguments.items()}
-        made = self.of.tracer.create_proxy("call_function", self.target, (), {**given, "reduction": "none"})
-        losses = Selected(self.of.tracer, made, self.where)
-        if reduction == "batchmean":
-            return _sum(losses) / _count(losses)
-        if reduction == "none":
-            return losses
-        return _sum(losses) if reduction == "sum" else _mean(losses)
-
-    def _loss_of_labels(self, arguments: dict[str, Any], reduction: str) -> Any:
-        """Of rows of one class each: what is not selected is ignored, as its labels say then."""
-        logits, labels = arguments["input"], arguments["target"]
-        if type(logits) is not Selected or type(labels) is not Selected or not self._is_like(labels):
-            return NotImplemented
-        is_of_chances = _dtype(self.of.tracer, labels).is_floating_point
-        if (_num_rest(logits), _num_rest(labels)) != (1, 0) or is_of_chances:
-            return NotImplemented
-        dims, by_row = self.where.dims, seen_as(logits)
-        if dims > 1:
-            order = (0, dims, *range(1, dims))
-            by_row = self.of.tracer.create_proxy("call_method", "permute", (by_row, *order), {})
-        kept = _choose(self.of.tracer, self.where.mask, seen_as(labels), arguments["ignore_index"])
-        given = {**arguments, "input": by_row, "target": kept, "reduction": reduction}
-        made = self.of.tracer.create_proxy("call_function", self.target, (), given)
-        return Selected(self.of.tracer, made, self.where) if reduction == "none" else made
 
 
 def seen_as(value: Any) -> Any:
@@ -296,7 +152,7 @@ def _places(tracer: Any, mask: Any, values: Any) -> int | None:
     return dims if fits else None
 
 
-def _dtype(tracer: Any, value: Any) -> torch.dtype:
+def dtype_of(tracer: Any, value: Any) -> torch.dtype:
     dtype: torch.dtype = tracer.known.value(value).dtype
     return dtype
 
@@ -305,44 +161,44 @@ def _mask(tracer: Any, index: Any) -> Any:
     """A traced mask as it is now, of which no value is known; None: it is something else."""
     if not isinstance(index, fx.Proxy) or type(index) is Selected or not tracer.is_tensor(index):
         return None
-    if _dtype(tracer, index) is not torch.bool or tracer.known.is_fixed(index):
+    if dtype_of(tracer, index) is not torch.bool or tracer.known.is_fixed(index):
         return None
     return tracer.proxy(index.node)  # forward may change the other in place
 
 
-def _kept(tracer: Any, values: Any, where: _Where) -> Selected:
+def _kept(tracer: Any, values: Any, where: Where) -> Selected:
     """What is selected, with a harmless number at all other places."""
-    dtype = _dtype(tracer, values)
+    dtype = dtype_of(tracer, values)
     number: Any = False if dtype is torch.bool else 0
     if dtype.is_floating_point:
         tracer.selections += 1
         number = _FILLS[tracer.selections % len(_FILLS)]
     rest = len(tracer.known.sizes(values)[0]) - where.dims
-    chosen = _choose(tracer, _over(where.mask, rest), values, number)
+    chosen = choose(tracer, _over(where.mask, rest), values, number)
     return Selected(tracer, chosen, where)
 
 
-def _choose(tracer: Any, mask: Any, values: Any, number: float) -> Any:
+def choose(tracer: Any, mask: Any, values: Any, number: float) -> Any:
     return tracer.create_proxy("call_function", torch.where, (mask, values, number), {})
 
 
-def _part(selected: Selected, index: Any) -> Any:
+def part_of(selected: Selected, index: Any) -> Any:
     """`selected[:, index]`, or what a mask of the same rows selects further."""
     state, tracer = selected.__dict__, selected.tracer
-    where: _Where = state["where"]
+    where: Where = state["where"]
     if type(index) is Selected:
         other = index.__dict__["where"]
-        is_mask = _dtype(tracer, index) is torch.bool and _num_rest(index) == 0
+        is_mask = dtype_of(tracer, index) is torch.bool and num_rest(index) == 0
         if not is_mask or where.each != 1 or not is_same(other.mask.node, where.mask.node):
             return NotImplemented
-        return _kept(tracer, state["values"], _Where(where.mask & index.__dict__["values"], where.dims))
+        return _kept(tracer, state["values"], Where(where.mask & index.__dict__["values"], where.dims))
     if not isinstance(index, tuple) or not index:
         return NotImplemented
     first, *others = index
     known = [each for each in others if isinstance(each, int | slice) or each is None]
     is_whole = first == slice(None) if isinstance(first, slice) else first is Ellipsis
     taken = sum(each is not None for each in others)
-    if not is_whole or len(known) < len(others) or taken > _num_rest(selected):
+    if not is_whole or len(known) < len(others) or taken > num_rest(selected):
         return NotImplemented
     before = (Ellipsis,) if first is Ellipsis else (slice(None),) * where.dims
     values = tracer.create_proxy("call_function", operator.getitem, (state["values"], (*before, *others)), {})
@@ -351,21 +207,21 @@ def _part(selected: Selected, index: Any) -> Any:
     return found
 
 
-def _sum(selected: Selected, dims: tuple[int, ...] | None = None) -> Any:
+def sum_of(selected: Selected, dims: tuple[int, ...] | None = None) -> Any:
     """Over all entries, or these dimensions."""
-    where: _Where = selected.__dict__["where"]
-    mask = _over(where.mask, _num_rest(selected))
-    kept = _choose(selected.tracer, mask, selected.__dict__["values"], 0)
+    where: Where = selected.__dict__["where"]
+    mask = _over(where.mask, num_rest(selected))
+    kept = choose(selected.tracer, mask, selected.__dict__["values"], 0)
     return selected.tracer.create_proxy("call_method", "sum", (kept,) if dims is None else (kept, dims), {})
 
 
-def _mean(selected: Selected) -> Any:
-    return _sum(selected) / (_count(selected) * math.prod(_rest(selected)))
+def mean_of(selected: Selected) -> Any:
+    return sum_of(selected) / (count_of(selected) * math.prod(rest_of(selected)))
 
 
-def _count(selected: Selected) -> Any:
+def count_of(selected: Selected) -> Any:
     """How many rows there are."""
-    where: _Where = selected.__dict__["where"]
+    where: Where = selected.__dict__["where"]
     count = selected.tracer.create_proxy("call_method", "sum", (where.mask,), {})
     return count if where.each == 1 else count * where.each
 
@@ -377,20 +233,20 @@ def _over(mask: Any, rest: int) -> Any:
     return mask
 
 
-def _num_rest(selected: Selected) -> int:
+def num_rest(selected: Selected) -> int:
     """How many dimensions a row has."""
     values, where = selected.__dict__["values"], selected.__dict__["where"]
     return len(selected.tracer.known.sizes(values)[0]) - int(where.dims)
 
 
-def _rest(selected: Selected) -> list[Any]:
+def rest_of(selected: Selected) -> list[Any]:
     """The sizes of a row."""
     values, dims = selected.__dict__["values"], selected.__dict__["where"].dims
     one, doubled = selected.tracer.known.sizes(values)
     return [one[dim] if one[dim] == doubled[dim] else values.size(dim) for dim in range(dims, len(one))]
 
 
-def _dims(tracer: Any, value: Any) -> int | None:
+def dims_of(tracer: Any, value: Any) -> int | None:
     """Of a tensor that is not selected; None of anything else."""
     if isinstance(value, Tensor):
         return value.dim()
