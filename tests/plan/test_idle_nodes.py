@@ -68,3 +68,14 @@ def test_no_part_is_planned_for_in_which_no_schedule_ends_before_the_best_plan()
         raise AssertionError(f"planned for {part.num_devices} devices by {asked.strategy}")
 
     assert or_on_fewer(PROFILE, cluster, ASKED, whole, find) is whole
+
+
+@pytest.mark.parametrize(("times", "is_taken"), [(0.999, False), (1.009, False), (1.011, True)])
+def test_a_part_has_to_be_a_hundredth_faster_than_the_best_plan(times: float, is_taken: bool) -> None:
+    """`times`: the iteration of the plan on all devices over that on two of them."""
+    cluster = odd(0.1)
+    whole = planned(cluster, replace(ASKED, strategy="sequential"))
+    alone_s = or_on_fewer(PROFILE, cluster, ASKED, whole, found_on).best.prediction.iteration_s
+    prediction = replace(whole.best.prediction, iteration_s=times * alone_s)
+    known = replace(whole, best=replace(whole.best, prediction=prediction))
+    assert (or_on_fewer(PROFILE, cluster, ASKED, known, found_on) is not known) == is_taken

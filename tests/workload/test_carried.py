@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.splitting.carried import carried_on, kept_by
 from spindle_cli.workload.types import Task, Workload
 
 from .toy import WIDTH, Block, Items
@@ -75,6 +77,14 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.second(self.first(x))
         return out.pow(2).mean()
+
+
+def test_what_was_there_before_a_forward_is_not_made_of_its_batch() -> None:
+    layer = Keeping(_hidden_state)
+    layer.kept = (torch.ones(WIDTH), None)
+    again = partial(layer, torch.ones(2, WIDTH))
+    assert carried_on(layer, kept_by(layer), again) == {}
+    assert list(carried_on(layer, {}, again)) == ["kept"]
 
 
 @pytest.mark.parametrize("keep", CASES, ids=lambda keep: keep.__name__)

@@ -121,6 +121,11 @@ def _distillation(n: Net, x: Tensor, mask: Tensor) -> Tensor:
     return functional.kl_div(n.logits(x)[mask].log_softmax(dim=1), taught, reduction="batchmean")
 
 
+def _by_masks_that_differ_in_a_keyword(n: Net, x: Tensor) -> Tensor:
+    some, fewer = (torch.clamp(x[..., 0], min=low) > 0.1 for low in (0.2, 0.1))
+    return (n.hidden(x)[some] - x[fewer]).square().mean()
+
+
 # By name, the loss, and whether its op is split over the batch.
 LOSSES: dict[str, tuple[Loss, bool]] = {
     "mean": (lambda n, x, y, label, mask, seen: _entries(n, x, label)[mask].mean(), True),
@@ -221,6 +226,7 @@ def test_a_selection_of_nothing_counts_nothing_among_batches(name: str) -> None:
         (lambda n, x, y, label, mask, seen: n.second(n.first(x)[mask]).mean(), "second"),
         (lambda n, x, y, label, mask, seen: (n.hidden(x)[mask] - x[seen]).mean(), "sub"),
         (lambda n, x, y, label, mask, seen: n.hidden(x)[mask].softmax(0).square().sum(), "softmax"),
+        (lambda n, x, y, label, mask, seen: _by_masks_that_differ_in_a_keyword(n, x), "sub"),
     ],
 )
 def test_what_needs_the_rows_themselves_is_refused_and_named(loss: Loss, use: str) -> None:
@@ -228,10 +234,13 @@ def test_what_needs_the_rows_themselves_is_refused_and_named(loss: Loss, use: st
         analysed(workload_of(loss))
 
 
-def test_what_shares_memory_with_a_selection_is_not_left_behind() -> None:
+@pytest.mark.parametrize(
+    "share", [lambda picked: picked[:, 0], lambda picked: picked.contiguous(), lambda picked: picked[:, None]]
+)
+def test_what_shares_memory_with_a_selection_is_not_left_behind(share: Callable[[Tensor], Tensor]) -> None:
     def loss(n: Net, x: Tensor, _y: Tensor, _label: Tensor, mask: Tensor, _seen: Tensor) -> Tensor:
         picked = n.hidden(x)[mask]
-        part = picked[:, 0]
+        part = share(picked)
         picked *= 2
         return part.square().mean()
 

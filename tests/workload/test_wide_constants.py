@@ -15,6 +15,7 @@ from helpers.analysed import analysed
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.workload.training.precision import constants_in, convert_module
 from spindle_cli.workload.types import Task, Workload
+from spindle_cli.workload.wide.constants import MadeInFloat64, twin_of
 
 from .shares import gradients_of, run_cut, run_plain
 from .toy import WIDTH, Block, Items
@@ -83,6 +84,20 @@ def test_constants_are_those_of_plain_pytorch_in_float64(name: str) -> None:
         found = gradients_of(loss, dict(task.root.named_parameters()))
         for key, gradient in gradients_of(expected, dict(plain.named_parameters())).items():
             torch.testing.assert_close(found[key], gradient, rtol=1e-12, atol=1e-14)
+
+
+def test_what_was_there_before_is_changed_once() -> None:
+    """A tensor that has no twin is not made again; a twin that a change cannot follow is none any more."""
+    before = torch.zeros(3)
+    with MadeInFloat64(lambda: False):
+        before.add_(1.0)
+        made = torch.linspace(0.0, 0.7, 3)
+        made.add_(before)
+        before.contiguous()  # gives the tensor itself
+    assert before.tolist() == [1.0, 1.0, 1.0] and twin_of(before) is None
+    twin = twin_of(made)
+    assert twin is not None
+    torch.testing.assert_close(twin, torch.linspace(0.0, 0.7, 3, dtype=torch.float64) + 1, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["linspace", "class weights"])
