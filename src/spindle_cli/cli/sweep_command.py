@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import typer
+from typing import TYPE_CHECKING
 
 from spindle_cli.cli import output
 from spindle_cli.cli.inputs import read_profile_and_cluster
@@ -15,6 +13,12 @@ from spindle_cli.cli.options import (
     JsonOption,
     ProfileArgument,
     WithoutOption,
+)
+from spindle_cli.cli.sweep_options import (
+    AddOption,
+    DevicesOption,
+    PriceOption,
+    StrategyOption,
 )
 from spindle_cli.errors import UsageError
 
@@ -27,41 +31,10 @@ if TYPE_CHECKING:
 def sweep(
     profile: ProfileArgument,
     cluster: ClusterOption,
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            "--devices",
-            metavar="N,N,...",
-            help="Numbers of devices; by default 1, 2, 4, ... up to the cluster's.",
-            show_default=False,
-        ),
-    ] = None,
-    add: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--add",
-            metavar="TYPE=N,...",
-            help="Instead: the cluster as it is, and with N more devices of a type, or of a group of nodes; "
-            "can be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    price: Annotated[
-        float | None,
-        typer.Option(
-            "--price",
-            min=0,
-            max=1e9,  # as in cluster files
-            help="Price of a device for an hour; adds each iteration's cost. By default the cluster file's.",
-            show_default=False,
-        ),
-    ] = None,
-    strategy: Annotated[
-        Literal["spindle", "sequential", "distmm", "optimus", "dp-even", "dp-flops"],
-        typer.Option(
-            "--strategy", help="How the devices are shared out; the last two for devices of several types."
-        ),
-    ] = "spindle",
+    devices: DevicesOption = None,
+    add: AddOption = None,
+    price: PriceOption = None,
+    strategy: StrategyOption = "spindle",
     without: WithoutOption = None,
     batch: BatchOption = None,
     assume_same_device: AssumeSameDeviceOption = False,
