@@ -12,6 +12,7 @@ from spindle_cli.account.traffic import communicator_bytes, traffic_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.best.again import predicted_by
+from spindle_cli.plan.best.written import AT_ONCE
 from spindle_cli.plan.file import plan_text, read_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
@@ -62,7 +63,7 @@ def roomy() -> Plan:
 
 def test_with_room_for_their_communicators_sums_go_by_nodes() -> None:
     assert goes_by_node(roomy()) and roomy().sums_by_node
-    assert "sums_by_node" not in plan_text(roomy())
+    assert "sums_by_node" not in plan_text(roomy()) and AT_ONCE not in roomy().notes
     assert make_plan(profile("a"), cluster(gib_of(roomy()))).sums_by_node
 
 
@@ -70,6 +71,7 @@ def test_without_room_for_them_they_go_over_all_devices_at_once(tmp_path: Path) 
     """The same slices, with less memory and longer sums, and nothing given up."""
     short = make_plan(profile("a"), cluster(gib_of(roomy()) - 0.01))
     assert not short.sums_by_node and not goes_by_node(short)
+    assert AT_ONCE in short.notes
     assert short.slices == roomy().slices
     assert short.predicted.iteration_s > roomy().predicted.iteration_s + 0.01
     assert simulate(short).iteration_s == pytest.approx(short.predicted.iteration_s, rel=0.01)

@@ -14,6 +14,11 @@ from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
 from spindle_cli.profile.types import Profile
 
+AT_ONCE = (
+    "Sums and gathers go over all devices at once: memory has no room for the communicators that going by "
+    "nodes takes."
+)
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -54,6 +59,8 @@ def _notes(profile: Profile, cluster: Cluster, strategy: StrategyName, found: Fo
     notes = [assumption(profile, cluster), found.note]
     if found.best.strategy != strategy:
         notes.append(f"No better plan was found than {found.best.strategy}'s, so this is it.")
+    if not found.best.sums_by_node:
+        notes.append(AT_ONCE)
     return tuple(note for note in notes if note is not None)
 
 
