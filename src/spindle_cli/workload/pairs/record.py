@@ -48,7 +48,8 @@ def record(run: Callable[..., Any], module: nn.Module, arguments: Sequence[Argum
                     like = torch.empty_strided(
                         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=arguments[0].device
                     )
-                made[id(tensor)] = like
+                # Of what is not trained torch may take an operator without a backward pass (embedding_bag's).
+                made[id(tensor)] = like.requires_grad_(tensor.requires_grad)
             return made[id(tensor)]
 
         with swapped_tensors(module, fake):
