@@ -130,3 +130,33 @@ def test_every_layer_may_take_a_buffer_that_nothing_changes_by_itself() -> None:
     trained, evaluated = tensors_of("", joins=False, kind_of=ShiftedInEval)
     assert ["mean" in names for names in trained] == [False, False]
     assert ["mean" in names for names in evaluated] == [True, True]
+
+
+class JoinsOutputs(Chain):
+    """What takes no layer's output is added to a layer's: it is computed with that one."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        middle = self.layers[0](x, x) + self.embed(x)
+        end = self.layers[2](middle, self.layers[1](middle, middle))
+        return {"loss": end.square().mean(), "end": end}
+
+
+def test_glue_of_no_layer_stays_with_the_layer_whose_output_it_joins() -> None:
+    trained, evaluated = tensors_of("", joins=False, kind_of=JoinsOutputs)
+    assert ["embed.weight" in names for names in trained] == [True, False, False]
+    assert all(now <= before for before, now in zip(trained, evaluated, strict=True))
+
+
+class DrawsInTraining(JoinsOutputs):
+    """Dropout is drawn once for the layers that take it, and what it joins goes with the first of them."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        first = self.dropout(self.embed(x))
+        middle = self.layers[0](x, x) + first
+        end = self.layers[2](middle, self.layers[1](middle, middle))
+        return {"loss": end.square().mean(), "end": end}
+
+
+def test_what_training_draws_for_a_layer_stays_with_it_in_eval_mode() -> None:
+    trained, evaluated = tensors_of("", joins=False, kind_of=DrawsInTraining)
+    assert all(now <= before for before, now in zip(trained, evaluated, strict=True))

@@ -5,8 +5,8 @@
 * What comes from one op belongs to that op.
 * What comes from several belongs to the last of them if that one has all it needs, else to the first op that
   uses it, else to an op of its own: the loss.
-* In an evaluation, what takes parameters or buffers that an op has not in training belongs, too, to the first
-  op that uses it: no other device than those of that one need have them, as trained.
+* In an evaluation, what takes parameters or buffers that one of these ops has not in training belongs to the
+  first of them that has: no other device than those of that one need have them, as trained.
 * A loss that is an op of its own in training is one in an evaluation.
 * What mixes the samples of the batch (means, losses, batch x batch) belongs to the loss or to a coupled op:
   an op that is split over the batch would see only its share.
@@ -14,8 +14,7 @@
 
 from __future__ import annotations
 
-import builtins
-import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import fx, nn
@@ -43,7 +42,7 @@ from spindle_cli.workload.splitting.randomness import draws_random_numbers
 from spindle_cli.workload.tracing.inplace import changed_in_place
 from spindle_cli.workload.tracing.prepare import is_put_together
 from spindle_cli.workload.tracing.questions import question_of
-from spindle_cli.workload.tracing.shapes import Shapes
+from spindle_cli.workload.tracing.shapes import is_projection
 from spindle_cli.workload.types import Workload
 
 
@@ -75,28 +74,39 @@ def find_homes(trace: Trace, workload: Workload, at_hand: AtHand | None = None) 
         reason = why_coupled(trace, node, workload)
         if reason is not None:
             coupled[index] = reason
-    placement = _Placement(trace, dict(coupled), at_hand)
-    homes = placement.place()
+    placement, homes = _placed(trace, coupled, at_hand)
     last = len(trace.operators) - 1
     own_loss = homes.num_ops > len(trace.operators)
     if own_loss and last >= 0 and last not in coupled and hands_on_whole(trace, trace.operators[last]):
         # The last operator turned out not to hold the loss: what it hands on must then be one per sample.
-        placement = _Placement(trace, {**coupled, last: WHOLE}, at_hand)
-        homes = placement.place()
+        placement, homes = _placed(trace, {**coupled, last: WHOLE}, at_hand)
     return replace(homes, loss=placement.loss_part(homes))
+
+
+def _placed(trace: Trace, coupled: dict[int, str], at_hand: AtHand | None) -> tuple[_Placement, Homes]:
+    """All nodes in their homes; again, where these lack what some of the glue takes."""
+    placement = _Placement(trace, dict(coupled), at_hand, {})
+    homes = placement.place()
+    if at_hand and (moved := at_hand.moved(trace.graph, homes.op, placement.consumers)):
+        placement = _Placement(trace, dict(coupled), at_hand, moved)
+        homes = placement.place()
+    return placement, homes
 
 
 class _Placement:
     """One pass over a trace, from fields to loss, for a given set of coupled operators."""
 
-    def __init__(self, trace: Trace, coupled: dict[int, str], at_hand: AtHand | None) -> None:
+    def __init__(
+        self, trace: Trace, coupled: dict[int, str], at_hand: AtHand | None, moved: Mapping[fx.Node, int]
+    ) -> None:
         self._trace = trace
         self._at_hand = at_hand
+        self._moved = moved
         self._shapes = trace.shapes
         self._coupled = coupled
         self._order = {node: index for index, node in enumerate(trace.graph.nodes)}
         self._home: dict[fx.Node, int] = {node: index for index, node in enumerate(trace.operators)}
-        self._consumers = self._find_consumers()
+        self.consumers = self._find_consumers()
         self._taken: dict[int, set[fx.Node]] = {}  # values of other ops that an op's glue takes
         self._mixed: set[fx.Node] = set()  # not one per sample, and in no coupled op: must join the loss
         self._reordering: set[fx.Node] = set()  # of those, rows that depend on other samples'
@@ -147,7 +157,7 @@ class _Placement:
         if not self._shapes.gives_tensors(node) or is_put_together(node):
             return  # a size, or what holds an operator's tensors: made where it is used
         source = node.args[0] if node.args else None
-        if isinstance(source, fx.Node) and source in self._home and _is_projection(node, self._shapes):
+        if isinstance(source, fx.Node) and source in self._home and is_projection(node, self._shapes):
             self._home[node] = self._home[source]
             self._note_mixing(node)
             return
@@ -164,11 +174,10 @@ class _Placement:
             self._place_mixing(node)
         elif producers:
             self._attach(node, self._best_home(node, producers))
-        elif self._consumers[node] and (self._happens_once(node) or not self._is_at_hand(node)):
-            self._attach(node, min(self._consumers[node]))
-
-    def _is_at_hand(self, node: fx.Node) -> bool:
-        return self._at_hand is None or self._at_hand.has(node, self._consumers[node])
+        elif node in self._moved:
+            self._attach(node, self._moved[node])
+        elif self.consumers[node] and self._happens_once(node):
+            self._attach(node, min(self.consumers[node]))
 
     def _happens_once(self, node: fx.Node) -> bool:
         """Whether a node draws random numbers, is what they are drawn into, or counts its batch."""
@@ -184,7 +193,7 @@ class _Placement:
         latest = max(producers)
         if len(producers) == 1 or self._has_all(latest, [node]):
             return latest
-        return min(self._consumers[node], default=len(self._trace.operators))
+        return min(self.consumers[node], default=len(self._trace.operators))
 
     def _has_all(self, op: int, nodes: list[fx.Node]) -> bool:
         """Whether an op already has every value from other ops that these nodes need."""
@@ -196,7 +205,7 @@ class _Placement:
 
     def _attach(self, node: fx.Node, op: int) -> None:
         self._home[node] = op
-        outside = {source for source in self._homed_inputs(node) if self._home[source] != op}
+        outside = (source for source in self._homed_inputs(node) if self._home[source] != op)
         self._taken.setdefault(op, set()).update(outside)
 
     def _note_mixing(self, node: fx.Node) -> None:
@@ -212,7 +221,7 @@ class _Placement:
         inputs = node.all_input_nodes
         if any(source in self._mixed or self._is_own_loss(source) for source in inputs):
             return True
-        sizes = [source for source in inputs if self._is_batch_size(source)]
+        sizes = list(filter(self._is_batch_size, inputs))
         if sizes and node.target in ARITHMETIC and self._shapes.is_tensor(node):
             return True
         tensors = [source for source in inputs if self._shapes.is_tensor(source)]
@@ -229,14 +238,13 @@ class _Placement:
 
     def _feeds_operators_out_of_order(self, node: fx.Node) -> bool:
         """Whether an operator takes rows of a sample that do not lie together, so that a share has others."""
-        users = [user for user in node.users if user in self._trace.operators]
-        return bool(users) and not self._trace.samples.is_cut_by_rows(node)
+        feeds = any(user in self._trace.operators for user in node.users)
+        return feeds and not self._trace.samples.is_cut_by_rows(node)
 
     def _is_own_loss(self, node: fx.Node) -> bool:
         """Whether a node is an uncoupled operator's output without a batch: a loss of its own share."""
-        if node not in self._home or self._home[node] in self._coupled or node not in self._trace.operators:
-            return False
-        return self._shapes.is_tensor(node) and not self._has_batch(node)
+        is_split = node in self._trace.operators and self._home[node] not in self._coupled
+        return is_split and self._shapes.is_tensor(node) and not self._has_batch(node)
 
     def _has_batch(self, node: fx.Node) -> bool:
         return self._shapes.batch_dim(node).dim is not None
@@ -247,7 +255,7 @@ class _Placement:
         return bool(self._shapes.values[node] != self._shapes.doubled[node])
 
     def _place_mixing(self, node: fx.Node) -> None:
-        consumers = self._consumers[node]
+        consumers = self.consumers[node]
         strangers = sorted(consumers - self._coupled.keys())
         if strangers:
             consumer = self._trace.operators[strangers[0]]
@@ -357,9 +365,8 @@ class _Placement:
     def _takes_whole(self, op: int) -> bool:
         """Whether an op takes a value without a batch from another op."""
         members = [node for node, home in self._home.items() if home == op]
-        inputs = {
-            source for node in members for source in self._homed_inputs(node) if self._home[source] != op
-        }
+        every = {source for node in members for source in self._homed_inputs(node)}
+        inputs = {source for source in every if self._home[source] != op}
         return any(not self._has_batch(source) for source in inputs if self._shapes.is_tensor(source))
 
     def _is_batch_norm(self, node: fx.Node) -> bool:
@@ -391,10 +398,3 @@ class _Placement:
                 reached |= {index[user]} if user in index else consumers[user]
             consumers[node] = reached
         return consumers
-
-
-def _is_projection(node: fx.Node, shapes: Shapes) -> bool:
-    """Whether a node only takes one thing out of a tuple, dict or object of tensors."""
-    source = node.args[0]
-    takes = node.target in (operator.getitem, builtins.getattr)
-    return takes and isinstance(source, fx.Node) and shapes.holds_tensors(source)

@@ -88,7 +88,7 @@ def make_ops(
     samples_of = Samples(root, graph, shapes, independence.verdicts)
     trace = Trace(task, root, graph, shapes, loss, independence, samples_of, operators)
     ends = (loss, *results.nodes.values())
-    at_hand = None if trained is None else AtHand.of(trained, root, operators, ends)
+    at_hand = None if trained is None else AtHand.of(trained, root, ends)
     homes = find_homes(trace, workload, at_hand)
     check_homes(task.name, root, graph, homes.op)
     cutter = Cutter(trace, homes, observer.kinds, results.nodes)

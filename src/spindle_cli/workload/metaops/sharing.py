@@ -4,7 +4,7 @@ which tensors each op of a task uses, so that its devices have them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
@@ -84,36 +84,47 @@ class AtHand:
         root: module that the trace's names are relative to.
         held: by op, the ids of the parameters and buffers that it takes.
         still: of buffers that no device changes, so that all have them as they are built.
-        at_end: what is computed with the last op, if it belongs to none.
+        ends: the loss, and what is returned beside it: computed with the last op, if they belong to none.
     """
 
     root: nn.Module
     held: tuple[frozenset[int], ...]
     still: frozenset[int]
-    at_end: frozenset[fx.Node]
+    ends: tuple[fx.Node, ...]
 
     @classmethod
-    def of(
-        cls, trained: TaskGraph, root: nn.Module, operators: Iterable[fx.Node], ends: Iterable[fx.Node]
-    ) -> AtHand:
+    def of(cls, trained: TaskGraph, root: nn.Module, ends: Iterable[fx.Node]) -> AtHand:
         """Of a trace over the modules of `root`; `trained`: the same task as it is trained, maybe of another
-        build. `ends`: the loss, and what is returned beside it.
+        build.
         """
-        at_end: set[fx.Node] = set()
-        behind, pending = set(operators), list(ends)
-        while pending:
-            node = pending.pop()
-            if node not in at_end and node not in behind:
-                at_end.add(node)
-                pending.extend(node.all_input_nodes)
         held = tuple(frozenset(id(tensor) for _, tensor in tensors_of(root, op)) for op in trained.ops)
-        return cls(root, held, still_buffers(trained, root), frozenset(at_end))
+        return cls(root, held, still_buffers(trained, root), tuple(ends))
 
-    def has(self, node: fx.Node, ops: Iterable[int]) -> bool:
-        """Whether these ops, and the last one where it computes this, have all tensors that a node takes."""
-        taken = frozenset(map(id, self._taken(node))) - self.still
-        held = [self.held[op] for op in ops if op < len(self.held)]
-        return all(taken <= each for each in (*held, *([self.held[-1]] if node in self.at_end else ())))
+    def moved(
+        self, graph: fx.Graph, homes: Mapping[fx.Node, int], reached: Mapping[fx.Node, set[int]]
+    ) -> dict[fx.Node, int]:
+        """Of what is computed wherever it is used, what some of these ops lack tensors for, with the one that
+        is to compute it for all: the first of them that has all, or else (training may draw there, and so
+        compute its users there) of those whose operators it reaches.
+
+        `homes`: the ops of the other nodes, glue included, as a node is used where its users are.
+        """
+        used: dict[fx.Node, set[int]] = {node: {len(self.held) - 1} for node in self.ends}
+        moved: dict[fx.Node, int] = {}
+        for node in reversed(graph.nodes):
+            if node in homes or node.op in ("placeholder", "get_attr", "output"):
+                continue
+            ops = used.setdefault(node, set())
+            for user in node.users:
+                ops |= {homes[user]} if user in homes else used.get(user, set())
+            taken = frozenset(map(id, self._taken(node))) - self.still
+            having, further = (
+                [op for op in some if op >= len(self.held) or taken <= self.held[op]]
+                for some in (ops, reached[node])
+            )
+            if len(having) < len(ops):
+                moved[node] = min(having or further or ops)
+        return moved
 
     def _taken(self, node: fx.Node) -> Iterable[Tensor]:
         if node.op == "call_module":

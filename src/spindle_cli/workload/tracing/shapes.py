@@ -6,6 +6,7 @@ doubles is the batch's.
 
 from __future__ import annotations
 
+import builtins
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -160,3 +161,10 @@ def depends_on_batch_size(
     if node.target is operator.getitem:
         return False  # a part of a shape that stays the same
     return any(depends_on_batch_size(source, values, doubled) for source in node.all_input_nodes)
+
+
+def is_projection(node: fx.Node, shapes: Shapes) -> bool:
+    """Whether a node only takes one thing out of a tuple, dict or object of tensors."""
+    source = node.args[0]
+    takes = node.target in (operator.getitem, builtins.getattr)
+    return takes and isinstance(source, fx.Node) and shapes.holds_tensors(source)
