@@ -136,6 +136,16 @@ def tied() -> Workload:
     return _workload([first, second, Plain()], Plain)
 
 
+def normed() -> Workload:
+    """weight_norm keeps what it has computed of its parameters, and autograd has them for that until the next
+    forward pass.
+    """
+    layers: list[nn.Module] = [Plain() for _ in range(3)]
+    for layer in layers:
+        nn.utils.weight_norm(layer.get_submodule("linear"))  # type: ignore[no-untyped-call]
+    return _workload(layers, Plain)
+
+
 def _load_beside_new() -> Plain:
     """As `from_pretrained` does: born on the meta device, where initialising draws nothing; the weight is
     loaded, the bias, which the file has not, drawn.

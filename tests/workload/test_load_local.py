@@ -21,7 +21,9 @@ from spindle_cli.workload.rebind import rebind
 
 from . import shapes_of_models
 
-BUILDS = ["mixed", "copied", "reading", "tied", "loaded"]
+pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+
+BUILDS = ["mixed", "copied", "reading", "tied", "loaded", "normed"]
 IN_PART = ["mixed", "copied", "tied", "loaded"]
 
 

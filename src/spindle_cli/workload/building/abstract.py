@@ -146,15 +146,16 @@ def swap(first: Tensor, second: Tensor) -> None:
     """Exchange what two tensors are; each stays the same object for all who hold it, with its own hooks.
 
     torch refuses those that somebody has weak references to, as an nn.GRU has to its weights: these are to
-    the objects, so they hold as all others do.
+    the objects, so they hold as all others do. It refuses those, too, that autograd has saved, as what
+    torch.nn.utils.weight_norm has computed of them does until the next forward pass, which computes it anew.
     """
-    if not weakref.getweakrefs(first) and not weakref.getweakrefs(second):
+    sides: tuple[Any, Any] = (first, second)
+    if not any(weakref.getweakrefs(side) or side._use_count() > 2 for side in sides):
         torch.utils.swap_tensors(first, second)  # type: ignore[no-untyped-call]  # torch gives it no types
     else:
         first.__class__, second.__class__ = second.__class__, first.__class__
         first.__dict__, second.__dict__ = second.__dict__, first.__dict__
         torch._C._swap_tensor_impl(first, second)
-    sides: tuple[Any, Any] = (first, second)
     if any(side._backward_hooks for side in sides):
         # Autograd still calls the other's: torch attaches an object's own when they are set.
         for side in sides:
