@@ -41,6 +41,17 @@ def test_shares_are_known_of_no_more_cuts_than_a_cluster_may_have_devices(tmp_pa
     assert made.by_name["classify/layers"].shares[0].samples == 2
 
 
+def test_it_is_said_what_was_found_to_need_the_whole_batch_and_why(tmp_path: Path) -> None:
+    said: list[str] = []
+    audience = Audience(Console(file=io.StringIO()), said.append)
+    for build in (":build", ":build_rooted"):  # the former lists its own
+        source = TINY.replace(":build", build)
+        estimate_profile(source, tmp_path / "p.json", audience, device_name="cpu", num_devices=2)
+    (note,) = said
+    assert note.startswith("classify/loss is never split over the batch: its loss is not the mean of")
+    assert "'sqrt' is applied to what is made of all samples" in note and "tiny_workload.py:" in note
+
+
 def test_sizes_are_those_of_the_model(tiny: Profile) -> None:
     layers = tiny.by_name["classify/layers"]
     assert layers.param_bytes_per_op == (8 * 8 + 8) * 4

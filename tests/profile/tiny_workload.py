@@ -89,3 +89,14 @@ def build_large(batch_size: int = 2**17) -> Workload:
     layers = nn.ModuleList(Layer() for _ in range(DEPTH))
     task = Task("classify", Classify(layers), batch_size, Items(batch_size))
     return Workload(name="large", tasks=[task], operators=(Layer,))
+
+
+class Rooted(Classify):
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        return super().forward(x, label).sqrt()
+
+
+def build_rooted() -> Workload:
+    """A loss that shares of a batch cannot compute, which the workload does not say."""
+    layers = nn.ModuleList(Layer() for _ in range(DEPTH))
+    return Workload(name="rooted", tasks=[Task("classify", Rooted(layers), 8, Items())], operators=(Layer,))

@@ -270,6 +270,8 @@ def _checked(analysed: Analysed, settings: CheckSettings | None, audience: Audie
 def _say_what_stays_whole(analysed: Analysed, degrees: tuple[int, ...], audience: Audience) -> None:
     for name, lengths in analysed.graph.lengths.items():
         audience.note(lengths.line(name))
+    for line in analysed.graph.notes:
+        audience.note(line)
     for line in unlisted_layers(analysed.graph):
         audience.note(line)
     if degrees:
