@@ -51,6 +51,8 @@ class Net(nn.Module):
         self.shared, self.block, self.run = shared, Block(), run
         if run is lets_an_operator_look:
             self.other = Operator(shared)
+        if run is computes_a_weight:
+            self.normed = Normed()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run(self, x)
@@ -93,7 +95,26 @@ def transforms_a_distribution(self: Net, x: Tensor) -> Tensor:
     return -made.log_prob(x).mean()
 
 
-@pytest.mark.parametrize("run", [reverses, takes_sizes_of_the_batch, transforms_a_distribution])
+class Normed(nn.Module):
+    """A layer of one's own, which is traced into, whose weight a hook of torch sets ahead of each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        nn.utils.weight_norm(self)  # type: ignore[no-untyped-call]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def computes_a_weight(self: Net, x: Tensor) -> Tensor:
+    return (self.block(self.normed(x)) - self.normed(x)).pow(2).mean()
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize(
+    "run", [reverses, takes_sizes_of_the_batch, transforms_a_distribution, computes_a_weight]
+)
 def test_what_a_forward_makes_for_itself_is_split_over_the_batch_and_gives_the_same(
     run: Callable[..., Tensor],
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.workload.autocast import AutocastSeen
@@ -141,7 +142,7 @@ def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scrat
     is_state = name in module._buffers or name in module._parameters
     if name in MARKS or keeps_for_generating(module, name):
         return
-    if isinstance(value, fx.Proxy) and scratch.takes(module, name):
+    if isinstance(value, fx.Proxy) and (scratch.takes(module, name) or _is_normed(module, name)):
         return
     if not is_state and not isinstance(value, fx.Proxy):
         is_same = value is old or (
@@ -160,6 +161,14 @@ def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scrat
         held.get(name) is not None for held in (module.__dict__, module._buffers, module._parameters)
     )
     raise _frozen(task, what, place_of_caller(), _IN_OPERATOR if was_there else _IN_INIT)
+
+
+def _is_normed(module: nn.Module, name: str) -> bool:
+    """Whether torch.nn.utils.weight_norm sets this attribute ahead of each call, so that none sees an older
+    one's.
+    """
+    hooks = module._forward_pre_hooks.values()
+    return any(isinstance(hook, WeightNorm) and hook.name == name for hook in hooks)
 
 
 @contextlib.contextmanager
