@@ -93,6 +93,11 @@ def test_a_decision_by_the_size_of_the_batch(decide: Callable[[Tensor], Tensor])
     assert "decides by the size of the batch" in message and Path(__file__).name in message
 
 
+def test_a_size_of_the_batch_as_a_number_is_told_what_it_may_be_used_for() -> None:
+    message = of_forward(lambda self, x, label: self.block(x).sum() / float(x.shape[0]))
+    assert "to divide by and in `if`, not in `range`, `int` or `float`" in message
+
+
 def test_an_error_of_the_users_own_names_its_line() -> None:
     def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
         x = self.block(x)

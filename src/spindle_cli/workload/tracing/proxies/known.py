@@ -181,7 +181,7 @@ class Known:
             "forward decides by the size of the batch, which a share of the batch does not have",
             place_of_caller(),
             "Use x.shape[0] or len(x) for shapes (view, expand, arange), to divide by and in `if`, not in "
-            "`range` or `int`.",
+            "`range`, `int` or `float`.",
         )
 
 
