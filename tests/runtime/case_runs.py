@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import yaml
 from hand_plans import (
@@ -81,6 +83,18 @@ class Case:
     begins_from: str | None = None  # an earlier case, of other tasks or settings
     has_lengths: bool = False  # batches of several; planned for a percentile of them
     percentile: float = 100.0
+    long: bool = False  # shows of one more plan what other cases show: `make test-all` alone trains it
+
+
+def each(cases: Iterable[Case]) -> list[Any]:
+    """Parameters of a test, with the mark of those that are long."""
+    return [pytest.param(case, id=case.name, marks=[pytest.mark.long] if case.long else []) for case in cases]
+
+
+def asked_for(cases: Sequence[Case], config: pytest.Config) -> list[Case]:
+    """Without those that are long, where these are left out."""
+    leaves_out = "not long" in config.option.markexpr.split(" and ")
+    return [case for case in cases if not (case.long and leaves_out)]
 
 
 def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from analysed_once import in_the_abstract
-from case_runs import run_cases
+from case_runs import asked_for, run_cases
 from runtime_cases import ON_FOUR, ON_TWO
 from split_cases import ON_FOUR as SPLIT_ON_FOUR
 
@@ -26,10 +26,12 @@ def analysed_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def four_workers(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def four_workers(
+    forker: socket.socket, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Path:
     """A folder with a folder for each case of `ON_FOUR`."""
     folder = tmp_path_factory.mktemp("four")
-    run_cases(forker, ON_FOUR, 4, folder, fails=False)
+    run_cases(forker, asked_for(ON_FOUR, pytestconfig), 4, folder, fails=False)
     return folder
 
 
@@ -42,8 +44,10 @@ def two_workers(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
-def four_split_workers(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def four_split_workers(
+    forker: socket.socket, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Path:
     """A folder with a folder for each case of `split_cases.ON_FOUR`."""
     folder = tmp_path_factory.mktemp("split")
-    run_cases(forker, SPLIT_ON_FOUR, 4, folder, fails=False)
+    run_cases(forker, asked_for(SPLIT_ON_FOUR, pytestconfig), 4, folder, fails=False)
     return folder

@@ -37,6 +37,7 @@ VALUE_OPS = {
     aten.unique_dim,
     aten.unique_consecutive,
 }
+INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 # These never come to the dispatcher for a tensor of a CPU.
 VALUE_METHODS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 # torch's optimizers without a fused kernel count their steps in tensors on the host, on every device.
@@ -56,6 +57,12 @@ class HostWaitError(AssertionError):
 
 
 class _Dispatched(TorchDispatchMode):
+    """Asked for each of the thousands of operations of a step."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch turns its compiler off and on around each: that takes longer than the look
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -63,9 +70,10 @@ class _Dispatched(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func.overloadpacket in VALUE_OPS or _has_mask(func, args):
+        packet = func.overloadpacket
+        if packet in VALUE_OPS or (packet in INDEXING and _has_mask(args)):
             _refuse(str(func))
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 class _Called(TorchFunctionMode):
@@ -81,10 +89,8 @@ class _Called(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _has_mask(func: Any, args: tuple[Any, ...]) -> bool:
+def _has_mask(args: tuple[Any, ...]) -> bool:
     """Whether something is indexed by a mask, which is looked for on the device."""
-    if func.overloadpacket not in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_):
-        return False
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 

@@ -18,7 +18,7 @@ TOYS = {"toys": "../helpers/length_toys", "has_lengths": True}
 LENGTHS = (
     Case("lengths", APART, **TOYS),
     # Planned for the shortest: most batches are longer.
-    Case("lengths-longer", APART, train={**ADAMW, "clip_norm": 0.5}, percentile=1.0, **TOYS),
+    Case("lengths-longer", APART, train={**ADAMW, "clip_norm": 0.5}, percentile=1.0, **TOYS, long=True),
     Case(
         "lengths-recomputed",
         (1, 3),

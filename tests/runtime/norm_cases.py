@@ -18,7 +18,7 @@ SPREAD: tuple[Placement, ...] = (
 RECOMPUTED = ("few/blocks", "many/blocks", "many/reduce")
 NORMED = (
     Case("norms", SPREAD, toys="norm_toys", train=SGD),
-    Case("norms-recomputed", SPREAD, toys="norm_toys", train=ADAMW, recompute=RECOMPUTED),
+    Case("norms-recomputed", SPREAD, toys="norm_toys", train=ADAMW, recompute=RECOMPUTED, long=True),
     Case(
         "norms-uneven", SPREAD, toys="norm_toys", offload=True, recompute=RECOMPUTED[:1], uneven=True, apart=1
     ),

@@ -7,7 +7,7 @@ from pathlib import Path
 import norm_toys
 import pytest
 import torch
-from case_runs import STEPS, Case, prepare
+from case_runs import STEPS, Case, each, prepare
 from hand_plans import place
 from norm_cases import NORMED, SPREAD
 
@@ -23,7 +23,7 @@ from spindle_cli.verify.comparing.parameters import compare_buffers, compare_fin
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", NORMED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", each(NORMED))
 def test_statistics_are_those_of_plain_pytorch_on_every_worker(
     case: Case, four_workers: Path, tmp_path: Path
 ) -> None:

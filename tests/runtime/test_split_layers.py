@@ -8,7 +8,7 @@ from pathlib import Path
 import mixed_cases
 import pytest
 import torch
-from case_runs import STEPS, Case, captured, dtype_of
+from case_runs import STEPS, Case, captured, dtype_of, each
 from plain_loop import PlainRun, train_plainly
 from safetensors.torch import load_file
 from split_cases import (
@@ -63,7 +63,7 @@ def check_split_against(plain: PlainRun, case: Case, folder: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", EXACT, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", each(EXACT))
 def test_split_layers_train_the_model_of_a_plain_loop(case: Case, four_split_workers: Path) -> None:
     check_split_against(plain_run(four_split_workers, case), case, four_split_workers / case.name)
 
@@ -119,7 +119,7 @@ def test_by_the_same_plan_it_goes_on_bit_for_bit(four_split_workers: Path) -> No
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", GONE_ON_ELSEWHERE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", each(GONE_ON_ELSEWHERE))
 def test_by_other_degrees_it_goes_on_to_float_tolerance(case: Case, four_split_workers: Path) -> None:
     plain = plain_run(four_split_workers, case)
     for what, tensor, expectation in pairs(four_split_workers / case.name, "final", plain.final):

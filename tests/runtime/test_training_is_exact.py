@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import runtime_toys
-from case_runs import STEPS, Case, captured, dtype_of
+from case_runs import STEPS, Case, captured, dtype_of, each
 from plain_loop import PlainRun, train_plainly
 from runtime_cases import CLIPPED, EXACT_ON_FOUR, EXACT_ON_TWO
 from torch import Tensor
@@ -40,7 +40,7 @@ def check_against(plain: PlainRun, case: Case, num_workers: int, folder: Path) -
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", EXACT_ON_FOUR, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", each(EXACT_ON_FOUR))
 def test_four_workers_train_the_model_of_a_plain_loop(case: Case, four_workers: Path) -> None:
     folder = four_workers / case.name
     check_against(train_plainly(str(folder / "workload.yaml"), STEPS, dtype_of(case)), case, 4, folder)
@@ -64,9 +64,7 @@ def test_the_clipped_case_clips(four_workers: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "case", [case for case in EXACT_ON_FOUR if case.name.startswith("random")], ids=lambda c: c.name
-)
+@pytest.mark.parametrize("case", each(case for case in EXACT_ON_FOUR if case.name.startswith("random")))
 def test_a_worker_holds_the_parameters_of_its_own_ops_alone(case: Case, four_workers: Path) -> None:
     graph = analysed(runtime_toys.build())
     assert callable(case.placements)
