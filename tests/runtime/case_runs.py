@@ -86,7 +86,7 @@ class Case:
     long: bool = False  # shows of one more plan what other cases show: `make test-all` alone trains it
 
 
-def each(cases: Iterable[Case]) -> list[Any]:
+def marked(cases: Iterable[Case]) -> list[Any]:
     """Parameters of a test, with the mark of those that are long."""
     return [pytest.param(case, id=case.name, marks=[pytest.mark.long] if case.long else []) for case in cases]
 

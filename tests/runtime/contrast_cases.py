@@ -16,7 +16,15 @@ COMPARED: tuple[Placement, ...] = (
 )
 CONTRASTED = (
     Case("contrasts", COMPARED, toys="contrast_toys", train=SGD),
-    Case("contrasts-uneven", COMPARED, toys="contrast_toys", recompute=("clip/loss",), uneven=True, apart=2),
+    Case(
+        "contrasts-uneven",
+        COMPARED,
+        toys="contrast_toys",
+        recompute=("clip/loss",),
+        uneven=True,
+        apart=2,
+        steps=2,
+    ),
     Case(
         "contrasts-recomputed-accumulated",
         COMPARED,

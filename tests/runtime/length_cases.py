@@ -26,6 +26,7 @@ LENGTHS = (
         recompute=("text/blocks", "score/blocks"),
         train=SGD,
         **TOYS,
+        steps=2,
     ),
     Case("lengths-in-chunks", (0, 2), train={**SGD, "loss_chunks": 3}, **TOYS),
     Case("lengths-loaded", APART, train={**SGD, "loader": {"workers": 1}}, **TOYS),

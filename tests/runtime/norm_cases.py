@@ -20,7 +20,14 @@ NORMED = (
     Case("norms", SPREAD, toys="norm_toys", train=SGD),
     Case("norms-recomputed", SPREAD, toys="norm_toys", train=ADAMW, recompute=RECOMPUTED, long=True),
     Case(
-        "norms-uneven", SPREAD, toys="norm_toys", offload=True, recompute=RECOMPUTED[:1], uneven=True, apart=1
+        "norms-uneven",
+        SPREAD,
+        toys="norm_toys",
+        offload=True,
+        recompute=RECOMPUTED[:1],
+        uneven=True,
+        apart=1,
+        steps=2,
     ),
     Case(
         "norms-accumulated",
@@ -29,5 +36,6 @@ NORMED = (
         args={"ignores": False},
         train={**ADAMW, "accumulate": 2},
         recompute=RECOMPUTED[:1],
+        steps=2,
     ),
 )

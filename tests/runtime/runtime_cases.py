@@ -268,6 +268,7 @@ EXACT_ON_FOUR = (
         recompute=RECOMPUTED,
         micro_batches={"classify": 6},
         apart=5,
+        steps=2,
     ),
     Case(
         "uneven",
@@ -279,6 +280,7 @@ EXACT_ON_FOUR = (
         micro_batches={"classify": 2},
         uneven=True,
         apart=7,
+        steps=2,
     ),
     Case(
         "uneven-summed",
@@ -302,6 +304,7 @@ EXACT_ON_FOUR = (
         uneven=True,
         apart=10,
         gathers=True,
+        steps=2,
     ),
     Case("random-0", partial(scatter_at_random, 0, 4), train=ADAMW, long=True),
     Case("random-3", partial(scatter_at_random, 3, 4), train=ADAMW, apart=3, weights=(1, 1, 1, 30)),
@@ -346,7 +349,7 @@ EXACT_ON_TWO = (
     Case("all-on-two", (0, 1), train=ADAMW, dtype="float32"),
     Case(
         "compiled",
-        (0, 1),
+        APART,
         train={**ADAMW, "compile": "aot_eager"},
         offload=True,
         recompute=("pairs/vision", "caption/layers"),

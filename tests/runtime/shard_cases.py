@@ -52,6 +52,7 @@ SHARED_OUT = (
         apart=5,
         sharding=Sharding.KEPT,
         weights=(1, 3, 2, 5),
+        steps=2,
     ),
     Case(
         "gradients-shared-out",
@@ -82,6 +83,7 @@ BY_TEAMS = (
         recompute=("pairs/vision", "caption/layers"),
         apart=11,
         sharding=Sharding.PARAMETERS,
+        steps=2,
     ),
     # Other ranges in one team than in the other.
     Case(
@@ -92,8 +94,17 @@ BY_TEAMS = (
         apart=12,
         sharding=Sharding.KEPT,
         weights=(1, 3, 2, 5),
+        steps=2,
     ),
-    Case("teams-float32", ON_TEAMS, train=ADAMW, dtype="float32", sharding=Sharding.PARAMETERS, apart=13),
+    Case(
+        "teams-float32",
+        ON_TEAMS,
+        train=ADAMW,
+        dtype="float32",
+        sharding=Sharding.PARAMETERS,
+        apart=13,
+        steps=2,
+    ),
 )
 SAVED_BY_TEAMS = Case(
     "saved-by-teams",
@@ -142,4 +153,5 @@ SPLIT = Case(
     apart=7,
     sharding=Sharding.PARAMETERS,
     weights=(1, 2, 3, 1),
+    steps=2,
 )

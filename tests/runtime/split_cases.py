@@ -69,6 +69,7 @@ EXACT = (
         micro_batches={"left": 2},
         uneven=True,
         apart=3,
+        steps=2,
     ),
     Case("chunks", SPLIT, "split_toys", train={**ADAMW, "loss_chunks": 2}, long=True),
     Case(
@@ -79,8 +80,9 @@ EXACT = (
         train={**CLIPPED, "accumulate": 2, "loss_chunks": 5},
         offload=True,
         recompute=RECOMPUTED,
+        steps=2,
     ),
-    Case("random-0", partial(split_at_random, 0, 4), "split_toys"),
+    Case("random-0", partial(split_at_random, 0, 4), "split_toys", steps=2),
     Case("random-3", partial(split_at_random, 3, 4), "split_toys", long=True),
     SHARED_OUT,
     Case("routed", ROUTED, "routed_toys", train={**CLIPPED, "accumulate": 2}, long=True),
@@ -94,6 +96,7 @@ EXACT = (
         micro_batches={"left": 4, "right": 2},
         recompute=("left/tower",),
         apart=6,
+        steps=2,
     ),
     Case(
         "routed-shared-out",

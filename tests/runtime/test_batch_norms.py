@@ -7,7 +7,7 @@ from pathlib import Path
 import norm_toys
 import pytest
 import torch
-from case_runs import STEPS, Case, each, prepare
+from case_runs import Case, marked, prepare
 from hand_plans import place
 from norm_cases import NORMED, SPREAD
 
@@ -23,12 +23,12 @@ from spindle_cli.verify.comparing.parameters import compare_buffers, compare_fin
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", each(NORMED))
+@pytest.mark.parametrize("case", marked(NORMED))
 def test_statistics_are_those_of_plain_pytorch_on_every_worker(
     case: Case, four_workers: Path, tmp_path: Path
 ) -> None:
     request = RunRequest.read(four_workers / case.name / "request.json")
-    plain.train(request.model_copy(update={"run_dir": tmp_path, "capture_dir": tmp_path, "steps": STEPS}))
+    plain.train(request.model_copy(update={"run_dir": tmp_path, "capture_dir": tmp_path}))
     with open_run(four_workers / case.name, 4) as ours, open_run(tmp_path, 1) as theirs:
         buffers = compare_buffers(ours, theirs, 1e-12)
         final = compare_final(ours, theirs, (), 1e-12)[0]

@@ -12,25 +12,22 @@ import eval_toys
 import pytest
 import torch
 from alone import run_case, world_of_one
-from case_runs import ADAMW, Case, captured, run_cases
-from contrast_cases import COMPARED
-from mixed_cases import MATCH, TOYS, WRITE
+from case_runs import ADAMW, Case, asked_for, captured, marked, run_cases
+from eval_cases import EVERY_TWO, ON_FOUR
+from mixed_cases import TOYS
 from safetensors.torch import load_file
-from split_cases import SPLIT
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from spindle_cli.errors import RunFailedError, WorkloadError
 from spindle_cli.files.run_files import model_path, read_metrics
 from spindle_cli.files.runs.evaluations import Evaluation, read_evaluations
-from spindle_cli.files.sharding import Sharding
 from spindle_cli.verify import plain
 from spindle_cli.verify.comparing.evaluations import compare_evaluations
 from spindle_cli.verify.rounding import RoundingNoise
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.types import FlowTask, Task
 
-EVERY_TWO = {**ADAMW, "eval_every": 2, "seed": 3}
 ALONE = Case("alone", (0,), "eval_toys", train=EVERY_TWO, steps=3)
 UNWATCHED = Case("unwatched", (0,), "eval_toys", args={"evaluates": False}, train=EVERY_TWO, steps=3)
 
@@ -268,112 +265,24 @@ def test_a_metric_that_fails_ends_the_run_with_one_message(
         )
 
 
-# Every share cut by the last batch, one of them to nothing; slices on other devices than their inputs.
-SCATTERED = (
-    ("classify/layers", (0, 1), (0, 2, 1, 3)),
-    ("classify/layers", (1, 3), (3, 1)),
-    ("classify/head", (0, 1), (0, 1, 2, 3)),
-    ("pairs/layers", (0, 1), (2,)),
-    ("pairs/layers-2", (0, 2), (1, 0)),
-    ("pairs/other", (0, 1), (3, 2, 1, 0)),
-    ("pairs/other-2", (0, 1), (2, 3)),
-    ("pairs/loss", (0, 1), (1,)),
-)
-TRAIN = {**EVERY_TWO, "clip_norm": 0.5}
-AVERAGED = {**TRAIN, "ema": {"decay": 0.5}}
-# Layers of both tasks on all devices, which share their parameters out; a share of the last batch is empty.
-TOGETHER = (
-    ("classify/layers", (0, 1), (0, 2, 1, 3)),
-    ("classify/layers", (1, 3), (3, 1, 0, 2)),
-    ("classify/head", (0, 1), (0, 1, 2, 3)),
-    ("pairs/layers", (0, 1), (2,)),
-    ("pairs/layers-2", (0, 2), (1, 0, 2, 3)),
-    ("pairs/other", (0, 1), (3, 2, 1, 0)),
-    ("pairs/other-2", (0, 1), (2, 3)),
-    ("pairs/loss", (0, 1), (1,)),
-)
-# The layer that a task uses twice by two teams.
-BY_TEAMS = (
-    *TOGETHER[:-3],
-    ("pairs/other", (0, 1), (3, 2)),
-    ("pairs/other-2", (0, 1), (0, 1)),
-    TOGETHER[-1],
-)
-# What all layers take is computed with the first one, and devices of the others have nothing of that.
-FROM_ONE = (
-    ("score/layers", (0, 1), (0, 2)),
-    ("score/layers-2", (0, 1), (1,)),
-    ("score/layers-2", (1, 2), (3, 1)),
-)
-FIRST_VALUES = tuple(
-    Case(f"first-{kind}", FROM_ONE, "eval_glue_toys", args={"kind": kind}, train=TRAIN)
-    for kind in ("norm", "running", "dropout")
-)
-ON_FOUR = (
-    *FIRST_VALUES,
-    Case(
-        "first-shared-out",
-        (("score/layers", (0, 1), (0, 1, 2, 3)), ("score/layers-2", (0, 2), (0, 1, 2, 3))),
-        "eval_glue_toys",
-        train=TRAIN,
-        apart=5,
-        sharding=Sharding.PARAMETERS,
-    ),
-    Case("watched", SCATTERED, "eval_toys", train=TRAIN),
-    Case("unwatched", SCATTERED, "eval_toys", args={"evaluates": False}, train=TRAIN),
-    Case("tensor-split", SPLIT, "eval_split_toys", train=EVERY_TWO),
-    Case("streamed", SCATTERED, "eval_toys", args={"streams": True}, train=TRAIN, uneven=True, apart=1),
-    Case("contrasts", COMPARED, "contrast_toys", "build_evaluated", train=EVERY_TWO, uneven=True, apart=2),
-    Case("looked-at", COMPARED, "contrast_toys", "build_evaluated", {"looked_at": True}, train=EVERY_TWO),
-    Case("only-evaluated", SCATTERED, "only_evaluated_toys", train=TRAIN),
-    Case(
-        "only-evaluated-split",
-        SPLIT,
-        "only_evaluated_toys",
-        "build_split",
-        train=EVERY_TWO,
-        uneven=True,
-        apart=3,
-    ),
-    Case("shared-out", TOGETHER, "only_evaluated_toys", train=TRAIN, apart=3, sharding=Sharding.PARAMETERS),
-    Case("by-teams", BY_TEAMS, "only_evaluated_toys", train=TRAIN, apart=4, sharding=Sharding.PARAMETERS),
-    Case("averaged", BY_TEAMS, "eval_toys", train=AVERAGED, apart=4),
-    Case("averaged-by-teams", BY_TEAMS, "eval_toys", train=AVERAGED, apart=4, sharding=Sharding.PARAMETERS),
-    Case("lengths", (*WRITE, *MATCH), args={"tasks": ["write", "match"], "held_out": 15}, **MIXED),
-)
+LOOKED_AT_BELOW = ("unwatched", "averaged", "averaged-by-teams")
 
 
 @pytest.fixture(scope="module")
-def four(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def four(
+    forker: socket.socket, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Path:
     folder = tmp_path_factory.mktemp("evaluated")
-    run_cases(forker, ON_FOUR, 4, folder, fails=False)
+    run_cases(forker, asked_for(ON_FOUR, pytestconfig), 4, folder, fails=False)
     return folder
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "name",
-    [
-        "watched",
-        "tensor-split",
-        "only-evaluated",
-        "only-evaluated-split",
-        "contrasts",
-        "looked-at",
-        "streamed",
-        "shared-out",
-        "by-teams",
-        "lengths",
-        "first-norm",
-        "first-running",
-        "first-dropout",
-        "first-shared-out",
-    ],
-)
-def test_four_workers_evaluate_as_plain_torch(four: Path, name: str) -> None:
-    folder = four / name
-    lines = {line.task: line for line in read_evaluations(folder) if line.step == 3}
-    expected = by_plain_torch(folder / "workload.yaml", folder, 3, 4)
+@pytest.mark.parametrize("case", marked(case for case in ON_FOUR if case.name not in LOOKED_AT_BELOW))
+def test_four_workers_evaluate_as_plain_torch(four: Path, case: Case) -> None:
+    folder = four / case.name
+    lines = {line.task: line for line in read_evaluations(folder) if line.step == case.steps}
+    expected = by_plain_torch(folder / "workload.yaml", folder, case.steps, 4)
     assert lines.keys() == expected.keys()
     for task, line in lines.items():
         check_equal(line, expected[task])

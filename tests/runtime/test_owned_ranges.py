@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 import torch
-from case_runs import captured, each
+from case_runs import captured, marked
 from runtime_cases import EXACT_ON_FOUR, SAVED, SAVED_WHOLE
 from torch import Tensor, nn
 
@@ -52,7 +52,7 @@ def test_what_a_matrix_optimizer_steps_is_not_cut(shards: bool, whole: list[str]
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", each(EXACT_ON_FOUR))
+@pytest.mark.parametrize("case", marked(EXACT_ON_FOUR))
 def test_all_copies_of_a_parameter_end_bit_for_bit_the_same(case, four_workers: Path) -> None:
     first: dict[str, Tensor] = {}
     for tensors in captured(four_workers / case.name, "final", 4):

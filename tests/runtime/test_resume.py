@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from case_runs import STEPS, captured, each
+from case_runs import STEPS, captured, marked
 from plain_loop import train_plainly
 from runtime_cases import GONE_ON, GONE_ON_ELSEWHERE, SAVED
 from test_training_is_exact import close
@@ -29,7 +29,7 @@ def test_by_the_same_plan_it_goes_on_bit_for_bit(four_workers: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", each(GONE_ON_ELSEWHERE))
+@pytest.mark.parametrize("case", marked(GONE_ON_ELSEWHERE))
 def test_by_another_plan_it_goes_on_to_float_tolerance(case, four_workers: Path) -> None:
     plain = train_plainly(str(four_workers / case.name / "workload.yaml"), STEPS, torch.float64)
     for tensors in captured(four_workers / case.name, "final", 4):

@@ -8,7 +8,7 @@ from pathlib import Path
 import mixed_cases
 import pytest
 import torch
-from case_runs import STEPS, Case, captured, dtype_of, each
+from case_runs import Case, captured, dtype_of, marked
 from plain_loop import PlainRun, train_plainly
 from safetensors.torch import load_file
 from split_cases import (
@@ -46,7 +46,7 @@ def pairs(folder: Path, stage: CaptureStage, whole: Expected) -> Iterator[tuple[
 
 
 def plain_run(folder: Path, case: Case) -> PlainRun:
-    return train_plainly(str(folder / case.name / "workload.yaml"), STEPS, dtype_of(case))
+    return train_plainly(str(folder / case.name / "workload.yaml"), case.steps, dtype_of(case))
 
 
 def check_split_against(plain: PlainRun, case: Case, folder: Path) -> None:
@@ -63,7 +63,7 @@ def check_split_against(plain: PlainRun, case: Case, folder: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", each(EXACT))
+@pytest.mark.parametrize("case", marked(EXACT))
 def test_split_layers_train_the_model_of_a_plain_loop(case: Case, four_split_workers: Path) -> None:
     check_split_against(plain_run(four_split_workers, case), case, four_split_workers / case.name)
 
@@ -119,7 +119,7 @@ def test_by_the_same_plan_it_goes_on_bit_for_bit(four_split_workers: Path) -> No
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", each(GONE_ON_ELSEWHERE))
+@pytest.mark.parametrize("case", marked(GONE_ON_ELSEWHERE))
 def test_by_other_degrees_it_goes_on_to_float_tolerance(case: Case, four_split_workers: Path) -> None:
     plain = plain_run(four_split_workers, case)
     for what, tensor, expectation in pairs(four_split_workers / case.name, "final", plain.final):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import runtime_toys
-from case_runs import STEPS, Case, captured, dtype_of, each
+from case_runs import Case, captured, dtype_of, marked
 from plain_loop import PlainRun, train_plainly
 from runtime_cases import CLIPPED, EXACT_ON_FOUR, EXACT_ON_TWO
 from torch import Tensor
@@ -26,7 +26,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 def check_against(plain: PlainRun, case: Case, num_workers: int, folder: Path) -> None:
     tolerance = TOLERANCE[case.dtype]
     metrics = list(read_metrics(folder))
-    assert [line.step for line in metrics] == [1, 2, 3]
+    assert [line.step for line in metrics] == list(range(1, case.steps + 1))
     for line, expected in zip(metrics, plain.losses, strict=True):
         assert line.task_losses == pytest.approx(expected, rel=tolerance), case.name
     gradients = captured(folder, "gradients", num_workers)
@@ -36,21 +36,21 @@ def check_against(plain: PlainRun, case: Case, num_workers: int, folder: Path) -
         for rank, tensors in enumerate(found):
             for name, tensor in tensors.items():
                 assert close(tensor, expectation[name], tolerance), f"{case.name}: {name} on rank {rank}"
-    assert PredictedVsMeasured.read(folder / PREDICTED_FILE).steps == STEPS - 1
+    assert PredictedVsMeasured.read(folder / PREDICTED_FILE).steps == case.steps - 1
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", each(EXACT_ON_FOUR))
+@pytest.mark.parametrize("case", marked(EXACT_ON_FOUR))
 def test_four_workers_train_the_model_of_a_plain_loop(case: Case, four_workers: Path) -> None:
     folder = four_workers / case.name
-    check_against(train_plainly(str(folder / "workload.yaml"), STEPS, dtype_of(case)), case, 4, folder)
+    check_against(train_plainly(str(folder / "workload.yaml"), case.steps, dtype_of(case)), case, 4, folder)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("case", EXACT_ON_TWO, ids=lambda case: case.name)
 def test_two_workers_train_the_model_of_a_plain_loop(case: Case, two_workers: Path) -> None:
     folder = two_workers / case.name
-    check_against(train_plainly(str(folder / "workload.yaml"), STEPS, dtype_of(case)), case, 2, folder)
+    check_against(train_plainly(str(folder / "workload.yaml"), case.steps, dtype_of(case)), case, 2, folder)
 
 
 @pytest.mark.processes
@@ -64,7 +64,7 @@ def test_the_clipped_case_clips(four_workers: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", each(case for case in EXACT_ON_FOUR if case.name.startswith("random")))
+@pytest.mark.parametrize("case", marked(case for case in EXACT_ON_FOUR if case.name.startswith("random")))
 def test_a_worker_holds_the_parameters_of_its_own_ops_alone(case: Case, four_workers: Path) -> None:
     graph = analysed(runtime_toys.build())
     assert callable(case.placements)
