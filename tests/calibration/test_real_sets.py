@@ -17,7 +17,7 @@ from spindle_cli.files.run_files import PREDICTED_FILE, PredictedVsMeasured
 from spindle_cli.plan.file import read_plan
 from spindle_cli.profile.types import Profile
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 
 TOYS = Path(__file__).parent / "heavy_toys.py"
 # An iteration of one set may be so many times as long as predicted, or as short: the machine does other work.

@@ -63,7 +63,7 @@ def closed_output(*arguments: object, closed: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("options", [(), pytest.param(("--json",), marks=pytest.mark.long)])
 def test_closed_output_is_no_bug(closed: str, options: tuple[str, ...], plan: Path) -> None:
     before = plan.read_bytes()
     assert closed_output("check", plan, *options, closed=closed).returncode == 0

@@ -162,6 +162,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("ready_here")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

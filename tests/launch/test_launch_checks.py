@@ -92,6 +92,7 @@ def test_a_taken_run_dir_is_refused_and_the_default_goes_on_counting(plan_path: 
     assert "--resume" in ended.err
 
 
+@pytest.mark.usefixtures("ready_here")
 @pytest.mark.parametrize(
     ("folder", "code", "said"),
     [

@@ -41,20 +41,31 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """By Pythons of their own, as a user starts them."""
+def undisturbed(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """By Pythons that have torch at once."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with two_hosts(), pytest.MonkeyPatch.context() as patch:
-        return Trained(folder / "run", train(None, patch, folder))
+        return Trained(folder / "run", train(forker, patch, folder))
 
 
 def test_two_hosts_train_as_one_run(undisturbed: Trained) -> None:
-    assert [ended.code for ended in undisturbed.ended] == [0, 0], undisturbed.ended
-    assert [metrics.step for metrics in read_metrics(undisturbed.run_dir)] == list(range(1, STEPS + 1))
-    reports = [json.loads(ended.out) for ended in undisturbed.ended]
+    require_one_run(undisturbed)
+
+
+@pytest.mark.long
+def test_pythons_of_their_own_train_as_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user starts them."""
+    with two_hosts():
+        require_one_run(Trained(tmp_path / "run", train(None, monkeypatch, tmp_path)))
+
+
+def require_one_run(trained: Trained) -> None:
+    assert [ended.code for ended in trained.ended] == [0, 0], trained.ended
+    assert [metrics.step for metrics in read_metrics(trained.run_dir)] == list(range(1, STEPS + 1))
+    reports = [json.loads(ended.out) for ended in trained.ended]
     assert [(report["workers"], report["node_rank"]) for report in reports] == [(1, 0), (1, 1)]
     assert reports[0]["steps"] == STEPS
-    request = undisturbed.run_dir / "workers" / "node-1.request.json"
+    request = trained.run_dir / "workers" / "node-1.request.json"
     assert json.loads(request.read_text())["backend"] == "gloo"
 
 

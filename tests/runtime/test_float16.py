@@ -25,8 +25,8 @@ from spindle_cli.verify.types import TOLERANCE, VerifyReport
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 
 TRAIN = {"precision": "fp16-autocast", "clip_norm": 1.0, "accumulate": 2, "optimizer": "AdamW", "lr": 1e-3}
-# Far too large at first: eight steps or more are skipped.
-TOO_LARGE = {"init_scale": 2.0**36, "backoff_factor": 2.0**-4}
+# Far too large at first: three steps or more are skipped.
+TOO_LARGE = {"init_scale": 2.0**36, "backoff_factor": 2.0**-8}
 
 
 def verified(case: Case, num_devices: int, steps: int, folder: Path) -> VerifyReport:
@@ -65,9 +65,9 @@ def test_parts_in_micro_batches_that_are_shared_out_skip_what_plain_pytorch_skip
         apart=3,
         sharding=sharding,
     )
-    report = verified(case, 4, 9, tmp_path / "case")
+    report = verified(case, 4, 5, tmp_path / "case")
     scales = next(check for check in report.checks if check.what == "loss scales")
-    assert scales.compared == 9
+    assert scales.compared == 5
 
 
 # Two tasks without a parameter in common, each on a device of its own.
@@ -93,7 +93,11 @@ ASKED = [{"name": "write", **WRITTEN}, "rest"]
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "groups"), [("AdamW", BY_THEMSELVES), ("NAdam", ASKED)], ids=["AdamW and SGD", "NAdam"]
+    ("optimizer", "groups"),
+    [
+        pytest.param("AdamW", BY_THEMSELVES, id="AdamW and SGD"),
+        pytest.param("NAdam", ASKED, id="NAdam", marks=pytest.mark.long),
+    ],
 )
 def test_what_overflows_on_one_device_alone_is_skipped_by_all(
     optimizer: str, groups: list[object], tmp_path: Path
@@ -123,7 +127,7 @@ def test_what_overflows_on_one_device_alone_is_skipped_by_all(
 def scaled(
     name: str, placements: tuple[Placement, ...] | tuple[int, ...], steps: int, **changes: str
 ) -> Case:
-    """Scales fall from 2^36 by 16, and grow by 2 after two steps in which nothing overflows."""
+    """Scales fall from 2^36 by 256, and grow by 2 after two steps in which nothing overflows."""
     train = {**TRAIN, "loss_scale": {**TOO_LARGE, "growth_interval": 2}}
     return Case(
         name,
@@ -142,18 +146,18 @@ def lines_of(folder: Path) -> list[tuple[float | None, bool | None]]:
 
 def test_the_scale_goes_on_by_the_same_plan_and_on_fewer_ranks(forker: socket.socket, tmp_path: Path) -> None:
     """Cut off while the scale still falls; then by the same plan, and by another on two of four devices."""
-    four, two, again, steps = tmp_path / "four", tmp_path / "two", tmp_path / "again", 8
+    four, two, again, steps = tmp_path / "four", tmp_path / "two", tmp_path / "again", 6
     four.mkdir()
-    cases = [scaled("whole", ON_SOME, steps), scaled("cut", ON_SOME, 3)]
+    cases = [scaled("whole", ON_SOME, steps), scaled("cut", ON_SOME, 2)]
     run_cases(forker, cases, 4, four, fails=False)
     for folder in (two, again):
         shutil.copytree(four / "cut" / "checkpoints", folder / "cut" / "checkpoints")
     run_cases(forker, [scaled("fewer", (0, 1), steps, goes_on_with="cut")], 2, two, fails=False)
     run_cases(forker, [scaled("same", ON_SOME, steps, goes_on_with="cut")], 4, again, fails=False)
     expected = lines_of(four / "whole")
-    assert expected[:3] == [(2.0**36, True), (2.0**32, True), (2.0**28, True)]
+    assert expected[:3] == [(2.0**36, True), (2.0**28, True), (2.0**20, True)]
     assert expected[-1][1] is False
-    assert lines_of(again / "cut") == lines_of(two / "cut") == expected[3:]
+    assert lines_of(again / "cut") == lines_of(two / "cut") == expected[2:]
     whole = captured(four / "whole", "final", 4)
     for one, other in zip(whole, captured(again / "same", "final", 4), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
