@@ -53,23 +53,39 @@ def best_judged(
     found = [[baseline(name)] for name in BASELINES if strategy in (name, "spindle")]
     if strategy == "spindle":
         for number, drafts in enumerate(spindle(problem, bound, effort)):
-            known = _least(judged for each in found for judged in each)
-            within_s = inf if known is None else known.prediction.iteration_s
-            found.append(best_of(problem, drafts, with_care=effort != NO_SEARCH, within_s=within_s))
+            # What is only there to begin with is placed quickly, as what a search finds is shorter.
+            care = effort != NO_SEARCH and number > 0
+            found.append(best_of(problem, drafts, with_care=care, within_s=_least_s(found)))
             if number == 1 and not any(found[-1]):
                 break  # nothing of a whole search fits: a longer one will not help
     all_fit = all(judged is not None and not judged.is_apart for each in found for judged in each)
     if strategy == "spindle" and effort != NO_SEARCH:
-        found.append([judge(problem, draft) for draft in component_lanes(problem)])
+        found.append([judge(problem, draft) for draft in component_lanes(problem, _least_s(found))])
         best = _least(judged for each in found for judged in each)
         if best is None or may_gain(best.prediction, bound.lower_bound_s):
-            longest_s = inf if best is None else best.prediction.iteration_s
-            found.append([judge(problem, draft) for draft in pipelines(problem, effort, longest_s)])
+            found.append([judge(problem, draft) for draft in pipelines(problem, effort, _least_s(found))])
     best_of_each = [best for each in found if (best := _least(each)) is not None]
     if effort == NO_SEARCH and best_of_each:
         best_of_each = [min(best_of_each, key=Judged.rank)]
-    spread = [spread_out(problem, best) for best in best_of_each]
-    return _least(spread), all_fit  # of equals the first: a baseline
+    return _best_spread_out(problem, best_of_each), all_fit
+
+
+def _best_spread_out(problem: Problem, found: Sequence[Judged]) -> Judged | None:
+    """The best of some plans once spread out (`search/spread.py`), of equals the first: a baseline. At most
+    what messages take is saved by that, so those that would be slower even without any stay as they are.
+    """
+    spread = list(found)
+    for number in sorted(range(len(found)), key=lambda number: found[number].rank()):
+        prediction = found[number].prediction
+        if prediction.iteration_s - prediction.transfer_s - prediction.processor_s <= _least_s([spread]):
+            spread[number] = spread_out(problem, found[number])
+    return _least(spread)
+
+
+def _least_s(found: Iterable[Iterable[Judged | None]]) -> float:
+    """Seconds of the shortest iteration of all."""
+    best = _least(judged for each in found for judged in each)
+    return inf if best is None else best.prediction.iteration_s
 
 
 def _least(found: Iterable[Judged | None]) -> Judged | None:

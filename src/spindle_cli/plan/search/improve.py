@@ -1,6 +1,7 @@
 """Searching for a better schedule: many dispatches, each with a slightly different guide, keeping what helps.
 
-1. a grid of guides, forwards and backwards
+1. a grid of guides, forwards and backwards; on large clusters also where MetaOps take whole groups of devices
+   alone: there are as many good schedules of these, and fewer others
 2. from the best few, random changes of the guide as a whole: stretch, urgency, slack
 3. random changes of single decisions too: other devices, fewer ops, waiting, going first
 Between rounds the worse half is dropped. Deterministic: the random numbers come from a fixed seed, and the
@@ -14,15 +15,19 @@ from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
 
-from spindle_cli.plan.bound.bound import Bound
-from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.bound.bound import Bound, lower_bound
+from spindle_cli.plan.problem import Node, Problem
 from spindle_cli.plan.search.dispatch import Dispatcher, Guide, Nudge
 from spindle_cli.plan.search.draws import scaled_at_random
 from spindle_cli.plan.search.listing import Job, turned_round
 
 GRID_SLACK = (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)
 GRID_LEAST_FIT = (0.0, 0.4, 1.0)
+# Guides that are kept of each direction, of all groups together.
 KEPT_PER_DIRECTION = 4
+# Above so many devices, in groups of powers of two, into at least so many groups.
+MOST_ONE_BY_ONE = 64
+NUM_GROUPS = (128, 64, 32)
 ROUNDS = 3
 # What a dispatch costs beyond its jobs, in jobs.
 EFFORT_PER_DISPATCH = 10
@@ -50,7 +55,12 @@ def search(problem: Problem, bound: Bound, effort: int, seed: int) -> list[tuple
         seed: another seed, another search.
     """
     random = Random(seed)  # noqa: S311 - reproducible, not secret
-    trials = _grid(problem, bound)
+    sizes = group_sizes(problem.num_devices)
+    kept = -(-KEPT_PER_DIRECTION // len(sizes))
+    trials = _grid(problem, bound, kept)
+    for size in sizes[1:]:
+        grouped = in_groups(problem, size)
+        trials += _grid(grouped, lower_bound(grouped), kept)
     alive = trials
     close_s = bound.lower_bound_s * (1 + CLOSE_ENOUGH)
     for number in range(ROUNDS):
@@ -64,7 +74,24 @@ def search(problem: Problem, bound: Bound, effort: int, seed: int) -> list[tuple
     return [_forwards(problem, trial) for trial in trials]
 
 
-def _grid(problem: Problem, bound: Bound) -> list[_Trial]:
+def group_sizes(num_devices: int) -> tuple[int, ...]:
+    """Devices of the groups that MetaOps take, ascending; the first is 1."""
+    if num_devices <= MOST_ONE_BY_ONE:
+        return (1,)
+    return tuple(sorted({1, *(1 << max(num_devices // groups, 1).bit_length() - 1 for groups in NUM_GROUPS)}))
+
+
+def in_groups(problem: Problem, size: int) -> Problem:
+    """The problem with allocations of whole groups alone, for MetaOps that have such."""
+    return replace(problem, nodes=tuple(_in_groups(node, size) for node in problem.nodes))
+
+
+def _in_groups(node: Node, size: int) -> Node:
+    points = tuple(point for point in node.points if point.num_devices % size == 0)
+    return replace(node, points=points or node.points)
+
+
+def _grid(problem: Problem, bound: Bound, kept_per_direction: int) -> list[_Trial]:
     """The best few guides of a grid, in each direction."""
     ones = (1.0,) * len(problem.nodes)
     kept: list[_Trial] = []
@@ -75,7 +102,7 @@ def _grid(problem: Problem, bound: Bound) -> list[_Trial]:
             guide = Guide(slack, ones, ones, widen, least_fit)
             trials.append(_Trial(dispatcher, guide, *dispatcher.run(guide)))
         trials.sort(key=lambda trial: trial.end_s)
-        kept += trials[:KEPT_PER_DIRECTION]
+        kept += trials[:kept_per_direction]
     return kept
 
 
@@ -125,4 +152,11 @@ def _nudge(guide: Guide, jobs: Sequence[Job], random: Random) -> Guide:
 
 
 def _forwards(problem: Problem, trial: _Trial) -> tuple[Job, ...]:
-    return tuple(turned_round(problem, trial.jobs) if trial.dispatcher.backwards else trial.jobs)
+    """The jobs of a trial, its points those of the problem."""
+    grouped = trial.dispatcher.problem
+    jobs = turned_round(grouped, trial.jobs) if trial.dispatcher.backwards else trial.jobs
+    places = [
+        [node.points.index(point) for point in own.points]
+        for node, own in zip(problem.nodes, grouped.nodes, strict=True)
+    ]
+    return tuple((node, places[node][point], num_ops) for node, point, num_ops in jobs)

@@ -31,6 +31,8 @@ QUICK_EXCHANGES = 6
 CAREFUL_EXCHANGES = 30
 MOST_DEVICES_COUNTED = 256
 PLACED_WITH_CARE = 2
+# Those placed quickly that take this much longer than the best known are not: care brings less.
+CARE_BRINGS = 0.01
 # What the placement's estimate of a device's memory may be above what there is, where few devices are short
 # of it: it counts the largest share's part, and of optimizer state more than the account does.
 OVERFILLED = 1.1
@@ -100,13 +102,17 @@ def best_of(
     """The best placements of some drafts that leave the devices to the placement; None for one that does not
     fit.
 
-    All get a quick placement; those that look best then are placed with more care if that is wanted. If not,
-    what cannot be the best is left out: schedules longer than `within_s`, or than the iteration of another.
+    All get a quick placement, but what cannot be the best: schedules longer than `within_s`, or than the
+    iteration of another. Those that look best, and nearly as good as `within_s`, are then placed with more care
+    if that is wanted.
+
+    Args:
+        within_s: the iteration of the best plan known.
     """
     placed = cache(partial(best_placed, problem))  # some guides lead to the same draft
     quick: list[tuple[Judged | None, Draft]] = []
-    for draft in drafts if with_care else sorted(drafts, key=lambda draft: draft.end_s):
-        if not with_care and draft.end_s > within_s:
+    for draft in sorted(drafts, key=lambda draft: draft.end_s):
+        if draft.end_s > within_s:
             break
         judged = placed(draft, WEIGHTS[:1], QUICK_EXCHANGES)
         quick.append((judged, draft))
@@ -116,6 +122,8 @@ def best_of(
     quick.sort(key=lambda item: (item[0] is None, item[0].rank() if item[0] else (0.0, 0.0, 0)))
     found: list[Judged | None] = [judged for judged, _ in quick]
     for number, (judged, draft) in enumerate(quick[: PLACED_WITH_CARE if with_care else 0]):
+        if judged is not None and judged.prediction.iteration_s > (1 + CARE_BRINGS) * within_s:
+            break
         careful = placed(draft, WEIGHTS[1:], CAREFUL_EXCHANGES)
         if careful is not None and (judged is None or careful.rank() < judged.rank()):
             found[number] = careful

@@ -23,9 +23,10 @@ from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice
 from spindle_cli.plan.search.judge import Judged, measure
 from spindle_cli.plan.slices import Slice, rows_of
 
-# Whole plans judged, of each slice so many; what is estimated to save less than this share of the iteration
-# is not.
+# Whole plans judged, at most so many without a gain one after the other, of each slice so many; what is
+# estimated to save less than this share of the iteration is not.
 MOST_JUDGED = 8
+MOST_IN_VAIN = 3
 JUDGED_PER_SLICE = 2
 WORTH = 0.001
 
@@ -57,14 +58,17 @@ def spread_out(problem: Problem, judged: Judged) -> Judged:
     # Side by side, one of two losses gains nothing by itself: all together, then one by one, there or back.
     trials = [{choice.index: choice.piece for choice in choices}] if choices else []
     trials += [{choice.index: choice.piece} for choice in choices[::-1]]
-    best, slices = judged, judged.slices
+    best, slices, in_vain = judged, judged.slices, 0
     for trial in trials[:MOST_JUDGED]:
+        if in_vain == MOST_IN_VAIN:
+            break
         changed = _changed(slices, trial)
         if changed == slices:
             changed = _changed(slices, {index: judged.slices[index] for index in trial})
         found = _judged_again(problem, judged, changed)
+        in_vain += 1
         if found is not None and found.rank() < best.rank():
-            best, slices = found, changed
+            best, slices, in_vain = found, changed, 0
     return best
 
 

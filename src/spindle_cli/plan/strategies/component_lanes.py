@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from math import inf
 
 from spindle_cli.costs.links import all_reduce_s, transfer_s
 from spindle_cli.plan.placing.calendar import first_devices
@@ -31,20 +32,24 @@ MOST_DEVICES = 64
 _ROUNDS = 8
 
 
-def component_lanes(problem: Problem) -> Iterator[Draft]:
-    """Drafts with their devices, for each number of lanes that divides the devices."""
+def component_lanes(problem: Problem, longest_s: float = inf) -> Iterator[Draft]:
+    """Drafts with their devices, for each number of lanes that divides the devices; none whose lanes would
+    compute for more than `longest_s` even if all had as much to do.
+    """
     if problem.num_devices > MOST_DEVICES:
         return
     for num_lanes in LANES:
         if problem.num_devices % num_lanes or num_lanes > problem.num_devices:
             continue
         lanes = _Lanes(problem, num_lanes)
-        if not lanes.possible:
+        if not lanes.possible or sum(lanes.seconds) > num_lanes * longest_s:
             continue
         found = dict.fromkeys(lanes.assign(weight) for weight in WEIGHTS)
         for assignment in found:
             for shared_last in (True, False):
-                yield lanes.draft(assignment, shared_last=shared_last)
+                draft = lanes.draft(assignment, shared_last=shared_last)
+                if draft.end_s <= longest_s:
+                    yield draft
 
 
 class _Lanes:

@@ -8,6 +8,7 @@ worse.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isqrt
 
 from spindle_cli.plan.bound.bound import Bound
 from spindle_cli.plan.problem import Problem
@@ -37,4 +38,4 @@ def spindle(problem: Problem, bound: Bound, effort: int) -> Iterator[list[Draft]
 
 def base_effort(problem: Problem) -> int:
     """Of the shortest search: more for larger clusters, whose users wait longer."""
-    return 25_000 * max(1, problem.num_devices // 64)
+    return 25_000 * max(1, isqrt(problem.num_devices // 64))
