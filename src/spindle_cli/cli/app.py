@@ -33,6 +33,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from spindle_cli.cli.failures import end_with
 from spindle_cli.process.at_once import interruptible
+from spindle_cli.process.garbage import look_for_garbage_rarely
 
 # Name and one-line help of every command, in the order in which they are used.
 COMMANDS: dict[str, str] = {
@@ -57,6 +58,9 @@ COMMANDS: dict[str, str] = {
 # Commands that say themselves from where on they have begun something that Ctrl-C must not leave behind.
 END_AT_ONCE = ("launch",)
 
+# Commands that make plans.
+PLANNING = ("plan", "compare", "sweep", "explain")
+
 
 def load_command(name: str) -> Any:
     """The command's parser, from the function `name` in `spindle_cli.cli.<name>_command`."""
@@ -77,6 +81,8 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Like the base class's, but with the real command for the one that is used."""
         name, command, rest = super().resolve_command(ctx, args)
+        if name in PLANNING:
+            look_for_garbage_rarely()
         command = command if name is None else load_command(name)
         if name not in END_AT_ONCE:
             interruptible()
