@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spindle_cli.account.rows import Chunk, Layout, route
+from spindle_cli.account.rows import Chunk, Layout, crossing, route
 
 
 def test_each_share_gets_its_rows_and_its_consecutive_devices() -> None:
@@ -85,3 +85,22 @@ def test_overlaps_agrees_with_looking_at_every_share(batch_size: int, dp: int, d
         (share, max(low, first), min(high, last)) for share in range(dp) for low, high in [layout.rows(share)]
     ]
     assert list(layout.overlaps(first, last)) == [item for item in looked if item[1] < item[2]]
+
+
+@given(st.data())
+def test_what_crosses_is_the_route_but_for_what_devices_hold_themselves(data: st.DataObject) -> None:
+    """Also of equal cuts, of which some shares lie on other devices, and some may be empty."""
+    batch_size = data.draw(st.sampled_from([1, 4, 6, 12]))
+    source, destination = data.draw(layouts(batch_size)), data.draw(layouts(batch_size))
+    if data.draw(st.booleans()):
+        cuts = tuple(sorted(data.draw(st.lists(st.integers(0, batch_size), min_size=2, max_size=4))))
+        offsets = (0, *cuts, batch_size)
+        first = data.draw(st.permutations(range(12)))
+        second = data.draw(st.sampled_from([first, [*first[:2], *reversed(first[2:])]]))
+        shares = len(offsets) - 1
+        source, destination = (
+            Layout(tuple(devices[:shares]), shares, 1, batch_size, offsets=offsets)
+            for devices in (first, second)
+        )
+    sent = [chunk for chunk in route(source, destination) if chunk.source != chunk.destination]
+    assert sorted(crossing(source, destination)) == sent

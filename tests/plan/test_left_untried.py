@@ -27,6 +27,7 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.schedule import Draft
+from spindle_cli.plan.search import judge
 from spindle_cli.plan.search.judge import Judged, best_of, measure
 from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
 from spindle_cli.plan.tight.given_up import itself
@@ -194,18 +195,93 @@ def test_what_another_set_uses_more_of_counts_for_the_device_that_runs_it_alone(
 
 
 def test_a_quick_look_spreads_out_its_best_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search does so with the best of each of its ways: of the other strategies and of each search."""
+    spread = spread_out_of(monkeypatch, {})
+    problem = make_problem(drawn(2), cluster_of(4))
+    quick, _ = drafts.best_judged(problem, lower_bound(problem), "spindle", NO_SEARCH)
+    assert spread == [quick]
+
+
+def test_what_would_be_slower_without_any_messages_is_not_spread_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best takes 10 s once it is spread out; of 10.5 and 11 s, a part of half a second are messages."""
+    best, near, far = judged_in(10.2, 0.3), judged_in(10.5, 0.5), judged_in(11.0, 0.5)
+    processor = judged_in(11.0, 0.5, processor_s=0.5)
+    spread = spread_out_of(monkeypatch, {10.2: judged_in(10.0, 0.1)})
+    problem = make_problem(drawn(2), cluster_of(4))
+    found = drafts._best_spread_out(problem, [far, near, best, processor])
+    assert found is not None
+    assert found.prediction.iteration_s == 10.0
+    assert spread == [best, near, processor]
+
+
+def test_of_equals_the_first_is_taken_though_the_best_is_spread_out_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = judged_in(10.5, 0.5), judged_in(10.2, 0.3)
+    spread_out_of(monkeypatch, {10.5: judged_in(10.0, 0.0, "sequential"), 10.2: judged_in(10.0, 0.0)})
+    found = drafts._best_spread_out(make_problem(drawn(2), cluster_of(4)), [first, second])
+    assert found is not None
+    assert found.strategy == "sequential"
+
+
+def spread_out_of(monkeypatch: pytest.MonkeyPatch, becomes: dict[float, Judged]) -> list[Judged]:
+    """What is spread out, which then is what it becomes by its iteration, or as it was."""
     spread: list[Judged] = []
 
     def spread_out(_: Problem, judged: Judged) -> Judged:
         spread.append(judged)
-        return judged
+        return becomes.get(judged.prediction.iteration_s, judged)
 
     monkeypatch.setattr(drafts, "spread_out", spread_out)
+    return spread
+
+
+def judged_in(
+    iteration_s: float, transfer_s: float, strategy: str = "spindle", *, processor_s: float = 0.0
+) -> Judged:
+    """A plan that takes so long, of which so long for messages."""
+    prediction = SimpleNamespace(
+        iteration_s=iteration_s, compute_s=9.0, transfer_s=transfer_s, processor_s=processor_s
+    )
+    return Judged(strategy, (), (), prediction)  # type: ignore[arg-type]  # a stand-in
+
+
+def test_schedules_longer_than_the_best_plan_are_not_placed_with_care_either() -> None:
+    problem = make_problem(drawn(3), cluster_of(4, devices_per_node=2))
+    every = quick_drafts(problem)
+    earliest_s = min(draft.end_s for draft in every)
+    assert best_of(problem, every, within_s=0.999 * earliest_s) == []
+    assert len(best_of(problem, every, within_s=earliest_s)) >= 1
+
+
+@pytest.mark.parametrize(("known_s", "with_care"), [(1.0, True), (1 / 1.0101, False), (1 / 1.0099, True)])
+def test_what_takes_one_percent_longer_than_the_best_plan_is_not_placed_with_care(
+    monkeypatch: pytest.MonkeyPatch, known_s: float, *, with_care: bool
+) -> None:
+    """A draft that takes 1 s by a quick placement, where the best plan known takes that or hardly less."""
+    tried: list[int] = []
+
+    def placed(*asked: object) -> Judged:
+        tried.append(len(asked[2]))  # type: ignore[arg-type]  # the weights
+        return judged_in(1.0, 0.1)
+
+    monkeypatch.setattr(judge, "best_placed", placed)
+    problem = make_problem(drawn(3), cluster_of(4))
+    (draft, *_) = quick_drafts(problem)
+    short = replace(draft, pieces=tuple(replace(piece, end_s=0.5) for piece in draft.pieces))
+    best_of(problem, [short], within_s=known_s)
+    assert len(tried) == (2 if with_care else 1)
+
+
+def test_a_search_places_with_care_what_it_finds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what it begins with: schedules of other strategies."""
+    care: list[bool] = []
+
+    def best_of(*_: object, with_care: bool, within_s: float) -> list[Judged | None]:
+        assert within_s > 0
+        care.append(with_care)
+        return []
+
+    monkeypatch.setattr(drafts, "best_of", best_of)
     problem = make_problem(drawn(2), cluster_of(4))
-    bound = lower_bound(problem)
-    quick, _ = drafts.best_judged(problem, bound, "spindle", NO_SEARCH)
-    assert spread == [quick]
-    spread.clear()
-    drafts.best_judged(problem, bound, "spindle", 0)
-    assert len(spread) >= len(drafts.BASELINES) + 2
+    drafts.best_judged(problem, lower_bound(problem), "spindle", 0)
+    assert care == [False, True]

@@ -208,6 +208,18 @@ def test_a_plan_is_no_worse_than_any_draft_that_keeps_shared_parameters_together
     assert make_plan(problem.profile, problem.cluster).predicted.iteration_s <= best_s
 
 
+def test_lanes_that_would_compute_for_longer_than_the_best_plan_are_left_out() -> None:
+    """Two chains of 6 and 2 s: on two lanes 6 s, though 4 s would do if both had as much to do."""
+    problem = make_problem(
+        profile_of(metaop_of("a/m", 3, {1: 2.0}), metaop_of("b/m", 1, {1: 2.0})), cluster_of(2)
+    )
+    ends = [draft.end_s for draft in component_lanes(problem)]
+    assert ends
+    assert set(ends) == {6.0}
+    assert len(list(component_lanes(problem, 6.0))) == len(ends)
+    assert list(component_lanes(problem, 5.9)) == list(component_lanes(problem, 3.9)) == []
+
+
 @pytest.mark.parametrize("strategy", ["sequential", "spindle"])
 @pytest.mark.parametrize(("megabytes", "num_devices"), [(500, 2), (100, 2), (50, 1)])
 def test_what_would_hand_on_much_runs_on_all_devices_though_fewer_are_as_fast(

@@ -176,3 +176,23 @@ def test_inputs_of_two_producers_share_a_device_s_port() -> None:
     before = judge(problem, replace(draft, devices=devices))
     assert before is not None
     assert spread_out(problem, before).slices[2].dp == 4
+
+
+@pytest.mark.parametrize("gains_at", [2, 3])
+def test_after_three_trials_in_vain_no_more_is_tried(monkeypatch: pytest.MonkeyPatch, gains_at: int) -> None:
+    """Six losses that could each go to other devices; the trial `gains_at`, from 0, is the first to gain."""
+    problem = problem_of(cluster_of(4), tower(4, LARGE), loss({1: 0.010, 2: 0.011, 4: 0.012}))
+    before = judged(problem, (2, 0, 3, 1), (0,))
+    faster = judged(problem, (2, 0, 3, 1), (2, 0, 3, 1)[:1])
+    faster = replace(faster, prediction=replace(faster.prediction, iteration_s=0.5))
+    choices = [spread._Choice(1, before.slices[1], 1.0 + number) for number in range(6)]
+    monkeypatch.setattr(spread, "_choices", lambda *_: choices)
+    tried: list[int] = []
+
+    def judged_again(*_: object) -> Judged | None:
+        tried.append(1)
+        return faster if len(tried) == gains_at + 1 else None
+
+    monkeypatch.setattr(spread, "_judged_again", judged_again)
+    found = spread_out(problem, before)
+    assert (found is faster, len(tried)) == ((True, 6) if gains_at == 2 else (False, 3))

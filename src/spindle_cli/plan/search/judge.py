@@ -103,8 +103,8 @@ def best_of(
     fit.
 
     All get a quick placement, but what cannot be the best: schedules longer than `within_s`, or than the
-    iteration of another. Those that look best, and nearly as good as `within_s`, are then placed with more care
-    if that is wanted.
+    iteration of another. Those that look best, and nearly as good as `within_s`, are then placed with more
+    care if that is wanted.
 
     Args:
         within_s: the iteration of the best plan known.
