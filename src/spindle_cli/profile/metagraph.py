@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -98,15 +100,27 @@ def producers_first(inputs: Mapping[Node, Iterable[Node]]) -> tuple[Node, ...]:
     Raises:
         CycleError: there is a cycle.
     """
+    place = {node: index for index, node in enumerate(inputs)}
+    sorter = TopologicalSorter(inputs)
+    order: list[Node] = []
+    try:
+        sorter.prepare()
+    except graphlib.CycleError:
+        cycle = _a_cycle(inputs)
+        raise CycleError(cycle) from None
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready(), key=place.__getitem__)
+        order += ready
+        sorter.done(*ready)
+    return tuple(order)
+
+
+def _a_cycle(inputs: Mapping[Node, Iterable[Node]]) -> list[Node]:
+    """The nodes of a cycle, the first one again at the end."""
     import networkx as nx  # here, as it takes longer to import than most files to read
 
     graph: nx.DiGraph[Node] = nx.DiGraph()
     graph.add_nodes_from(inputs)
     graph.add_edges_from((producer, node) for node, producers in inputs.items() for producer in producers)
-    place = {node: index for index, node in enumerate(inputs)}
-    try:
-        generations = [sorted(ready, key=place.__getitem__) for ready in nx.topological_generations(graph)]
-    except nx.NetworkXUnfeasible:
-        found = nx.find_cycle(graph)
-        raise CycleError([*(edge[0] for edge in found), found[0][0]]) from None
-    return tuple(node for ready in generations for node in ready)
+    found = nx.find_cycle(graph)
+    return [*(edge[0] for edge in found), found[0][0]]

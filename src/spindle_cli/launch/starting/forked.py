@@ -24,9 +24,8 @@ from spindle_cli.process.environment import join_environment
 from spindle_cli.process.imports import lasting_imports
 from spindle_cli.process.parent_death import die_with_parent
 
-# What torch imports the first time that it makes an optimizer, or runs on tensors without values; and what a
-# plan is read with.
-IMPORTED_LATE = ("torch._dynamo", "networkx")
+# What torch imports the first time that it makes an optimizer, or runs on tensors without values.
+IMPORTED_LATE = ("torch._dynamo",)
 _POLL_S = 0.02
 
 

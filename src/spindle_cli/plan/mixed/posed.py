@@ -91,12 +91,14 @@ class PosedOnTypes:
         efforts = [BASE_EFFORT * 4**level for level in range(effort + 1)]
         for level, jobs_tried in enumerate(efforts or [0]):
             with_care = effort != NO_SEARCH
-            plain += best_of(self.problem, self._drafts(jobs_tried, level, mixes=False), with_care=with_care)
+            drafts = self._drafts(jobs_tried, level, mixes=False)
+            within_s = _iteration_s(_best_of([*plain, *mixing]))
+            plain += best_of(self.problem, drafts, with_care=with_care, within_s=within_s)
             if level < MIXES_FROM_LEVEL and self._gives_up:
                 continue
             within_s = _iteration_s(_best_of([*plain, *mixing]))
             mixed = [each for each in self._drafts(jobs_tried, level, mixes=True) if each.end_s < within_s]
-            mixing += best_of(self.problem, mixed, with_care=with_care)
+            mixing += best_of(self.problem, mixed, with_care=with_care, within_s=within_s)
         of_baselines: list[tuple[Judged | None, float]] = []
         best = _best_of([*plain, *mixing])
         for draft in sorted(self._baseline_drafts(), key=_end_s):
