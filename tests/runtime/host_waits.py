@@ -59,10 +59,6 @@ class HostWaitError(AssertionError):
 class _Dispatched(TorchDispatchMode):
     """Asked for each of the thousands of operations of a step."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch turns its compiler off and on around each: that takes longer than the look
-
     def __torch_dispatch__(
         self,
         func: Any,

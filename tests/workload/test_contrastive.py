@@ -210,3 +210,18 @@ def test_one_device_runs_the_loss_as_it_is() -> None:
     assert isinstance(
         pairs_over_shares(module, task, task.ops[-1], InTurn(2), (0, 1, BATCH)), PairsOverShares
     )
+
+
+def test_recording_saves_nothing_for_a_layer_that_is_to_recompute_its_activations() -> None:
+    """It may come up within its forward pass, for a batch of another length, and not when it runs again."""
+    task = task_of(clip)
+    module = fx.GraphModule(task.root, task.ops[-1].graph)
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        record(module, module, arguments_of(task, task.ops[-1]), BATCH)
+    assert saved == []

@@ -127,6 +127,10 @@ class _Autocast:
             yield
 
 
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 @contextlib.contextmanager
 def _apart() -> Iterator[FakeTensorMode]:
     """Where no mode and no hook of others sees what runs, nor is a random number drawn."""
@@ -137,6 +141,8 @@ def _apart() -> Iterator[FakeTensorMode]:
             _disable_current_modes(),
             torch.random.fork_rng(devices=[]),
             torch.enable_grad(),
+            # What autograd saves here is none of what a layer that recomputes its activations has saved.
+            torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is),
             failures_unlogged(),
         ):
             yield FakeTensorMode(allow_non_fake_inputs=True)
