@@ -20,6 +20,8 @@ from spindle_cli.plan.strategies.sequential import sequential
 
 # The effort of a quick look at what is possible: drafts without searching.
 NO_SEARCH = -1
+# Of the shortest search only so many schedules are drafts: longer ones find such that end sooner.
+OF_SHORTEST = 4
 
 
 def spindle(problem: Problem, bound: Bound, effort: int) -> Iterator[list[Draft]]:
@@ -33,6 +35,8 @@ def spindle(problem: Problem, bound: Bound, effort: int) -> Iterator[list[Draft]
     efforts = [base_effort(problem) * 4**level for level in range(effort + 1)]
     for level, jobs_tried in enumerate(efforts or [0]):
         found = search(problem, bound, jobs_tried, seed=level)
+        if jobs_tried and not level:
+            found = found[:OF_SHORTEST]
         yield [Draft("spindle", to_pieces(problem, time_jobs(problem, jobs))) for jobs in found]
 
 
