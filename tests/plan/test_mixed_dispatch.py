@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -297,8 +298,18 @@ def by_hand(
         placed: makes of drafts and their placements those to go on with.
     """
 
-    def best_placed(problem: Problem, drafts: Sequence[Draft], *, with_care: bool) -> Placements:
-        return placed(drafts, best_of(problem, drafts, with_care=with_care))
+    known_s: list[float] = []
+
+    def best_placed(
+        problem: Problem, drafts: Sequence[Draft], *, with_care: bool, within_s: float
+    ) -> Placements:
+        known_s.append(within_s)
+        found = placed(drafts, best_of(problem, drafts, with_care=with_care, within_s=within_s))
+        # What is known from then on: the best iteration so far.
+        expected_s.append(min([expected_s[-1], *(each.prediction.iteration_s for each in found if each)]))
+        return found
+
+    expected_s = [inf]
 
     monkeypatch.setattr(posed_module, "search", searched_by_hand)
     monkeypatch.setattr(posed_module, "best_of", best_placed)
@@ -306,6 +317,7 @@ def by_hand(
     posed = SeveralTypes().posed(profile_on_types(ONE_DEVICE), cluster_of_types({"fast": 2}))
     best, all_fit = posed.best("spindle", 0)
     assert best is not None
+    assert known_s == expected_s[:-1]
     return best, all_fit
 
 
