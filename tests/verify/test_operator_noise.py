@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -66,6 +68,48 @@ def test_backward_passes_round_once_more_too() -> None:
 
     off = (gradient(OperatorNoise(1)) - gradient(None)).abs().max() / gradient(None).abs().max()
     assert 1e-8 < off < 1e-5
+
+
+def norm_gradients(shares: int, draw: int | None = None, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Of a LayerNorm's weight and bias, over 4000 rows in so many shares."""
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(16)
+    rows, above = torch.randn(2, 4000, 16).bfloat16().to(dtype)
+    with nullcontext() if draw is None else OperatorNoise(draw).in_passes():
+        for share, gradient in zip(rows.chunk(shares), above.chunk(shares), strict=True):
+            norm(share).backward(gradient)
+    assert norm.weight.grad is not None and norm.bias.grad is not None
+    return torch.stack([norm.weight.grad, norm.bias.grad])
+
+
+def test_sums_in_low_precision_are_moved_by_what_they_lose() -> None:
+    """torch's CPU adds a LayerNorm's gradients row by row in bfloat16: shares of the rows differ by percents,
+    which the last place of the result does not tell.
+    """
+    plain, shared = norm_gradients(1), norm_gradients(4)
+    lost = (plain - norm_gradients(1, dtype=torch.float32)).abs()
+    draws = torch.stack([norm_gradients(1, draw) - plain for draw in (1, 2, 3)]).abs()
+    assert (shared - plain).abs().max() > 2e-2 * plain.abs().max()
+    assert (shared - plain).abs().amax(1).le(draws.amax((0, 2))).all()
+    assert (shared - plain).norm(dim=1).le(draws.norm(dim=2).amax(0)).all()
+    assert (draws <= 2 * lost + 1e-2 * plain.abs()).all()  # no more than that error in the other direction
+
+
+def test_sums_in_float32_are_moved_by_their_last_place() -> None:
+    plain = norm_gradients(1, dtype=torch.float32)
+    moved = norm_gradients(1, draw=1, dtype=torch.float32)
+    assert 0 < (moved - plain).abs().max() < 1e-6 * plain.abs().max()
+
+
+def test_what_is_only_put_somewhere_is_not_moved_and_what_is_added_there_is() -> None:
+    torch.manual_seed(0)
+    rows, places = torch.randn(2000, 4).bfloat16(), (torch.zeros(2000, dtype=torch.long),)
+    empty = torch.zeros(3, 4, dtype=torch.bfloat16)
+    with OperatorNoise(1).in_passes():
+        put = torch.index_put(empty, (torch.tensor([2]),), rows[:1])
+        added = torch.index_put(empty, places, rows, accumulate=True)
+    assert torch.equal(put[2], rows[0])
+    assert not torch.equal(added, torch.index_put(empty, places, rows, accumulate=True))
 
 
 def test_in_float32_what_is_below_the_floor_gets_noise_of_its_size_another_in_every_draw() -> None:
