@@ -8,7 +8,12 @@ import pytest
 from test_profile_command import TINY
 
 from helpers.cli import run_spindle
+from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import write_json
+from spindle_cli.profile.machine.machine import describe_device
+from spindle_cli.profile.measuring.reuse import Reused
+from spindle_cli.profile.measuring.settings import MeasureSettings
+from spindle_cli.profile.op.timings import Limits
 from spindle_cli.profile.types import Profile
 
 pytestmark = pytest.mark.processes
@@ -43,6 +48,17 @@ def test_times_taken_in_another_way_are_refused(before: Path, tmp_path: Path) ->
     ended = run_spindle("profile", TINY, "-o", out, *FAST, "--threads", 2, "--reuse", before)
     assert (ended.code, out.exists()) == (3, False)
     assert "measured with threads_per_process = 1, now it is 2" in ended.err
+
+
+def test_of_more_processes_their_number_is_named_and_not_the_memory_of_each(before: Path) -> None:
+    """On 2 cores 4 processes take 2.8 times as long as 2, and a half of the memory each."""
+    reused = Reused.read(before)
+    settings = MeasureSettings(
+        device="cpu", processes=2, nproc=1, threads=1, max_devices=1, max_points=1, limits=Limits(max_s=0.02)
+    )
+    with pytest.raises(InputError, match="measured with processes = 1, now it is 2") as refused:
+        reused.require_same(settings, describe_device("cpu", 2))
+    assert refused.value.hint is not None and "slow each other down" in refused.value.hint
 
 
 def test_a_profile_without_measurements_is_refused(before: Path, tmp_path: Path) -> None:

@@ -46,18 +46,20 @@ class Reused:
             "nproc": self.measurements.nproc,
             "the links of --cluster": self.measurements.links,
         }
+        # The device last: a CPU's memory is shared out to the processes, whose number is what differs then.
         now = {
-            "device": device.model_dump(),
             "compile": None,
             **settings.environment(),
+            "device": device.model_dump(),
             "nproc": settings.nproc,
             "the links of --cluster": settings.links,
         }
         for key in now:
             if before.get(key) != now[key]:
+                why = "Processes that share a machine slow each other down. " if key == "processes" else ""
                 raise InputError(
                     f"--reuse {self.path}: measured with {key} = {before.get(key)!r}, now it is {now[key]!r}",
-                    hint="Profile in the same way, or leave --reuse out.",
+                    hint=f"{why}Profile in the same way, or leave --reuse out.",
                 )
 
     def hand_over(self, kept: ResumeFile, keys: Sequence[str]) -> str:
