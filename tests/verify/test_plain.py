@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.verify.counted import counted_losses
+from spindle_cli.verify.evaluated import evaluate_all
 from spindle_cli.verify.flow import run_flow
 from spindle_cli.verify.plain import backward, require_no_chance
 from spindle_cli.verify.stepping.arithmetic import Arithmetic, move_to
 from spindle_cli.verify.stepping.named import parameters_by_name
 from spindle_cli.workload.training.batches import Batches
-from spindle_cli.workload.types import FlowTask, Task, Workload
+from spindle_cli.workload.types import FlowTask, Metric, Task, Workload
 
 
 class Scale(nn.Module):
@@ -126,3 +129,27 @@ def test_drawing_random_numbers_is_noticed() -> None:
     torch.rand(1)
     with pytest.raises(WorkloadError, match=r"\(Dropout\)"):
         require_no_chance(workload, before)
+
+
+class Halved(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": x.mean(), "chance": x.sigmoid().bfloat16(), "label": x.round().clamp(0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (lambda given: nn.functional.binary_cross_entropy(given["chance"], given["label"]), "RuntimeError"),
+        (lambda given: given["label"], "element"),
+    ],
+)
+def test_a_metric_that_fails_is_named_with_its_task_and_the_types_of_what_it_was_given(
+    metric: Metric, message: str
+) -> None:
+    data = items(0.5)
+    task = Task("click", Halved(), 2, data, eval_dataset=data[:2], metrics={"logloss": metric})
+    found = evaluate_all(Workload("w", tasks=[task]), 0, 1, dict, nullcontext)
+    with pytest.raises(WorkloadError, match="the metric 'logloss' of task 'click' failed: ") as caught:
+        list(found)
+    assert message in caught.value.message
+    assert caught.value.hint == "Forward gives chance (bfloat16), label (float32) beside its loss."

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.errors import WorkloadError
 from spindle_cli.files.runs.evaluations import Evaluation
 from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.evaluated.in_order import InOrder, stream_batches
+from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 Batch = dict[str, Tensor]
@@ -80,9 +82,30 @@ def _evaluate(
         task=task.name,
         num_samples=count,
         loss=total / (count if task.reduction == "mean" else 1),
-        metrics={name: float(metric(dict(whole))) for name, metric in task.metrics.items()},
+        metrics={name: _measured(task, name, whole) for name in task.metrics},
         seconds=perf_counter() - began,
     )
+
+
+def _measured(task: Task | FlowTask, name: str, whole: Mapping[str, Tensor]) -> float:
+    """One metric. What it was given, with which types, says more of it than torch does: in low precision a
+    model's results may be of another type than its labels.
+
+    Raises:
+        WorkloadError: it raises something, or gives no number.
+    """
+    try:
+        return float(task.metrics[name](dict(whole)))
+    except Exception as error:  # code of the user's
+        place = place_of_error(error)
+        given = ", ".join(
+            f"{key} ({str(value.dtype).removeprefix('torch.')})" for key, value in whole.items()
+        )
+        raise WorkloadError(
+            f"the metric {name!r} of task {task.name!r} failed: {type(error).__name__}: {error}"
+            f"{f', at {place}' if place else ''}",
+            hint=f"Forward gives {given or 'nothing'} beside its loss.",
+        ) from error
 
 
 def _batches(task: Task | FlowTask, seed: int) -> Iterator[Batch]:
