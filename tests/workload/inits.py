@@ -146,6 +146,14 @@ def normed() -> Workload:
     return _workload(layers, Plain)
 
 
+def parametrized() -> Workload:
+    """The same by parametrizations, which register what they compute of a weight in its place."""
+    layers: list[nn.Module] = [Plain() for _ in range(3)]
+    for layer in layers:
+        nn.utils.parametrizations.weight_norm(layer.get_submodule("linear"))
+    return _workload(layers, Plain)
+
+
 def _load_beside_new() -> Plain:
     """As `from_pretrained` does: born on the meta device, where initialising draws nothing; the weight is
     loaded, the bias, which the file has not, drawn.

@@ -23,8 +23,8 @@ from . import shapes_of_models
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
 
-BUILDS = ["mixed", "copied", "reading", "tied", "loaded", "normed"]
-IN_PART = ["mixed", "copied", "tied", "loaded"]
+BUILDS = ["mixed", "copied", "reading", "tied", "loaded", "normed", "parametrized"]
+IN_PART = ["mixed", "copied", "tied", "loaded", "normed", "parametrized"]
 
 
 def source(build: str) -> str:
@@ -61,6 +61,12 @@ def test_no_full_build_is_needed(build: str, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(localise, "_keep_only", refuse)
     load_local(source(build), {"only": [1]})
+
+
+def test_what_a_hook_has_computed_of_dropped_parameters_takes_no_memory_either() -> None:
+    local = load_local(source("normed"), {"only": [1]})
+    layers = [each for each in local.workload.tasks[0].module.modules() if hasattr(each, "weight_g")]
+    assert [each.weight.device.type for each in layers] == ["meta", "cpu", "meta"]
 
 
 @pytest.mark.parametrize("build", BUILDS)

@@ -19,6 +19,7 @@ from torch import nn
 from spindle_cli.errors import SpindleError
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.abstract import Births, drop, parameters_born
+from spindle_cli.workload.building.derived import Derivations
 from spindle_cli.workload.building.draws import drawing_as_if_real
 from spindle_cli.workload.building.load import LoadedWorkload, build
 from spindle_cli.workload.building.ranged import Ranged
@@ -124,7 +125,8 @@ def _build_in_part(
         raise _UnlocalisableError  # came to be in a way that we do not see
     kept = {first.numbers[id(parameter)] for parameter in used.values()}
     parts = {first.numbers[key]: found for key, found in parts_of(graph).items()}
-    copied = set(first.sources.values())  # whole as long as there may be copies of them
+    # Whole as long as there may be copies of them, or others are computed from them.
+    copied = set(first.sources.values()).union(*first.derived.values())
     ranged = {number: found for number, found in parts.items() if number not in copied}
     second, workload = _build_once_more(source, _with_sources(kept, first), ranged)
     if second is None and ranged:  # more of them is looked at than ranges
@@ -183,9 +185,10 @@ def in_the_abstract(
     source: Source, find_graph: Callable[[Workload], WorkloadGraph]
 ) -> tuple[Births, WorkloadGraph]:
     """How a workload's parameters came to be, of which none is real, and the graph of that build."""
-    births = Births()
+    derivations = Derivations()
+    births = Births(derivations=derivations)
     try:
-        with parameters_born(births, keep=lambda _: False):
+        with parameters_born(births, keep=lambda _: False), derivations:
             abstract = build(source)
     except SpindleError as error:
         raise _UnlocalisableError from error
@@ -193,12 +196,13 @@ def in_the_abstract(
 
 
 def _with_sources(kept: set[int], births: Births) -> set[int]:
-    """The kept parameters and all that they were copied from."""
-    needed = set(kept)
-    for number in kept:
-        while number in births.sources:
-            number = births.sources[number]
-            needed.add(number)
+    """The kept parameters and all that they were copied or computed from."""
+    needed: set[int] = set()
+    found = set(kept)
+    while found:
+        needed |= found
+        copied = {births.sources[number] for number in found if number in births.sources}
+        found = copied.union(*(births.derived.get(number, ()) for number in found)) - needed
     return needed
 
 

@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.derived import Derivations
 from spindle_cli.workload.building.load import LoadedWorkload, build
 from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.building.source import resolve
@@ -53,7 +54,8 @@ class Births:
     deep-copied.
 
     `sources`: for a copy, the number of the parameter that it was copied from. `dropped`: what was moved to
-    the meta device. `ranged`: those of which ranges are kept.
+    the meta device. `ranged`: those of which ranges are kept. `derived`: of those that were computed from
+    others, the numbers of these; known where `derivations` follow the build.
     """
 
     parameters: list[nn.Parameter] = field(default_factory=list)
@@ -63,6 +65,8 @@ class Births:
     )  # by id; `parameters` keeps them alive, so ids stay unique
     dropped: Dropped = field(default_factory=lambda: Dropped())
     ranged: Ranged = field(default_factory=lambda: Ranged())
+    derivations: Derivations | None = None
+    derived: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def add(self, parameter: nn.Parameter, source: int | None = None) -> int:
         """Number of a new parameter."""
@@ -71,6 +75,8 @@ class Births:
         self.numbers[id(parameter)] = number
         if source is not None:
             self.sources[number] = source
+        if self.derivations is not None and not is_lazy(parameter):
+            self.derived[number] = self.derivations.of(parameter)
         return number
 
     def drop(self, parameter: nn.Parameter) -> None:
@@ -173,8 +179,11 @@ def parameters_born(births: Births, keep: Callable[[int], bool]) -> Iterator[Non
     register, copy = modules.register_parameter, parameters.__deepcopy__
 
     def note(parameter: nn.Parameter, source: int | None = None) -> None:
-        if not keep(births.add(parameter, source)):
+        number = births.add(parameter, source)
+        if not keep(number):
             births.drop(parameter)
+        if births.derivations is not None and not is_lazy(parameter):
+            births.derivations.note(parameter, [number])
 
     def noted_register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         register(self, name, param)
