@@ -5,15 +5,21 @@ from __future__ import annotations
 import runpy
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from helpers.cli import run_spindle
 
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
-pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
+# Whoever collects tests would import them for 3 s.
+MISSING = [name for name in ("transformers", "peft") if find_spec(name) is None]
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}"),
+    pytest.mark.long,
+    pytest.mark.processes,
+    pytest.mark.usefixtures("ready_pythons"),
+]
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "hf_finetune"
 QUICK = ("--nproc", 1, "--threads", 1, "--time-limit", 0.02, "--no-check", "--accept-noise")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch.utils.data import default_collate
 
 from spindle_cli.errors import WorkloadError
@@ -68,6 +67,8 @@ def test_an_index_beyond_the_samples_is_refused() -> None:
 
 
 def test_the_images_are_those_that_scikit_learn_gives() -> None:
+    from sklearn.datasets import load_digits  # here: whoever collects tests would import it for 1 s
+
     pixels, digits = load_digits(return_X_y=True)
     for held_out in (False, True):
         images, own = load_split(held_out).images, (np.arange(len(pixels)) % 5 == 0) == held_out
