@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from reports import report_of
 from rich.console import Console
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import cross_entropy, mse_loss
 
 from spindle_cli.files.request import capture_path
 from spindle_cli.files.runs.evaluations import Evaluation
@@ -196,6 +197,42 @@ def test_a_rounding_that_cancels_is_told_from_a_sample_that_is_lost(tmp_path: Pa
         with opened(tmp_path / name, runs, runs) as (plan, theirs, spreads):
             assert not compare_gradients(plan, theirs, (), 1e-5).passed
             assert compare_gradients(plan, theirs, (), 1e-5, spreads).passed == (name == "split")
+
+
+def test_what_a_norm_loses_in_low_precision_is_told_from_what_a_plan_loses(tmp_path: Path) -> None:
+    """The norm's own gradients are off by percents where its rows are added up in bfloat16."""
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 400, 16), torch.randint(0, 16, (8, 400))
+    norm = nn.LayerNorm(16)
+    model = nn.Sequential(nn.Linear(16, 16), norm, nn.Linear(16, 16))
+
+    def gradients(*ends: int, draw: int | None = None, lost_sum: bool = False, labels: Tensor = y) -> Run:
+        model.zero_grad()
+        for first, last in pairwise((0, *ends)):
+            before = None if norm.weight.grad is None else norm.weight.grad.clone()
+            with OperatorNoise(draw).in_passes() if draw else ExitStack():
+                with torch.autocast("cpu", torch.bfloat16):
+                    scores = model(x[first:last]).flatten(0, 1)
+                    loss = cross_entropy(scores, labels[first:last].flatten(), reduction="sum") / y.numel()
+                loss.backward()  # type: ignore[no-untyped-call]
+            if lost_sum and before is not None:
+                norm.weight.grad = before
+        return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+    plain, draws = gradients(8), [gradients(8, draw=draw) for draw in (1, 2, 3)]
+    right = gradients(3, 6, 8)
+    for name, ours in {
+        "right": right,
+        "a sample is lost": gradients(3, 6, 7),
+        "labels are of the next place": gradients(3, 6, 8, labels=y.roll(1, 1)),
+        "a sum is lost": gradients(3, 6, 8, lost_sum=True),
+        "a factor is lost": {name: 3 * each for name, each in right.items()},
+    }.items():
+        (tmp_path / name).mkdir()
+        runs = [ours, plain, *draws]
+        with opened(tmp_path / name, runs, runs, "bf16-autocast") as (plan, theirs, spreads):
+            assert not compare_gradients(plan, theirs, (), 3e-2).passed
+            assert compare_gradients(plan, theirs, (), 3e-2, spreads).passed == (name == "right"), name
 
 
 @pytest.mark.parametrize(
