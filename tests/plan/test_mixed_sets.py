@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -191,3 +192,18 @@ def test_sets_move_activations_to_host_memory_unless_the_user_says_otherwise() -
     assert all(moved(each)[0] > 0 for each in free.set_plans.values())
     assert all(moved(each)[0] == 0 for each in left.set_plans.values())
     assert free.mean_iteration_s < left.mean_iteration_s
+
+
+@pytest.mark.parametrize("shard_by", ["speed", {"fast": 3, "slow": 1}])
+def test_sets_share_out_optimizer_state_in_the_parts_that_the_plan_says(
+    shard_by: Literal["speed"] | dict[str, int],
+) -> None:
+    """Each device of a set's plan holds its part by weight, too: `check` accepts what the plan says of it."""
+    nets = [net(task, 2, param_bytes_per_op=600 * MIB) for task in "ab"]
+    profile = sampled(profile_on_types(*nets), ("ab", 0.5), ("b", 0.5))
+    plan = make_plan(profile, FAST_AND_SLOW, shard_by=shard_by)
+    assert plan.shard_weights[0] > plan.shard_weights[1]
+    assert check_plan(plan, profile) == ()
+    for each in plan.task_sets:
+        fast, slow = each.predicted.peak_memory_bytes
+        assert fast > slow

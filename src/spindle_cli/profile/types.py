@@ -296,6 +296,12 @@ class Profile(TrainedArtifact):
         """The same, as a part of a profile of that hash."""
         return self._with(_sha256=sha256)
 
+    def asked_as(self, other: Profile) -> Profile:
+        """The same, for plans that share out and cut batches as those that are looked for of another one."""
+        return self._with(
+            _sharding=other.sharding, _shard_weights=other.shard_weights, _equal_shares=other.equal_shares
+        )
+
     def sha256(self) -> str:
         """Of the profile as it was read, which this may be a part of."""
         return self._sha256 or super().sha256()

@@ -183,4 +183,5 @@ def of_tasks(profile: Profile, tasks: Collection[str]) -> Profile:
     fields = {name: getattr(profile, name) for name in profile.model_fields_set}
     metaops = tuple(metaop for metaop in profile.metaops if metaop.task in tasks)
     just_these = TaskShare(tasks=tuple(tasks), share=1.0)
-    return Profile(**{**fields, "metaops": metaops, "task_sets": (just_these,)})
+    made = Profile(**{**fields, "metaops": metaops, "task_sets": (just_these,)})
+    return made.asked_as(profile)
