@@ -129,7 +129,7 @@ def crossing(source: Layout, destination: Layout) -> list[Chunk]:
     """Of `route`, the chunks that one device sends to another, in no particular order."""
     if source == destination:
         return []
-    if source.tp == destination.tp == 1 and source.cuts == destination.cuts:
+    if source.tp == destination.tp == 1 and source.cuts == destination.cuts:  # share by share, as mostly
         shares = zip(destination.devices, source.cuts, source.cuts[1:], source.devices, strict=False)
         return [Chunk(*each) for each in shares if each[0] != each[3] and each[1] < each[2]]
     return [chunk for chunk in _chunks(source, destination) if chunk.source != chunk.destination]

@@ -12,6 +12,6 @@ def look_for_garbage_rarely() -> None:
     """Let the collector run less often, for commands that make few cycles.
 
     Planning makes millions of small objects that go as soon as nobody refers to them, and hardly any that
-    refer to each other; looking for those as often as by default takes a tenth of its time.
+    refer to each other, for which the collector would look all the time.
     """
     gc.set_threshold(MADE_IN_BETWEEN, *gc.get_threshold()[1:])

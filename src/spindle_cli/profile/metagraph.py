@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import graphlib
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -101,7 +100,7 @@ def producers_first(inputs: Mapping[Node, Iterable[Node]]) -> tuple[Node, ...]:
         CycleError: there is a cycle.
     """
     place = {node: index for index, node in enumerate(inputs)}
-    sorter = TopologicalSorter(inputs)
+    sorter = graphlib.TopologicalSorter(inputs)
     order: list[Node] = []
     try:
         sorter.prepare()

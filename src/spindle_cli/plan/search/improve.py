@@ -1,7 +1,7 @@
 """Searching for a better schedule: many dispatches, each with a slightly different guide, keeping what helps.
 
-1. a grid of guides, forwards and backwards; on large clusters also where MetaOps take whole groups of devices
-   alone: there are as many good schedules of these, and fewer others
+1. a grid of guides, forwards and backwards; on large clusters also of dispatches in which MetaOps take whole
+   groups of devices alone, of which there are far fewer, and hardly fewer good ones
 2. from the best few, random changes of the guide as a whole: stretch, urgency, slack
 3. random changes of single decisions too: other devices, fewer ops, waiting, going first
 Between rounds the worse half is dropped. Deterministic: the random numbers come from a fixed seed, and the
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import log2
 from random import Random
 
 from spindle_cli.plan.bound.bound import Bound, lower_bound
@@ -78,7 +79,8 @@ def group_sizes(num_devices: int) -> tuple[int, ...]:
     """Devices of the groups that MetaOps take, ascending; the first is 1."""
     if num_devices <= MOST_ONE_BY_ONE:
         return (1,)
-    return tuple(sorted({1, *(1 << max(num_devices // groups, 1).bit_length() - 1 for groups in NUM_GROUPS)}))
+    largest = (max(num_devices // groups, 1) for groups in NUM_GROUPS)
+    return tuple(sorted({1, *(2 ** int(log2(size)) for size in largest)}))
 
 
 def in_groups(problem: Problem, size: int) -> Problem:

@@ -31,7 +31,7 @@ QUICK_EXCHANGES = 6
 CAREFUL_EXCHANGES = 30
 MOST_DEVICES_COUNTED = 256
 PLACED_WITH_CARE = 2
-# Those placed quickly that take this much longer than the best known are not: care brings less.
+# What takes this much longer than the best known by its quick placement is not: care brings less.
 CARE_BRINGS = 0.01
 # What the placement's estimate of a device's memory may be above what there is, where few devices are short
 # of it: it counts the largest share's part, and of optimizer state more than the account does.

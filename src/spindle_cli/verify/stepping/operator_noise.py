@@ -40,8 +40,8 @@ _EXACT = frozenset((
 ))
 # fmt: on
 # Operators of torch's CPU that add up rows of a batch in the low precision of their input: where there are
-# many, a sum swallows what is added to it (a LayerNorm's bias loses 7 % over 4000 rows in bfloat16), and a
-# plan's shares of the rows lose less. Others add in float32, and round their result alone.
+# many, a sum swallows what is added to it, and a plan's shares of the rows lose less. Others add in float32,
+# and round their result alone.
 # fmt: off
 _SUMS_IN_LOW_PRECISION = frozenset((
     "_embedding_bag_backward", "embedding_dense_backward", "index_put",
