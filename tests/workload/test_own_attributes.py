@@ -51,7 +51,7 @@ class Net(nn.Module):
         self.shared, self.block, self.run = shared, Block(), run
         if run is lets_an_operator_look:
             self.other = Operator(shared)
-        if run is computes_a_weight:
+        if run in (computes_a_weight, looks_into_a_normed_layer):
             self.normed = Normed()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,6 +111,13 @@ def computes_a_weight(self: Net, x: Tensor) -> Tensor:
     return (self.block(self.normed(x)) - self.normed(x)).pow(2).mean()
 
 
+def looks_into_a_normed_layer(self: Net, x: Tensor) -> Tensor:
+    """Which leaves what it has computed on itself, beside the weight that the hook sets."""
+    kept = getattr(self.normed, "kept", None)
+    self.normed.kept = self.normed(self.block(x))
+    return (self.normed.kept if kept is None else self.normed.kept - kept).pow(2).mean()
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
 @pytest.mark.parametrize(
     "run", [reverses, takes_sizes_of_the_batch, transforms_a_distribution, computes_a_weight]
@@ -138,8 +145,10 @@ def test_what_a_forward_makes_for_itself_is_split_over_the_batch_and_gives_the_s
         ([reverses, looks_alone], "asks for self.mean of Reversible, which another forward sets"),
         ([looks_alone, reverses], "sets self.mean"),  # the same, from the second step on
         ([lets_an_operator_look], "sets self.mean"),  # it would look at the module itself, which has none
+        ([looks_into_a_normed_layer], "sets self.kept"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
 def test_an_attribute_that_another_forward_could_see_is_refused(
     runs: list[Callable[..., Tensor]], found: str
 ) -> None:
