@@ -12,8 +12,8 @@ from spindle_cli.account.edges import layout_of
 from spindle_cli.account.processor import beside_slices
 from spindle_cli.account.rows import Chunk, Layout, crossing, route
 from spindle_cli.costs.batch_sums import batch_sums_s, sums_beyond_curve_s
-from spindle_cli.costs.share_sizes import cuts_by_share, cuts_like_largest, largest_samples
-from spindle_cli.costs.share_times import times_of
+from spindle_cli.costs.shares.sizes import cuts_by_share, cuts_like_largest, largest_samples
+from spindle_cli.costs.shares.times import times_of
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.types import MetaOpProfile, OpMemory, ProcessorCosts

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spindle_cli.calibrate.predicting import predicted_again
-from spindle_cli.costs.share_sizes import tells_shares_apart
-from spindle_cli.costs.share_times import times_of, times_of_share
+from spindle_cli.costs.shares.sizes import tells_shares_apart
+from spindle_cli.costs.shares.times import times_of, times_of_share
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import (
     METRICS_FILE,

@@ -35,9 +35,9 @@ def net(name: str, num_ops: int, kept_mib: int, forward_s: float = 1.0, **more: 
 
 def recomputed_ops_of(profile: Profile, share: float) -> dict[str, int]:
     """Where nothing can be moved to host memory."""
-    recompute, offload = given_up(profile, cluster_of(2), share)
-    assert offload == {}
-    return recompute
+    given = given_up(profile, cluster_of(2), share)
+    assert given == MemoryFallback(recompute=given.recompute)
+    return dict(given.recompute)
 
 
 def test_who_saves_most_for_a_second_recomputes_first_and_the_last_only_as_much_as_needed() -> None:

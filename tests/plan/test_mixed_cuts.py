@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from helpers.examples import examples
 from helpers.several_types import cluster_of_types, metaop_on_types
+from spindle_cli.costs.recomputing import Again
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.mixed.baselines import in_proportion
-from spindle_cli.plan.mixed.cutting.allocations import allocations, groups_of_type, point_of_cut, recomputing
+from spindle_cli.plan.mixed.cutting.allocations import allocations, groups_of_type, point_of_cut, recomputed
 from spindle_cli.plan.mixed.cutting.cuts import Cutter, offsets
 from spindle_cli.plan.mixed.cutting.shares import ShareTimes, share_times
 from spindle_cli.plan.mixed.pricing import Pricing
@@ -246,7 +247,7 @@ def test_recomputing_runs_forward_once_more() -> None:
     net = metaop_on_types("t/net", 1, {"fast": 3.0, "slow": 6.0}, batch_size=2)
     (times,) = share_times(net, TWO, forwards=2)
     assert times.of_types[0].op_s[1:].tolist() == pytest.approx([4.0, 8.0])  # 1 + 2 s a sample, and 1 again
-    again = recomputing(allocations(net, TWO)[-1])
+    (again,) = recomputed(allocations(net, TWO)[-1:], net, Again.ALL)
     assert (again.forward_s, again.backward_s, again.op_s) == pytest.approx((1.0, 3.0, 4.0))
     assert again.recompute
 

@@ -120,8 +120,8 @@ def test_tensor_parallel_groups_are_one_share_and_a_type_without_a_link_hides_no
 
 def test_moved_ops_are_not_recomputed_and_the_fastest_allocation_stays_last() -> None:
     """Of two, the slower one that hides all is the faster one then: 1 + 3 instead of 1.5 + 4.5."""
-    slow = Point(1, 1, 1, 1.0, 4.0, 5.0, recompute=True, counts=(0, 1))
-    fast = Point(1, 1, 1, 1.5, 3.0, 4.5, recompute=True, counts=(1, 0))
+    slow = Point(1, 1, 1, 1.0, 4.0, 5.0, again=1.0, counts=(0, 1))
+    fast = Point(1, 1, 1, 1.5, 3.0, 4.5, again=1.0, counts=(1, 0))
     found = moving((slow, fast), 0.9, (1.0, 0.2))
     assert [point.counts for point in found] == [(1, 0), (0, 1)]
     assert [point.offload for point in found] == [0.2, 0.9]
@@ -178,14 +178,14 @@ def test_most_counts_for_what_is_moved_and_least_for_what_that_saves() -> None:
     metaop = net("t/net", 8, GB + MIB, 0.25)
     profile, on = profile_on_types(metaop), cluster(1.0, 0.25)
     assert hidden_of_types(metaop, on) == pytest.approx((0.5, 0.25), rel=2e-3)
-    assert given_up(profile, on, 0.2) == ({}, {"t/net": pytest.approx(0.2)})
-    recompute, offload = given_up(profile, on, 0.5)
-    assert offload == {"t/net": pytest.approx(0.5, rel=2e-3)}
-    assert recompute == {"t/net": 3}
-    recompute, offload = given_up(profile, on, 1.0)
-    assert (recompute, offload) == ({"t/net": 8}, {"t/net": pytest.approx(0.5, rel=2e-3)})
+    assert given_up(profile, on, 0.2) == MemoryFallback(offload={"t/net": pytest.approx(0.2)})
+    half = given_up(profile, on, 0.5)
+    assert half.offload == {"t/net": pytest.approx(0.5, rel=2e-3)}
+    assert half.recompute == {"t/net": 3}
+    most = given_up(profile, on, 1.0)
+    assert (most.recompute, most.offload) == ({"t/net": 8}, {"t/net": pytest.approx(0.5, rel=2e-3)})
     assert hidden_of_types(metaop, cluster(1.0, None)) == pytest.approx((0.5, 0), rel=2e-3)
-    assert given_up(profile, cluster(None, None), 0.5) == ({"t/net": 4}, {})
+    assert given_up(profile, cluster(None, None), 0.5) == MemoryFallback(recompute={"t/net": 4})
 
 
 def test_nodes_are_to_hold_what_their_types_do_of_all() -> None:

@@ -118,21 +118,24 @@ def test_what_takes_longest_to_recompute_for_its_bytes_is_moved_first() -> None:
     """a saves 1 GB for 1 s, b 1 GB for 2 s: of 12 GB in all a quarter, half and all."""
     profile = profile_of(net("a/m", 6, GB + MIB), net("b/m", 6, GB + MIB, 2.0))
     fast = cluster(10)
-    assert given_up(profile, fast, 0.25) == ({}, {"b/m": pytest.approx(0.5)})
-    assert given_up(profile, fast, 0.75) == ({}, {"b/m": 1.0, "a/m": pytest.approx(0.5)})
-    assert given_up(profile, fast, 1.0) == ({}, {"b/m": 1.0, "a/m": pytest.approx(1.0)})
+    for share, in_host in (
+        (0.25, {"b/m": 0.5}),
+        (0.75, {"b/m": 1.0, "a/m": 0.5}),
+        (1.0, {"b/m": 1.0, "a/m": 1.0}),
+    ):
+        assert given_up(profile, fast, share) == MemoryFallback(offload=pytest.approx(in_host))
     # 1 GB takes 4 s: half of b's hides, and a quarter of a's; what is left of a's is recomputed first.
     slow = cluster(0.25)
-    recompute, offload = given_up(profile, slow, 0.5)
-    assert offload == {"b/m": pytest.approx(0.5, rel=2e-3), "a/m": pytest.approx(0.25, rel=2e-3)}
-    assert recompute == {"a/m": 3}  # 6 GB, of which 3 + 1.5 are moved, by ops of which 3/4 stay
+    half = given_up(profile, slow, 0.5)
+    assert half.offload == {"b/m": pytest.approx(0.5, rel=2e-3), "a/m": pytest.approx(0.25, rel=2e-3)}
+    assert half.recompute == {"a/m": 3}  # 6 GB, of which 3 + 1.5 are moved, by ops of which 3/4 stay
 
 
 def test_room_in_host_memory_is_given_to_the_first() -> None:
     """Of 5 GiB 4 are planned for: as much as is kept of 4 of b's 6 ops."""
     profile = profile_of(net("a/m", 6, GIB), net("b/m", 6, GIB, 2.0))
-    _, offload = given_up(profile, cluster(10, host_memory_gib=5), 1.0)
-    assert offload == {"b/m": pytest.approx(4 / 6)}
+    given = given_up(profile, cluster(10, host_memory_gib=5), 1.0)
+    assert given.offload == {"b/m": pytest.approx(4 / 6)}
 
 
 def test_points_take_the_share_that_hides_on_them() -> None:

@@ -44,13 +44,13 @@ def test_what_is_kept_beyond_the_room_is_recomputed_and_no_more() -> None:
     for room_mib, ops in ((60, 0), (50, 0), (49, 1), (46, 1), (45, 2), (10, 10)):
         found = part.within(room_mib * MIB, ONE)
         expected = {"a/m": ops} if ops else {}
-        assert found == FittedPart(30.0 + ops, {"a": 1}, expected, {})
+        assert found == FittedPart(30.0 + ops, {"a": 1}, MemoryFallback(recompute=expected))
     assert part.within(9.9 * MIB, ONE) is None
 
 
 def test_every_micro_batch_computes_again() -> None:
     found = way(net("a/m", 10, 5), seconds=32.0, count=3).within(45 * MIB, ONE)
-    assert found == FittedPart(32.0 + 3 * 2, {"a": 3}, {"a/m": 2}, {})
+    assert found == FittedPart(32.0 + 3 * 2, {"a": 3}, MemoryFallback(recompute={"a/m": 2}))
 
 
 def test_the_largest_share_counts() -> None:
@@ -61,10 +61,10 @@ def test_the_largest_share_counts() -> None:
     assert part.kept_bytes == 50 * MIB * 9 / 8
     found = part.within(45 * MIB, cluster_of(3))
     assert found is not None
-    assert found.recompute == {"a/m": 3}
+    assert found.fallback.recompute == {"a/m": 3}
     found = part.within(42 * MIB, cluster_of(3))
     assert found is not None
-    assert found.recompute == {"a/m": 4}  # 14.25 MiB of nine samples, 12.67 of eight
+    assert found.fallback.recompute == {"a/m": 4}  # 14.25 MiB of nine samples, 12.67 of eight
 
 
 def test_each_part_does_what_is_fastest_in_the_same_room() -> None:

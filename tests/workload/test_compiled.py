@@ -14,7 +14,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from helpers import toy_workload
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
-from spindle_cli.operators.compiled import LayerCompiler, require_compiler
+from spindle_cli.operators.whole.compiled import LayerCompiler, require_compiler
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.metaops.ops import op_module
 

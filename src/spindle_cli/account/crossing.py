@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from spindle_cli.account.edges import edge_bytes, edges_between, layout_of
 from spindle_cli.costs.memory import SliceShape, inner_bytes
-from spindle_cli.costs.share_sizes import cuts_by_share
+from spindle_cli.costs.shares.sizes import cuts_by_share
 from spindle_cli.profile.types import MetaOp
 
 

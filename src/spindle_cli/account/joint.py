@@ -26,7 +26,16 @@ def joint_of(plans: Sequence[Sequence[SliceShape]], by_name: Mapping[str, MetaOp
     for plan in plans:
         own = []
         for piece in plan:
-            key = (piece.metaop, piece.ops, piece.devices, piece.dp, piece.tp, piece.recompute, piece.offload)
+            key = (
+                piece.metaop,
+                piece.ops,
+                piece.devices,
+                piece.dp,
+                piece.tp,
+                piece.recompute,
+                piece.selective,
+                piece.offload,
+            )
             if key not in found:
                 found[key] = len(slices)
                 slices.append(piece)

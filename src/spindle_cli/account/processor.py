@@ -12,7 +12,7 @@ from typing import Protocol
 
 from spindle_cli.account.types import Together
 from spindle_cli.costs.memory import SliceShape
-from spindle_cli.costs.share_sizes import cuts_by_share
+from spindle_cli.costs.shares.sizes import cuts_by_share
 from spindle_cli.profile.types import MetaOp
 
 # In a round of n devices, such as a reduce-scatter, each sends to n - 1 others and receives from as many.

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 
 from spindle_cli.calibrate.sets import plan_of_set, timeline_of_set
-from spindle_cli.costs.share_sizes import sizes, tells_shares_apart
-from spindle_cli.costs.share_times import times_of, times_of_share
+from spindle_cli.costs.shares.sizes import sizes, tells_shares_apart
+from spindle_cli.costs.shares.times import times_of, times_of_share
 from spindle_cli.errors import InputError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.run_files import METRICS_FILE, PLAN_FILE, PREDICTED_FILE, PredictedVsMeasured

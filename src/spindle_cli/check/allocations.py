@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spindle_cli.check.types import Violation, located, place_of
-from spindle_cli.costs.share_sizes import largest_samples, sizes
-from spindle_cli.costs.share_times import share_on_type, times_of
+from spindle_cli.costs.shares.sizes import largest_samples, sizes
+from spindle_cli.costs.shares.times import share_on_type, times_of
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from spindle_cli.check.allocations import curve_point
 from spindle_cli.check.types import Violation, exact_s, located, place_of, slack_s
+from spindle_cli.costs.recomputing import forwards_again
 from spindle_cli.plan.types import Plan, Slice, Wave
 
 
@@ -22,7 +23,7 @@ def durations(plan: Plan) -> Iterator[Violation]:
         if point is None:
             continue  # reported as an allocation
         forward_s, backward_s = point
-        again_s = piece.num_recomputed * forward_s
+        again_s = forwards_again(piece, plan.by_name[piece.metaop]) * forward_s
         both_s = piece.num_ops * forward_s, again_s + piece.num_ops * backward_s
         if piece.backward_s is None:
             needed = [("lasts", sum(both_s))]

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from spindle_cli.costs.links import all_gather_s, all_reduce_s
 from spindle_cli.costs.memory import SliceShape
-from spindle_cli.costs.share_times import Timed, times_of
+from spindle_cli.costs.shares.times import Timed, times_of
 from spindle_cli.files.cluster import Cluster
 
 

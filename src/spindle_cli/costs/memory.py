@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from spindle_cli.profile.types import MetaOp, OpMemory
@@ -39,6 +40,8 @@ class SliceShape(Protocol):
     def rows(self) -> tuple[int, ...] | None: ...
     @property
     def recompute(self) -> bool: ...
+    @property
+    def selective(self) -> bool: ...
     @property
     def offload(self) -> tuple[tuple[int, int], ...]: ...
     @property
@@ -86,7 +89,8 @@ class OpNeeds:
     `kept`: from forward to backward; `forward`: the most while it runs forward; `backward`: the most while it
     runs backward, beyond `kept`; `first_backward`: the same where it makes its parameters' gradients.
     `cast`: of `kept`, what is there whatever the share. `joined`: what the last op of a slice keeps besides:
-    all positions of what it hands on a part of.
+    all positions of what it hands on a part of. `selective`: kept where the op is recomputed but for what
+    takes longest; all of it where that is not known.
     """
 
     kept: float
@@ -95,6 +99,12 @@ class OpNeeds:
     first_backward: float
     cast: float = 0.0
     joined: float = 0.0
+    selective: float = inf
+
+    @property
+    def recomputed(self) -> float:
+        """Of `kept`, what is made again where the op is recomputed but for what takes longest."""
+        return self.kept - min(self.selective, self.kept)
 
 
 def op_needs(metaop: MetaOp, ops: tuple[int, int], dp: float, tp: int) -> list[tuple[int, OpNeeds]]:
@@ -124,7 +134,14 @@ def _of_share(entry: OpMemory, dp: float) -> OpNeeds:
         first_backward=first + first_all / dp,
         cast=kept,
         joined=entry.joined_bytes / dp,
+        selective=inf if entry.selective_bytes is None else _on_share(entry.selective_bytes, dp),
     )
+
+
+def _on_share(pair: tuple[int, int], dp: float) -> float:
+    """Bytes whatever the share, and those of one of `dp` shares."""
+    fixed, whole = pair
+    return fixed + whole / dp
 
 
 def _guessed(metaop: MetaOp, dp: float, tp: int) -> OpNeeds:
@@ -137,29 +154,42 @@ def _guessed(metaop: MetaOp, dp: float, tp: int) -> OpNeeds:
 
 
 def slice_activation_bytes(
-    metaop: MetaOp, ops: tuple[int, int], dp: float, tp: int, *, recompute: bool = False, offload: float = 0.0
+    metaop: MetaOp,
+    ops: tuple[int, int],
+    dp: float,
+    tp: int,
+    *,
+    recompute: bool = False,
+    selective: bool = False,
+    offload: float = 0.0,
 ) -> float:
     """Bytes that one device keeps from forward to backward for the ops [first, last) of its share, with the
     fields of the batch.
 
-    With `recompute` only each op's output is kept, which is the next one's input; of the share `offload` of
-    the ops, at most that.
+    With `recompute` only each op's output is kept, which is the next one's input, with `selective` also what
+    takes longest; of the share `offload` of the ops, at most the output.
     """
     first, last = ops
     fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last) / dp
     between = (last - first) * inner_bytes(metaop) / dp
-    if recompute:
+    if recompute and not selective:
         return fields + between
-    kept = sum(count * needs.kept for count, needs in op_needs(metaop, ops, dp, tp))
+    kept = sum(
+        count * (needs.kept - (needs.recomputed if selective else 0.0))
+        for count, needs in op_needs(metaop, ops, dp, tp)
+    )
     return fields + (1 - offload) * kept + offload * between
 
 
-def running_bytes(metaop: MetaOp, ops: tuple[int, int], dp: float, tp: int, *, recompute: bool) -> float:
+def running_bytes(
+    metaop: MetaOp, ops: tuple[int, int], dp: float, tp: int, *, recompute: bool, selective: bool = False
+) -> float:
     """Bytes that an op takes at most while it runs, beyond what is kept of it."""
-    return max(
-        max(needs.forward - needs.kept, needs.backward) + (needs.kept if recompute else 0.0)
-        for _, needs in op_needs(metaop, ops, dp, tp)
-    )
+    found = 0.0
+    for _, needs in op_needs(metaop, ops, dp, tp):
+        again = (needs.recomputed if selective else needs.kept) if recompute else 0.0
+        found = max(found, max(needs.forward - needs.kept, needs.backward) + again)
+    return found
 
 
 def input_bytes(metaop: MetaOp, first_op: int, by_name: Mapping[str, MetaOp]) -> int:

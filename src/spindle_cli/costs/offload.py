@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from spindle_cli.costs.links import transfer_s
 from spindle_cli.costs.memory import SliceShape, op_needs
-from spindle_cli.costs.share_sizes import cuts_by_share
-from spindle_cli.costs.share_times import OpSeconds
+from spindle_cli.costs.recomputing import share_again
+from spindle_cli.costs.shares.sizes import cuts_by_share
+from spindle_cli.costs.shares.times import OpSeconds
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.profile.types import MetaOp
 from spindle_cli.units import MIB
@@ -90,10 +91,10 @@ def stalls(
         for share, (own, cuts) in enumerate(zip(each, cuts_by_share(piece), strict=False))
         if (link := _link_of_share(piece, share, cluster)) is not None
     )
-    passes = [_passes_s(piece, own, _copies(piece, metaop, cuts, link)) for own, cuts, link in parts]
+    passes = [_passes_s(piece, metaop, own, _copies(piece, metaop, cuts, link)) for own, cuts, link in parts]
     if not passes:
         return Stalls()
-    alone = _computing_s(piece, op)
+    alone = _computing_s(piece, metaop, op)
     # With times of their own no share need take as long as the slowest pass of each kind.
     passes += [alone] if of_shares is not None else []
     forward_s, backward_s = (max(seconds) for seconds in zip(*passes, strict=True))
@@ -111,7 +112,7 @@ def stalls_of_share(piece: SliceShape, metaop: MetaOp, cluster: Cluster, share: 
     if not piece.offload or link is None:
         return Stalls()
     copies = _copies(piece, metaop, cuts_by_share(piece)[share], link)
-    (forward_s, backward_s), alone = _passes_s(piece, op, copies), _computing_s(piece, op)
+    (forward_s, backward_s), alone = _passes_s(piece, metaop, op, copies), _computing_s(piece, metaop, op)
     return Stalls(forward_s - alone[0], backward_s - alone[1])
 
 
@@ -129,20 +130,22 @@ def _copies(piece: SliceShape, metaop: MetaOp, cuts: float, link: Link) -> list[
     ]
 
 
-def _passes_s(piece: SliceShape, op: OpSeconds, copies: Sequence[float | None]) -> tuple[float, float]:
+def _passes_s(
+    piece: SliceShape, metaop: MetaOp, op: OpSeconds, copies: Sequence[float | None]
+) -> tuple[float, float]:
     """Seconds of both passes, with what they wait for copies."""
-    return _forward_s(op.forward_s, copies), _backward_s(_backward_of_ops(piece, op), copies)
+    return _forward_s(op.forward_s, copies), _backward_s(_backward_of_ops(piece, metaop, op), copies)
 
 
-def _computing_s(piece: SliceShape, op: OpSeconds) -> tuple[float, float]:
+def _computing_s(piece: SliceShape, metaop: MetaOp, op: OpSeconds) -> tuple[float, float]:
     """Seconds of both passes, where nothing waits."""
-    backward_s = _backward_of_ops(piece, op)
+    backward_s = _backward_of_ops(piece, metaop, op)
     return len(backward_s) * op.forward_s, sum(backward_s)
 
 
-def _backward_of_ops(piece: SliceShape, op: OpSeconds) -> list[float]:
+def _backward_of_ops(piece: SliceShape, metaop: MetaOp, op: OpSeconds) -> list[float]:
     """Seconds of each op's backward pass: what is recomputed runs forward once more."""
-    again_s = op.forward_s if piece.recompute else 0.0
+    again_s = op.forward_s * share_again(metaop, selective=piece.selective) if piece.recompute else 0.0
     return [op.backward_s + (0.0 if out else again_s) for out in is_offloaded(piece)]
 
 

@@ -79,8 +79,8 @@ def find_workload(
     """
     preload(*IMPORTED_LATE)
     with lasting_imports():
-        from spindle_cli.operators.compiled import require_compiler
         from spindle_cli.operators.plan_splits import plan_splits
+        from spindle_cli.operators.whole.compiled import require_compiler
         from spindle_cli.workload.analyse import analyse_for_others
         from spindle_cli.workload.building.abstract import load_abstract
         from spindle_cli.workload.evaluated.needs import needs_of

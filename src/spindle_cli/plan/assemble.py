@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 
 from spindle_cli.costs.offload import spread_over
-from spindle_cli.costs.share_sizes import largest_samples, sizes
-from spindle_cli.costs.share_times import share_on_type, share_seconds
+from spindle_cli.costs.shares.sizes import largest_samples, sizes
+from spindle_cli.costs.shares.times import share_on_type, share_seconds
 from spindle_cli.files.cluster import Cluster, is_cpu
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.problem import Node, Point, Problem, with_offload, without_offload
@@ -62,6 +62,7 @@ def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
                     start_s=start / ticks_per_s,
                     end_s=end / ticks_per_s,
                     recompute=piece.point.recompute,
+                    selective=piece.point.selective,
                     offload=spread_over(piece.first, piece.last, piece.point.offload),
                 ),
             )

@@ -190,12 +190,14 @@ def _wave_data(wave: Wave) -> dict[str, Any]:
 
 
 def _slice_data(piece: Slice) -> dict[str, Any]:
-    """The contract's keys; `recompute` and `offload` only where they are on, others that may be absent where
-    they say something.
+    """The contract's keys; `recompute`, `selective` and `offload` only where they are on, others that may be
+    absent where they say something.
     """
     data = piece.model_dump(mode="json")
     if not piece.recompute:
         del data["recompute"]
+    if not piece.selective:
+        del data["selective"]
     if not piece.offload:
         del data["offload"]
     if piece.backward_s is None:

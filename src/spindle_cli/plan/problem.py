@@ -12,7 +12,8 @@ from spindle_cli.account.device.parts import KnownUses
 from spindle_cli.account.groups import ParameterUses, planned_parameters
 from spindle_cli.costs.beyond_curve import BeyondCurve
 from spindle_cli.costs.offload import hidden_share
-from spindle_cli.costs.share_times import times_of
+from spindle_cli.costs.recomputing import Again, share_again
+from spindle_cli.costs.shares.times import times_of
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import Slice
@@ -29,9 +30,10 @@ SIGNIFICANT_DIGITS = 10
 class Point:
     """A valid allocation of a MetaOp, and the seconds that one op takes on it, over the whole batch.
 
-    With `recompute` an op's activations are not kept but computed again in its backward pass, which that
-    makes longer. Of the share `offload` of the ops, but the last of a slice, they are in host memory
-    meanwhile, and not recomputed; `op_s` is of ops of which the share `moved` is.
+    Of an op's forward pass the share `again` is computed once more in its backward pass, and its activations
+    are not kept; with `selective` those that take longest are. Of the share `offload` of the ops, but the
+    last of a slice, they are in host memory meanwhile, and not recomputed; `op_s` is of ops of which the
+    share `moved` is.
 
     `counts`: on a cluster of several types of device, how many of each it takes, in the order of the types;
     its shares are of these in turn. `rows`: where these are not equal, as a slice says them.
@@ -43,11 +45,17 @@ class Point:
     forward_s: float
     backward_s: float
     op_s: float  # both together
-    recompute: bool = False
+    selective: bool = False
+    again: float = 0.0
     offload: float = 0.0
     moved: float = 0.0
     counts: tuple[int, ...] | None = None
     rows: tuple[int, ...] | None = None
+
+    @property
+    def recompute(self) -> bool:
+        """Whether activations are computed again."""
+        return self.selective or self.again > 0
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,7 @@ class MemoryFallback:
         least_tp: degree of tensor parallelism of the MetaOps in `split`, or the largest that they have.
         split: names of MetaOps.
         recompute: by name of a MetaOp, how many of its first ops keep no activations.
+        selective: by name of a MetaOp, how many of its ops behind these keep no more than what takes longest.
         offload: by name of a MetaOp, of which share of its ops activations are moved to host memory; of fewer
             where copies would not hide behind what is computed.
     """
@@ -65,7 +74,13 @@ class MemoryFallback:
     least_tp: int = 1
     split: frozenset[str] = frozenset()
     recompute: Mapping[str, int] = field(default_factory=dict)
+    selective: Mapping[str, int] = field(default_factory=dict)
     offload: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def keeps_less(self) -> bool:
+        """Whether devices do not keep all activations."""
+        return bool(self.recompute or self.selective or self.offload)
 
 
 @dataclass(frozen=True)
@@ -148,12 +163,12 @@ class Problem:
         return BeyondCurve(self.profile.by_name, self.cluster, self.profile)
 
     @cached_property
-    def _points(self) -> dict[tuple[str, int, int, bool], Point]:
+    def _points(self) -> dict[tuple[str, int, int, Again], Point]:
         return {
-            (metaop.name, point.dp, point.tp, recompute): make_point(point, recompute=recompute)
+            (metaop.name, point.dp, point.tp, again): make_point(point, metaop, again)
             for metaop in self.profile.metaops
             for point in metaop.curve
-            for recompute in (False, True)
+            for again in Again
         }
 
     def point_of(self, piece: Slice) -> Point:
@@ -165,9 +180,9 @@ class Problem:
             assert op is not None, "no other shares are planned"
             times = {"dp": piece.dp, "tp": piece.tp, "forward_s": op.forward_s, "backward_s": op.backward_s}
             curve_point = CurvePoint(num_devices=len(piece.devices), source="fitted", **times)
-            point = make_point(curve_point, recompute=piece.recompute)
+            point = make_point(curve_point, self.profile.by_name[piece.metaop], Again.of(piece))
         else:
-            point = self._points[piece.metaop, piece.dp, piece.tp, piece.recompute]
+            point = self._points[piece.metaop, piece.dp, piece.tp, Again.of(piece)]
         if self.cluster.is_mixed:
             kinds = Counter(self.cluster.type_of[device] for device in piece.devices)
             counts = tuple(kinds[kind] for kind in self.cluster.types)
@@ -195,7 +210,7 @@ def make_problem(profile: Profile, cluster: Cluster, fallback: MemoryFallback | 
         NoPlanError: a MetaOp has no allocation on so few devices.
     """
     fallback = fallback or MemoryFallback()
-    parts = [part for metaop in profile.metaops for part in _parts(metaop, fallback)]
+    parts = [part for metaop in profile.metaops for part in _parts(metaop, fallback, cluster)]
     last = {part.metaop.name: i for i, part in enumerate(parts)}
     inputs = [
         (i - 1,) if part.first_op else tuple(last[name] for name in part.metaop.inputs)
@@ -228,23 +243,32 @@ def make_problem(profile: Profile, cluster: Cluster, fallback: MemoryFallback | 
 
 @dataclass(frozen=True)
 class _Part:
-    """Some ops of a MetaOp that recompute, or do not."""
+    """Some ops of a MetaOp that recompute as much."""
 
     metaop: MetaOpProfile
     first_op: int
     num_ops: int
-    recompute: bool
+    again: Again
     offload: float
 
 
-def _parts(metaop: MetaOpProfile, fallback: MemoryFallback) -> list[_Part]:
+def _parts(metaop: MetaOpProfile, fallback: MemoryFallback, cluster: Cluster) -> list[_Part]:
+    """Of a MetaOp's ops; what tensor parallelism has to split is recomputed whole."""
     recomputed = fallback.recompute.get(metaop.name, 0)
-    offload = fallback.offload.get(metaop.name, 0.0)
-    parts = [
-        _Part(metaop, 0, recomputed, recompute=True, offload=offload),
-        _Part(metaop, recomputed, metaop.num_ops - recomputed, recompute=False, offload=offload),
-    ]
-    return [part for part in parts if part.num_ops]
+    selective = min(fallback.selective.get(metaop.name, 0), metaop.num_ops - recomputed)
+    if metaop.name in fallback.split or all(point.tp > 1 for point in _possible(metaop, cluster)):
+        recomputed, selective = recomputed + selective, 0
+    counts = {
+        Again.ALL: recomputed,
+        Again.SELECTIVE: selective,
+        Again.NOTHING: metaop.num_ops - recomputed - selective,
+    }
+    parts, first = [], 0
+    for again, count in counts.items():
+        if count:
+            parts.append(_Part(metaop, first, count, again, fallback.offload.get(metaop.name, 0.0)))
+        first += count
+    return parts
 
 
 def useful_points(part: _Part, cluster: Cluster, fallback: MemoryFallback) -> tuple[Point, ...]:
@@ -257,7 +281,9 @@ def useful_points(part: _Part, cluster: Cluster, fallback: MemoryFallback) -> tu
         NoPlanError: the cluster has none.
     """
     metaop = part.metaop
-    possible = [point for point in metaop.curve if cluster.num_groups(point.tp) >= point.dp]
+    possible = _possible(metaop, cluster)
+    if part.again is Again.SELECTIVE:
+        possible = [point for point in possible if point.tp == 1]
     if not possible:
         raise _no_allocation(metaop, cluster)
     least_tp = 1
@@ -265,12 +291,17 @@ def useful_points(part: _Part, cluster: Cluster, fallback: MemoryFallback) -> tu
         least_tp = min(fallback.least_tp, max(point.tp for point in possible))
     points: list[Point] = []
     for candidate in sorted(possible, key=lambda point: (point.num_devices, point.op_s)):
-        point = make_point(candidate, recompute=part.recompute)
+        point = make_point(candidate, metaop, part.again)
         if part.offload:
             point = with_offload(point, min(part.offload, _hidden_share(part, candidate, cluster)))
         if candidate.tp >= least_tp and (not points or point.op_s < points[-1].op_s):
             points.append(point)
     return tuple(points)
+
+
+def _possible(metaop: MetaOpProfile, cluster: Cluster) -> list[CurvePoint]:
+    """The allocations that there is room for."""
+    return [point for point in metaop.curve if cluster.num_groups(point.tp) >= point.dp]
 
 
 def _no_allocation(metaop: MetaOpProfile, cluster: Cluster) -> NoPlanError:
@@ -294,11 +325,32 @@ def _no_allocation(metaop: MetaOpProfile, cluster: Cluster) -> NoPlanError:
     )
 
 
-def make_point(point: CurvePoint, *, recompute: bool = False) -> Point:
-    """A point of a curve, with or without recomputation."""
-    backward_s = point.backward_s + (point.forward_s if recompute else 0.0)
-    op_s = max(point.forward_s + backward_s, SHORTEST_S)
-    return Point(point.num_devices, point.dp, point.tp, point.forward_s, backward_s, op_s, recompute)
+def make_point(point: CurvePoint, metaop: MetaOp, again: Again = Again.NOTHING) -> Point:
+    """A point of a MetaOp's curve, of ops that recompute so much."""
+    plain = Point(
+        point.num_devices,
+        point.dp,
+        point.tp,
+        point.forward_s,
+        point.backward_s,
+        max(point.forward_s + point.backward_s, SHORTEST_S),
+    )
+    return with_again(plain, metaop, again)
+
+
+def with_again(point: Point, metaop: MetaOp, again: Again) -> Point:
+    """The same of ops that recompute so much; `point`: of such as recompute nothing."""
+    if again is Again.NOTHING:
+        return point
+    share = share_again(metaop, selective=again is Again.SELECTIVE)
+    backward_s = point.backward_s + share * point.forward_s
+    return replace(
+        point,
+        backward_s=backward_s,
+        op_s=max(point.forward_s + backward_s, SHORTEST_S),
+        selective=again is Again.SELECTIVE,
+        again=share,
+    )
 
 
 def with_offload(point: Point, share: float, moved: float | None = None) -> Point:
@@ -306,14 +358,14 @@ def with_offload(point: Point, share: float, moved: float | None = None) -> Poin
     slice's, the last one counted; None: as if it made no difference.
     """
     moved = share if moved is None else moved
-    backward_s = point.backward_s - (moved * point.forward_s if point.recompute else 0.0)
+    backward_s = point.backward_s - moved * point.again * point.forward_s
     op_s = max(point.forward_s + backward_s, SHORTEST_S)
     return replace(point, backward_s=backward_s, op_s=op_s, offload=share, moved=moved)
 
 
 def without_offload(point: Point) -> Point:
     """The same, with no activations in host memory."""
-    backward_s = point.backward_s + (point.moved * point.forward_s if point.recompute else 0.0)
+    backward_s = point.backward_s + point.moved * point.again * point.forward_s
     op_s = max(point.forward_s + backward_s, SHORTEST_S)
     return replace(point, backward_s=backward_s, op_s=op_s, offload=0.0, moved=0.0)
 

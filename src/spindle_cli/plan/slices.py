@@ -82,6 +82,8 @@ class Slice(Model):
     backward_start_s: Seconds | None = None
     backward_end_s: Seconds | None = None
     recompute: bool = False  # activations are recomputed in the backward pass instead of kept
+    # of an op that recomputes, what its matrix products, convolutions and attention give is kept nevertheless
+    selective: bool = False
     # ranges of its ops, [first, last) as in `ops`, whose activations are in host memory from forward to
     # backward; these are never recomputed
     offload: tuple[tuple[OpNumber, NumOps], ...] = ()
@@ -102,6 +104,12 @@ class Slice(Model):
     def _backward_whole_or_not(self) -> Slice:
         if (self.backward_start_s is None) != (self.backward_end_s is None):
             raise ValueError(f"{self.label}: backward_start_s and backward_end_s: expected both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _selective_recomputes(self) -> Slice:
+        if self.selective and not self.recompute:
+            raise ValueError(f"{self.label}: selective: expected only with `recompute: true`")
         return self
 
     @property

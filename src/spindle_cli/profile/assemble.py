@@ -14,7 +14,7 @@ from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.checking.matrices import Matrices
 from spindle_cli.profile.curves.fit import choose_measured, fit_curve, fitted_point
-from spindle_cli.profile.curves.memory_fit import Shares, op_memory
+from spindle_cli.profile.curves.memory_fit import Shares, op_memory, selective_share
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.jobs import JobTable, OpRef, degrees_beyond, is_cut, valid_degrees
 from spindle_cli.profile.parameters.kept import KeptByOptimizers
@@ -184,6 +184,7 @@ class _MetaOpAssembly:
             optimizer=None if self._kept is None else self._kept.by(self._task, self._ops),
             activation_bytes_per_op=self._activation_bytes(),
             memory=self._memory(),
+            selective_share=selective_share([self._shares(op, self._times.by_key) for op in self._ops]),
             field_bytes=self._field_bytes(),
             output_bytes=self._output_bytes(self._ops[-1]),
             inner_output_bytes=self._output_bytes(self._ops[0]) if len(self._ops) > 1 else None,

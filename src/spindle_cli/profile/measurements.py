@@ -29,6 +29,18 @@ class Noise(Model):
     measured_again: Annotated[int, Field(ge=0)] = 0
 
 
+class SelectiveMemory(Model):
+    """Of one op on one share that is recomputed but for what takes longest.
+
+    Attributes:
+        kept_bytes: kept from forward to backward, its outputs included.
+        share: of its forward pass, what runs again in the backward pass.
+    """
+
+    kept_bytes: Bytes
+    share: Annotated[float, Field(ge=0, le=1)]
+
+
 class ShareMemory(Model):
     """Bytes of one op on one share, beside its parameters, its inputs and the batch's fields.
 
@@ -38,12 +50,14 @@ class ShareMemory(Model):
         backward_bytes: the most while it runs backward, gradients of its outputs and inputs included, beyond
             what it had kept; gradients of its parameters are added to those that are there.
         first_backward_bytes: the same where there are none yet, with those that it makes.
+        selective: where it is recomputed but for what takes longest; None: not looked at, or it saves little.
     """
 
     kept_bytes: Bytes
     forward_bytes: Bytes
     backward_bytes: Bytes
     first_backward_bytes: Bytes
+    selective: SelectiveMemory | None = None
 
 
 class OpTiming(Model):

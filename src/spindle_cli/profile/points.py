@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
@@ -89,6 +89,7 @@ class OpMemory(Model):
     it runs backward, beyond what it had kept. `first_backward_bytes`: the same where it makes the gradients
     of its parameters, instead of adding to those that are there. `joined_bytes`: for the whole batch, what an
     op hands on of which devices have a part of the sequence each; at a slice's end they keep all of it, too.
+    `selective_bytes`: kept from forward to backward where an op is recomputed but for what takes longest.
     """
 
     tp: Devices = 1
@@ -98,15 +99,18 @@ class OpMemory(Model):
     backward_bytes: tuple[Bytes, Bytes]
     first_backward_bytes: tuple[Bytes, Bytes]
     joined_bytes: Bytes = 0
+    selective_bytes: tuple[Bytes, Bytes] | None = None
 
     def rebatched(self, ratio: float) -> OpMemory:
         """The same for a batch of `ratio` times as many samples."""
-        keys = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
+        other = self.with_pairs(lambda fixed, whole: (fixed, round(whole * ratio)))
+        return other.model_copy(update={"joined_bytes": round(self.joined_bytes * ratio)})
+
+    def with_pairs(self, change: Callable[[int, int], tuple[int, int]]) -> OpMemory:
+        """With each pair changed: bytes whatever the share, and for the whole batch."""
+        keys = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes", "selective_bytes")
         pairs = {key: getattr(self, key) for key in keys}
-        return self.model_copy(
-            update={key: (fixed, round(whole * ratio)) for key, (fixed, whole) in pairs.items()}
-            | {"joined_bytes": round(self.joined_bytes * ratio)}
-        )
+        return self.model_copy(update={key: change(*pair) for key, pair in pairs.items() if pair is not None})
 
 
 class FitSegment(Model):

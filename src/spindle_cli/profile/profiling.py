@@ -13,9 +13,9 @@ from spindle_cli.costs.peaks import arithmetic_in
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.operators.compiled import require_compiler
 from spindle_cli.operators.heads.chunked import whole_losses
 from spindle_cli.operators.tensor_parallel import kept_whole
+from spindle_cli.operators.whole.compiled import require_compiler
 from spindle_cli.process.cores import usable_cores
 from spindle_cli.process.environment import chosen_threads
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers, with_whole

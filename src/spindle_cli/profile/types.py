@@ -21,6 +21,7 @@ from spindle_cli.profile.calibration import Calibration as Calibration
 from spindle_cli.profile.measurements import Measurements as Measurements
 from spindle_cli.profile.measurements import Noise as Noise
 from spindle_cli.profile.measurements import OpTiming as OpTiming
+from spindle_cli.profile.measurements import SelectiveMemory as SelectiveMemory
 from spindle_cli.profile.measurements import ShareMemory as ShareMemory
 from spindle_cli.profile.moving import MeasuredLink as MeasuredLink
 from spindle_cli.profile.moving import ProcessorCosts as ProcessorCosts
@@ -86,6 +87,9 @@ class MetaOp(Model):
     activation_bytes_per_op: Bytes = 0
     # by tp, then first_op; absent: guessed from activation_bytes_per_op
     memory: tuple[OpMemory, ...] = ()
+    # of an op's forward pass, what runs again where it is recomputed but for what takes longest; absent: it
+    # cannot be, or that saves nothing
+    selective_share: Annotated[float, Field(ge=0, le=1)] | None = None
     # fields of the batch that an op reads, whole batch, {op index: bytes}
     field_bytes: dict[int, Bytes] = Field(default_factory=dict)
     output_bytes: Bytes = 0
@@ -122,6 +126,12 @@ class MetaOp(Model):
         if order != sorted(set(order)) or firsts != {entry.tp for entry in self.memory}:
             raise ValueError(
                 f"memory: expected entries of {self.name!r} by tp, then by first_op from 0, each once"
+            )
+        whole = [entry for entry in self.memory if entry.tp == 1]
+        if self.selective_share is not None and not (whole and all(each.selective_bytes for each in whole)):
+            raise ValueError(
+                f"selective_share: expected selective_bytes in all entries of {self.name!r} with tp 1 under "
+                "memory"
             )
         return self
 

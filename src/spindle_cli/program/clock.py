@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.account.types import Edge, Pass
-from spindle_cli.costs.share_times import times_of
+from spindle_cli.costs.recomputing import forwards_again
+from spindle_cli.costs.shares.times import times_of
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.types import Kind
 
@@ -98,6 +99,6 @@ def _durations_ns(plan: Plan, piece: Slice) -> Interval:
         return max(1, round(passes_s[0] * 1e9)), max(1, round(passes_s[1] * 1e9))
     op = times_of(plan.by_name[piece.metaop], piece, plan.cluster)
     forward, backward = (1.0, 2.0) if op is None or op.forward_s + op.backward_s <= 0 else op[:2]
-    backward += forward * piece.num_recomputed / piece.num_ops
+    backward += forward * forwards_again(piece, plan.by_name[piece.metaop]) / piece.num_ops
     length_ns = (piece.end_s - piece.start_s) * 1e9 / (forward + backward)
     return max(1, round(length_ns * forward)), max(1, round(length_ns * backward))

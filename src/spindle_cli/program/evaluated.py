@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from spindle_cli.costs.share_sizes import largest_samples
-from spindle_cli.costs.share_times import times_of
+from spindle_cli.costs.shares.sizes import largest_samples
+from spindle_cli.costs.shares.times import times_of
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice, Wave
 from spindle_cli.profile.types import CurvePoint

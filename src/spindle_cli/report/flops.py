@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from spindle_cli.costs.share_sizes import cuts_by_share
+from spindle_cli.costs.shares.sizes import cuts_by_share
 from spindle_cli.costs.work import flops_by_metaop, flops_by_pass
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.simulate.types import Activity, Simulation, Span

@@ -8,7 +8,8 @@ from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
 from spindle_cli.account.processor import slice_stretches
 from spindle_cli.costs.beyond_curve import BeyondCurve
 from spindle_cli.costs.offload import stalls
-from spindle_cli.costs.share_times import times_of, times_of_shares
+from spindle_cli.costs.recomputing import forwards_again
+from spindle_cli.costs.shares.times import times_of, times_of_shares
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.types import Kind, Program
@@ -69,7 +70,7 @@ def _duration(plan: Plan, piece: Slice, beyond: BeyondCurve) -> Duration:
             hint="Make the plan again with this version; `spindle check` lists everything that is wrong with "
             "it.",
         )
-    again_s = op.forward_s * piece.num_recomputed / piece.num_ops
+    again_s = op.forward_s * forwards_again(piece, metaop) / piece.num_ops
     forward_more_s, backward_more_s = beyond.op_s(piece, metaop, op.forward_s, op.backward_s + again_s)
     forward_s = piece.num_ops * (op.forward_s + forward_more_s)
     backward_s = piece.num_ops * (op.backward_s + backward_more_s + again_s)

@@ -11,7 +11,8 @@ from spindle_cli.account.processor import beside_slices, costs_nothing
 from spindle_cli.account.traffic import Traffic
 from spindle_cli.costs.beyond_curve import BeyondCurve
 from spindle_cli.costs.offload import stalls_of_share
-from spindle_cli.costs.share_times import times_of, times_of_share
+from spindle_cli.costs.recomputing import forwards_again
+from spindle_cli.costs.shares.times import times_of, times_of_share
 from spindle_cli.plan.types import Plan, Slice
 
 
@@ -53,7 +54,7 @@ def _shares_s(plan: Plan, piece: Slice, beyond: BeyondCurve) -> list[float]:
     for share in range(piece.dp):
         op = times_of_share(metaop, piece, share, plan.cluster) or times_of(metaop, piece, plan.cluster)
         assert op is not None, "`check` has seen to it"
-        again_s = op.forward_s * piece.num_recomputed / piece.num_ops
+        again_s = op.forward_s * forwards_again(piece, metaop) / piece.num_ops
         more_s = beyond.op_s(piece, metaop, op.forward_s, op.backward_s + again_s)
         waits = stalls_of_share(piece, metaop, plan.cluster, share, op)
         own_s = piece.num_ops * (op.forward_s + op.backward_s + again_s + sum(more_s))

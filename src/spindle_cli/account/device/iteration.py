@@ -227,7 +227,7 @@ class Iteration:
             self._handed_on.come_to(part, run)
             needs = part.needs[run.segment][1]
             kept = part.kept_of(needs, run.keeping)
-            casts += 0.0 if run.keeping is Keeping.ALL else run.num_ops * needs.cast
+            casts += 0.0 if run.keeping.has_casts else run.num_ops * needs.cast
             if run.keeping.is_offloaded:
                 self._see(needs.forward + casts, self._buffers())
                 self._move_out(part, run)
@@ -255,8 +255,8 @@ class Iteration:
             needs = part.needs[run.segment][1]
             joined = self._joined(part, run)
             running = self._backward_bytes(needs, run)
-            if run.keeping is Keeping.INPUTS:
-                running = joined + max(needs.forward, needs.kept + running)
+            if run.keeping in (Keeping.INPUTS, Keeping.SELECTED):
+                running = joined + part.while_recomputed(needs, run.keeping, running)
             scattering = 0.0
             if shared is not None:
                 self._whole = self._width * shared.gradients[run.position]

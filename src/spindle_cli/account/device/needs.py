@@ -19,7 +19,7 @@ from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.parameters.blocks import Block
 from spindle_cli.costs.parameters.sharded import level_of
-from spindle_cli.costs.share_sizes import cuts_by_share, cuts_like_largest
+from spindle_cli.costs.shares.sizes import cuts_by_share, cuts_like_largest
 from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf

@@ -25,11 +25,17 @@ class Keeping(IntEnum):
     INPUTS = 1  # it is recomputed
     NOTHING = 2  # all of it is in host memory
     OUTPUTS = 3  # the same, but for what it hands to an op that keeps its inputs, or to another slice
+    SELECTED = 4  # it is recomputed but for what takes longest
 
     @property
     def is_offloaded(self) -> bool:
         """Whether the rest is in host memory."""
-        return self >= Keeping.NOTHING
+        return self in (Keeping.NOTHING, Keeping.OUTPUTS)
+
+    @property
+    def has_casts(self) -> bool:
+        """Whether it has parameters that were cast to the type that is computed in."""
+        return self in (Keeping.ALL, Keeping.SELECTED)
 
 
 class KnownUses:
@@ -52,7 +58,8 @@ class KnownUses:
     ) -> Kinds:
         """Of the parts of these slices. They do not depend on devices, times and numbers of shares."""
         shapes = tuple(
-            (piece.metaop, piece.ops, piece.tp, piece.recompute, piece.offload) for piece in slices
+            (piece.metaop, piece.ops, piece.tp, piece.recompute, piece.selective, piece.offload)
+            for piece in slices
         )
         key = op_by_op, ends_apart, shapes
         if key not in self._kinds:
@@ -118,10 +125,23 @@ class Part:
         """Of an op, on the device from forward to backward."""
         if keeping is Keeping.ALL:
             return needs.kept
+        if keeping is Keeping.SELECTED:
+            return needs.kept - needs.recomputed + _RANDOM_STATE_BYTES
         if keeping is Keeping.NOTHING:
             return 0.0
         between = self.kept_inputs / (self.tp if needs.joined else 1)
         return between + (_RANDOM_STATE_BYTES if keeping is Keeping.INPUTS else 0.0)
+
+    def while_recomputed(self, needs: OpNeeds, keeping: Keeping, running: float) -> float:
+        """The most that an op takes, beyond what it has kept, while it runs forward again and backward.
+
+        Args:
+            running: while it runs backward, beyond all that it keeps where nothing is recomputed.
+        """
+        most = max(needs.forward, needs.kept + running)
+        if keeping is Keeping.INPUTS:
+            return most
+        return self.kept_inputs + most - (needs.kept - needs.recomputed)
 
     def segments(self) -> Iterator[int]:
         """Of each op, which of `needs` it has."""
@@ -130,14 +150,17 @@ class Part:
 
 def _keeping(piece: SliceShape) -> tuple[Keeping, ...]:
     """Of each op of a slice."""
+    on_device = Keeping.ALL
+    if piece.recompute:
+        on_device = Keeping.SELECTED if piece.selective else Keeping.INPUTS
     if not piece.offload:
-        return (Keeping.INPUTS if piece.recompute else Keeping.ALL,) * (piece.ops[1] - piece.ops[0])
+        return (on_device,) * (piece.ops[1] - piece.ops[0])
     found = []
     for own, following in pairwise([*is_offloaded(piece), False]):
         if own:
             found.append(Keeping.NOTHING if following else Keeping.OUTPUTS)
         else:
-            found.append(Keeping.INPUTS if piece.recompute else Keeping.ALL)
+            found.append(on_device)
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ from math import ceil
 
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.parameters.gradient_sums import MatrixGradient, Summing
-from spindle_cli.costs.share_sizes import cuts_by_share
+from spindle_cli.costs.shares.sizes import cuts_by_share
 from spindle_cli.profile.types import Matrix, MetaOp
 
 

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from spindle_cli.calibrate.reading import Run
 from spindle_cli.costs.beyond_curve import BeyondCurve
 from spindle_cli.costs.parameters.sharded import level_of
-from spindle_cli.costs.share_sizes import largest_samples, sizes, tells_shares_apart
-from spindle_cli.costs.share_times import share_seconds, times_of_share
+from spindle_cli.costs.recomputing import forwards_again
+from spindle_cli.costs.shares.sizes import largest_samples, sizes, tells_shares_apart
+from spindle_cli.costs.shares.times import share_seconds, times_of_share
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.run_files import PassTimes
 from spindle_cli.plan.types import Plan, Slice
@@ -192,7 +193,7 @@ def _own_times(
     """
     known = times_of_share(metaop, piece, share, run.plan.cluster)
     assert known is not None, "`require_belongs` has seen to it"
-    again = piece.num_recomputed / piece.num_ops
+    again = forwards_again(piece, metaop) / piece.num_ops
     more_s = beyond.op_s(piece, metaop, known.forward_s, known.backward_s + again * known.forward_s)
     forward_s = max(op.forward_s - more_s[0], LEAST_OWN * op.forward_s)
     backward_s = max(op.backward_s - more_s[1], LEAST_OWN * op.backward_s)

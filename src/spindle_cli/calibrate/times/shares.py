@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from spindle_cli.calibrate.times.factors import Factor, OfEqualOps, factor_of, is_equal
 from spindle_cli.calibrate.times.points import Measured, OpTimes, known_times
-from spindle_cli.costs.share_times import share_seconds
+from spindle_cli.costs.shares.times import share_seconds
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, ShareTime, Source
 
 # Of one MetaOp: into how many such shares its batch would be cut, and tp.

@@ -141,7 +141,7 @@ def _quick(
         if not whole.may_be_faster(than_s):
             return None
         found += whole.at(0) or whole.least_recomputing()
-        if found and not found[0].tight.fallback.recompute and not found[0].tight.fallback.offload:
+        if found and not found[0].tight.fallback.keeps_less:
             return found[0]
     cuts, again = tee(_cuts(profile, cluster, strategy, posing, micro_batches))
     found += _best_cut(cuts, recomputes=False) or _best_cut(again, recomputes=True)
@@ -281,6 +281,5 @@ def _searched(quick: QuickSharding, strategy: StrategyName, effort: int) -> Foun
     if best is None:
         return None
     fallback = quick.tight.fallback
-    is_less = fallback.recompute or fallback.offload
-    note = describe_fallback(fallback, best.slices) if is_less else None
+    note = describe_fallback(fallback, best.slices) if fallback.keeps_less else None
     return Found(best, is_short=True, note=note, cut=quick.cut, sharding=problem.profile.sharding)

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from math import ceil
 
 from spindle_cli.costs.same import Same
-from spindle_cli.costs.share_times import KnownShares, point_of_share
+from spindle_cli.costs.shares.times import KnownShares, point_of_share
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.sharding import on_all_devices, seconds_on
@@ -307,10 +307,8 @@ def _part(metaop: MetaOpProfile, count: int, cluster: Cluster) -> MetaOpProfile:
 
 
 def _memory_of_part(entry: OpMemory, count: int) -> OpMemory:
-    keys = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
-    pairs = {key: getattr(entry, key) for key in keys}
-    parts = {key: (fixed, ceil(whole / count)) for key, (fixed, whole) in pairs.items()}
-    return entry.model_copy(update={**parts, "joined_bytes": ceil(entry.joined_bytes / count)})
+    part = entry.with_pairs(lambda fixed, whole: (fixed, ceil(whole / count)))
+    return part.model_copy(update={"joined_bytes": ceil(entry.joined_bytes / count)})
 
 
 def _curve_of_part(metaop: MetaOpProfile, count: int, cluster: Cluster) -> tuple[CurvePoint, ...]:

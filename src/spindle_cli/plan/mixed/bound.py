@@ -179,10 +179,11 @@ def _least_forwards(points: Sequence[Point]) -> float:
     """How often an op runs forward at least, on average over those of a slice on one of these allocations:
     what is moved to host memory is not recomputed.
     """
-    if not points[0].recompute:
+    again = min(point.again for point in points)
+    if not again:
         return 1
     most = max(point.moved for point in points)
-    return 2 - ceil(most * MOVED_STEPS) / MOVED_STEPS
+    return 1 + again * (1 - ceil(most * MOVED_STEPS) / MOVED_STEPS)
 
 
 def _on_all(metaop: MetaOpProfile, cluster: Cluster, point: Point) -> Column:

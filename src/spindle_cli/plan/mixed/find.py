@@ -21,7 +21,7 @@ from spindle_cli.plan.mixed.parts import on_best_part, worth
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem, given_up
+from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem, given_up, selects
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.tight.given_up import (
@@ -217,10 +217,7 @@ def _alike_over(
 ) -> TightPlan | None:
     """The same over these links: of ever more that is recomputed, as long as that gains."""
     best: TightPlan | None = None
-    _, offload = given_up(profile, cluster, 1.0)
-    for quarters in range(0 if offload else 1, 5):
-        counts = {each.name: -(-each.num_ops * quarters // 4) for each in profile.metaops if quarters}
-        fallback = MemoryFallback(recompute=counts, offload=offload)
+    for fallback in _alike(profile, given_up(profile, cluster, 1.0).offload):
         tight = TightProblem(fallback, posing.posed(profile, cluster, fallback), posing)
         known_s = than_s if best is None else min(than_s, best.judged.prediction.iteration_s)
         if not may_be_faster(tight.posed, known_s):
@@ -236,6 +233,22 @@ def _alike_over(
         if all_fit:
             break
     return best
+
+
+def _alike(profile: Profile, offload: Mapping[str, float]) -> Iterator[MemoryFallback]:
+    """The same share of each MetaOp's ops recomputed, ever more: but for what takes longest, as far as that
+    is known, then whole.
+    """
+    if offload:
+        yield MemoryFallback(offload=offload)
+    chosen = [each for each in profile.metaops if selects(each)]
+    for halves in (1, 2) if chosen else ():
+        some = {each.name: -(-each.num_ops * halves // 2) for each in chosen}
+        yield MemoryFallback(selective=some, offload=offload)
+    for quarters in range(1, 5):
+        counts = {each.name: -(-each.num_ops * quarters // 4) for each in profile.metaops}
+        rest = {each.name: left for each in chosen if (left := each.num_ops - counts[each.name])}
+        yield MemoryFallback(recompute=counts, selective=rest, offload=offload)
 
 
 def _on_part(profile: Profile, effort: int, whole: Cluster, part: Cluster) -> Found | None:

@@ -58,7 +58,7 @@ class PosedOnTypes:
     @property
     def _gives_up(self) -> bool:
         """Whether anything is given up for memory."""
-        return bool(self.fallback.split or self.fallback.recompute or self.fallback.offload)
+        return bool(self.fallback.split) or self.fallback.keeps_less
 
     def least_s(self, split: MemoryFallback) -> float:
         if self._gives_up:
@@ -175,7 +175,7 @@ class SeveralTypes:
         self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None
     ) -> PosedOnTypes:
         fallback = fallback or MemoryFallback()
-        if fallback.recompute or fallback.offload:
+        if fallback.keeps_less:
             return PosedOnTypes(self.problem(profile, cluster, fallback), fallback)
         # What splits layers alone is asked for again, by one way after another to give up something.
         key = Same(profile), Same(cluster), fallback.least_tp, fallback.split

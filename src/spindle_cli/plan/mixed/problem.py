@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spindle_cli.costs.recomputing import Again
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.sharding import chosen_on_all
-from spindle_cli.plan.mixed.cutting.allocations import allocations, moving, on_all_devices, recomputing
+from spindle_cli.plan.mixed.cutting.allocations import allocations, moving, on_all_devices, recomputed
 from spindle_cli.plan.mixed.cutting.hidden import hidden_shares
 from spindle_cli.plan.problem import MemoryFallback, Node, Point, Problem, make_problem
 from spindle_cli.profile.types import MetaOpProfile, Profile
@@ -69,7 +70,7 @@ def make_mixed_problem(
         metaop = node.metaop
         least_tp = fallback.least_tp if metaop.name in fallback.split else 1
         plain = on_all.get(metaop.name) or known.of(metaop, cluster, least_tp)
-        again = tuple(map(recomputing, plain)) if node.points[0].recompute else plain
+        again = recomputed(plain, metaop, Again.of(node.points[0]))
         moved = fallback.offload.get(metaop.name, 0.0)
         return moving(again, moved, known.hidden(metaop, plain, cluster)) if moved else again
 

@@ -13,7 +13,7 @@ from operator import le
 
 from spindle_cli.account.rows import Layout
 from spindle_cli.costs.memory import inner_bytes
-from spindle_cli.costs.share_times import times_of
+from spindle_cli.costs.shares.times import times_of
 from spindle_cli.plan.placing.calendar import first_devices
 from spindle_cli.plan.placing.moving import moving_s
 from spindle_cli.plan.problem import Node, Point, Problem
@@ -85,6 +85,8 @@ def _as(problem: Problem, node: Node, other: Allocation, whose: Node) -> Allocat
     is_cut_alike = point.rows is None and metaop.batch_size % point.dp == 0
     if metaop.batch_size != whose.metaop.batch_size and not is_cut_alike:
         return None
+    if node.points[0].selective and point.tp > 1:
+        return None
     piece = Slice(
         metaop=metaop.name,
         ops=(node.first_op, node.first_op + node.num_ops),
@@ -95,6 +97,7 @@ def _as(problem: Problem, node: Node, other: Allocation, whose: Node) -> Allocat
         start_s=0.0,
         end_s=0.0,
         recompute=node.points[0].recompute,
+        selective=node.points[0].selective,
     )
     if times_of(metaop, piece, problem.cluster) is None:
         return None

@@ -17,7 +17,7 @@ from spindle_cli.account.processor import slice_stretches
 from spindle_cli.account.traffic import Exchange, Traffic
 from spindle_cli.costs.links import transfer_s
 from spindle_cli.costs.offload import Stalls, stalls
-from spindle_cli.costs.share_times import OpSeconds, times_of_shares
+from spindle_cli.costs.shares.times import OpSeconds, times_of_shares
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.placing.card_loads import Busy, Card
 from spindle_cli.plan.problem import Point, Problem, without_offload
@@ -152,8 +152,8 @@ class Passes:
 
 def _stalls(problem: Problem, piece: Slice, point: Point) -> Stalls:
     """How long a slice's passes wait for copies to host memory and back; `point`: as if there were none."""
-    again_s = point.forward_s if piece.recompute else 0.0
     metaop, cluster = problem.profile.by_name[piece.metaop], problem.cluster
+    again_s = point.again * point.forward_s
     op = OpSeconds(point.forward_s, point.backward_s - again_s)
     return stalls(piece, metaop, cluster, op, times_of_shares(metaop, piece, cluster))
 

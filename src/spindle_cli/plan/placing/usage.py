@@ -49,10 +49,18 @@ class Footprint:
         handed = max(metaop.output_bytes, inner_bytes(metaop)) / shares
         ops = (piece.first, piece.last)
         activations = slice_activation_bytes(
-            metaop, ops, shares, point.tp, recompute=point.recompute, offload=point.offload
+            metaop,
+            ops,
+            shares,
+            point.tp,
+            recompute=point.recompute,
+            selective=point.selective,
+            offload=point.offload,
         )
         self.kept = activations + taken
-        running = running_bytes(metaop, ops, shares, point.tp, recompute=point.recompute)
+        running = running_bytes(
+            metaop, ops, shares, point.tp, recompute=point.recompute, selective=point.selective
+        )
         self.passing = taken + handed + running
         # With tensor parallelism a device holds a shard; which one counts as different from whole blocks.
         # Other pieces may hold the parameters too, on other devices: then there is less of the state here.

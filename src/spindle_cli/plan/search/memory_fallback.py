@@ -9,14 +9,15 @@ Splits are tried by their lower bounds, the fastest first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from spindle_cli.costs.memory import inner_bytes, slice_activation_bytes
+from spindle_cli.costs.memory import slice_activation_bytes
 from spindle_cli.costs.offload import hidden_share
 from spindle_cli.costs.parameters.blocks import Block, blocks_of
 from spindle_cli.costs.parameters.update import optimizer_bytes
+from spindle_cli.costs.recomputing import Again, saved_bytes, selectively_saved_bytes, share_again
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import MemoryFallback, Problem
@@ -29,23 +30,31 @@ from spindle_cli.units import counted
 # Shares of all parameters that are split, from the MetaOps that hold most.
 SPLIT_SHARES = (0.6, 1.0)
 # Recomputation is measured out in so many steps, a power of two.
-STEPS = 16
+STEPS = 64
 # Of the nodes' memory for activations, what is planned for: devices do not have all alike.
 HOST_SHARE = 0.8
 
 
 @dataclass(frozen=True)
 class TightProblem:
-    """A problem under some memory fallback. `posing`: what makes others like it."""
+    """A problem under some memory fallback. `posing`: what makes others like it. `selects`: of ops that it
+    recomputes, what takes longest may be kept.
+    """
 
     fallback: MemoryFallback
     posed: Posed
     posing: Posing
+    selects: bool = True
 
     @property
     def problem(self) -> Problem:
         """As it is posed."""
         return self.posed.problem
+
+    @property
+    def whole(self) -> Collection[str]:
+        """Names of MetaOps whose ops are recomputed whole or not at all."""
+        return self.fallback.split if self.selects else [each.name for each in self.problem.profile.metaops]
 
 
 @dataclass(frozen=True)
@@ -106,12 +115,20 @@ def every_split(profile: Profile) -> Iterator[MemoryFallback]:
 def recomputing(tight: TightProblem, step: int) -> TightProblem | None:
     """The same with `step` of `STEPS` of all activations not kept on devices; None if it cannot fit so."""
     profile, cluster = tight.problem.profile, tight.problem.cluster
-    recompute, offload = given_up(profile, cluster, step / STEPS)
-    fallback = replace(tight.fallback, recompute=recompute, offload=offload)
+    less = given_up(profile, cluster, step / STEPS, tight.whole)
+    fallback = keeping_less(tight.fallback, less)
     posed = tight.posing.posed(profile, cluster, fallback)
     if least_bytes(posed.problem) > sum(cluster.usable_bytes):
         return None
-    return TightProblem(fallback, posed, tight.posing)
+    return replace(tight, fallback=fallback, posed=posed)
+
+
+def selective_steps(tight: TightProblem) -> int:
+    """The most steps of recomputation that recompute no op whole."""
+    metaops = tight.problem.profile.metaops
+    ways = [way for metaop in metaops for way in _ways(metaop, is_whole=metaop.name in tight.whole)]
+    saved = sum(way.metaop.num_ops * way.saved_bytes for way in ways if way.again is Again.SELECTIVE)
+    return int(STEPS * saved / max(savable_bytes(metaops), 1))
 
 
 def heaviest(num_bytes: Mapping[str, int], share: float) -> frozenset[str]:
@@ -127,32 +144,42 @@ def heaviest(num_bytes: Mapping[str, int], share: float) -> frozenset[str]:
     return frozenset(names)
 
 
-def given_up(profile: Profile, cluster: Cluster, share: float) -> tuple[dict[str, int], dict[str, float]]:
+def keeping_less(split: MemoryFallback, less: MemoryFallback) -> MemoryFallback:
+    """The same layers split, and what `less` has recomputed and moved to host memory."""
+    return replace(less, least_tp=split.least_tp, split=split.split)
+
+
+def given_up(profile: Profile, cluster: Cluster, share: float, whole: Collection[str] = ()) -> MemoryFallback:
     """What is recomputed and moved to host memory so that this share of all activations that can be saved is
     not kept on devices; as `saving` has it.
     """
-    return saving(profile.metaops, cluster, share * savable_bytes(profile.metaops))
+    return saving(profile.metaops, cluster, share * savable_bytes(profile.metaops), whole)
 
 
 def savable_bytes(metaops: Sequence[MetaOpProfile]) -> int:
     """Of the activations of some MetaOps, what need not be kept."""
-    return sum(metaop.num_ops * _saved_bytes(metaop) for metaop in metaops)
+    return sum(metaop.num_ops * saved_bytes(metaop) for metaop in metaops)
 
 
 def saving(
-    metaops: Sequence[MetaOpProfile], cluster: Cluster, num_bytes: float
-) -> tuple[dict[str, int], dict[str, float]]:
+    metaops: Sequence[MetaOpProfile], cluster: Cluster, num_bytes: float, whole: Collection[str] = ()
+) -> MemoryFallback:
     """How many ops of which of these MetaOps recompute, and of which share of its ops a MetaOp's activations
     are moved to host memory, so that so many bytes are not kept on devices, or as many as can be.
 
     What hides behind computation is moved, as far as nodes have memory for it: MetaOps whose recomputation
-    would take longest for what it saves first. What is left to save is recomputed: MetaOps that save most
-    bytes for a second of it go first; of the last one, only as many ops as needed.
+    would take longest for what it saves first. What is left to save is recomputed: what saves most bytes for
+    a second of it goes first, a MetaOp's ops but for what takes longest, or the rest of them; of the last
+    one, only as many ops as needed.
 
     Of several types of device a MetaOp may run on any: as much is moved as hides on the one where most does,
     and no more counts as saved than hides on each.
+
+    Args:
+        whole: names of MetaOps whose ops are recomputed whole or not at all, as those are that tensor
+            parallelism splits.
     """
-    saved = {metaop.name: _saved_bytes(metaop) for metaop in metaops}
+    saved = {metaop.name: saved_bytes(metaop) for metaop in metaops}
     left = num_bytes
     offload: dict[str, float] = {}
     sure: dict[str, float] = {}
@@ -167,15 +194,61 @@ def saving(
                 sure[metaop.name] = min(moved, *hidden)
                 left -= metaop.num_ops * per_op * sure[metaop.name]
                 room -= metaop.num_ops * kept * moved
-    ops: dict[str, int] = {}
-    for metaop in sorted(metaops, key=lambda metaop: -_saved_per_second(metaop)):
+    ways = [way for metaop in metaops for way in _ways(metaop, is_whole=metaop.name in whole)]
+    again: dict[str, int] = {}
+    selective: dict[str, int] = {}
+    for way in sorted(ways, key=lambda way: -way.per_second):
+        name = way.metaop.name
         if left <= 0:
             break
-        stays = saved[metaop.name] * (1 - sure.get(metaop.name, 0.0))
-        if stays >= 1:
-            ops[metaop.name] = min(metaop.num_ops, -int(-left // stays))
-            left -= ops[metaop.name] * stays
-    return ops, offload
+        stays = way.saved_bytes * (1 - sure.get(name, 0.0))
+        if stays < 1:
+            continue
+        count = min(way.metaop.num_ops, -int(-left // stays))
+        left -= count * stays
+        if way.again is Again.SELECTIVE:
+            selective[name] = count
+        else:
+            again[name] = count
+            if name in selective:
+                selective[name] -= count
+    return MemoryFallback(
+        recompute=again,
+        selective={name: count for name, count in selective.items() if count},
+        offload=offload,
+    )
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way for an op to keep less, or less than in the way before; `seconds`: of all devices."""
+
+    metaop: MetaOpProfile
+    again: Again
+    saved_bytes: int
+    seconds: float
+
+    @property
+    def per_second(self) -> float:
+        return self.saved_bytes / max(self.seconds, 1e-12)
+
+
+def selects(metaop: MetaOpProfile) -> bool:
+    """Whether a MetaOp's ops may be recomputed but for what takes longest."""
+    return selectively_saved_bytes(metaop) > 0 and any(point.tp == 1 for point in metaop.curve)
+
+
+def _ways(metaop: MetaOpProfile, *, is_whole: bool) -> list[_Way]:
+    """What saves most for a second first: to keep what takes longest, then nothing; or nothing at once."""
+    narrowest = metaop.curve[0]
+    forward_s, saved = narrowest.num_devices * narrowest.forward_s, saved_bytes(metaop)
+    at_once = _Way(metaop, Again.ALL, saved, forward_s)
+    if is_whole or not selects(metaop):
+        return [at_once]
+    part, again_s = selectively_saved_bytes(metaop), forward_s * share_again(metaop, selective=True)
+    first = _Way(metaop, Again.SELECTIVE, part, again_s)
+    rest = _Way(metaop, Again.ALL, saved - part, forward_s - again_s)
+    return [first, rest] if first.per_second > rest.per_second else [at_once]
 
 
 def hidden_of_types(metaop: MetaOpProfile, cluster: Cluster) -> tuple[float, ...]:
@@ -229,13 +302,9 @@ def _parts_of_types(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> dict[
     return {kind: speeds.get(kind, 0.0) / sum(speeds.values()) for kind in cluster.types}
 
 
-def _saved_bytes(metaop: MetaOpProfile) -> int:
-    return max(0, metaop.activation_bytes_per_op - inner_bytes(metaop))
-
-
 def _saved_per_second(metaop: MetaOpProfile) -> float:
     narrowest = metaop.curve[0]
-    return _saved_bytes(metaop) / max(narrowest.num_devices * narrowest.forward_s, 1e-12)
+    return saved_bytes(metaop) / max(narrowest.num_devices * narrowest.forward_s, 1e-12)
 
 
 def largest_fallback(profile: Profile) -> MemoryFallback:
@@ -267,7 +336,13 @@ def least_bytes(problem: Problem) -> float:
         activations[part] = activations.get(part, 0.0) + min(
             point.num_devices
             * slice_activation_bytes(
-                metaop, ops, point.dp, point.tp, recompute=point.recompute, offload=point.offload
+                metaop,
+                ops,
+                point.dp,
+                point.tp,
+                recompute=point.recompute,
+                selective=point.selective,
+                offload=point.offload,
             )
             for point in node.points
         )
@@ -283,9 +358,21 @@ def describe(fallback: MemoryFallback, slices: Sequence[Slice] = ()) -> str | No
     moved = sum(piece.num_offloaded for piece in once)
     if moved:
         parts.append(f"activations of {counted(moved, 'op')} in host memory")
-    recomputed = sum(fallback.recompute.values())
+    selective = sum(fallback.selective.values())
+    recomputed = sum(fallback.recompute.values()) + selective
     if fallback.offload:
         recomputed = sum(piece.num_recomputed for piece in once)
+        selective = sum(piece.num_recomputed for piece in once if piece.selective)
     if recomputed:
-        parts.append(f"recomputed activations of {counted(recomputed, 'op')}")
+        parts.append(
+            f"recomputed activations of {counted(recomputed, 'op')}{_selectively(recomputed, selective)}"
+        )
     return "Memory asks for " + " and ".join(parts) + "." if parts else None
+
+
+def _selectively(recomputed: int, selective: int) -> str:
+    """Of how many ops what takes longest is kept, as part of a note."""
+    if not selective:
+        return ""
+    which = "all" if selective == recomputed else f"{selective}"
+    return f", {which} of them but for what takes longest"

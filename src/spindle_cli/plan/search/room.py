@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
+from spindle_cli.costs.recomputing import share_again
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.search.memory_fallback import savable_bytes, saving
@@ -55,20 +56,23 @@ class CutPart:
         left = max(0.0, self.kept_bytes - room_bytes) / self._unevenness
         if left > savable_bytes(self.metaops):
             return None
-        recompute, offload = saving(self.metaops, cluster, left) if left else ({}, {})
-        again_s = sum(ops * self.points[name].forward_s for name, ops in recompute.items())
+        split = [name for name, point in self.points.items() if point.tp > 1]
+        less = saving(self.metaops, cluster, left, split) if left else MemoryFallback()
+        again_s = sum(ops * self.points[name].forward_s for name, ops in less.recompute.items())
+        for each in self.metaops:
+            ops = less.selective.get(each.name, 0)
+            again_s += ops * share_again(each, selective=True) * self.points[each.name].forward_s
         count = max(self.counts.values())
-        return FittedPart(self.seconds + count * again_s, self.counts, recompute, offload)
+        return FittedPart(self.seconds + count * again_s, self.counts, less)
 
 
 @dataclass(frozen=True)
 class FittedPart:
-    """What a part does for the room that it has. `recompute`, `offload`: as `MemoryFallback` has them."""
+    """What a part does for the room that it has. `fallback`: what it recomputes and moves to host memory."""
 
     seconds: float
     counts: Mapping[str, int]
-    recompute: Mapping[str, int]
-    offload: Mapping[str, float]
+    fallback: MemoryFallback
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ def all_within(parts: Iterable[Sequence[CutPart]], room_bytes: float, cluster: C
     """
     counts: dict[str, int] = {}
     recompute: dict[str, int] = {}
+    selective: dict[str, int] = {}
     offload: dict[str, float] = {}
     for ways in parts:
         fitted = [each for way in ways if (each := way.within(room_bytes, cluster)) is not None]
@@ -95,6 +100,7 @@ def all_within(parts: Iterable[Sequence[CutPart]], room_bytes: float, cluster: C
             return None
         best = min(fitted, key=lambda each: each.seconds)
         counts |= {task: count for task, count in best.counts.items() if count > 1}
-        recompute |= best.recompute
-        offload |= best.offload
-    return Fitted(counts, MemoryFallback(recompute=recompute, offload=offload))
+        recompute |= best.fallback.recompute
+        selective |= best.fallback.selective
+        offload |= best.fallback.offload
+    return Fitted(counts, MemoryFallback(recompute=recompute, selective=selective, offload=offload))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from spindle_cli.costs.communicators import collectives_bytes
-from spindle_cli.costs.share_times import OpSeconds, point_of_share, share_seconds
+from spindle_cli.costs.shares.times import OpSeconds, point_of_share, share_seconds
 from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
@@ -158,7 +158,4 @@ def _of_kinds(metaop: MetaOpProfile, on: Mapping[str, _Together]) -> MetaOpProfi
 
 def _of_shares(entry: OpMemory, dp: int, ratio: float) -> OpMemory:
     """What so many shares take together."""
-    keys = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
-    pairs = {key: getattr(entry, key) for key in keys}
-    own = {key: (dp * fixed, round(ratio * whole)) for key, (fixed, whole) in pairs.items()}
-    return entry.model_copy(update=own)
+    return entry.with_pairs(lambda fixed, whole: (dp * fixed, round(ratio * whole)))

@@ -13,6 +13,8 @@ from spindle_cli.plan.search.memory_fallback import (
     TightPlan,
     TightProblem,
     recomputing,
+    selective_steps,
+    selects,
     splits_in_turn,
 )
 from spindle_cli.plan.search.posed import Posed, Posing
@@ -23,7 +25,7 @@ from spindle_cli.profile.types import Profile
 
 # Where memory asks for a fallback, so many ways to split layers are planned and the best one kept.
 SPLITS_COMPARED = 3
-MORE_STEPS = (1, 2, 4)
+MORE_STEPS = (1, 2, 4, 8)
 # Where memory is short, the iteration of a plan is longer than the lower bound by at least this share of it.
 ABOVE_BOUND = 0.02
 # A longer search makes a quick plan that takes more than this many times as long as another no faster.
@@ -109,9 +111,32 @@ def least_fallback(
 ) -> TightPlan | None:
     """The best of quick searches. Without `recomputes` layers may be split alone.
 
+    Ops that keep what takes longest save least where it is cheapest; those that keep nothing save all of one
+    task, which may be what is short at the fullest moment. So both are tried.
+
     Args:
         than_s: what is not faster may be left out.
     """
+    ways = (True, False) if recomputes and any(map(selects, profile.metaops)) else (False,)
+    best: TightPlan | None = None
+    for way in ways:
+        known_s = than_s if best is None else min(than_s, best.judged.prediction.iteration_s)
+        least = _least(profile, cluster, strategy, posing, recomputes, way, known_s)
+        if least is not None and (best is None or least.judged.rank() < best.judged.rank()):
+            best = least
+    return best
+
+
+def _least(
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    posing: Posing,
+    recomputes: bool,
+    selective: bool,
+    than_s: float,
+) -> TightPlan | None:
+    """The best where what recomputes may keep what takes longest, or where nothing does."""
     found: list[TightPlan] = []
 
     def fastest_s() -> float:
@@ -129,7 +154,7 @@ def least_fallback(
         if not may_be_faster(split.posed, no_longer_than_s()):
             break
         if recomputes:
-            least = _least_recomputing(split, strategy, no_longer_than_s())
+            least = _least_recomputing(replace(split, selects=selective), strategy, no_longer_than_s())
         else:
             least = _recomputing(split, 0, strategy, no_longer_than_s())
         if least is not None:
@@ -140,9 +165,11 @@ def least_fallback(
     if not recomputes:
         return best
     # Plans that spread memory less evenly fit only with some more recomputation, and may be faster
-    # nevertheless.
-    for step in MORE_STEPS:
-        more = _recomputing(best.tight, best.step + step, strategy, no_longer_than_s())
+    # nevertheless; and what recomputes nothing that takes long is soon worth it.
+    cheap = max(best.step, selective_steps(best.tight))
+    steps = {cheap, *(begin + more for begin in (best.step, cheap) for more in MORE_STEPS)} - {best.step}
+    for step in sorted(steps):
+        more = _recomputing(best.tight, step, strategy, no_longer_than_s())
         found += [] if more is None else [more]
     return min(found, key=lambda plan: plan.judged.rank())
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import inf
 
-from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem, given_up
+from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem, given_up, selects
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import MetaOpProfile
@@ -31,7 +31,7 @@ def keeping_more(tight: TightProblem, strategy: StrategyName) -> TightPlan | Non
     total_s = sum(map(_recomputed_s, metaops))
     longest = sorted(metaops, key=_recomputed_s, reverse=True)
     counts = {each.name: each.num_ops for each in longest if _recomputed_s(each) >= RECOMPUTED * total_s}
-    now = _recomputing(tight, counts)
+    now = _recomputing(tight, counts, {})
     best = _quick(now, strategy)
     for _ in range(ROUNDS):
         before = now
@@ -47,19 +47,42 @@ def keeping_more(tight: TightProblem, strategy: StrategyName) -> TightPlan | Non
 
 
 def _with_less(tight: TightProblem, metaop: MetaOpProfile) -> Iterator[TightProblem]:
-    """With none of a MetaOp's ops recomputed, and with half of those that are."""
-    counts = tight.fallback.recompute
-    count = counts.get(metaop.name, 0)
-    for less in dict.fromkeys((0, count // 2)) if count else ():
-        yield _recomputing(tight, {**counts, metaop.name: less})
+    """With none of a MetaOp's ops recomputed, with all of them but for what takes longest, and with half of
+    those that are.
+    """
+    name, fallback = metaop.name, tight.fallback
+    now = fallback.recompute.get(name, 0), fallback.selective.get(name, 0)
+    for whole, selective in _less(metaop, *now, selects=selects(metaop) and name not in fallback.split):
+        yield _recomputing(
+            tight, {**fallback.recompute, name: whole}, {**fallback.selective, name: selective}
+        )
 
 
-def _recomputing(tight: TightProblem, counts: Mapping[str, int]) -> TightProblem:
+def _less(metaop: MetaOpProfile, whole: int, selective: int, *, selects: bool) -> Iterator[tuple[int, int]]:
+    """How many ops may be recomputed, whole and but for what takes longest, instead of so many.
+
+    Args:
+        selects: whether what takes longest may be kept by itself.
+    """
+    if whole or selective:
+        yield 0, 0
+    if whole and selects:
+        yield 0, metaop.num_ops
+    if whole > 1:
+        yield whole // 2, metaop.num_ops - whole // 2 if selects else 0
+    elif selective > 1:
+        yield 0, selective // 2
+
+
+def _recomputing(tight: TightProblem, whole: Mapping[str, int], selective: Mapping[str, int]) -> TightProblem:
     """The same with so many ops of each MetaOp recomputed. What hides is moved to host memory besides."""
     profile, cluster = tight.problem.profile, tight.problem.cluster
-    counts = {name: count for name, count in counts.items() if count}
-    _, offload = given_up(profile, cluster, 1.0)
-    fallback = replace(tight.fallback, recompute=counts, offload=offload)
+    fallback = replace(
+        tight.fallback,
+        recompute={name: count for name, count in whole.items() if count},
+        selective={name: count for name, count in selective.items() if count},
+        offload=given_up(profile, cluster, 1.0).offload,
+    )
     return TightProblem(fallback, tight.posing.posed(profile, cluster, fallback), tight.posing)
 
 

@@ -23,20 +23,48 @@ def op_memory(
     if not all(ops):
         return ()
     fits = [tuple(_fit(shares, key, batch_size) for key in _KEYS) for shares in ops]
+    kept = [_selective(shares, batch_size) for shares in ops]
     found: list[OpMemory] = []
     first = 0
-    for (fit, whole), run in groupby(zip(fits, joined or [0] * len(fits), strict=True)):
+    for (fit, whole, selective), run in groupby(zip(fits, joined or [0] * len(fits), kept, strict=True)):
         pairs = dict(zip(_KEYS, fit, strict=True))
-        found.append(OpMemory(tp=tp, first_op=first, joined_bytes=whole, **pairs))
+        found.append(OpMemory(tp=tp, first_op=first, joined_bytes=whole, selective_bytes=selective, **pairs))
         first += len(list(run))
     return tuple(found)
+
+
+def selective_share(ops: Sequence[Shares]) -> float | None:
+    """Of the ops' forward passes, what runs again on average where they are recomputed but for what takes
+    longest, by their largest shares that this is known of; None where it is not known of one.
+    """
+    largest = [
+        max(
+            ((rows, memory.selective.share) for rows, memory in shares if memory.selective is not None),
+            default=None,
+        )
+        for shares in ops
+    ]
+    known = [each[1] for each in largest if each is not None]
+    return sum(known) / len(known) if known and len(known) == len(largest) else None
+
+
+def _selective(shares: Shares, batch_size: int) -> tuple[int, int] | None:
+    """What is kept where an op is recomputed but for what takes longest, of the shares that this is known
+    of.
+    """
+    points = [(rows, each.selective.kept_bytes) for rows, each in shares if each.selective is not None]
+    return _line(points, batch_size) if points else None
 
 
 def _fit(shares: Shares, key: str, batch_size: int) -> tuple[int, int]:
     """(whatever the share, for the whole batch): the line through the smallest and the largest share, raised
     until no share lies above it.
     """
-    points = sorted((rows, getattr(memory, key)) for rows, memory in shares)
+    return _line([(rows, getattr(memory, key)) for rows, memory in shares], batch_size)
+
+
+def _line(known: Sequence[tuple[int, int]], batch_size: int) -> tuple[int, int]:
+    points = sorted(known)
     (few, least), (many, most) = points[0], points[-1]
     slope = max(0.0, (most - least) / (many - few)) if many > few else most / many
     fixed = max(0.0, *(taken - slope * rows for rows, taken in points))

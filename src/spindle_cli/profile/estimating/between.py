@@ -14,7 +14,10 @@ def between(few: Work, many: Work, few_rows: int, many_rows: int, rows: int) -> 
 
     None where the two do not run the same kernels, so that nothing can be said of what lies between.
     """
-    if len(few.forward) != len(many.forward) or len(few.backward) != len(many.backward):
+    if any(
+        len(getattr(few, kernels)) != len(getattr(many, kernels))
+        for kernels in ("forward", "backward", "again")
+    ):
         return None
     if _lengths(few) != _lengths(many):
         return None
@@ -47,6 +50,7 @@ def between(few: Work, many: Work, few_rows: int, many_rows: int, rows: int) -> 
         mix_both(few.word_sums, many.word_sums),
         few.batch_sums,
         along=mix_both(few.along, many.along),
+        again=mix_kernels(few.again, many.again),
     )
 
 

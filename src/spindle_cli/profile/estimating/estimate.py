@@ -21,6 +21,7 @@ from spindle_cli.profile.machine.roofline import kernels_s, update_s_per_byte
 from spindle_cli.profile.measuring.progress import steps_bar
 from spindle_cli.profile.op.counting import Work, count_work, value_bytes
 from spindle_cli.profile.op.jobs import Job, JobTable, OpRef, make_jobs
+from spindle_cli.profile.op.op_memory import may_select
 from spindle_cli.profile.op.stand_ins import Analysed
 from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.types import Device, OpTiming, PhaseTimes, Profile, ShareMemory
@@ -68,13 +69,13 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
     by_tp: dict[int, dict[str, OpTiming]] = {}
     flops: dict[str, float] = {}
     with steps_bar(len(table.jobs), console) as steps:
-        for job, work, memory in _count_all(analysed, table, settings.precision, 1):
+        for job, work, memory in _count_all(analysed, table, settings, 1):
             steps.start(job.label)
             timings[job.key] = _timing(work, memory, settings)
             flops[job.key] = _forward_flops(graph, job, work, settings.precision)
             steps.done()
         for degree in degrees_on(settings.cluster):
-            works = _count_all(analysed, table, settings.precision, degree)
+            works = _count_all(analysed, table, settings, degree)
             by_tp[degree] = {job.key: _timing(work, memory, settings, degree) for job, work, memory in works}
     times = Times(
         by_key=timings,
@@ -101,14 +102,14 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
 
 
 def _count_all(
-    analysed: Analysed, table: JobTable, precision: Precision, degree: int
+    analysed: Analysed, table: JobTable, settings: EstimateSettings, degree: int
 ) -> Iterator[tuple[Job, Work, ShareMemory | None]]:
     """The work of every job, of those that it can be done for under tensor parallelism of this degree.
 
     Of an op's shares the smallest and largest are counted, those between follow; memory is looked at for
     these two alone.
     """
-    graph, train = analysed.graph, analysed.loaded.train
+    graph, train, precision = analysed.graph, analysed.loaded.train, settings.precision
     for ref, group in groupby(table.jobs, key=lambda job: job.op):
         task = graph.tasks[ref.task]
         op = task.ops[ref.op]
@@ -134,10 +135,28 @@ def _count_all(
             few = many if fewest is most else count(fewest)
             for job in jobs:
                 if job is most or job is fewest:
-                    memory = fake_memory(task, op, job.rows, precision, train, split, sums_shares=sums_shares)
-                    yield job, many if job is most else few, memory
+                    work = many if job is most else few
+                    selects = may_select(
+                        op, is_split=degree > 1, sums_shares=sums_shares, loss_chunks=work.loss_chunks
+                    )
+                    again = _share_again(work, settings) if selects and train.compile is None else None
+                    yield (
+                        job,
+                        work,
+                        fake_memory(
+                            task, op, job.rows, precision, train, split, sums_shares=sums_shares, again=again
+                        ),
+                    )
                 else:
                     yield job, between(few, many, fewest.rows, most.rows, job.rows) or count(job), None
+
+
+def _share_again(work: Work, settings: EstimateSettings) -> float:
+    """Of an op's forward pass, what runs again where it is recomputed but for what takes longest."""
+    again_s, forward_s = (
+        kernels_s(kernels, settings.device, settings.precision) for kernels in (work.again, work.forward)
+    )
+    return min(again_s / forward_s, 1.0) if forward_s > 0 else 1.0
 
 
 def _forward_flops(graph: WorkloadGraph, job: Job, work: Work, precision: Precision) -> float:

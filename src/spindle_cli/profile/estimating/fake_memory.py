@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,13 @@ from spindle_cli.operators.batch_norm import summing_over
 from spindle_cli.operators.contrastive import named_in, pairs_over_shares
 from spindle_cli.operators.heads.chunked import sampled, timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
+from spindle_cli.operators.whole.selective import selective_checkpoint
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.op.counting import fake_input, fake_state, itemsizes, with_state
-from spindle_cli.profile.op.op_memory import live_meter, share_memory
+from spindle_cli.profile.op.op_memory import live_meter, share_memory, with_selective
 from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts
 from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence, tensors_of
-from spindle_cli.profile.types import ShareMemory
+from spindle_cli.profile.types import SelectiveMemory, ShareMemory
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.rules.remembered import Remembering
@@ -36,12 +38,15 @@ def fake_memory(
     split: LayerSplit | None = None,
     *,
     sums_shares: bool = False,
+    again: float | None = None,
 ) -> ShareMemory:
     """Memory of one op on `rows` samples of its task.
 
     Where the train settings ask for autocast, the op runs in it. Else floating-point tensors count with the
     bytes that they have in `precision` (at most their own). With `split`: of one device of a tensor-parallel
-    group; with `sums_shares`: of one of several shares, which sum or gather something.
+    group; with `sums_shares`: of one of several shares, which sum or gather something. `again`: of its
+    forward pass, what runs again where it is recomputed but for what takes longest, if that is to be looked
+    at.
     """
     is_cast = train.autocast is not None
     own = None if split is None else split.own_words(SumCounter((0,), 0, torch.device("cpu")))
@@ -56,7 +61,7 @@ def fake_memory(
         positions = OwnPositions(split, along, [fake_input(spec, rows) for spec in specs])
         inputs = positions.inputs
 
-    def run() -> Sequence[Tensor]:
+    def run(*, selects: bool = False) -> Sequence[Tensor]:
         group = SumCounter((0,), 0, torch.device("cpu")) if sums_shares else None
         with (
             torch.enable_grad(),
@@ -69,7 +74,7 @@ def fake_memory(
             shared = pairs_over_shares(module, task, op, group, equal_cuts(task, rows))
             given = (*positions.given(inputs), *more)
             until_end.enter_context(with_state(shared, named_in(shared, module, state)))
-            result = tensors_of(shared(*given))
+            result = tensors_of(selective_checkpoint(shared, given) if selects else shared(*given))
         return result if isinstance(result, tuple) else (result,)
 
     held = list({id(tensor): tensor for tensor in (*state.values(), *inputs)}.values())
@@ -77,7 +82,12 @@ def fake_memory(
     widen_gradients(trained, train)
     itemsize = itemsizes("float32" if is_cast or train.widens_gradients else precision)
     with torch.random.fork_rng(devices=[]), mode, Remembering(), Unread(), ExitStack() as until_end:
-        return share_memory(run, inputs, trained, live_meter(held, itemsize))
+        meter = live_meter(held, itemsize)
+        memory = share_memory(run, inputs, trained, meter)
+        if again is None:
+            return memory
+        kept_bytes = share_memory(partial(run, selects=True), inputs, trained, meter).kept_bytes
+    return with_selective(memory, SelectiveMemory(kept_bytes=kept_bytes, share=again))
 
 
 @contextmanager

@@ -20,10 +20,10 @@ from torch import nn
 
 from spindle_cli.errors import SpindleError
 from spindle_cli.operators.batch_norm import over_shares
-from spindle_cli.operators.compiled import LayerCompiler
 from spindle_cli.operators.contrastive import pairs_over_shares
 from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.tensor_parallel import layer_split
+from spindle_cli.operators.whole.compiled import LayerCompiler
 from spindle_cli.process.allocator import keep_freed_memory
 from spindle_cli.profile.machine.link_speed import measure_link
 from spindle_cli.profile.measuring.messages import (
@@ -41,7 +41,9 @@ from spindle_cli.profile.measuring.messages import (
     Started,
     WorkerSettings,
 )
+from spindle_cli.profile.measuring.selective import measure_selective
 from spindle_cli.profile.op.inputs import ChainInputs
+from spindle_cli.profile.op.op_memory import may_select
 from spindle_cli.profile.op.op_run import Clock, CudaClock, OpRun, TurnsClock, WallClock
 from spindle_cli.profile.op.optimizer_run import OptimizerRun, trained_shapes
 from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts, one_part
@@ -173,6 +175,11 @@ class _Worker:
         # After a first run, which may have allocated what the libraries then keep.
         kept_bytes = self._run.kept_bytes()
         memory = self._run.memory()
+        job = request.job
+        if self._compiler is None and may_select(
+            op, is_split=job.tp > 1, sums_shares=job.sums_shares, loss_chunks=timed.loss_chunks
+        ):
+            memory = measure_selective(self._run, memory)
         most = min(MOST_COPIES, int(request.limits.copies_s / max(once_s, 1e-9)))
         self._run.spread(WORKING_SET_BYTES[self._device.type], most)
         return Prepared(self._run.warm_up(request.limits), kept_bytes, memory, counted, timed.loss_chunks)

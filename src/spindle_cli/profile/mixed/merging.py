@@ -15,7 +15,16 @@ from spindle_cli.profile.types import Device, MetaOpProfile, Profile
 
 # What may differ from device to device: times, and what was counted or looked at on each.
 _OF_DEVICES = frozenset(
-    {"curve", "shares", "fit", "memory", "activation_bytes_per_op", "flops_per_op", "batch_sums"}
+    {
+        "curve",
+        "shares",
+        "fit",
+        "memory",
+        "selective_share",
+        "activation_bytes_per_op",
+        "flops_per_op",
+        "batch_sums",
+    }
 )
 # What training the profiles' times are of.
 _OF_TRAINING = frozenset(
@@ -125,12 +134,14 @@ def _merged(metaop: MetaOpProfile, parts: Sequence[tuple[Profile, Device, str]])
         curve += _named(each.curve, profile, device, name)
         shares += _named(each.shares, profile, device, name)
     flops = [each.flops_per_op for each in own if each.flops_per_op is not None]
+    again = [each.selective_share for each in own]
     return metaop.model_copy(
         update={
             "curve": tuple(curve),
             "shares": tuple(shares),
             "fit": None,
             "memory": _most([each.memory for each in own]),
+            "selective_share": None if None in again else max(each for each in again if each is not None),
             "activation_bytes_per_op": max(each.activation_bytes_per_op for each in own),
             "flops_per_op": max(flops, default=None),
         }
@@ -156,6 +167,11 @@ def _most(memories: Sequence[Sequence[OpMemory]]) -> tuple[OpMemory, ...]:
 def _larger(one: OpMemory, other: OpMemory) -> OpMemory:
     pairs = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
     update: dict[str, Any] = {key: tuple(map(max, getattr(one, key), getattr(other, key))) for key in pairs}
+    own, theirs = one.selective_bytes, other.selective_bytes
+    if own is None or theirs is None:
+        update["selective_bytes"] = None
+    else:
+        update["selective_bytes"] = tuple(map(max, own, theirs))
     return one.model_copy(update=update | {"joined_bytes": max(one.joined_bytes, other.joined_bytes)})
 
 

@@ -23,6 +23,7 @@ from spindle_cli.operators.batch_norm import summing_over
 from spindle_cli.operators.contrastive import named_in, pairs_over_shares
 from spindle_cli.operators.heads.chunked import gradients_later, sampled, timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
+from spindle_cli.operators.whole.selective import is_kept
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.machine.roofline import Kernel
 from spindle_cli.profile.op.op_run import SavedStorages
@@ -68,6 +69,8 @@ class Work:
     positions of what they gather and scatter along a sequence, in each direction.
     `batch_sums`: what the shares of the op sum and gather (batch norms, contrastive losses). `loss_chunks`:
     in how many chunks its loss is computed, whose gradients are made in the forward pass, but in float16.
+    `again`: of the forward kernels, those that run once more where the op is recomputed but for what takes
+    longest (`operators/whole/selective.py`).
     """
 
     forward: tuple[Kernel, ...]
@@ -78,6 +81,7 @@ class Work:
     batch_sums: SplitSums = _NO_SUMS
     loss_chunks: int = 1
     along: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    again: tuple[Kernel, ...] = ()
 
     @property
     def forward_flops(self) -> float:
@@ -123,7 +127,7 @@ def count_work(
             result = tensors_of(shared(*fake.given()))
         outputs = result if isinstance(result, tuple) else (result,)
         saved.add(outputs)
-        forward = counter.take()
+        forward, again = counter.take(), counter.run_again()
         _run_backward(outputs)
     words, moved = fake.of_words.take(), fake.along.take()
     fields = [_num_bytes(tensor, itemsize) for tensor in fake.inputs[: len(op.fields)]]
@@ -139,6 +143,7 @@ def count_work(
         batch_sums.take(),
         fake.loss_chunks,
         (moved.forward_along, moved.backward_along),
+        again,
     )
 
 
@@ -240,6 +245,11 @@ class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._itemsize = itemsize
         self._kernels: list[Kernel] = []
+        self._again: list[Kernel] = []
+
+    def run_again(self) -> tuple[Kernel, ...]:
+        """Those of all kernels so far that give nothing that is kept where the rest is recomputed."""
+        return tuple(self._again)
 
     def take(self) -> tuple[Kernel, ...]:
         """The kernels since the last call."""
@@ -263,6 +273,8 @@ class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         packet = func._overloadpacket
         if not func.is_view and packet not in _FREE:
             self._kernels.append(self._kernel(packet, args, kwargs, out))
+            if not is_kept(func, args, kwargs):
+                self._again.append(self._kernels[-1])
         return out
 
     def _kernel(self, packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Kernel:

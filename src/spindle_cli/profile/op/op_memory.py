@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from spindle_cli.profile.op.live_bytes import LiveBytes
-from spindle_cli.profile.types import ShareMemory
+from spindle_cli.profile.types import SelectiveMemory, ShareMemory
+from spindle_cli.workload.graph import Op
 from spindle_cli.workload.training.precision import gradient_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# A share that keeps less gains nothing from recomputing but for what takes longest: to tell operations apart
+# takes torch longer.
+LEAST_SELECTED_BYTES = 2**20
+# Of what an op keeps, what may be left of it then, and of its forward pass, what may run again.
+_MOST_LEFT, _MOST_AGAIN = 0.9, 0.6
 
 
 class Meter(Protocol):
@@ -86,6 +93,21 @@ def share_memory(
         backward_bytes=round(backward),
         first_backward_bytes=round(first_backward),
     )
+
+
+def may_select(op: Op, *, is_split: bool, sums_shares: bool, loss_chunks: int) -> bool:
+    """Whether an op may be recomputed but for what takes longest: one that only computes, on its own device.
+
+    What communicates would do so again, and a loss in chunks makes its gradients in the forward pass.
+    """
+    return not (is_split or sums_shares or op.talks or op.coupled or op.changes) and loss_chunks == 1
+
+
+def with_selective(memory: ShareMemory, selective: SelectiveMemory) -> ShareMemory:
+    """What an op takes, with what was found, where that saves enough for what it takes."""
+    is_less = selective.kept_bytes <= _MOST_LEFT * memory.kept_bytes
+    is_worth_it = memory.kept_bytes >= LEAST_SELECTED_BYTES and is_less and selective.share <= _MOST_AGAIN
+    return memory.model_copy(update={"selective": selective}) if is_worth_it else memory
 
 
 def _passes(

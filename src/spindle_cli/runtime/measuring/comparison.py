@@ -11,8 +11,9 @@ import torch
 
 from spindle_cli.account.device.compute import compute_of_devices
 from spindle_cli.account.traffic import traffic_of
-from spindle_cli.costs.share_sizes import tells_shares_apart
-from spindle_cli.costs.share_times import OpSeconds, times_of
+from spindle_cli.costs.recomputing import forwards_again
+from spindle_cli.costs.shares.sizes import tells_shares_apart
+from spindle_cli.costs.shares.times import OpSeconds, times_of
 from spindle_cli.files.run_files import (
     Comparison,
     DeviceTimes,
@@ -119,7 +120,9 @@ def _compare_metaop(plan: Plan, name: str, ranks: Sequence[RankTimes]) -> MetaOp
         ),
     )
     backward = Comparison(
-        predicted_s=sum(piece.num_ops * _backward_s(piece, points[index]) for index, piece in slices.items()),
+        predicted_s=sum(
+            piece.num_ops * _backward_s(plan, piece, points[index]) for index, piece in slices.items()
+        ),
         measured_s=sum(
             _slowest(index, piece.devices, Activity.BACKWARD, ranks) for index, piece in slices.items()
         ),
@@ -140,9 +143,10 @@ def _point(plan: Plan, piece: Slice) -> OpSeconds:
     return op
 
 
-def _backward_s(piece: Slice, point: OpSeconds) -> float:
+def _backward_s(plan: Plan, piece: Slice, point: OpSeconds) -> float:
     """Of one op on average; what is computed again is part of it."""
-    return point.backward_s + point.forward_s * piece.num_recomputed / piece.num_ops
+    again = forwards_again(piece, plan.by_name[piece.metaop])
+    return point.backward_s + point.forward_s * again / piece.num_ops
 
 
 def _slices(plan: Plan, ranks: Sequence[RankTimes]) -> tuple[SliceTimes, ...]:

@@ -10,7 +10,6 @@ from torch import fx, nn
 
 from spindle_cli.errors import InputError
 from spindle_cli.operators.batch_norm import over_shares
-from spindle_cli.operators.compiled import LayerCompiler
 from spindle_cli.operators.contrastive import pairs_over_shares
 from spindle_cli.operators.heads.chunked import loss_in_chunks
 from spindle_cli.operators.heads.projections import uses_of_words
@@ -20,6 +19,7 @@ from spindle_cli.operators.plan_splits import PlanSplits
 from spindle_cli.operators.split_op import PartialOp, View, region_of
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
+from spindle_cli.operators.whole.compiled import LayerCompiler
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.wiring import WiredSlice
 from spindle_cli.runtime.part.own_ranges import leaf_without_memory

@@ -17,8 +17,8 @@ from spindle_cli.check.task_sets import require_planned
 from spindle_cli.checkpoint.same_run import settings_of_run
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.sharding import ShardingOf
-from spindle_cli.operators.compiled import LayerCompiler
 from spindle_cli.operators.plan_splits import PlanSplits, plan_splits
+from spindle_cli.operators.whole.compiled import LayerCompiler
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.link import Programs, link_sets
 from spindle_cli.program.proof.proof import prove

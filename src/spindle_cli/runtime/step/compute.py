@@ -141,7 +141,13 @@ def _run_op(local: LocalSlice, place: int, arguments: Sequence[Any], copies: Sli
             return module(*arguments)
     if local.wired.piece.recompute:
         op = local.wired.ops[place]
-        return run_recomputed(module, arguments, may_move=op.coupled, moves_trained=bool(op.changes))
+        return run_recomputed(
+            module,
+            arguments,
+            selective=local.wired.piece.selective,
+            may_move=op.coupled,
+            moves_trained=bool(op.changes),
+        )
     return module(*arguments)
 
 

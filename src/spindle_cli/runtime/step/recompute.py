@@ -1,5 +1,5 @@
-"""Recomputation: an op keeps its inputs alone, and runs forward once more when its backward pass needs the
-rest.
+"""Recomputation: an op keeps its inputs alone, or besides what takes longest, and runs forward once more
+when its backward pass needs the rest.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from spindle_cli.operators.batch_norm import OverShares
 from spindle_cli.operators.contrastive import PairsOverShares
 from spindle_cli.operators.heads.chunked import values_only
+from spindle_cli.operators.whole.selective import selective_checkpoint
 from spindle_cli.runtime.step.held_state import HeldState
 
 if TYPE_CHECKING:
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 
 
 def run_recomputed(
-    module: nn.Module, arguments: Sequence[Any], *, may_move: bool = False, moves_trained: bool = False
+    module: nn.Module,
+    arguments: Sequence[Any],
+    *,
+    selective: bool = False,
+    may_move: bool = False,
+    moves_trained: bool = False,
 ) -> Any:
     """`module(*arguments)`, keeping for the backward pass the arguments instead of what it computes.
 
@@ -32,12 +38,15 @@ def run_recomputed(
     gathered: nothing is summed or gathered again.
 
     Args:
+        selective: keep also what `operators/whole/selective.py` says, which is then not computed again.
         may_move: forward may change parameters that are not trained, as one that moves a teacher does.
             Operators that are split are known not to.
         moves_trained: so it may those that are, as one that normalises its prototypes does.
     """
     state = ChangedState(module, may_move=may_move, moves_trained=moves_trained)
     function = module.remembering() if isinstance(module, OverShares | PairsOverShares) else module
+    if selective:
+        return selective_checkpoint(function, arguments, state.contexts)
     return checkpoint(
         function, *arguments, use_reentrant=False, context_fn=state.contexts, preserve_rng_state=True
     )

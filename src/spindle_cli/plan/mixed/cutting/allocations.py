@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from math import prod
 
 import numpy as np
 
+from spindle_cli.costs.recomputing import Again
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.mixed.cutting.cuts import cutter_of, offsets
 from spindle_cli.plan.mixed.cutting.shares import ShareTimes, share_times
-from spindle_cli.plan.problem import SHORTEST_S, Point, with_offload
+from spindle_cli.plan.problem import SHORTEST_S, Point, with_again, with_offload
 from spindle_cli.profile.types import MetaOpProfile
 
 # Numbers of shares of each type that are tried, up to all that there is room for: of the first of these lists
@@ -144,10 +144,13 @@ def point_of_cut(times: ShareTimes, counts: Sequence[int], samples: Sequence[int
     )
 
 
-def recomputing(point: Point) -> Point:
-    """The same, with the activations computed again in the backward pass."""
-    backward_s = point.backward_s + point.forward_s
-    return replace(point, backward_s=backward_s, op_s=point.forward_s + backward_s, recompute=True)
+def recomputed(points: Sequence[Point], metaop: MetaOpProfile, again: Again) -> tuple[Point, ...]:
+    """The same of ops that recompute so much; whole where all are split by tensor parallelism."""
+    if again is Again.SELECTIVE:
+        unsplit = [point for point in points if point.tp == 1]
+        again = again if unsplit else Again.ALL
+        points = unsplit or points
+    return tuple(with_again(point, metaop, again) for point in points)
 
 
 def moving(points: Sequence[Point], share: float, hidden: Sequence[float]) -> tuple[Point, ...]:

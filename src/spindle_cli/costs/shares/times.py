@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.same import Same
-from spindle_cli.costs.share_sizes import largest_samples, sizes
+from spindle_cli.costs.shares.sizes import largest_samples, sizes
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import CurvePoint, ShareTime
 

@@ -1,0 +1,1 @@
+"""How an op runs on a device of its own: compiled, or computed again in part."""

@@ -1,0 +1,205 @@
+"""Selective recomputation: an op keeps what its matrix products, convolutions and attention give, and runs
+the rest once more when its backward pass needs it (as Korthikanti et al. 2022, "Reducing Activation
+Recomputation in Large Transformer Models", section 5, with fused attention, which keeps no scores).
+
+What is kept took nearly all of the forward pass; what is computed again is memory traffic. Torch has this as
+`create_selective_checkpoint_contexts`. Here what no gradient asks for is let go besides, which is a twelfth
+of what a transformer layer would keep; and the second pass may cast a parameter that autocast had cast for
+another op before the first, which torch refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import flop_registry
+
+_aten = torch.ops.aten
+# The CPU's fused attention has no entry in torch's registry of what is counted in operations.
+_PRODUCTS = {*flop_registry, _aten._scaled_dot_product_flash_attention_for_cpu}
+# Their gradients need nothing of what they take or give.
+_SAVES_NOTHING = {
+    _aten.add,
+    _aten.add_,
+    _aten.sub,
+    _aten.sub_,
+    _aten.neg,
+    _aten.clone,
+    _aten.detach,
+    _aten._unsafe_view,
+    _aten._to_copy,
+}
+
+Contexts: TypeAlias = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+
+
+def is_kept(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether what an operation of torch gives is kept from the first forward pass: products of matrices,
+    convolutions and attention are, and parameters cast to the type that is computed in, which an op that
+    keeps everything keeps too.
+
+    Attention with dropout is not: who leaves it out leaves out the random numbers that it draws, and what
+    comes behind it would draw others than in the first pass.
+    """
+    if func._overloadpacket is _aten._to_copy:
+        return _is_parameter(args[0])
+    return func._overloadpacket in _PRODUCTS and not _draws(func, args, kwargs)
+
+
+def _is_parameter(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_leaf and value.requires_grad
+
+
+def _saves_nothing(func: Any) -> bool:
+    is_question = func.namespace == "prim"  # for a device
+    return func.is_view or is_question or func._overloadpacket in _SAVES_NOTHING
+
+
+def _draws(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[place] if place < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(given)
+    return False
+
+
+def _no_contexts() -> Contexts:
+    return nullcontext(), nullcontext()
+
+
+def selective_checkpoint(
+    function: Callable[..., Any], arguments: Sequence[Any], around: Callable[[], Contexts] = _no_contexts
+) -> Any:
+    """`function(*arguments)`, keeping for the backward pass the arguments and what `is_kept` says.
+
+    Args:
+        around: what the first forward pass runs in besides, and what the second one does.
+
+    Raises:
+        RuntimeError: something that is kept was changed in place, or the second pass computes something else;
+            in the backward pass.
+    """
+
+    def contexts() -> Contexts:
+        kept = _Kept()
+        first, again = around()
+        return _within(first, _Keeping(kept)), _within(again, _Taking(kept))
+
+    return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts, preserve_rng_state=True)
+
+
+@contextmanager
+def _within(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What an operation has given, its tensors without history; `versions`: of these, then."""
+
+    value: Any
+    shapes: tuple[Any, ...]
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, out: Any, args: tuple[Any, ...]) -> _Result:
+        value = tree_map_only(Tensor, Tensor.detach, out)
+        return cls(value, _shapes(args), tuple(tensor._version for tensor in _tensors(value)))
+
+    def taken(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """The value, for the same operation once more."""
+        if _shapes(args) != self.shapes:
+            raise RuntimeError(f"{func} takes other shapes when it is recomputed than it did before")
+        if tuple(tensor._version for tensor in _tensors(self.value)) != self.versions:
+            raise RuntimeError(f"what {func} gave was changed in place, and would be used for gradients")
+        return self.value
+
+
+def _shapes(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(tuple(arg.shape) for arg in args if isinstance(arg, Tensor))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [
+        each for each in (value if isinstance(value, tuple | list) else (value,)) if isinstance(each, Tensor)
+    ]
+
+
+class _Kept:
+    """What operations have given, by operation in the order in which they ran; parameters cast by parameter.
+
+    None: not kept after all.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[Hashable, list[_Result | None]] = {}
+
+    def put(self, func: Any, args: tuple[Any, ...], out: Any) -> Hashable:
+        """Keep it; gives its key."""
+        key = _key(func, args)
+        self._of.setdefault(key, []).append(_Result.of(out, args))
+        return key
+
+    def let_go(self, key: Hashable) -> None:
+        """Of the last one with this key."""
+        self._of[key][-1] = None
+
+    def take(self, func: Any, args: tuple[Any, ...]) -> _Result | None:
+        """The next one, which is then no longer kept; None: there is none."""
+        left = self._of.get(_key(func, args))
+        return left.pop(0) if left else None
+
+
+def _key(func: Any, args: tuple[Any, ...]) -> Hashable:
+    return (func, id(args[0])) if func._overloadpacket is _aten._to_copy else func
+
+
+class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """The first forward pass. Of a product behind which nothing comes that a gradient is computed from,
+    nothing is kept: the second pass ends before it.
+    """
+
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._kept = kept
+        self._last: Hashable | None = None  # a product that nothing has needed yet
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        is_cast = func._overloadpacket is _aten._to_copy
+        if is_kept(func, args, kwargs or {}):
+            key = self._kept.put(func, args, out)
+            self._last = self._last if is_cast else key
+        elif not _saves_nothing(func):
+            self._last = None
+        return out
+
+    def __exit__(self, *error: Any) -> None:
+        if self._last is not None:
+            self._kept.let_go(self._last)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+class _Taking(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """The second forward pass, which computes what is not kept."""
+
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._kept = kept
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = self._kept.take(func, args) if is_kept(func, args, kwargs or {}) else None
+        return func(*args, **(kwargs or {})) if result is None else result.taken(func, args)
