@@ -30,6 +30,7 @@ from random_profiles import SHAPES, random_profile
 from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
 from spindle_cli.costs.work import flops_by_metaop
 from spindle_cli.errors import NoPlanError
+from spindle_cli.costs.recomputing import Again
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
 from spindle_cli.files.writing import write_text
 from spindle_cli.plan.assemble import exact_slices
@@ -221,13 +222,18 @@ def tighter_bound_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
 
 def fallback_of(plan: Plan) -> MemoryFallback:
     """What a plan gave up for memory."""
-    recompute = {
-        metaop.name: sum(
-            piece.num_ops for piece in plan.slices if piece.metaop == metaop.name and piece.recompute
-        )
-        // plan.micro_batches.get(metaop.task, 1)
-        for metaop in plan.metaops
-    }
+    whole, selective = (
+        {
+            metaop.name: sum(
+                piece.num_ops
+                for piece in plan.slices
+                if piece.metaop == metaop.name and Again.of(piece) is again
+            )
+            // plan.micro_batches.get(metaop.task, 1)
+            for metaop in plan.metaops
+        }
+        for again in (Again.ALL, Again.SELECTIVE)
+    )
     degree = {
         metaop.name: min(piece.tp for piece in plan.slices if piece.metaop == metaop.name)
         for metaop in plan.metaops
@@ -236,7 +242,8 @@ def fallback_of(plan: Plan) -> MemoryFallback:
     return MemoryFallback(
         min(split.values(), default=1),
         frozenset(split),
-        {name: ops for name, ops in recompute.items() if ops},
+        {name: ops for name, ops in whole.items() if ops},
+        {name: ops for name, ops in selective.items() if ops},
     )
 
 
@@ -278,7 +285,7 @@ def point_of(plan: Plan, piece: Slice) -> Point:
     """The allocation of a slice."""
     curve = plan.by_name[piece.metaop].curve
     point = next(point for point in curve if (point.dp, point.tp) == (piece.dp, piece.tp))
-    return make_point(point, recompute=piece.recompute)
+    return make_point(point, plan.by_name[piece.metaop], Again.of(piece))
 
 
 def _shown(rows: Iterable[Row]) -> Iterator[Row]:

@@ -67,6 +67,7 @@ class Case:
     train: Mapping[str, object] = field(default_factory=lambda: SGD)
     dtype: DtypeName | None = "float64"
     recompute: Sequence[str] = ()  # MetaOps
+    selective: bool = False  # of these ops what takes longest is kept
     offload: bool = False  # what is not recomputed, and every other op of what is, in host memory
     apart: int | None = None  # passes in any order, drawn by this seed
     micro_batches: Mapping[str, int] = field(default_factory=dict)  # by task; with `apart`
@@ -114,7 +115,9 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     devices = [item for item in placed if isinstance(item, int)]
     placements = [item for item in placed if not isinstance(item, int)]
     everything = placements or whole(graph, tuple(devices))
-    plan = place(graph, num_devices, everything, case.recompute, offload=case.offload)
+    plan = place(
+        graph, num_devices, everything, case.recompute, selective=case.selective, offload=case.offload
+    )
     if case.sets:
         made = {
             tuple(tasks.split("+")): None if placed is None else place(graph, num_devices, placed)

@@ -16,13 +16,26 @@ from spindle_cli.plan.slices import equal_rows
 from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Slice, Wave
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.checking.matrices import Matrices
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, ShareTime, WorkloadRef
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, ShareTime, WorkloadRef
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import MetaOp, WorkloadGraph
 
 # (MetaOp, ops, devices), and the degree of tensor parallelism where it is not 1
 Placement = tuple[str, tuple[int, int], tuple[int, ...]] | tuple[str, tuple[int, int], tuple[int, ...], int]
 
+# Of MetaOps whose ops are recomputed but for what takes longest; they would keep nothing in any case.
+SELECTIVE = {
+    "selective_share": 1.0,
+    "memory": (
+        OpMemory(
+            kept_bytes=(0, 0),
+            forward_bytes=(0, 0),
+            backward_bytes=(0, 0),
+            first_backward_bytes=(0, 0),
+            selective_bytes=(0, 0),
+        ),
+    ),
+}
 _DEGREES = (2, 4)  # of tensor parallelism that every MetaOp has points for
 
 
@@ -32,14 +45,18 @@ def place(
     placements: Sequence[Placement],
     recompute: Collection[str] = (),
     *,
+    selective: bool = False,
     offload: bool = False,
 ) -> Plan:
     """A valid plan that runs these placements as early as devices and inputs allow; every op takes 1 s.
 
-    `recompute`: the MetaOps that keep no activations. `offload`: of these every other op moves them to host
+    `recompute`: the MetaOps that keep no activations; with `selective` they keep what takes longest, and run
+    as much again as whole. `offload`: of these every other op moves them to host
     memory instead, of the others all.
     """
     metaops = {metaop.name: _profile_of(metaop, graph) for metaop in graph.metaops}
+    if selective:
+        metaops |= {name: metaops[name].model_copy(update=SELECTIVE) for name in recompute}
     free_s = [0.0] * num_devices
     ended_s: dict[str, float] = {}
     slices = []
@@ -48,6 +65,7 @@ def place(
         start_s = max(ready_s, ended_s.get(name, 0.0), *(free_s[device] for device in devices))
         tp = degree[0] if degree else 1
         piece = slice_of(metaops[name], ops, devices, start_s, recompute=name in recompute, tp=tp)
+        piece = piece.model_copy(update={"selective": selective and piece.recompute})
         if offload:
             every = range(*ops, 2)
             moved = tuple((op, op + 1) for op in every) if piece.recompute else (ops,)

@@ -266,6 +266,7 @@ EXACT_ON_FOUR = (
         train={**CLIPPED, "accumulate": 2},
         offload=True,
         recompute=RECOMPUTED,
+        selective=True,
         micro_batches={"classify": 6},
         apart=5,
         steps=2,

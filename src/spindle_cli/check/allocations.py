@@ -49,6 +49,21 @@ def valid_allocations(plan: Plan) -> Iterator[Violation]:
             )
 
 
+def selective_where_known(plan: Plan) -> Iterator[Violation]:
+    """Of a slice that recomputes but for what takes longest, the profile knows what that takes and saves: of
+    ops that tensor parallelism does not split.
+    """
+    for wave, piece in located(plan):
+        if piece.selective and (piece.tp > 1 or plan.by_name[piece.metaop].selective_share is None):
+            yield Violation(
+                rule="selective",
+                where=place_of(wave, piece),
+                value="selective: true" + (f" with tp {piece.tp}" if piece.tp > 1 else ""),
+                expected="recompute alone: what takes longest may be kept with tp 1, where the MetaOp has a "
+                "selective_share",
+            )
+
+
 def experts_for_all(plan: Plan) -> Iterator[Violation]:
     """Each device of a group that shares out experts has one at least."""
     for wave, piece in located(plan):

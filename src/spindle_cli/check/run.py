@@ -77,6 +77,7 @@ def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violati
     if is_complete:
         found += allocations.valid_allocations(whole)
         found += allocations.experts_for_all(whole)
+        found += allocations.selective_where_known(whole)
         found += structure.whole_micro_batches(whole)
         found += structure.shared_out(whole)
         found += [] if found else parameters.gathered_matrices_are_whole(whole)

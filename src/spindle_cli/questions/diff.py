@@ -131,6 +131,7 @@ def _allocation(plan: Plan, metaop: str) -> str | None:
         moved = ", ".join(f"{first}:{last}" for first, last in piece.offload)
         memory = f", {moved} in host memory" if moved else ""
         memory += ", recomputed" if piece.num_recomputed else ""
+        memory += " but for what takes longest" if piece.num_recomputed and piece.selective else ""
         degrees += f", rows {list(piece.rows)}" if piece.rows is not None else ""
         ops = f"{piece.ops[0]}:{piece.ops[1]}{piece.part}"
         parts.append(f"ops {ops} on [{devices}] ({degrees}{memory})")

@@ -67,6 +67,7 @@ def slice_views(plan: Plan, by_task: Rows, by_component: Rows) -> tuple[SliceVie
             rows=piece.rows,
             part=piece.part,
             recompute=piece.recompute,
+            selective=piece.selective,
             offload=piece.offload,
             start_s=piece.start_s,
             end_s=piece.end_s,

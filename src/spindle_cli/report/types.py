@@ -68,6 +68,7 @@ class SliceView(Model):
     rows: tuple[int, ...] | None = None
     part: str = ""
     recompute: bool
+    selective: bool = False
     offload: tuple[tuple[int, int], ...] = ()
     start_s: float
     end_s: float

@@ -66,6 +66,7 @@ class ShowReport(Artifact):
     device_use: tuple[float, ...]
     peak_memory_bytes: tuple[int, ...]
     num_recomputed: int = 0  # ops, of all slices
+    num_selective: int = 0  # of these, those that keep what takes longest
     num_offloaded: int = 0  # the same, whose activations are in host memory
     host_memory_bytes: tuple[int, ...] = ()  # of each node, as predicted
     sharding: dict[str, Sharding] = Field(default_factory=dict)
@@ -92,6 +93,7 @@ def summarise(plan: Plan) -> ShowReport:
         device_use=_device_use(plan),
         peak_memory_bytes=predicted.peak_memory_bytes,
         num_recomputed=sum(piece.num_recomputed for piece in plan.slices),
+        num_selective=sum(piece.num_recomputed for piece in plan.slices if piece.selective),
         num_offloaded=sum(piece.num_offloaded for piece in plan.slices),
         host_memory_bytes=predicted.host_memory_bytes,
         sharding=plan.sharding,

@@ -57,7 +57,8 @@ def _given_up(report: ShowReport) -> list[str]:
         at_most = f" (at most {format_bytes(most)} of a node)" if most else ""
         parts.append(f"of {counted(report.num_offloaded, 'op')} in host memory{at_most}")
     if report.num_recomputed:
-        parts.append(f"of {counted(report.num_recomputed, 'op')} recomputed")
+        kept = f" ({report.num_selective} but for what takes longest)" if report.num_selective else ""
+        parts.append(f"of {counted(report.num_recomputed, 'op')} recomputed{kept}")
     return [f"activations {', '.join(parts)}"] if parts else []
 
 

@@ -112,7 +112,7 @@ class _Result:
 
     @classmethod
     def of(cls, out: Any, args: tuple[Any, ...]) -> _Result:
-        value = tree_map_only(Tensor, Tensor.detach, out)
+        value = tree_map_only(Tensor, _without_history, out)
         return cls(value, _shapes(args), tuple(tensor._version for tensor in _tensors(value)))
 
     def taken(self, func: Any, args: tuple[Any, ...]) -> Any:
@@ -122,6 +122,12 @@ class _Result:
         if tuple(tensor._version for tensor in _tensors(self.value)) != self.versions:
             raise RuntimeError(f"what {func} gave was changed in place, and would be used for gradients")
         return self.value
+
+
+def _without_history(tensor: Tensor) -> Tensor:
+    """The same memory; that changes in place are seen in both has to be asked for in a dispatch mode."""
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()
 
 
 def _shapes(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ function sliceFacts(piece) {
       ['Wave', String(piece.wave)],
       point ? ['Curve', `${point.source}${point.spread === null ? '' : `, spread ${percent(point.spread)}`}`] : null,
       piece.offload.length ? ['Memory', `activations of ops ${piece.offload.map((range) => range.join(':')).join(', ')} in host memory`] : null,
-      piece.recompute ? ['Memory', `activations${piece.offload.length ? ' of the others' : ''} recomputed in the backward pass`] : null,
+      piece.recompute ? ['Memory', `activations${piece.offload.length ? ' of the others' : ''} recomputed in the backward pass${piece.selective ? ', but for what takes longest' : ''}`] : null,
     ].filter(Boolean),
   };
 }
