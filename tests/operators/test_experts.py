@@ -53,7 +53,7 @@ def trained(
     own = copy.deepcopy(task)
     leaves: dict[str, nn.Parameter] = {}
     runnable = tuple(part_of(own, index, split, group, leaves) for index, split in enumerate(splits))
-    piece = SimpleNamespace(ops=(0, len(own.ops)), recompute=recompute)
+    piece = SimpleNamespace(ops=(0, len(own.ops)), recompute=recompute, selective=False)
     local: Any = SimpleNamespace(
         wired=SimpleNamespace(inputs=(), outputs=(), piece=piece, ops=own.ops), runnable=runnable
     )

@@ -54,7 +54,7 @@ def trained(
     own = copy.deepcopy(task)
     leaves: dict[str, nn.Parameter] = {}
     runnable = tuple(part_of(own, index, split, group, leaves) for index, split in enumerate(splits))
-    piece = SimpleNamespace(ops=(0, len(own.ops)), recompute=recompute)
+    piece = SimpleNamespace(ops=(0, len(own.ops)), recompute=recompute, selective=False)
     wired = SimpleNamespace(inputs=(), outputs=(), piece=piece, ops=own.ops)
     local: Any = SimpleNamespace(wired=wired, runnable=runnable)
     items = own.task.dataset

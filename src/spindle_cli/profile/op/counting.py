@@ -259,9 +259,10 @@ class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     @contextmanager
     def repeated(self, times: int) -> Iterator[None]:
         """Count what is run inside so many times."""
-        first = len(self._kernels)
+        before = [(kernels, len(kernels)) for kernels in (self._kernels, self._again)]
         yield
-        self._kernels.extend(self._kernels[first:] * (times - 1))
+        for kernels, first in before:
+            kernels.extend(kernels[first:] * (times - 1))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
