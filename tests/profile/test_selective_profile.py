@@ -138,7 +138,9 @@ def share(kept: int, selective: int | None, again: float = 0.5) -> ShareMemory:
 
 
 def test_bytes_are_linear_in_the_samples_and_the_largest_share_says_what_runs_again() -> None:
-    """From 2 and 4 of 8 samples: 10 in any case and 5 each. Of one share alone all go by samples."""
+    """From 2 and 4 of 8 samples: 10 in any case and 5 each. Of one share alone as much in any case as where
+    nothing is recomputed, here 0 and 40.
+    """
     shares = [(2, share(100, 20, 0.5)), (4, share(200, 30, 0.25))]
     (entry,) = op_memory([shares], 1, 8)
     assert entry.selective_bytes == (10, 40)
@@ -147,6 +149,11 @@ def test_bytes_are_linear_in_the_samples_and_the_largest_share_says_what_runs_ag
     (entry,) = op_memory([one], 1, 8)
     assert entry.selective_bytes == (0, 64)
     assert selective_share([shares, one]) == pytest.approx((0.25 + 0.1) / 2)
+    (entry,) = op_memory([[(1, share(80, None)), (4, share(200, 100))]], 1, 8)
+    assert entry.kept_bytes == (40, 320)
+    assert entry.selective_bytes == (40, 120)
+    (entry,) = op_memory([[(1, share(80, None)), (4, share(200, 30))]], 1, 8)
+    assert entry.selective_bytes == (30, 0)
 
 
 def test_of_ops_of_one_of_which_it_is_not_known_it_is_not_known() -> None:

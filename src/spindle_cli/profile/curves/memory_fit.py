@@ -23,7 +23,7 @@ def op_memory(
     if not all(ops):
         return ()
     fits = [tuple(_fit(shares, key, batch_size) for key in _KEYS) for shares in ops]
-    kept = [_selective(shares, batch_size) for shares in ops]
+    kept = [_selective(shares, fit[0][0], batch_size) for shares, fit in zip(ops, fits, strict=True)]
     found: list[OpMemory] = []
     first = 0
     for (fit, whole, selective), run in groupby(zip(fits, joined or [0] * len(fits), kept, strict=True)):
@@ -48,11 +48,14 @@ def selective_share(ops: Sequence[Shares]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(largest) else None
 
 
-def _selective(shares: Shares, batch_size: int) -> tuple[int, int] | None:
+def _selective(shares: Shares, fixed: int, batch_size: int) -> tuple[int, int] | None:
     """What is kept where an op is recomputed but for what takes longest, of the shares that this is known
-    of.
+    of; of one alone as much whatever the share as where nothing is recomputed (`fixed`): parameters that were
+    cast are kept in any case.
     """
     points = [(rows, each.selective.kept_bytes) for rows, each in shares if each.selective is not None]
+    if len(points) == 1:
+        points.append((0, min(fixed, points[0][1])))
     return _line(points, batch_size) if points else None
 
 
