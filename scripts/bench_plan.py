@@ -28,9 +28,9 @@ from paper_profiles import ROOT, WORKLOADS, cluster_path, profile_path
 from random_profiles import SHAPES, random_profile
 
 from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
+from spindle_cli.costs.recomputing import Again
 from spindle_cli.costs.work import flops_by_metaop
 from spindle_cli.errors import NoPlanError
-from spindle_cli.costs.recomputing import Again
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
 from spindle_cli.files.writing import write_text
 from spindle_cli.plan.assemble import exact_slices

@@ -179,6 +179,25 @@ def test_it_keeps_its_products_but_for_the_last_if_no_gradient_needs_it() -> Non
             assert torch.equal(kept, again)
 
 
+class Attending(nn.Module):
+    """What it ends with is attention, whose gradient needs what it gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (4, -1)).transpose(1, 2)
+        attended = functional.scaled_dot_product_attention(heads, torch.tanh(heads), heads)
+        return x + attended.transpose(1, 2).flatten(2)
+
+
+def test_attention_at_the_end_is_kept_and_not_run_again() -> None:
+    layers = nn.ModuleList([Attending()])
+    for kept, again in zip(trained(layers, plainly), trained(layers, selectively), strict=True):
+        assert torch.equal(kept, again)
+    with Counted() as counter:
+        selectively(layers[0], [torch.randn(4, 10, WIDTH, requires_grad=True)]).sum().backward()
+    attention = "_scaled_dot_product_flash_attention_for_cpu"
+    assert counter.counts[attention] == counter.counts[f"{attention}_backward"] == 1
+
+
 def test_what_is_changed_in_place_is_not_used_for_gradients() -> None:
     class Changing(nn.Module):
         def __init__(self) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -15,6 +19,7 @@ from spindle_cli.profile.measuring.selective import measure_selective
 from spindle_cli.profile.mixed.merging import _most
 from spindle_cli.profile.op.op_memory import LEAST_SELECTED_BYTES, may_select, with_selective
 from spindle_cli.profile.op.op_run import OpRun, WallClock
+from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import OpMemory, SelectiveMemory, ShareMemory
 
 WIDTH = 512  # so that products take nearly all of the time
@@ -176,3 +181,28 @@ def test_merged_profiles_say_the_most_if_both_know() -> None:
     assert most(one, other) == (0, 80)
     assert most(one, neither) is None
     assert most(neither, one) is None
+
+
+@pytest.mark.parametrize("train", [{}, {"compile": True}])
+def test_an_estimate_says_it_without_running_anything(train: dict[str, Any], tmp_path: Path) -> None:
+    """Of 4096 samples in two bytes, the output and what the first map gives: 64 and 256; whole also what is
+    normalised and both of GELU's sides. What changes in place what would be kept is left out, and all that
+    is compiled.
+    """
+    source = tmp_path / "workload.yaml"
+    model = str(Path(__file__).parent / "feeds_workload.py") + ":build"
+    source.write_text(yaml.safe_dump({"schema": "spindle.workload/1", "model": model, "train": train}))
+    nobody = Audience(Console(file=io.StringIO()), lambda _: None)
+    made = estimate_profile(str(source), tmp_path / "p.json", nobody, device_name="a800-80gb", num_devices=2)
+    feed, change = made.by_name["feed/layers"], made.by_name["change/layers"]
+    assert change.selective_share is None
+    assert {entry.selective_bytes for entry in change.memory} == {None}
+    if train:
+        assert feed.selective_share is None
+        return
+    assert feed.selective_share is not None
+    assert 0.05 < feed.selective_share < 0.6
+    inner = feed.memory[1]
+    assert inner.selective_bytes is not None
+    assert inner.selective_bytes[1] == pytest.approx(2 * 4096 * (64 + 256), rel=0.02)
+    assert inner.kept_bytes[1] == pytest.approx(2 * 4096 * (64 + 64 + 2 * 256), rel=0.05)

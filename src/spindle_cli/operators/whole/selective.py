@@ -63,6 +63,11 @@ def _saves_nothing(func: Any) -> bool:
     return func.is_view or is_question or func._overloadpacket in _SAVES_NOTHING
 
 
+def _saves_its_result(func: Any) -> bool:
+    """Of products: attention, whose gradient is computed from what it has given, too."""
+    return any(argument.name == "dropout_p" for argument in func._schema.arguments)
+
+
 def _draws(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     for place, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":
@@ -186,7 +191,8 @@ class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         is_cast = func._overloadpacket is _aten._to_copy
         if is_kept(func, args, kwargs or {}):
             key = self._kept.put(func, args, out)
-            self._last = self._last if is_cast else key
+            if not is_cast:
+                self._last = None if _saves_its_result(func) else key
         elif not _saves_nothing(func):
             self._last = None
         return out

@@ -86,7 +86,10 @@ def fake_memory(
         memory = share_memory(run, inputs, trained, meter)
         if again is None:
             return memory
-        kept_bytes = share_memory(partial(run, selects=True), inputs, trained, meter).kept_bytes
+        try:
+            kept_bytes = share_memory(partial(run, selects=True), inputs, trained, meter).kept_bytes
+        except RuntimeError:  # it changes in place what would be kept
+            return memory
     return with_selective(memory, SelectiveMemory(kept_bytes=kept_bytes, share=again))
 
 

@@ -30,7 +30,8 @@ def measure_selective(run: OpRun, memory: ShareMemory) -> ShareMemory:
         run: the op, warm.
         memory: what it takes where nothing is recomputed.
     """
-    if memory.kept_bytes < LEAST_SELECTED_BYTES:
+    is_trained = any(source.requires_grad for source in (*run.module.parameters(), *run.inputs))
+    if memory.kept_bytes < LEAST_SELECTED_BYTES or not is_trained:
         return memory
     selecting = OpRun(Selecting(run.module), run.inputs, run.num_fields, run.clock)
     try:
