@@ -179,21 +179,7 @@ def saving(
         whole: names of MetaOps whose ops are recomputed whole or not at all, as those are that tensor
             parallelism splits.
     """
-    saved = {metaop.name: saved_bytes(metaop) for metaop in metaops}
-    left = num_bytes
-    offload: dict[str, float] = {}
-    sure: dict[str, float] = {}
-    room = host_room(metaops, cluster)
-    for metaop in sorted(metaops, key=_saved_per_second):
-        per_op, kept = saved[metaop.name], metaop.activation_bytes_per_op
-        if left > 0 and per_op and metaop.num_ops > 1:
-            hidden = hidden_of_types(metaop, cluster)
-            moved = min(max(hidden), left / (metaop.num_ops * per_op), room / (metaop.num_ops * kept))
-            if moved > 0:
-                offload[metaop.name] = moved
-                sure[metaop.name] = min(moved, *hidden)
-                left -= metaop.num_ops * per_op * sure[metaop.name]
-                room -= metaop.num_ops * kept * moved
+    offload, sure, left = _moved(metaops, cluster, num_bytes)
     ways = [way for metaop in metaops for way in _ways(metaop, is_whole=metaop.name in whole)]
     again: dict[str, int] = {}
     selective: dict[str, int] = {}
@@ -217,6 +203,29 @@ def saving(
         selective={name: count for name, count in selective.items() if count},
         offload=offload,
     )
+
+
+def _moved(
+    metaops: Sequence[MetaOpProfile], cluster: Cluster, num_bytes: float
+) -> tuple[dict[str, float], dict[str, float], float]:
+    """Of which share of a MetaOp's ops activations are moved to host memory; of which that saves memory for
+    sure; and of the bytes to save, those that are left.
+    """
+    left = num_bytes
+    offload: dict[str, float] = {}
+    sure: dict[str, float] = {}
+    room = host_room(metaops, cluster)
+    for metaop in sorted(metaops, key=_saved_per_second):
+        per_op, kept = saved_bytes(metaop), metaop.activation_bytes_per_op
+        if left > 0 and per_op and metaop.num_ops > 1:
+            hidden = hidden_of_types(metaop, cluster)
+            moved = min(max(hidden), left / (metaop.num_ops * per_op), room / (metaop.num_ops * kept))
+            if moved > 0:
+                offload[metaop.name] = moved
+                sure[metaop.name] = min(moved, *hidden)
+                left -= metaop.num_ops * per_op * sure[metaop.name]
+                room -= metaop.num_ops * kept * moved
+    return offload, sure, left
 
 
 @dataclass(frozen=True)
