@@ -37,7 +37,7 @@ def footprint(
     profile = profile_of(*metaops).model_copy(update=numbers)
     problem = make_problem(profile.sharded(sharding or {}), cluster_of(2))
     (piece,) = draft_of(problem, (len(metaops) - 1, *ops, devices, 0.0)).pieces
-    point = replace(piece.point, recompute=recompute, dp=devices // tp, tp=tp)
+    point = replace(piece.point, again=1.0 if recompute else 0.0, dp=devices // tp, tp=tp)
     return Footprint(problem, replace(piece, point=point))
 
 

@@ -111,8 +111,8 @@ def least_fallback(
 ) -> TightPlan | None:
     """The best of quick searches. Without `recomputes` layers may be split alone.
 
-    Ops that keep what takes longest save least where it is cheapest; those that keep nothing save all of one
-    task, which may be what is short at the fullest moment. So both are tried.
+    Ops that are recomputed in part save something of all tasks for little time; ops that are recomputed whole
+    save all of one task, which may be what is missing at the fullest moment. So both are tried.
 
     Args:
         than_s: what is not faster may be left out.
