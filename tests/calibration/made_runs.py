@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spindle_cli.calibrate.predicting import predicted_again
+from spindle_cli.costs.recomputing import forwards_again
 from spindle_cli.costs.shares.sizes import tells_shares_apart
 from spindle_cli.costs.shares.times import times_of, times_of_share
 from spindle_cli.files.artifact import write_json
@@ -202,7 +203,7 @@ def _shares(true: Plan, index: int, took: Duration) -> tuple[PassTimes, ...]:
     found = []
     for share in range(piece.dp):
         each = times_of_share(metaop, piece, share, true.cluster)
-        again = piece.num_recomputed / piece.num_ops
+        again = forwards_again(piece, metaop) / piece.num_ops
         forward = backward = 1.0 if metaop.batch_sums else 1 / 3
         if each is not None and not metaop.batch_sums:
             forward = each.forward_s / longest.forward_s

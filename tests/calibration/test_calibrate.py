@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from calibration.made_runs import made_run, slower
-from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
+from helpers.plans import SELECTIVE, cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.calibrate.reading import read_run
 from spindle_cli.calibrate.run import Calibrated, calibrate, calibrated_by
@@ -138,14 +138,15 @@ def test_calibrating_again_by_the_same_run_changes_nothing_more(tmp_path: Path) 
     assert [each.name for each in again.calibration.runs] == ["run"]
 
 
-def test_recomputed_ops_and_sums_inside_passes_are_taken_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("selective", [False, True])
+def test_recomputed_ops_and_sums_inside_passes_are_taken_out(tmp_path: Path, selective: bool) -> None:
     sums = (BatchSum(num_bytes=2**20, forward=1, backward=2),)
     metaop = metaop_of("a/norms", 4, {1: 1.0, 2: 0.6}, batch_sums=sums)
-    layers = metaop_of("b/layers", 2, {1: 1.0, 2: 0.6})
+    layers = metaop_of("b/layers", 2, {1: 1.0, 2: 0.6}, **SELECTIVE)
     profile = profile_of(metaop, layers)
     slices = [
         slice_of(metaop, (0, 4), (0, 1), 0.0),
-        slice_of(layers, (0, 2), (0,), 3.0, recompute=True),
+        slice_of(layers, (0, 2), (0,), 3.0, recompute=True, selective=selective),
     ]
     plan = plan_of(profile, cluster_of(2), [(each,) for each in slices])
     truth = slower(profile, {metaop.name: (1.1, 1.3), layers.name: (2.0, 1.5)})

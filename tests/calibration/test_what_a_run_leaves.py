@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.cut import cuttable, shares_of
-from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
+from helpers.plans import SELECTIVE, cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.several_types import metaop_on_types, plan_in_rows
 from helpers.uneven import uneven_plan
 from spindle_cli.files.run_files import Comparison, PredictedVsMeasured, SliceTimes, slow_devices
@@ -49,15 +49,18 @@ def test_a_slice_takes_as_long_as_its_slowest_device_in_each_direction() -> None
     )
 
 
-def test_what_is_computed_again_is_predicted_as_part_of_the_backward_pass() -> None:
-    layers = metaop_of("a/x", 2, {1: 3.0})
+@pytest.mark.parametrize(("selective", "again"), [(False, 1.0), (True, 0.25)])
+def test_what_is_computed_again_is_predicted_as_part_of_the_backward_pass(
+    selective: bool, again: float
+) -> None:
+    layers = metaop_of("a/x", 2, {1: 3.0}, **SELECTIVE)
     profile = profile_of(layers)
-    piece = slice_of(layers, (0, 2), (0,), 0.0, recompute=True)
+    piece = slice_of(layers, (0, 2), (0,), 0.0, recompute=True, selective=selective)
     plan = plan_of(profile, cluster_of(1), [(piece,)])
     (metaop,) = compare(plan, ITERATIONS, [rank(f0=1.0, b0=1.0)], None).metaops
     assert metaop.forward is not None
     assert metaop.backward is not None
-    assert (metaop.forward.predicted_s, metaop.backward.predicted_s) == (2.0, 6.0)
+    assert (metaop.forward.predicted_s, metaop.backward.predicted_s) == (2.0, 4.0 + 2 * again)
 
 
 def several_types() -> PredictedVsMeasured:

@@ -65,6 +65,14 @@ def test_copies_of_a_few_ops_hide_behind_the_others() -> None:
     assert waits(piece(7, few), net(7, 6.5))[1] == pytest.approx(0.5 + 2.5)
 
 
+def test_what_runs_again_in_part_hides_less() -> None:
+    """Of seven ops the first and the fourth are moved; the others take 2.25 s backward: 6.75 and 4.5 s."""
+    part = {"recompute": True, "selective": True}
+    memory = net(7, 7.0).memory[0].model_copy(update={"selective_bytes": (0, 0)})
+    few = net(7, 7.0).model_copy(update={"selective_share": 0.25, "memory": (memory,)})
+    assert waits(piece(7, ((0, 1), (3, 4)), **part), few)[1] == pytest.approx(0.25 + 2.5)
+
+
 def test_an_op_waits_for_all_copies_but_one() -> None:
     """Of the first two of five ops of 1 s: the third begins when the first's has ended."""
     assert waits(piece(5, ((0, 2),)), net(5, 1.0))[0] == 0

@@ -6,10 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spindle_cli.account.device_memory import MEMORY_FORMULA, device_memory
+from spindle_cli.costs.recomputing import share_again
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.types import Plan, PlanMetaOp, Predicted, ProfileRef, Slice, Wave
-from spindle_cli.profile.types import CurvePoint, Device, MetaOpProfile, Profile, WorkloadRef
+from spindle_cli.profile.types import CurvePoint, Device, MetaOpProfile, OpMemory, Profile, WorkloadRef
 
+# Of MetaOps of whose forward passes a quarter runs again where they keep what takes longest: nothing.
+SELECTIVE: dict[str, Any] = {
+    "selective_share": 0.25,
+    "memory": (
+        OpMemory(
+            kept_bytes=(0, 0),
+            forward_bytes=(0, 0),
+            backward_bytes=(0, 0),
+            first_backward_bytes=(0, 0),
+            selective_bytes=(0, 0),
+        ),
+    ),
+}
 FINGERPRINT = "sha256:" + "0" * 64
 
 
@@ -71,11 +85,13 @@ def slice_of(
     start_s: float,
     *,
     recompute: bool = False,
+    selective: bool = False,
     tp: int = 1,
 ) -> Slice:
     """A slice that lasts exactly as long as its curve says; data-parallel, but for `tp`."""
     point = next(point for point in metaop.curve if (point.num_devices, point.tp) == (len(devices), tp))
-    op_s = point.op_s + (point.forward_s if recompute else 0.0)
+    again = share_again(metaop, selective=selective) if recompute else 0.0
+    op_s = point.op_s + again * point.forward_s
     return Slice(
         metaop=metaop.name,
         ops=ops,
@@ -85,6 +101,7 @@ def slice_of(
         start_s=start_s,
         end_s=start_s + (ops[1] - ops[0]) * op_s,
         recompute=recompute,
+        selective=selective,
     )
 
 

@@ -29,6 +29,7 @@ def footprint(
     ops: tuple[int, int],
     devices: int = 2,
     recompute: bool = False,
+    selective: bool = False,
     tp: int = 1,
     sharding: ShardingOf | None = None,
     **numbers: Any,
@@ -37,7 +38,8 @@ def footprint(
     profile = profile_of(*metaops).model_copy(update=numbers)
     problem = make_problem(profile.sharded(sharding or {}), cluster_of(2))
     (piece,) = draft_of(problem, (len(metaops) - 1, *ops, devices, 0.0)).pieces
-    point = replace(piece.point, again=1.0 if recompute else 0.0, dp=devices // tp, tp=tp)
+    again = 1.0 if recompute else 0.0
+    point = replace(piece.point, again=again, selective=selective, dp=devices // tp, tp=tp)
     return Footprint(problem, replace(piece, point=point))
 
 
@@ -73,6 +75,18 @@ def test_a_piece_that_recomputes_keeps_what_its_ops_hand_on_and_one_op_s_activat
     found = footprint(MAKER, OTHER, metaop("a/taker", 4, 4, **TAKER), ops=(0, 4), recompute=True)
     assert found.kept / MIB == 4 * 1.5 + 3.5 + 8
     assert found.passing / MIB == 8 + 2 + (2 + 3) + 4
+
+
+def test_a_piece_that_recomputes_in_part_keeps_that_and_runs_the_rest_again() -> None:
+    """Two shares of ops that keep 8 MiB, or 5 of them, take 9 forward and 2 more backward."""
+    sizes = {"kept": 8, "forward": 9, "backward": 2, "first_backward": 2, "selective": 5}
+    memory = OpMemory.model_validate({f"{name}_bytes": (0, size * MIB) for name, size in sizes.items()})
+    taker = metaop("a/taker", 4, 4, memory=(memory,), selective_share=0.25, **TAKER)
+    found = footprint(MAKER, OTHER, taker, ops=(0, 4), recompute=True, selective=True)
+    assert found.kept / MIB == 4 * 2.5 + 3.5 + 8
+    assert found.passing / MIB == 8 + 2 + 1 + 1.5
+    whole = footprint(MAKER, OTHER, taker, ops=(0, 4), recompute=True)
+    assert (whole.kept / MIB, whole.passing / MIB) == (4 * 1.5 + 3.5 + 8, 8 + 2 + 1 + 4)
 
 
 def test_without_inner_outputs_of_their_own_ops_hand_on_what_the_last_does() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
+from helpers.plans import SELECTIVE, cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.account.device import needs
 from spindle_cli.account.device.account import Account
 from spindle_cli.account.device.needs import RolesOf
@@ -179,6 +179,15 @@ def test_what_a_device_holds_for_another_set_of_tasks_is_its_own() -> None:
     joint = joint_of(plans, profile.by_name)
     held = device_memory([a], plans[0], cluster_of(2), profile, turn=(joint, 0))
     assert [each.parameter_bytes / MIB for each in held] == [1, 11]
+
+
+def test_sets_of_tasks_that_keep_something_else_of_the_same_slice_are_told_apart() -> None:
+    a = metaop_of("a/m", 1, {1: 1.0}, **SELECTIVE)
+    whole, part = (
+        slice_of(a, (0, 1), (0,), 0.0, recompute=True, selective=selective) for selective in (False, True)
+    )
+    assert len(joint_of([(whole,), (part,)], {"a/m": a}).slices) == 2
+    assert len(joint_of([(part,), (part,)], {"a/m": a}).slices) == 1
 
 
 def test_what_another_set_uses_more_of_counts_for_the_device_that_runs_it_alone() -> None:

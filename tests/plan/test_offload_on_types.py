@@ -69,6 +69,13 @@ def kept(all_bytes: int) -> tuple[OpMemory, ...]:
     return (OpMemory.model_validate(sizes),)
 
 
+def selectable(metaop: MetaOpProfile) -> MetaOpProfile:
+    """The same; a quarter of an op's forward pass may run again for all that it keeps."""
+    (memory,) = kept(metaop.activation_bytes_per_op)
+    known = memory.model_copy(update={"selective_bytes": (0, 0)})
+    return metaop.model_copy(update={"selective_share": 0.25, "memory": (known,)})
+
+
 def net(
     name: str = "t/net", num_ops: int = 12, kept_bytes: int = 2 * GB, fast_s: float = 0.5
 ) -> MetaOpProfile:
@@ -200,20 +207,23 @@ def test_nodes_are_to_hold_what_their_types_do_of_all() -> None:
 
 def test_no_schedule_with_ops_moved_ends_before_the_bound_and_one_op_after_another_reaches_it() -> None:
     """Half of the ops that would be recomputed are moved, on all allocations."""
-    profile, on = profile_on_types(net(kept_bytes=GB // 2)), cluster(1.0, 1.0)
+    profile, on = profile_on_types(selectable(net(kept_bytes=GB // 2))), cluster(1.0, 1.0)
     counts = {"t/net": 12}
     bounds = []
     for fallback in (
         MemoryFallback(),
         MemoryFallback(recompute=counts, offload={"t/net": 0.5}),
         MemoryFallback(recompute=counts),
+        MemoryFallback(selective=counts),
+        MemoryFallback(selective=counts, offload={"t/net": 0.5}),
     ):
         problem = make_mixed_problem(profile, on, fallback)
         (node,) = problem.nodes
         bounds.append(mixed_bound(problem, fallback).lower_bound_s)
         assert bounds[-1] == pytest.approx(12 * node.points[-1].op_s, rel=1e-3)
-    # A third of the time is forward: once more for half of the ops, and for all.
-    assert bounds == pytest.approx([12 * 2.0, 12 * 2.0 * 7 / 6, 12 * 2.0 * 4 / 3], rel=1e-3)
+    # A third of the time is forward: once more for half of the ops, and for all; a quarter of it for either.
+    shares = [0, 1 / 2, 1, 1 / 4, 1 / 8]
+    assert bounds == pytest.approx([12 * 2.0 * (1 + share / 3) for share in shares], rel=1e-3)
 
 
 def test_a_little_more_than_a_step_of_what_is_moved_counts_as_the_next_step() -> None:

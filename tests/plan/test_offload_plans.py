@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from helpers.examples import examples
 from helpers.offloaded import moved
 from helpers.offloaded import sound as sound_within
-from helpers.plans import metaop_of, plan_of, profile_of, slice_of
+from helpers.plans import SELECTIVE, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.problem import MemoryFallback, make_problem
+from spindle_cli.plan.problem import MemoryFallback, make_problem, without_offload
 from spindle_cli.plan.search.memory_fallback import describe, given_up
 from spindle_cli.plan.sets.choose import of_tasks
 from spindle_cli.plan.sets.in_turn import judge_in_turn
@@ -147,6 +147,14 @@ def test_points_take_the_share_that_hides_on_them() -> None:
     assert [node.points[0].offload for node in (first, second)] == pytest.approx([0.5, 0.5])
     assert first.points[0].op_s == pytest.approx(3 + 0.5)
     assert second.points[0].op_s == pytest.approx(3)
+    memory = SELECTIVE["memory"][0].model_copy(update={"kept_bytes": (0, GB)})
+    part = net().model_copy(update={"selective_share": 0.25, "memory": (memory,)})
+    problem = make_problem(
+        profile_of(part), cluster(0.5), MemoryFallback(selective={"a/m": 5}, offload={"a/m": 0.9})
+    )
+    point = problem.nodes[0].points[0]
+    assert (point.offload, point.op_s) == (pytest.approx(0.5), pytest.approx(3 + 0.5 / 4))
+    assert without_offload(point).op_s == pytest.approx(3 + 1 / 4)
 
 
 def test_a_plan_says_what_it_has_moved_once_for_all_micro_batches() -> None:

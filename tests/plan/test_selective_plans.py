@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,13 +11,23 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.costs.recomputing import Again, selectively_saved_bytes
 from spindle_cli.errors import NoPlanError
+from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.cutting.allocations import recomputed
+from spindle_cli.plan.mixed.find import _alike
 from spindle_cli.plan.problem import MemoryFallback, Point, make_problem
-from spindle_cli.plan.search.memory_fallback import describe, given_up
+from spindle_cli.plan.search.memory_fallback import (
+    STEPS,
+    TightProblem,
+    describe,
+    given_up,
+    recomputing,
+    selective_steps,
+)
 from spindle_cli.plan.search.room import CutPart
+from spindle_cli.plan.tight.keeping_more import _less
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile
 
@@ -102,6 +113,48 @@ def test_what_is_saved_in_part_is_the_mean_of_the_ops() -> None:
     assert selectively_saved_bytes(net("a/m", 4, 10, memory=split, selective_share=0.25)) == 4 * MIB
     assert selectively_saved_bytes(net("a/m", 4, 10)) == 0
     assert selectively_saved_bytes(net("a/m", 4, 3, memory=(memory(10, 1),), selective_share=0.25)) == 2 * MIB
+
+
+def test_as_many_steps_recompute_nothing_whole_as_save_what_can_be_saved_in_part() -> None:
+    """Of a's 27 MiB 12, of b's 24 nothing: 12/51 of 64 steps are 15.06; none where all is recomputed whole."""
+    profile = profile_of(net("a/m", 3, 10, 6), net("b/m", 3, 9))
+    tight = TightProblem(MemoryFallback(), ONE_TYPE.posed(profile, ONE), ONE_TYPE)
+    assert selective_steps(tight) == STEPS * 12 // 51
+    for step in (selective_steps(tight), selective_steps(tight) + 1):
+        more = recomputing(tight, step)
+        assert more is not None
+        assert bool(more.fallback.recompute) == (step > selective_steps(tight))
+    whole = replace(tight, selects=False)
+    assert selective_steps(whole) == 0
+    more = recomputing(whole, 1)
+    assert more is not None and not more.fallback.selective
+
+
+def test_what_is_kept_again_is_tried_from_nothing_recomputed_to_half() -> None:
+    metaop = net("a/m", 5, 10, 6)
+    assert list(_less(metaop, 5, 0, selects=True)) == [(0, 0), (0, 5), (2, 3)]
+    assert list(_less(metaop, 5, 0, selects=False)) == [(0, 0), (2, 0)]
+    assert list(_less(metaop, 1, 4, selects=True)) == [(0, 0), (0, 5), (0, 2)]
+    assert list(_less(metaop, 0, 5, selects=True)) == [(0, 0), (0, 2)]
+    assert list(_less(metaop, 0, 1, selects=True)) == [(0, 0)]
+    assert list(_less(metaop, 0, 0, selects=True)) == []
+
+
+def test_all_metaops_alike_recompute_in_part_before_any_op_is_recomputed_whole() -> None:
+    profile = profile_of(net("a/m", 5, 10, 6), net("b/m", 4, 9))
+    found = [ops_of(fallback) for fallback in _alike(profile, {})]
+    assert found == [
+        ({}, {"a/m": 3}),
+        ({}, {"a/m": 5}),
+        ({"a/m": 2, "b/m": 1}, {"a/m": 3}),
+        ({"a/m": 3, "b/m": 2}, {"a/m": 2}),
+        ({"a/m": 4, "b/m": 3}, {"a/m": 1}),
+        ({"a/m": 5, "b/m": 4}, {}),
+    ]
+    assert [fallback.offload for fallback in _alike(profile, {"b/m": 0.5})] == 7 * [{"b/m": 0.5}]
+    assert [ops_of(each)[0] for each in _alike(profile_of(net("b/m", 4, 9)), {})] == [
+        {"b/m": count} for count in (1, 2, 3, 4)
+    ]
 
 
 def test_parts_that_recompute_differently_follow_each_other() -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
-from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
+from helpers.plans import SELECTIVE, cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.edges import slice_edges
 from spindle_cli.account.groups import teams_among
@@ -16,26 +16,13 @@ from spindle_cli.plan.slices import equal_rows
 from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Slice, Wave
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.checking.matrices import Matrices
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, ShareTime, WorkloadRef
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, ShareTime, WorkloadRef
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import MetaOp, WorkloadGraph
 
 # (MetaOp, ops, devices), and the degree of tensor parallelism where it is not 1
 Placement = tuple[str, tuple[int, int], tuple[int, ...]] | tuple[str, tuple[int, int], tuple[int, ...], int]
 
-# Of MetaOps whose ops are recomputed but for what takes longest; they would keep nothing in any case.
-SELECTIVE = {
-    "selective_share": 1.0,
-    "memory": (
-        OpMemory(
-            kept_bytes=(0, 0),
-            forward_bytes=(0, 0),
-            backward_bytes=(0, 0),
-            first_backward_bytes=(0, 0),
-            selective_bytes=(0, 0),
-        ),
-    ),
-}
 _DEGREES = (2, 4)  # of tensor parallelism that every MetaOp has points for
 
 
@@ -51,7 +38,7 @@ def place(
     """A valid plan that runs these placements as early as devices and inputs allow; every op takes 1 s.
 
     `recompute`: the MetaOps that keep no activations; with `selective` they keep what takes longest, and run
-    as much again as whole. `offload`: of these every other op moves them to host
+    a quarter again. `offload`: of these every other op moves them to host
     memory instead, of the others all.
     """
     metaops = {metaop.name: _profile_of(metaop, graph) for metaop in graph.metaops}
@@ -64,8 +51,10 @@ def place(
         ready_s = max((ended_s[name] for name in metaops[name].inputs), default=0.0)
         start_s = max(ready_s, ended_s.get(name, 0.0), *(free_s[device] for device in devices))
         tp = degree[0] if degree else 1
-        piece = slice_of(metaops[name], ops, devices, start_s, recompute=name in recompute, tp=tp)
-        piece = piece.model_copy(update={"selective": selective and piece.recompute})
+        again = name in recompute
+        piece = slice_of(
+            metaops[name], ops, devices, start_s, recompute=again, selective=selective and again, tp=tp
+        )
         if offload:
             every = range(*ops, 2)
             moved = tuple((op, op + 1) for op in every) if piece.recompute else (ops,)

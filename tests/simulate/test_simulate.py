@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given
 
 from helpers.examples import examples
-from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
+from helpers.plans import SELECTIVE, cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
+from spindle_cli.account.device.compute import compute_of_devices
 from spindle_cli.account.device_memory import device_memory
-from spindle_cli.account.traffic import communicator_bytes
+from spindle_cli.account.traffic import communicator_bytes, traffic_of
 from spindle_cli.account.types import Collective
 from spindle_cli.costs.links import all_gather_s, all_reduce_s, transfer_s
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint
+from spindle_cli.program.clock import _durations_ns
 from spindle_cli.simulate.run import simulate
 from spindle_cli.simulate.simulation_report import report_of
 from spindle_cli.simulate.types import Activity, Cause
@@ -174,10 +176,15 @@ def test_over_nccl_a_device_gathers_for_one_op_after_another_whatever_the_commun
     )
 
 
-def test_recomputing_runs_forward_twice() -> None:
-    net = metaop_of("task/net", 1, {1: 3.0})
-    piece = slice_of(net, (0, 1), (0,), 0.0).model_copy(update={"recompute": True})
-    assert simulate(plan_of(profile_of(net), cluster_of(1), [[piece]])).iteration_s == pytest.approx(4.0)
+@pytest.mark.parametrize(("selective", "again_s"), [(False, 1.0), (True, 0.25)])
+def test_recomputing_runs_forward_twice_or_in_part(selective: bool, again_s: float) -> None:
+    """All that counts passes agrees: the simulation, the devices' own seconds, and the clock of programs."""
+    net = metaop_of("task/net", 1, {1: 3.0}, **SELECTIVE)
+    piece = slice_of(net, (0, 1), (0,), 0.0, recompute=True, selective=selective)
+    plan = plan_of(profile_of(net), cluster_of(1), [[piece]])
+    assert simulate(plan).iteration_s == pytest.approx(3.0 + again_s)
+    assert compute_of_devices(plan, traffic_of(plan)) == pytest.approx((3.0 + again_s,))
+    assert _durations_ns(plan, piece) == pytest.approx((10**9, (2 + again_s) * 10**9))
 
 
 def test_tensor_parallel_partners_start_together() -> None:
