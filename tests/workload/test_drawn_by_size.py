@@ -95,3 +95,30 @@ def test_a_generator_of_forwards_own_is_refused_by_its_name() -> None:
     task = Task("t", Net(draw), 4, Items(x=(5, WIDTH)))
     with pytest.raises(WorkloadError, match="forward gives torch a Generator between operators"):
         analysed(Workload("w", [task], (Block,)))
+
+
+class DropPath(nn.Module):
+    """As timm has it: a sample keeps its path with a probability."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate, self.down = rate, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(1 - self.rate)
+        return x + self.down(x) * kept.div_(1 - self.rate)
+
+
+class DropPaths(nn.Module):
+    def __init__(self, rates: list[float]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*map(DropPath, rates))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+def test_operators_that_draw_are_split_however_seldom_it_shows() -> None:
+    rates = [0.01 * each for each in range(1, 30)]
+    graph = analysed(Workload("w", [Task("t", DropPaths(rates), 8, Items(x=(5, WIDTH)))], (DropPath,)))
+    assert [op.index for op in graph.tasks["t"].ops if op.coupled] == []
