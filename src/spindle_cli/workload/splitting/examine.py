@@ -139,7 +139,7 @@ def _examine(
         except Exception as error:
             text = str(error).strip().split("\n")[0]
             why = f"it fails for a batch of {size}: {type(error).__name__}: {text}"
-            changed = _changed(module, watched, (*tapes, tape), changes)
+            changed = _changed(module, watched, (*tapes, tape), changes, is_cut_short=not tapes)
             return Findings(None, (), Mixed(why, place_of_error(error)), changed)
         tapes.append(tape)
     follower = Follower(tuple(sizes[:-1]), watched)
@@ -159,7 +159,12 @@ def _examine(
 
 
 def _changed(
-    module: nn.Module | None, watched: Mapping[int, str], tapes: Sequence[Tape], changes: Changes
+    module: nn.Module | None,
+    watched: Mapping[int, str],
+    tapes: Sequence[Tape],
+    changes: Changes,
+    *,
+    is_cut_short: bool = False,
 ) -> tuple[str, ...]:
     """What was written to, replaced, or has other memory; whatever else the code does, and however far it
     came.
@@ -173,6 +178,9 @@ def _changed(
     now = {} if module is None else _by_storage(module)
     found = [name for storage, name in watched.items() if storage in written]
     others = [name for storage, name in now.items() if storage not in watched]
+    if (found or others) and module is not None and (is_cut_short or changes.counted):
+        # What it may move besides, behind where it stopped or in other steps than this one.
+        others += [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     return tuple(dict.fromkeys(found + others + changes.buffers))
 
 
