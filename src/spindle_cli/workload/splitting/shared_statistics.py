@@ -24,8 +24,8 @@ def shared_statistics(graph: WorkloadGraph) -> tuple[str, ...]:
             found.setdefault(users, []).append(name)
     return tuple(
         f"{', '.join(names)}: changed by the forward passes of {_who(users)}, of which each device keeps its "
-        "own: they will not be those of one process, nor what a model gives by them (of a batch norm, "
-        "in eval mode); give each task a module of its own for them"
+        "own: where several devices run these, they will not be those of one process, nor what a model gives "
+        "by them (of a batch norm, in eval mode); give each use a module of its own for them"
         for users, names in found.items()
     )
 
