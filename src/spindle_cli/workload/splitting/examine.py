@@ -39,7 +39,8 @@ class Findings:
         results: for each size of the batch, the last being 1; None where it failed.
         states: of every tensor in a result.
         why_not: why it must not be split, whatever it gives.
-        changed: the module's parameters and buffers that its forward changes, by the names that it has.
+        changed: the module's parameters and buffers that its forward changes, by the names that it has; of a
+            call in glue, those that it is given, by their places among its tensors.
     """
 
     results: tuple[Any, ...] | None
@@ -89,6 +90,7 @@ def examine(
     sizes: Sequence[int],
     observer: Observer,
     module: nn.Module | None = None,
+    held: Sequence[int] = (),
 ) -> Findings:
     """Run it for every size, and follow the samples through it.
 
@@ -96,14 +98,17 @@ def examine(
         inputs: arguments for each size, on the meta device; the last size is 1.
         states: of every tensor in the arguments, in order.
         module: whose forward it is, if any.
+        held: of the arguments' tensors, in order, those that are parameters or buffers.
     """
-    with _meta_parameters(module) as watched:
+    with _meta_parameters(module) as own:
+        watched = {**own, **_given(inputs[0], held)}
         found = _examine(run, inputs, states, sizes, watched, module)
     if found.results is not None:
         return found
     # The meta device is quick, but not all can run on it (constants that are elsewhere): then as on a CPU.
-    with observer.mode, failures_unlogged(), _fake_parameters(module, observer) as watched:
+    with observer.mode, failures_unlogged(), _fake_parameters(module, observer) as own:
         faked = pytree.tree_map(lambda item: empty_like(item, "cpu"), list(inputs))
+        watched = {**own, **_given(faked[0], held)}
         found = _examine(run, faked, states, sizes, watched, module)
     if found.results is None:
         return found
@@ -150,7 +155,7 @@ def _examine(
     found = _result_states(follower, results, sizes)
     why_not = (
         why_not
-        or _kept(follower, changes)
+        or (_kept(follower, changes) if module is not None else _changes_given(follower))
         or _carries(follower, carried)
         or _given_memory(module, watched)
         or _normalises_other(follower, normalised[0])
@@ -221,6 +226,13 @@ def _kept(follower: Follower, changes: Changes) -> Mixed | None:
     return None
 
 
+def _changes_given(follower: Follower) -> Mixed | None:
+    """The same of a call in glue, which is given what it changes."""
+    for place in follower.written.values():
+        return Mixed("it changes a parameter or buffer, which every share would do by itself", place)
+    return None
+
+
 def _carries(follower: Follower, carried: Mapping[str, Tensor]) -> Mixed | None:
     """Why what a call leaves for the next one forbids to split it."""
     for name, tensor in carried.items():
@@ -269,6 +281,12 @@ def _fake_parameters(module: nn.Module | None, observer: Observer) -> Iterator[M
             return
         with swapped_tensors(module, observer.fake):
             yield _by_storage(module)
+
+
+def _given(inputs: Inputs, held: Sequence[int]) -> dict[int, str]:
+    """By storage, the place of each of these tensors among all that are given."""
+    tensors = [leaf for leaf in leaves_of(inputs) if isinstance(leaf, Tensor)]
+    return {tensors[place].untyped_storage()._cdata: str(place) for place in held}
 
 
 def _by_storage(module: nn.Module) -> dict[int, str]:
