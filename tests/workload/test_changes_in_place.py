@@ -315,3 +315,19 @@ def test_what_is_written_by_other_ways_than_methods_is_refused_with_its_line(run
     with pytest.raises(WorkloadError, match="which writes into tensors that it is given") as caught:
         analysed(Workload("w", [Task("t", Net(run), 4, Items(x=(5, WIDTH), label=((), 3)))], (Block,)))
     assert f"test_changes_in_place.py:{line}: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda net, x, _: net.first(x).mean() + 0 * net.offset.mul_(0.9).sum(),
+        lambda net, x, _: (net.offset.data.mul_(0.9).add_(x.mean((0, 1))), net.first(x).mean())[1],
+        lambda net, x, _: (net.offset.data.copy_(x.mean((0, 1))), net.first(x).mean())[1],
+        lambda net, x, _: (net.offset.view(-1).fill_(1), net.first(x).mean())[1],
+    ],
+    ids=["itself", "its data", "a copy", "a view"],
+)
+def test_a_buffer_that_is_moved_is_named_with_what_to_do(run: Forward) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        analysed(Workload("w", [Task("t", Net(run), 4, Items(x=(5, WIDTH), label=((), 3)))], (Block,)))
+    assert "changes 'offset' in place" in str(caught.value) and "`operators`" in str(caught.value.hint)

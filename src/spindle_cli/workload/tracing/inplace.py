@@ -19,6 +19,10 @@ _PYTHONS = frozenset(
         *(operator.ixor, operator.ilshift, operator.irshift),
     }
 )
+APART = (
+    "Put what moves parameters or buffers into an nn.Module of its own and list its class in the workload's "
+    "`operators`: it is then run as it is."
+)
 HINT = "Use what returns a new tensor (add instead of add_, inplace=False, x = x + y instead of x += y)."
 
 
@@ -34,7 +38,11 @@ def check_in_place(task: str, root: nn.Module, graph: fx.Graph) -> None:
         changed = changed_in_place(node, root)
         if changed is None:
             continue
-        if not node.users or len(changed.users) > 1 or _is_state(changed, root):
+        state = _state(changed, root)
+        if state is not None:
+            what = f"{node.name!r} changes {str(state.target)!r} in place, which a trace would lose"
+            raise refusal(task, what, node.meta.get("place"), APART)
+        if not node.users or len(changed.users) > 1:
             raise _refusal(task, node, changed)
 
 
@@ -91,10 +99,14 @@ def _refusal_of_out(task: str, node: fx.Node) -> Exception:
     )
 
 
-def _is_state(node: fx.Node, root: nn.Module) -> bool:
-    """Whether a tensor is a parameter or buffer, or one that was changed in place."""
-    source = changed_in_place(node, root)
-    return node.op == "get_attr" if source is None else _is_state(source, root)
+def _state(node: fx.Node, root: nn.Module) -> fx.Node | None:
+    """The parameter or buffer that a node is, or was before it was changed in place."""
+    source: Any = changed_in_place(node, root)
+    if node.target is getattr and node.args[1] == "data":
+        source = node.args[0]
+    if isinstance(source, fx.Node):
+        return _state(source, root)
+    return node if node.op == "get_attr" else None
 
 
 def _is_in_place_function(function: Any) -> bool:
