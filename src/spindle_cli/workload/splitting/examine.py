@@ -20,7 +20,7 @@ from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.states import Batch, Mixed, MixesError, Reduced, State, Whole
-from spindle_cli.workload.rules.tape import Tape
+from spindle_cli.workload.rules.tape import Tape, tensors_in
 from spindle_cli.workload.splitting.carried import carried_on, kept_by
 from spindle_cli.workload.splitting.follow import Follower, check_shapes
 from spindle_cli.workload.tracing.observe import Observer, failures_unlogged, swapped_tensors
@@ -28,6 +28,7 @@ from spindle_cli.workload.tracing.shapes import leaves_of
 from spindle_cli.workload.unread import Unread
 
 _STATES: Mapping[str, Any] = {cls.__name__: cls for cls in (Whole, Batch, Reduced, Mixed)}
+_DRAWN_FOR_ALL = "it hands on what is drawn for the whole batch, of which every share would draw its own"
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -153,6 +154,8 @@ def _examine(
         follower.give(tensor, state)
     why_not = follower.follow([tape.entries for tape in tapes[:-1]])
     found = _result_states(follower, results, sizes)
+    if module is not None and _draws_for_all(follower, tapes[0]):
+        found = tuple(Mixed(_DRAWN_FOR_ALL) if isinstance(state, Whole) else state for state in found)
     why_not = (
         why_not
         or (_kept(follower, changes) if module is not None else _changes_given(follower))
@@ -161,6 +164,16 @@ def _examine(
         or _normalises_other(follower, normalised[0])
     )
     return Findings(tuple(results), found, why_not, _changed(module, watched, tapes, changes))
+
+
+def _draws_for_all(follower: Follower, tape: Tape) -> bool:
+    """Whether anything is drawn that is no row of a sample."""
+    return any(
+        isinstance(follower.state_of(tensor), Whole)
+        for entry in tape.entries
+        if torch.Tag.nondeterministic_seeded in entry.func.tags
+        for tensor in tensors_in(entry.result)
+    )
 
 
 def _changed(
