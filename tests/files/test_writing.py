@@ -14,7 +14,7 @@ import pytest
 
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.files import writing
-from spindle_cli.files.writing import require_no_input, write_text, written_whole
+from spindle_cli.files.writing import require_no_input, require_no_other, write_text, written_whole
 
 
 def _names(folder: Path) -> list[str]:
@@ -129,3 +129,29 @@ def test_an_output_is_none_of_the_inputs_by_any_path(tmp_path: Path) -> None:
             require_no_input("-o", output, None, tmp_path / "missing", read)
     require_no_input("-o", tmp_path / "new.json", None, read)
     require_no_input("-o", tmp_path / "missing", tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        ('{"schema": "spindle.profile/1",\n', "profile"),
+        ('{\n  "schema": "spindle.profile/1"', "profile"),
+        ("# A workload that somebody has written.\nschema: spindle.workload/1\n", "workload"),
+        ("schema: 'spindle.cluster/1'\n", "cluster"),
+    ],
+)
+def test_a_file_of_ours_gives_way_to_its_own_kind_alone(tmp_path: Path, head: str, kind: str) -> None:
+    there = tmp_path / "there"
+    there.write_text(head)
+    for other in ("plan", None):
+        with pytest.raises(UsageError, match=f"a {kind} file of ours is there"):
+            require_no_other("-o", there, other)
+    require_no_other("-o", there, kind)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff tensors", b"x: 1\n# schema: spindle.plan/1\n"])
+def test_what_is_no_file_of_ours_is_written_over(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "there").write_bytes(content)
+    require_no_other("-o", tmp_path / "there")
+    require_no_other("-o", tmp_path / "missing")
+    require_no_other("-o", tmp_path)

@@ -153,3 +153,19 @@ def test_a_metric_that_fails_is_named_with_its_task_and_the_types_of_what_it_was
         list(found)
     assert message in caught.value.message
     assert caught.value.hint == "Forward gives chance (bfloat16), label (float32) beside its loss."
+
+
+class Positions(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": x.mean(), "logits": x}
+
+
+def test_results_whose_size_follows_the_length_of_a_batch_are_refused_by_name() -> None:
+    lengths = [{"x": torch.ones(length)} for length in (3, 3, 5, 5)]
+    task = Task("tag", Positions(), 2, lengths, eval_dataset=lengths, metrics={"f1": lambda given: 0.0})
+    found = evaluate_all(Workload("w", tasks=[task]), 0, 1, dict, nullcontext)
+    with pytest.raises(
+        WorkloadError, match="task 'tag': metrics are given one tensor with 'logits'"
+    ) as caught:
+        list(found)
+    assert "gives torch.float32 (2, 3) and torch.float32 (2, 5)" in caught.value.message

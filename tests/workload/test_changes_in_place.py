@@ -284,3 +284,50 @@ def test_a_hook_between_operators_is_refused_with_what_to_write_in_its_place(of:
     with pytest.raises(WorkloadError, match="forward calls register_hook between operators") as caught:
         analysed(made)
     assert "(1 - c) * x.detach()" in str(caught.value.hint)
+
+
+def _by_out(net: Net, x: Tensor, label: Tensor) -> Tensor:
+    more = torch.empty_like(x)
+    torch.add(x, 1, out=more)
+    return net.first(x + more).mean()
+
+
+def _buffer_by_out(net: Net, x: Tensor, label: Tensor) -> Tensor:
+    torch.mul(net.offset, 0.5, out=net.offset)
+    return net.first(x).mean()
+
+
+def _in_a_list(net: Net, x: Tensor, label: Tensor) -> Tensor:
+    torch._foreach_mul_([net.offset], 0.5)
+    return net.first(x).mean()
+
+
+def _by_an_overload(net: Net, x: Tensor, label: Tensor) -> Tensor:
+    more = x.clone()
+    torch.ops.aten.add_.Tensor(more, x)
+    return net.first(more).mean()
+
+
+@pytest.mark.parametrize("run", [_by_out, _buffer_by_out, _in_a_list, _by_an_overload])
+def test_what_is_written_by_other_ways_than_methods_is_refused_with_its_line(run: Forward) -> None:
+    """A trace has the tensors as they were: nothing shows in what the call itself gives."""
+    line = run.__code__.co_firstlineno + (2 if "more" in run.__code__.co_varnames else 1)
+    with pytest.raises(WorkloadError, match="which writes into tensors that it is given") as caught:
+        analysed(Workload("w", [Task("t", Net(run), 4, Items(x=(5, WIDTH), label=((), 3)))], (Block,)))
+    assert f"test_changes_in_place.py:{line}: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda net, x, _: net.first(x).mean() + 0 * net.offset.mul_(0.9).sum(),
+        lambda net, x, _: (net.offset.data.mul_(0.9).add_(x.mean((0, 1))), net.first(x).mean())[1],
+        lambda net, x, _: (net.offset.data.copy_(x.mean((0, 1))), net.first(x).mean())[1],
+        lambda net, x, _: (net.offset.view(-1).fill_(1), net.first(x).mean())[1],
+    ],
+    ids=["itself", "its data", "a copy", "a view"],
+)
+def test_a_buffer_that_is_moved_is_named_with_what_to_do(run: Forward) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        analysed(Workload("w", [Task("t", Net(run), 4, Items(x=(5, WIDTH), label=((), 3)))], (Block,)))
+    assert "changes 'offset' in place" in str(caught.value) and "`operators`" in str(caught.value.hint)

@@ -93,7 +93,7 @@ def test_what_another_process_has_found_is_not_found_again(monkeypatch: pytest.M
     examined: list[Any] = []
 
     def watched(run: Any, *rest: Any) -> Any:
-        examined.append(rest[-1])
+        examined.append(rest[4])
         return examine(run, *rest)
 
     monkeypatch.setattr(samples, "examine", watched)

@@ -141,3 +141,50 @@ def test_a_teacher_that_others_use_too_is_refused(model: type[nn.Module], operat
     """They may run on other devices, whose copies would stay as they are."""
     with pytest.raises(WorkloadError, match="changes parameters that are not trained"):
         analysed(workload(model(), operator))
+
+
+class FrozenPositions(nn.Module):
+    """A student and its moved copy over positions that nothing moves."""
+
+    def __init__(self, positions: nn.Parameter) -> None:
+        super().__init__()
+        self.positions, self.block = positions, Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        given: Tensor = self.block(x + self.positions)
+        return given
+
+
+class CountingTeacher(Teacher):
+    """Moves some parameters at each step, and others now and then."""
+
+    def __init__(self, student: nn.Module) -> None:
+        super().__init__(student)
+        self.step = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.step += 1
+        return super().forward(x)
+
+
+class Positioned(nn.Module):
+    def __init__(self, teacher: type[Teacher]) -> None:
+        super().__init__()
+        self.student = FrozenPositions(nn.Parameter(torch.ones(WIDTH), requires_grad=False))
+        self.teacher = teacher(self.student)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.mse_loss(self.student(x), self.teacher(x).detach())
+
+
+def test_what_a_mover_leaves_as_it_is_may_be_used_by_others() -> None:
+    """Frozen embeddings of positions, say, of the encoder that it averages."""
+    graph = analysed(workload(Positioned(Teacher), Teacher))
+    (op,) = [op for op in graph.tasks["t"].ops if op.target == "teacher"]
+    assert "teacher.student.positions" in op.parameters
+    assert all(name.startswith("teacher.average.") for name in op.changes)
+
+
+def test_a_mover_that_counts_may_move_what_is_frozen_at_another_step() -> None:
+    with pytest.raises(WorkloadError, match="changes parameters that are not trained"):
+        analysed(workload(Positioned(CountingTeacher), CountingTeacher))

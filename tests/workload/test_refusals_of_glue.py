@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
@@ -36,6 +39,45 @@ def test_an_instance_norm_with_running_statistics_before_an_operator() -> None:
 
     message = of_forward(forward, norm=nn.InstanceNorm1d(4, track_running_stats=True))
     assert "Make 'norm' with track_running_stats=False" in message
+
+
+class OwnNorm(nn.Module):
+    """A norm of the user's own over the statistics that it keeps."""
+
+    def __init__(self, normalises: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.normalises = normalises
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("var", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.normalises(x, self.mean, self.var)
+
+
+def _by_instance(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    return functional.instance_norm(x, mean, var, use_input_stats=True)
+
+
+def test_a_function_that_changes_buffers_before_an_operator() -> None:
+    """Each share would move them by its own samples, and those are what evaluations and checkpoints take."""
+
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        return self.second(self.norm(self.block(x))).mean()
+
+    message = of_forward(forward, norm=OwnNorm(_by_instance))
+    assert "'instance_norm' mixes the samples" in message and "it changes a parameter or buffer" in message
+
+
+@pytest.mark.parametrize(
+    "normalises", [_by_instance, lambda x, mean, var: functional.batch_norm(x, mean, var, training=True)]
+)
+def test_a_function_that_changes_buffers_behind_the_operators(normalises: Callable[..., Tensor]) -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        return self.norm(self.second(self.block(x))).square().mean()
+
+    data, net = Items(x=(4, WIDTH), label=((), 3)), Net(forward, norm=OwnNorm(normalises))
+    graph = analysed(Workload("w", [Task("t", net, 4, data)], operators=(Block,))).tasks["t"]
+    assert [(op.coupled, op.changes) for op in graph.ops if op.is_loss] == [(True, ("norm.mean", "norm.var"))]
 
 
 def test_torch_prints_nothing_of_what_is_tried(caplog: pytest.LogCaptureFixture) -> None:

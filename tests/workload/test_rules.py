@@ -207,6 +207,43 @@ def test_what_is_not_known_to_act_on_samples_one_by_one_mixes_them(name: str) ->
     assert isinstance(state_of(MIXES[name]), Mixed)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(nn.Softplus(), nn.ELU(), nn.SELU(), nn.CELU(), nn.LeakyReLU(), nn.Hardtanh(), nn.Hardswish()),
+        *(nn.Hardsigmoid(), nn.Softshrink(), nn.Hardshrink(), nn.SiLU(), nn.Softmax(-1), nn.LogSoftmax(1)),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_gradients_that_forward_asks_for_are_followed(function: nn.Module) -> None:
+    def each(x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        energies = function(x).sum((1, 2))
+        (found,) = torch.autograd.grad(energies, x, torch.ones_like(energies), create_graph=True)
+        return found
+
+    assert state_of(each) == Batch(0)
+
+
+def test_the_gradient_of_a_sum_over_samples_is_each_samples_own_and_that_of_a_mean_is_not() -> None:
+    def gradient(x: Tensor, total: Callable[[Tensor], Tensor]) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(total(x.pow(3)), x, create_graph=True)[0]
+
+    assert state_of(lambda x: gradient(x, torch.sum)) == Batch(0)
+    assert isinstance(state_of(lambda x: gradient(x, torch.mean)), Mixed)
+    assert isinstance(state_of(lambda x: gradient(x, lambda e: e.sum().square())), Mixed)
+
+
+def test_the_gradient_of_a_softmax_over_samples_mixes_them() -> None:
+    def over_samples(x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        (found,) = torch.autograd.grad(x.softmax(0), x, torch.ones_like(x))
+        return found
+
+    assert isinstance(state_of(over_samples), Mixed)
+
+
 def test_it_is_said_where() -> None:
     found = state_of(MIXES["mean taken off"])
     assert isinstance(found, Mixed) and found.place is not None and "test_rules.py" in found.place

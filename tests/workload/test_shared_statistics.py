@@ -59,7 +59,7 @@ def test_statistics_of_one_norm_in_two_tasks_are_told_once() -> None:
 def test_statistics_of_one_norm_in_two_places_of_a_task_are_told() -> None:
     norm = nn.BatchNorm1d(4)
     (line,) = lines(Model(Block(norm), Block(norm)))
-    assert "changed by the forward passes of 2 ops of task a" in line
+    assert "changed by the forward passes of 2 ops of task a" in line and "let one operator make" in line
 
 
 def test_a_buffer_that_forward_itself_changes_is_told_and_no_constant_beside_it() -> None:

@@ -13,7 +13,7 @@ from spindle_cli.errors import InputError, UsageError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import PLAN_FILE, PREDICTED_FILE
 from spindle_cli.files.runs.timeline import TIMELINE_FILE
-from spindle_cli.files.writing import require_no_input, write_text
+from spindle_cli.files.writing import require_no_input, require_no_other, write_text
 
 
 def require_outputs(runs: Sequence[Path], profile: Path, output: Path, cluster: Path | None) -> None:
@@ -26,8 +26,10 @@ def require_outputs(runs: Sequence[Path], profile: Path, output: Path, cluster: 
     own = [run / name for run in runs for name in (PLAN_FILE, PREDICTED_FILE, TIMELINE_FILE)]
     is_profile = output.absolute() == profile.absolute()
     require_no_input("-o", output, *own, *(() if is_profile else (profile,)))
+    require_no_other("-o", output, "profile")
     if cluster is not None:
         require_no_input("--write-cluster", cluster, *own, profile, output)
+        require_no_other("--write-cluster", cluster, "cluster")
         if cluster.absolute() == output.absolute():
             raise UsageError(
                 f"--write-cluster {cluster}: -o names the same file", hint="Give one of them another name."

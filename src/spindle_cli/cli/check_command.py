@@ -43,7 +43,7 @@ def check(
     from spindle_cli.account.device_memory import MEMORY_FORMULA
     from spindle_cli.check.check_report import CheckReport
     from spindle_cli.check.run import check_plan
-    from spindle_cli.files.writing import require_no_input
+    from spindle_cli.files.writing import require_no_input, require_no_other
     from spindle_cli.plan.file import read_with_profile, write_plan
     from spindle_cli.plan.search.complete import completed
 
@@ -51,6 +51,7 @@ def check(
         raise UsageError("-o: what is missing from a plan comes from its profile", hint="Add --profile.")
     if complete is not None:
         require_no_input("-o", complete, plan, profile)
+        require_no_other("-o", complete, "plan")
     read, its_profile = read_with_profile(plan, profile)
     if not read.metaops:
         output.note(f"warning: {plan}: no key 'metaops': batches, curves, inputs and memory need --profile")

@@ -41,8 +41,10 @@ def export(
     from spindle_cli.export.run import export_run
     from spindle_cli.export.types import ExportOptions
     from spindle_cli.files.run_files import CHECKPOINTS_DIR
+    from spindle_cli.files.writing import require_no_other
     from spindle_cli.units import counted, format_bytes, parse_bytes
 
+    require_no_other("-o", output)
     # Not Path.resolve, for which links in a circle are an error of its own.
     target, read = (Path(os.path.realpath(path)) for path in (output, run / CHECKPOINTS_DIR))
     if target.is_relative_to(read):

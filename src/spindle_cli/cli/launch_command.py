@@ -82,7 +82,7 @@ def launch(
     and exit code 143.
     """
     begun_s = time.time()
-    from spindle_cli.files.writing import require_no_input
+    from spindle_cli.files.writing import require_no_input, require_no_other
     from spindle_cli.launch import run
     from spindle_cli.launch.owner import Hold
     from spindle_cli.launch.starting.head_start import HeadStart
@@ -100,6 +100,7 @@ def launch(
         raise UsageError("--nproc and --profile are for --elastic")
     if trace is not None:
         require_no_input("--trace", trace, plan, *([] if script is None else [script]))
+        require_no_other("--trace", trace)
         require_writable(trace)
     options = LaunchOptions(
         steps=steps,

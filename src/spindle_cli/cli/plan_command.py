@@ -53,7 +53,7 @@ def plan(
     """
     from spindle_cli.calibrate.links import unlike_links
     from spindle_cli.check.run import check_plan
-    from spindle_cli.files.writing import require_no_input
+    from spindle_cli.files.writing import require_no_input, require_no_other
     from spindle_cli.plan.best.micro_batches import parse_counts
     from spindle_cli.plan.best.sharding import parse_levels
     from spindle_cli.plan.file import write_plan
@@ -65,6 +65,7 @@ def plan(
     levels = parse_levels(shard) if shard else None
     parts = None if shard_by is None else parse_shard_by(shard_by)
     require_no_input("-o", output_path, profile, cluster)
+    require_no_other("-o", output_path, "plan")
     read, goal = read_profile_and_cluster(profile, cluster, assume_same_device=assume_same_device)
     read, notes = _by_history(history, read, profile, goal)
     notes += unlike_links(read, goal)

@@ -54,7 +54,7 @@ def profile(
     from spindle_cli.cli.profile_summary import curve_table, summarise
     from spindle_cli.errors import UsageError
     from spindle_cli.files.cluster import Cluster, is_cpu
-    from spindle_cli.files.writing import require_no_input
+    from spindle_cli.files.writing import require_no_input, require_no_other
     from spindle_cli.profile.op.timings import Limits
     from spindle_cli.profile.profiling import Audience, estimate_profile, profile_workload
     from spindle_cli.workload.settings.lengths import Looking
@@ -76,8 +76,10 @@ def profile(
         )
     read_files = (Path(workload.partition(":")[0]), cluster, reuse)
     require_no_input("-o", output_path, *read_files)
+    require_no_other("-o", output_path, "profile")
     if write_cluster is not None:
         require_no_input("--write-cluster", write_cluster, *read_files)
+        require_no_other("--write-cluster", write_cluster, "cluster")
     audience = Audience(output.err(), output.note)
     looking = Looking(batches, length_percentile)
     goal = None if cluster is None else Cluster.read(cluster)

@@ -20,7 +20,7 @@ def merge_profiles(paths: list[Path], output_path: Path, *, is_alone: bool, as_j
     from spindle_cli.cli.profile_summary import curve_table, summarise
     from spindle_cli.errors import UsageError
     from spindle_cli.files.artifact import write_json
-    from spindle_cli.files.writing import require_no_input
+    from spindle_cli.files.writing import require_no_input, require_no_other
     from spindle_cli.profile.mixed.merging import merge
     from spindle_cli.profile.types import Profile
 
@@ -34,6 +34,7 @@ def merge_profiles(paths: list[Path], output_path: Path, *, is_alone: bool, as_j
     if len(paths) < 2:
         raise UsageError("--merge: one profile; expected two or more", hint="Repeat it: --merge A --merge B.")
     require_no_input("-o", output_path, *paths)
+    require_no_other("-o", output_path, "profile")
     made = merge([(path, Profile.read(path)) for path in paths])
     write_json(output_path, made)
     output.note(f"wrote {output_path}")

@@ -36,12 +36,13 @@ def report(
     The schedule and the simulated timeline to zoom into, scaling curves, memory and use of every device,
     strategies compared, and a run's losses and times against the prediction.
     """
-    from spindle_cli.files.writing import require_no_input, write_text
+    from spindle_cli.files.writing import require_no_input, require_no_other, write_text
     from spindle_cli.plan.file import read_plan, read_with_profile
     from spindle_cli.report.build import build_report
     from spindle_cli.report.page import render_page
 
     require_no_input("-o", output_path, plan, profile)
+    require_no_other("-o", output_path)
     read, its_profile = (read_plan(plan), None) if profile is None else read_with_profile(plan, profile)
     if its_profile is not None:
         read = read.with_metaops_of(its_profile)

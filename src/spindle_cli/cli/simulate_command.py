@@ -32,7 +32,7 @@ def simulate(
     transfers and gradient sums share the links, where devices wait and for whom, what each holds in memory.
     """
     from spindle_cli.check.run import check_plan
-    from spindle_cli.files.writing import require_no_input
+    from spindle_cli.files.writing import require_no_input, require_no_other
     from spindle_cli.plan.file import read_plan
     from spindle_cli.simulate import tables
     from spindle_cli.simulate.events import write_trace
@@ -41,6 +41,7 @@ def simulate(
 
     if trace is not None:
         require_no_input("--trace", trace, plan)
+        require_no_other("--trace", trace)
     read = read_plan(plan)
     require_without(CANNOT_LINK, plan, check_plan(read))
     simulation = run(of_tasks(read, tasks))

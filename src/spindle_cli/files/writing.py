@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from typing import IO
 
 from spindle_cli.errors import InputError, UsageError
 
+# How our files say what they are, in JSON and YAML; and where, at the latest.
+_SCHEMA = re.compile(rb"""^[{\s]*["']?schema["']?\s*:\s*["']?spindle\.([a-z-]+)/""", re.MULTILINE)
+_HEAD_BYTES = 4096
 _FOR_ALL = 0o666  # less the process's umask, as a file that is simply opened would get
 
 
@@ -162,6 +166,37 @@ def require_no_input(option: str, output: Path, *inputs: Path | None) -> None:
                 f"{option} {output}: this command reads that file ({path}), and would write over it",
                 hint=f"Give {option} another name.",
             )
+
+
+def require_no_other(option: str, output: Path, kind: str | None = None) -> None:
+    """Refuse to write over a file of ours of another kind: a workload that somebody has written, a profile
+    that took an hour.
+
+    Args:
+        option: of the output, for the message.
+        kind: of the file that is to be written, such as "plan"; None: none of ours.
+
+    Raises:
+        UsageError: another is there.
+    """
+    found = _kind_of(output)
+    if found not in (None, kind):
+        raise UsageError(
+            f"{option} {output}: a {found} file of ours is there, and this command would write over it",
+            hint=f"Give {option} another name, or take that file away first.",
+        )
+
+
+def _kind_of(path: Path) -> str | None:
+    """Which of our files it is, by its first lines; None where it is none of them, or not there."""
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            found = _SCHEMA.search(file.read(_HEAD_BYTES))
+    except (OSError, RuntimeError):
+        return None  # whoever writes it says why it cannot
+    return None if found is None else found[1].decode()
 
 
 def _is_same_file(one: Path, other: Path) -> bool:

@@ -20,8 +20,11 @@ def show_errors_plainly() -> None:
         message = "\n  ".join((error.message, *getattr(error, "__notes__", ())))
         hint = "" if error.hint is None else f"\n  {error.hint}"
         sys.stdout.flush()
-        sys.stderr.write(f"error: {message}{hint}\n")
-        sys.stderr.flush()
+        # In a process group torch has a hook of its own around this one, for which sys.stderr is a buffer
+        # that it prints when this one returns.
+        stream = sys.__stderr__ or sys.stderr
+        stream.write(f"error: {message}{hint}\n")
+        stream.flush()
         os._exit(error.exit_code)  # communicators' threads can hang the interpreter's own shutdown
 
     sys.excepthook = show

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from spindle_cli.runtime.loading.same_data import require_same_data
 from spindle_cli.runtime.loading.start import Place, loads_apart, start_loaders
 from spindle_cli.runtime.part.at_lengths import TasksAtLengths
 from spindle_cli.runtime.part.localise import LocalModel, StepPart, dtype_of
@@ -40,6 +41,7 @@ def make_feed(
         streams,
         shapes,
     )
+    require_same_data([task for task in tasks if task.name in taken and task not in apart])
     here = {task.name: Batches(task, train.seed, shapes[task.name]) for task in tasks if task not in apart}
     shares = {
         part.tasks: Share(

@@ -76,7 +76,7 @@ def _evaluate(
         for key, value in others.items():
             if value.dim() > 0 and len(value) == size:
                 results.setdefault(key, []).append(value.cpu())
-    whole = {key: torch.cat(parts) for key, parts in results.items()} if task.metrics else {}
+    whole = {key: _joined(task, key, parts) for key, parts in results.items()} if task.metrics else {}
     return Evaluation(
         step=step,
         task=task.name,
@@ -85,6 +85,24 @@ def _evaluate(
         metrics={name: _measured(task, name, whole) for name in task.metrics},
         seconds=perf_counter() - began,
     )
+
+
+def _joined(task: Task | FlowTask, key: str, parts: list[Tensor]) -> Tensor:
+    """What forward gives beside its loss, of all batches.
+
+    Raises:
+        WorkloadError: its size follows the length of a batch.
+    """
+    first = parts[0]
+    for part in parts:
+        if (part.shape[1:], part.dtype) != (first.shape[1:], first.dtype):
+            one, other = (f"{each.dtype} {tuple(each.shape)}" for each in (first, part))
+            raise WorkloadError(
+                f"task {task.name!r}: metrics are given one tensor with {key!r} of all samples, "
+                f"and for batches of different lengths forward gives {one} and {other}",
+                hint="Let forward return what has one size at every length, as sums over the length.",
+            )
+    return torch.cat(parts)
 
 
 def _measured(task: Task | FlowTask, name: str, whole: Mapping[str, Tensor]) -> float:

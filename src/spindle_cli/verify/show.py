@@ -14,7 +14,7 @@ NEAR_ZERO: What = "values near zero gradients"
 _OWN_BUFFERS = (
     "  Each device that runs an operator keeps its own copy of the buffers that its forward changes; plain\n"
     "  PyTorch has one, which all tasks and samples go through. List such operators in the workload's\n"
-    "  `coupled`, and give each task its own."
+    "  `coupled`, and give each task its own; several calls in one task go into one operator."
 )
 
 

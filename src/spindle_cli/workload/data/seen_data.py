@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,9 +28,9 @@ class Digest(Protocol):
         """Take these bytes in."""
 
 
-def look_at(task: Task | FlowTask) -> SeenData:
-    """A dataset's length, and digests of its first and last sample and two between; of a stream, one of its
-    first sample.
+def look_at(task: Task | FlowTask, indices: Collection[int] | None = None) -> SeenData:
+    """A dataset's length, and digests of its first and last sample and two between, or of those named; of a
+    stream, one of its first sample.
 
     What a sample draws it draws here from the same seed each time; the process's generators go on as if
     nothing had been drawn.
@@ -50,7 +50,8 @@ def look_at(task: Task | FlowTask) -> SeenData:
             return UNREADABLE
 
     with generators_kept():
-        chosen = sorted({0, count // 3, 2 * count // 3, count - 1}) if count else ()
+        usual = {0, count // 3, 2 * count // 3, count - 1} if count else ()
+        chosen = sorted(usual if indices is None else indices)
         return SeenData(num_samples=count, samples={index: digest(index) for index in chosen})
 
 

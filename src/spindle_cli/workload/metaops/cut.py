@@ -235,7 +235,7 @@ class Cutter:
     def _changes(self, own: Sequence[fx.Node], names: Sequence[str]) -> tuple[str, ...]:
         """Those of an op's parameters and buffers that its nodes change."""
         root, samples = self._trace.root, self._trace.samples
-        changed = {id(_held(root, f"{node.target}.{name}")) for node in own for name in samples.changed(node)}
+        changed = {id(_held(root, name)) for node in own for name in samples.changed(node)}
         return tuple(name for name in names if id(_held(root, name)) in changed)
 
 

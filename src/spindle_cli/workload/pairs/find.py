@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
+from spindle_cli.workload.graph import LossShares, Op, TaskGraph, ValueSpec
 from spindle_cli.workload.memo import key_of, portable
 from spindle_cli.workload.pairs.follow import Argument
 from spindle_cli.workload.pairs.judged import NO_ROW
@@ -18,7 +20,7 @@ from spindle_cli.workload.pairs.steps import Gather
 from spindle_cli.workload.rules.states import MixesError
 from spindle_cli.workload.tracing.behaviour import name_of
 from spindle_cli.workload.tracing.kind import Kinds
-from spindle_cli.workload.tracing.observe import Observer
+from spindle_cli.workload.tracing.observe import Observer, swapped_tensors
 from spindle_cli.workload.types import Workload
 
 NAMED = "it is named as contrastive, but it cannot be split: {why}"
@@ -29,7 +31,12 @@ _TWO_VIEWS = (
 )
 _LABELS = "an operator in it gives a mean over the labels that count, which no share knows"
 _WHOLE = "it takes a value that is not one per sample from another operator"
+_COUNTS_PAIRS = "it is a mean over what is counted of pairs, and shares count their own samples alone"
 _NO_PAIRS = "it compares no samples with each other"
+
+
+_SAMPLES, _DRAWS = 7, 3  # that counts are tried with
+_PARTS = slice(3), slice(3, _SAMPLES)
 
 
 class PairVerdicts:
@@ -90,23 +97,66 @@ def _check(task: TaskGraph, loss: Op) -> None:
         raise MixesError(_WHOLE)
     module = fx.GraphModule(task.root, loss.shares.graph)
     counts = loss.shares.num_counts
+    if counts and not _counts_add_up(task, loss.shares):
+        raise MixesError(_COUNTS_PAIRS)
     recording = record_share(module, arguments_of(task, loss), counts, 1.0, task.task.batch_size)
     if not any(isinstance(action, Gather) for action in make_recipe(recording).actions):
         raise MixesError(_NO_PAIRS)
+
+
+def _counts_add_up(task: TaskGraph, shares: LossShares) -> bool:
+    """Whether what shares count of their own samples adds up to what the batch counts; it is tried."""
+    assert shares.counts is not None, "there are counts"
+    module = fx.GraphModule(task.root, shares.counts)
+    random = torch.Generator().manual_seed(0)
+    specs = [task.fields[name] for name in shares.count_fields]
+
+    def drawn(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if dtype.is_floating_point:
+            return torch.randn(shape, generator=random).to(dtype)
+        return torch.randint(0, 2, shape, generator=random).to(dtype)  # a class, an entry of any table
+
+    def counted(fields: Sequence[Tensor], share: float) -> list[Any]:
+        return list(module(*fields, share))
+
+    def known(tensor: Tensor) -> Tensor:
+        return drawn(tensor.shape, tensor.dtype) if tensor.is_meta else tensor
+
+    try:
+        with torch.no_grad(), swapped_tensors(module, known):
+            for _ in range(_DRAWS):
+                fields = [drawn((_SAMPLES, *spec.shape[1:]), spec.dtype) for spec in specs]
+                first, second = ([field[part] for field in fields] for part in _PARTS)
+                parts = zip(
+                    counted(first, _PARTS[0].stop / _SAMPLES),
+                    counted(second, 1 - _PARTS[0].stop / _SAMPLES),
+                    strict=True,
+                )
+                pairs = zip(counted(fields, 1.0), parts, strict=True)
+                if not all(math.isclose(whole, one + other, rel_tol=1e-4) for whole, (one, other) in pairs):
+                    return False
+    except Exception:  # of what runs on real samples alone, it is not known
+        return False
+    return True
 
 
 def _described(task: TaskGraph, loss: Op, kinds: Kinds) -> str:
     """A text that two losses share if the same holds of them."""
     assert loss.shares is not None, "the last op holds the loss"
     known = loss.shares.num_counts, bool(loss.shares.all_must_count), len(loss.inputs)
-    numbers = {node: number for number, node in enumerate(loss.shares.graph.nodes)}
-    lines = [f"{task.task.batch_size} {known} {arguments_of(task, loss)}"]
-    for node in loss.shares.graph.nodes:
+    lines = [f"{task.task.batch_size} {known} {arguments_of(task, loss)} {loss.shares.count_fields}"]
+    for graph in (loss.shares.graph, loss.shares.counts):
+        lines += _lines(graph, task, kinds) if graph is not None else ()
+    return "\n".join(lines)
+
+
+def _lines(graph: fx.Graph, task: TaskGraph, kinds: Kinds) -> Iterator[str]:
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
         taken = fx.node.map_aggregate(
             (node.args, node.kwargs), lambda item: f"%{numbers[item]}" if isinstance(item, fx.Node) else item
         )
-        lines.append(f"{node.op} {_behaviour(node, task, kinds)} {taken!r}")
-    return "\n".join(lines)
+        yield f"{node.op} {_behaviour(node, task, kinds)} {taken!r}"
 
 
 def _behaviour(node: fx.Node, task: TaskGraph, kinds: Kinds) -> str:

@@ -38,6 +38,15 @@ def _along(call: Call) -> list[State]:
     return [state] * len(call.results)
 
 
+def _along_backward(call: Call) -> list[State]:
+    """Of softmax: the gradient and what it gave lie alike."""
+    operand: Operand = call["output"]
+    state = joined([operand.state, call["grad_output"].state])
+    if not isinstance(state, Batch) or call.varies or state.dim in _dims(call, operand):
+        raise MixesError(_OVER)
+    return [state]
+
+
 def _reduction(linear: int | None = None) -> Rule:
     """A reduction; over the batch it is a sum (`linear` 1) or mean (0) over samples, or else mixes them."""
 
@@ -115,6 +124,8 @@ def linear(call: Call) -> list[State]:
     Raises:
         MixesError: it is none.
     """
+    if call.name in ("ones_like", "zeros_like", "full_like") and not call.varies:
+        return [WHOLE]  # of a sum's shape, which its gradient begins with, and none of its values
     if call.name in _SAME_VALUES:
         return [call.operands[0].state] * len(call.results)
     if call.name in ("sum", "mean") and not call.varies:
@@ -188,6 +199,7 @@ _REDUCTIONS = frozenset(
 )
 RULES: dict[str, Rule] = {
     **dict.fromkeys((*_ALONG, "logcumsumexp", "sort", "topk", "argsort", "glu"), _along),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _along_backward),
     **dict.fromkeys(_REDUCTIONS, _reduction()),
     "sum": _reduction(1),
     "mean": _reduction(0),

@@ -34,6 +34,10 @@ POINTWISE = frozenset(
     | {"floor_divide", "floor_divide_", "abs_", "copysign_", "eq_", "ne_", "ge_", "gt_", "le_", "lt_", "rsub"}
     | {"gcd_", "lcm_", "gelu_", "mish_", "heaviside_", "threshold_", "xlogy_", "__irshift__"}
     | {"rrelu_with_noise_", "rrelu_with_noise_functional"}
+    # Of gradients that forward itself asks for (forces); those of sigmoid, tanh, relu and gelu are tagged.
+    | {"softplus_backward", "elu_backward", "leaky_relu_backward", "hardtanh_backward", "hardswish_backward"}
+    | {"hardsigmoid_backward", "softshrink_backward", "hardshrink_backward", "_prelu_kernel_backward"}
+    | {"rrelu_with_noise_backward"}
 )
 # A sample's own number survives what only moves it.
 _KEEPS_NUMBERS = frozenset({"clone", "detach", "alias", "_to_copy", "lift_fresh"}) | views.MOVES

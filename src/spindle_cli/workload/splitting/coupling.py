@@ -10,6 +10,7 @@ from spindle_cli.workload.rules.align import DIFFERENT
 from spindle_cli.workload.rules.batch_norms import has_other_norms
 from spindle_cli.workload.rules.states import Mixed, Reduced, Whole
 from spindle_cli.workload.splitting.independence import Independence
+from spindle_cli.workload.splitting.randomness import draws_random_numbers
 from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.tracing.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task, Workload
@@ -96,7 +97,8 @@ def hands_on_whole(trace: Trace, node: fx.Node) -> bool:
 
 
 def is_same_for_all(trace: Trace, node: fx.Node) -> bool:
-    """Whether a node gives tensors that no sample has a part in (a position bias): every share has the same.
+    """Whether a node gives tensors that neither a sample nor chance has a part in (a position bias): every
+    share has the same.
 
     What an operator gives is taken as the same for every batch by whoever uses it (see `Samples`), so what
     the node comes from is asked too, back to the operators.
@@ -109,6 +111,8 @@ def is_same_for_all(trace: Trace, node: fx.Node) -> bool:
         if any(isinstance(state, Reduced | Mixed) for state in trace.samples.states(source)):
             return False
         if source not in trace.operators:
+            if draws_random_numbers(source, trace.root):
+                return False
             left += [each for each in source.all_input_nodes if each not in seen]
             seen.update(left)
     return True

@@ -20,7 +20,7 @@ from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.states import Batch, Mixed, MixesError, Reduced, State, Whole
-from spindle_cli.workload.rules.tape import Tape
+from spindle_cli.workload.rules.tape import Tape, tensors_in
 from spindle_cli.workload.splitting.carried import carried_on, kept_by
 from spindle_cli.workload.splitting.follow import Follower, check_shapes
 from spindle_cli.workload.tracing.observe import Observer, failures_unlogged, swapped_tensors
@@ -28,6 +28,7 @@ from spindle_cli.workload.tracing.shapes import leaves_of
 from spindle_cli.workload.unread import Unread
 
 _STATES: Mapping[str, Any] = {cls.__name__: cls for cls in (Whole, Batch, Reduced, Mixed)}
+_DRAWN_FOR_ALL = "it hands on what is drawn for the whole batch, of which every share would draw its own"
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -39,7 +40,8 @@ class Findings:
         results: for each size of the batch, the last being 1; None where it failed.
         states: of every tensor in a result.
         why_not: why it must not be split, whatever it gives.
-        changed: the module's parameters and buffers that its forward changes, by the names that it has.
+        changed: the module's parameters and buffers that its forward changes, by the names that it has; of a
+            call in glue, those that it is given, by their places among its tensors.
     """
 
     results: tuple[Any, ...] | None
@@ -89,6 +91,7 @@ def examine(
     sizes: Sequence[int],
     observer: Observer,
     module: nn.Module | None = None,
+    held: Sequence[int] = (),
 ) -> Findings:
     """Run it for every size, and follow the samples through it.
 
@@ -96,14 +99,17 @@ def examine(
         inputs: arguments for each size, on the meta device; the last size is 1.
         states: of every tensor in the arguments, in order.
         module: whose forward it is, if any.
+        held: of the arguments' tensors, in order, those that are parameters or buffers.
     """
-    with _meta_parameters(module) as watched:
+    with _meta_parameters(module) as own:
+        watched = {**own, **_given(inputs[0], held)}
         found = _examine(run, inputs, states, sizes, watched, module)
     if found.results is not None:
         return found
     # The meta device is quick, but not all can run on it (constants that are elsewhere): then as on a CPU.
-    with observer.mode, failures_unlogged(), _fake_parameters(module, observer) as watched:
+    with observer.mode, failures_unlogged(), _fake_parameters(module, observer) as own:
         faked = pytree.tree_map(lambda item: empty_like(item, "cpu"), list(inputs))
+        watched = {**own, **_given(faked[0], held)}
         found = _examine(run, faked, states, sizes, watched, module)
     if found.results is None:
         return found
@@ -139,7 +145,7 @@ def _examine(
         except Exception as error:
             text = str(error).strip().split("\n")[0]
             why = f"it fails for a batch of {size}: {type(error).__name__}: {text}"
-            changed = _changed(module, watched, (*tapes, tape), changes)
+            changed = _changed(module, watched, (*tapes, tape), changes, is_cut_short=not tapes)
             return Findings(None, (), Mixed(why, place_of_error(error)), changed)
         tapes.append(tape)
     follower = Follower(tuple(sizes[:-1]), watched)
@@ -148,9 +154,11 @@ def _examine(
         follower.give(tensor, state)
     why_not = follower.follow([tape.entries for tape in tapes[:-1]])
     found = _result_states(follower, results, sizes)
+    if module is not None and _draws_for_all(follower, tapes[0]):
+        found = tuple(Mixed(_DRAWN_FOR_ALL) if isinstance(state, Whole) else state for state in found)
     why_not = (
         why_not
-        or _kept(follower, changes)
+        or (_kept(follower, changes) if module is not None else _changes_given(follower))
         or _carries(follower, carried)
         or _given_memory(module, watched)
         or _normalises_other(follower, normalised[0])
@@ -158,8 +166,23 @@ def _examine(
     return Findings(tuple(results), found, why_not, _changed(module, watched, tapes, changes))
 
 
+def _draws_for_all(follower: Follower, tape: Tape) -> bool:
+    """Whether anything is drawn that is no row of a sample."""
+    return any(
+        isinstance(follower.state_of(tensor), Whole)
+        for entry in tape.entries
+        if torch.Tag.nondeterministic_seeded in entry.func.tags
+        for tensor in tensors_in(entry.result)
+    )
+
+
 def _changed(
-    module: nn.Module | None, watched: Mapping[int, str], tapes: Sequence[Tape], changes: Changes
+    module: nn.Module | None,
+    watched: Mapping[int, str],
+    tapes: Sequence[Tape],
+    changes: Changes,
+    *,
+    is_cut_short: bool = False,
 ) -> tuple[str, ...]:
     """What was written to, replaced, or has other memory; whatever else the code does, and however far it
     came.
@@ -173,6 +196,9 @@ def _changed(
     now = {} if module is None else _by_storage(module)
     found = [name for storage, name in watched.items() if storage in written]
     others = [name for storage, name in now.items() if storage not in watched]
+    if (found or others) and module is not None and (is_cut_short or changes.counted):
+        # What it may move besides, behind where it stopped or in other steps than this one.
+        others += [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     return tuple(dict.fromkeys(found + others + changes.buffers))
 
 
@@ -210,6 +236,13 @@ def _kept(follower: Follower, changes: Changes) -> Mixed | None:
         return Mixed(f"its forward changes {name!r}, which every share would do by itself")
     for name in changes.counted:
         return Mixed(f"its forward changes self.{name}, which every share would do by itself")
+    return None
+
+
+def _changes_given(follower: Follower) -> Mixed | None:
+    """The same of a call in glue, which is given what it changes."""
+    for place in follower.written.values():
+        return Mixed("it changes a parameter or buffer, which every share would do by itself", place)
     return None
 
 
@@ -261,6 +294,12 @@ def _fake_parameters(module: nn.Module | None, observer: Observer) -> Iterator[M
             return
         with swapped_tensors(module, observer.fake):
             yield _by_storage(module)
+
+
+def _given(inputs: Inputs, held: Sequence[int]) -> dict[int, str]:
+    """By storage, the place of each of these tensors among all that are given."""
+    tensors = [leaf for leaf in leaves_of(inputs) if isinstance(leaf, Tensor)]
+    return {tensors[place].untyped_storage()._cdata: str(place) for place in held}
 
 
 def _by_storage(module: nn.Module) -> dict[int, str]:

@@ -16,21 +16,18 @@ from spindle_cli.workload.parameters import ParameterTable
 def refuse_shared_moves(tasks: Mapping[str, TaskGraph]) -> None:
     """Refuse an operator that changes a parameter which another op uses as well.
 
-    Of an operator that changes one parameter all are taken to move that nothing trains.
-
     Raises:
         WorkloadError: with the operator and the other user.
     """
     table = ParameterTable.of_tasks(tasks)
     for task in tasks.values():
         for op in task.ops:
-            changed = {name for name in op.changes if name in op.parameters}
-            for own in op.parameters if changed else ():
+            for own in (name for name in op.changes if name in op.parameters):
                 name = table.names[task.task.name, own]
                 others = [user for user in table.users[name] if user != (task.task.name, op.index)]
-                is_trained = table.is_trainable(name)
-                if not others or (is_trained and own not in changed):
+                if not others:
                     continue
+                is_trained = table.is_trainable(name)
                 task_name, index = others[0]
                 user = tasks[task_name].ops[index].target or "glue"
                 which = "are trained" if is_trained else "are not trained"

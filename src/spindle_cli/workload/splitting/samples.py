@@ -49,10 +49,11 @@ class Verdicts:
         inputs: Sequence[Inputs],
         states: Sequence[State],
         sizes: Sequence[int],
+        held: Sequence[int],
     ) -> Findings:
-        """Findings of a call of a function or method in glue."""
-        name = name_of(target)
-        return self._find((name, name), run, inputs, states, sizes, None)
+        """Findings of a call of a function or method in glue; `held`: see `examine`."""
+        name = f"{name_of(target)} {held}"
+        return self._find((name, name), run, inputs, states, sizes, None, held)
 
     def _find(
         self,
@@ -62,13 +63,14 @@ class Verdicts:
         states: Sequence[State],
         sizes: Sequence[int],
         module: nn.Module | None,
+        held: Sequence[int] = (),
     ) -> Findings:
         described = pytree.tree_map(_describe, (inputs[0], inputs[-2]))
         unnumbered, numbered = (f"{code} {described} {states} {sizes}" for code in codes)
         found = self._calls.of(
             (unnumbered, numbered),
             module,
-            lambda: examine(run, inputs, states, sizes, self.observer, module),
+            lambda: examine(run, inputs, states, sizes, self.observer, module, held),
             lambda found: found.results is not None,
         )
         results = None if found.results is None else pytree.tree_map(again, found.results)
@@ -139,7 +141,7 @@ class Samples:
         return any(state.counted for state in self._states[node] if isinstance(state, Reduced))
 
     def changed(self, node: fx.Node) -> tuple[str, ...]:
-        """The parameters and buffers that a node's module changes in its forward, by their names in it."""
+        """The parameters and buffers that a node changes."""
         return self._changed.get(node, ())
 
     def _visit(self, node: fx.Node) -> None:
@@ -165,9 +167,21 @@ class Samples:
         if node.op == "call_module":
             module = self._root.get_submodule(str(node.target))
             found = self._verdicts.of_module(module, inputs, states, self._sizes)
+            self._changed[node] = tuple(f"{node.target}.{name}" for name in found.changed)
         else:
-            found = self._verdicts.of_call(node.target, _function(node), inputs, states, self._sizes)
+            held = self._held(inputs[0], node)
+            run = _function(node)
+            found = self._verdicts.of_call(node.target, run, inputs, states, self._sizes, tuple(held))
+            self._changed[node] = tuple(held[int(place)] for place in found.changed)
         self._take(node, found)
+
+    def _held(self, inputs: Inputs, node: fx.Node) -> dict[int, str]:
+        """The parameters and buffers among the tensors that a node is given, by their places."""
+        own = {
+            id(self._values[source][0]): source for source in node.all_input_nodes if source.op == "get_attr"
+        }
+        given = [leaf for leaf in leaves_of(inputs) if isinstance(leaf, Tensor)]
+        return {place: str(own[id(leaf)].target) for place, leaf in enumerate(given) if id(leaf) in own}
 
     def _input_nodes(self, node: fx.Node) -> list[fx.Node]:
         """The nodes among the arguments, once for each time that they occur."""
@@ -182,7 +196,6 @@ class Samples:
     def _take(self, node: fx.Node, found: Findings) -> None:
         value = self._shapes.values[node]
         count = len(_tensors(value))
-        self._changed[node] = found.changed
         if found.why_not is not None:
             self._why_not[node] = found.why_not
         if found.results is None or len(found.states) != count:

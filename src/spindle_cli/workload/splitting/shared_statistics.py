@@ -24,8 +24,8 @@ def shared_statistics(graph: WorkloadGraph) -> tuple[str, ...]:
             found.setdefault(users, []).append(name)
     return tuple(
         f"{', '.join(names)}: changed by the forward passes of {_who(users)}, of which each device keeps its "
-        "own: they will not be those of one process, nor what a model gives by them (of a batch norm, "
-        "in eval mode); give each task a module of its own for them"
+        "own: where several devices run these, they will not be those of one process, nor what a model gives "
+        f"by them (of a batch norm, in eval mode); {_advice(users)}"
         for users, names in found.items()
     )
 
@@ -51,6 +51,12 @@ def _is_statistic(root: nn.Module, name: str) -> bool:
     owner = root.get_submodule(name.rpartition(".")[0])
     norm = nn.modules.batchnorm._NormBase  # of batches, and of instances
     return isinstance(owner, norm) and owner.training and owner.track_running_stats
+
+
+def _advice(users: tuple[tuple[str, int], ...]) -> str:
+    if len({task for task, _ in users}) == 1:
+        return "let one operator make all the calls (two views of a sample, say)"
+    return "give each task a module of its own for them"
 
 
 def _who(users: tuple[tuple[str, int], ...]) -> str:

@@ -19,6 +19,10 @@ _PYTHONS = frozenset(
         *(operator.ixor, operator.ilshift, operator.irshift),
     }
 )
+APART = (
+    "Put what moves parameters or buffers into an nn.Module of its own and list its class in the workload's "
+    "`operators`: it is then run as it is."
+)
 HINT = "Use what returns a new tensor (add instead of add_, inplace=False, x = x + y instead of x += y)."
 
 
@@ -29,10 +33,16 @@ def check_in_place(task: str, root: nn.Module, graph: fx.Graph) -> None:
         WorkloadError: with the place in the user's code.
     """
     for node in graph.nodes:
+        if _writes_elsewhere(node):
+            raise _refusal_of_out(task, node)
         changed = changed_in_place(node, root)
         if changed is None:
             continue
-        if not node.users or len(changed.users) > 1 or _is_state(changed, root):
+        state = _state(changed, root)
+        if state is not None:
+            what = f"{node.name!r} changes {str(state.target)!r} in place, which a trace would lose"
+            raise refusal(task, what, node.meta.get("place"), APART)
+        if not node.users or len(changed.users) > 1:
             raise _refusal(task, node, changed)
 
 
@@ -64,10 +74,39 @@ def changed_in_place(node: fx.Node, root: nn.Module) -> fx.Node | None:
     return changed if in_place and isinstance(changed, fx.Node) else None
 
 
-def _is_state(node: fx.Node, root: nn.Module) -> bool:
-    """Whether a tensor is a parameter or buffer, or one that was changed in place."""
-    source = changed_in_place(node, root)
-    return node.op == "get_attr" if source is None else _is_state(source, root)
+def _writes_elsewhere(node: fx.Node) -> bool:
+    """Whether a call writes into tensors by other ways than a trace follows: into those of out=, of a list
+    (torch._foreach_mul_), or by an operation that is called by its overload (torch.ops.aten.add_.Tensor).
+    """
+    if node.op != "call_function":
+        return False
+    schema = getattr(node.target, "_schema", None)
+    if node.kwargs.get("out") is not None or (schema is not None and schema.is_mutable):
+        return True
+    listed = bool(node.args) and isinstance(node.args[0], list | tuple)
+    return listed and _is_in_place_function(node.target)
+
+
+def _refusal_of_out(task: str, node: fx.Node) -> Exception:
+    name = getattr(node.target, "__name__", str(node.target))
+    return refusal(
+        task,
+        f"forward calls {name} between operators, which writes into tensors that it is given (by out=, in a "
+        "list), and a trace would not keep that",
+        node.meta.get("place"),
+        "Take what it gives (z = torch.add(x, y)). Or put this into an nn.Module of its own and list its "
+        "class in the workload's `operators`: it is then run as it is.",
+    )
+
+
+def _state(node: fx.Node, root: nn.Module) -> fx.Node | None:
+    """The parameter or buffer that a node is, or was before it was changed in place."""
+    source: Any = changed_in_place(node, root)
+    if node.target is getattr and node.args[1] == "data":
+        source = node.args[0]
+    if isinstance(source, fx.Node):
+        return _state(source, root)
+    return node if node.op == "get_attr" else None
 
 
 def _is_in_place_function(function: Any) -> bool:

@@ -26,7 +26,13 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed.marks import describe, is_fixed, rows_for
-from spindle_cli.workload.fixed.refusal import ReadsValuesError, fields_behind
+from spindle_cli.workload.fixed.refusal import (
+    ReadsValuesError,
+    after_selection,
+    fields_behind,
+    leaves_torch,
+    reading,
+)
 from spindle_cli.workload.memo import AnalysisMemo, key_of, packed, portable, unpacked
 from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
@@ -334,23 +340,12 @@ class Run(fx.Interpreter):
         )
 
     def _reading(self, what: str, node: fx.Node, place: str | None, error: Exception) -> WorkloadError:
-        """The refusal of what has other shapes for other values."""
+        """The refusal of what has other shapes for other values, or hands them to other code than torch's."""
         use = node.meta.get(USE)
-        said = f"{what} reads the values of a tensor ({error}), so its shapes cannot be known beforehand"
-        hint = (
-            "Compute with tensors of fixed shapes (torch.where instead of `if`, a mask instead of a "
-            "selection), or move it into the dataset."
-        )
         if use is not None:
-            said = (
-                f"{use!r} is given what a mask selects (x[mask]), and how many rows these are "
-                "cannot be known beforehand"
-            )
-            hint = (
-                "Of what a mask selects, sums, means, torch's losses and what works on each entry or row are "
-                "known. Do the rest for all rows, with torch.where or a mask at the end, or move it into the "
-                "dataset."
-            )
+            said, hint = after_selection(use)
+        else:
+            said, hint = reading(what, error, is_operator=node.op == "call_module")
         return ReadsValuesError.at(refusal(self._task, said, place, hint), fields_behind(node))
 
     def _refusal(self, node: fx.Node, error: Exception) -> WorkloadError:
@@ -373,7 +368,8 @@ class Run(fx.Interpreter):
                 "Put what is differentiated and its gradient into one nn.Module and list its class in the "
                 "workload's `operators` (it is then run as it is).",
             )
-        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        reads = isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+        if reads or leaves_torch(error):
             return self._reading(what, node, place, error)
         shapes = ", ".join(
             _describe(value) for value in pytree.tree_leaves(self.fetch_args_kwargs_from_env(node))

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.faithful import NO_GRAD
-from spindle_cli.workload.tracing.inplace import HINT, is_in_place_name
+from spindle_cli.workload.tracing.inplace import APART, HINT, is_in_place_name
 from spindle_cli.workload.tracing.observe import Observer, storage_of
 from spindle_cli.workload.tracing.proxies.overlap import reads_what_it_writes
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
@@ -210,7 +210,12 @@ class Changes:
                 for node in later
                 if node.op != "output" and shapes.gives_tensors(node) and sharing & set(self._inputs[node])
             ]
-            if seen or is_held or loss in sharing or any(node.op == "get_attr" for node in sharing):
+            held = next((node for node in self._nodes if node.op == "get_attr" and node in sharing), None)
+            if held is not None:
+                raise _refusal(
+                    task, change, f"changes {str(held.target)!r} in place, which a trace would lose", APART
+                )
+            if seen or is_held or loss in sharing:
                 raise _refusal(
                     task, change, f"changes {change.old.name!r} in place, which other operators or glue use"
                 )
@@ -257,8 +262,8 @@ def _check_gradient(task: str, change: _Change, shapes: Shapes) -> None:
         raise _refusal(task, change, f"changes {change.old.name!r} in place where gradients are switched off")
 
 
-def _refusal(task: str, change: _Change, what: str) -> Exception:
-    return refusal(task, f"{change.new.name!r} {what}", change.new.meta.get("place"), HINT)
+def _refusal(task: str, change: _Change, what: str, hint: str = HINT) -> Exception:
+    return refusal(task, f"{change.new.name!r} {what}", change.new.meta.get("place"), hint)
 
 
 class _Memory:

@@ -1,0 +1,96 @@
+"""Values that leave torch for numpy or scipy: refused, and the way out is an operation of one's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers.analysed import analysed
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.types import Task, Workload
+
+from .shares import gradients_of, run_cut, run_plain
+from .toy import WIDTH, Block, Items
+
+
+class ByNumpy(nn.Module):
+    """Matches, say: whose costs scipy takes as an array."""
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(np.argsort(x.cpu().numpy(), axis=1))
+
+
+class ByValue(nn.Module):
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([row.argsort(0, descending=float(row.sum()) > 0) for row in x])
+
+
+@torch.library.custom_op("spindle_tests::order", mutates_args=())
+def order(x: Tensor) -> Tensor:
+    return torch.from_numpy(np.argsort(x.cpu().numpy(), axis=1))
+
+
+@order.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x, dtype=torch.long)
+
+
+class ByOperation(nn.Module):
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = order(x)
+        return made
+
+
+class Sorted(nn.Module):
+    def __init__(self, matcher: nn.Module) -> None:
+        super().__init__()
+        self.block, self.matcher = Block(), matcher
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block(x)
+        weight = torch.arange(1, x.shape[1] + 1, device=x.device).view(1, -1, 1)
+        return (x.gather(1, self.matcher(x)) * weight).square().mean()
+
+
+def workload(matcher: type[nn.Module], *operators: type[nn.Module]) -> Workload:
+    torch.manual_seed(0)
+    return Workload("w", [Task("t", Sorted(matcher()), 4, Items(x=(5, WIDTH)))], (Block, *operators))
+
+
+@pytest.mark.parametrize(
+    ("matcher", "operators", "message"),
+    [
+        (ByNumpy, (ByNumpy,), "'matcher' (ByNumpy) takes the values of a tensor out of torch (.numpy())"),
+        (ByValue, (ByValue,), "'matcher' (ByValue) reads the values of a tensor"),
+    ],
+)
+def test_they_are_refused_with_their_place_and_the_way_out(
+    matcher: type[nn.Module], operators: tuple[type[nn.Module], ...], message: str
+) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        analysed(workload(matcher, *operators))
+    assert message in str(caught.value) and "test_values_taken_out.py:" in str(caught.value)
+    assert "torch.library.custom_op" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("operators", [(), (ByOperation,)])
+def test_an_operation_of_ones_own_takes_them_and_trains_as_plain_torch(
+    operators: tuple[type[nn.Module], ...],
+) -> None:
+    made = workload(ByOperation)
+    graph = analysed(workload(ByOperation, *operators)).tasks["t"]
+    assert [op.coupled for op in graph.ops] == [False, True, True][: len(graph.ops)]
+    batch = Batches(made.tasks[0], seed=1).rows(0, 0, 4)
+    plain = run_plain(made.tasks[0], batch)
+    rows = {op.index: [0, 4] if op.coupled else [0, 1, 4] for op in graph.ops}
+    loss = run_cut(graph, [batch], rows)
+    torch.testing.assert_close(loss, plain, rtol=1e-5, atol=0)
+    expected = gradients_of(plain, dict(made.tasks[0].module.named_parameters()))
+    for key, gradient in gradients_of(loss, dict(graph.root.named_parameters())).items():
+        torch.testing.assert_close(gradient, expected[key])
