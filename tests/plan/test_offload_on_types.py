@@ -28,7 +28,7 @@ from spindle_cli.plan.search.memory_fallback import (
     host_room,
 )
 from spindle_cli.plan.types import Plan
-from spindle_cli.profile.types import MetaOpProfile, OpMemory, Profile
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile
 from spindle_cli.units import GIB, MIB
 
 GB = 10**9
@@ -298,3 +298,24 @@ def test_allocations_know_what_hides_on_them_by_the_type_that_they_take() -> Non
     points = allocations(metaop, on)
     hidden = dict(zip((point.counts for point in points), hidden_shares(points, metaop, on), strict=True))
     assert (hidden[1, 0], hidden[0, 1]) == pytest.approx((1 / 4, 1 / 2))
+
+
+def test_of_ops_that_recompute_in_part_those_that_are_split_move_nothing() -> None:
+    """Split allocations are left out, and with them the shares that hide on them: a quarter of a copy of 2 s
+    on the slow device, all on the fast one.
+    """
+    on = cluster(2.0, 0.25, devices=2)
+    whole = selectable(net(kept_bytes=2 * GB))
+    split = CurvePoint(
+        num_devices=2, dp=1, tp=2, forward_s=0.1, backward_s=0.2, source="measured", device=FAST
+    )
+    profile = profile_on_types(whole)
+    metaop = profile.by_name["t/net"]
+    with_split = profile.with_metaops([metaop.model_copy(update={"curve": (*metaop.curve, split)})])
+    fallback = MemoryFallback(selective={"t/net": 12}, offload={"t/net": 0.5})
+    for each in (profile, with_split):
+        (node,) = make_mixed_problem(each, on, fallback).nodes
+        assert {point.tp for point in node.points} == {1}
+        of = {point.counts: point.offload for point in node.points}
+        assert of[1, 0] == pytest.approx(0.5)
+        assert of[0, 1] == pytest.approx(0.25)

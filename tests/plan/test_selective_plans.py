@@ -15,7 +15,7 @@ from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.cutting.allocations import recomputed
+from spindle_cli.plan.mixed.cutting.allocations import places_of, recomputed
 from spindle_cli.plan.mixed.find import _alike
 from spindle_cli.plan.problem import MemoryFallback, Point, make_problem
 from spindle_cli.plan.search.memory_fallback import (
@@ -199,6 +199,8 @@ def test_on_several_types_too() -> None:
         (2, pytest.approx(2.4), False)
     ]
     assert [p.op_s for p in recomputed(points, metaop, Again.ALL)] == pytest.approx([4.0, 2.4])
+    assert [list(places_of(points, again)) for again in Again] == [[0, 1], [0], [0, 1]]
+    assert list(places_of(points[1:], Again.SELECTIVE)) == [0]
 
 
 def test_rooms_count_what_runs_again_of_every_micro_batch() -> None:

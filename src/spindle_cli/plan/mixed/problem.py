@@ -7,7 +7,13 @@ from dataclasses import replace
 from spindle_cli.costs.recomputing import Again
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.sharding import chosen_on_all
-from spindle_cli.plan.mixed.cutting.allocations import allocations, moving, on_all_devices, recomputed
+from spindle_cli.plan.mixed.cutting.allocations import (
+    allocations,
+    moving,
+    on_all_devices,
+    places_of,
+    recomputed,
+)
 from spindle_cli.plan.mixed.cutting.hidden import hidden_shares
 from spindle_cli.plan.problem import MemoryFallback, Node, Point, Problem, make_problem
 from spindle_cli.profile.types import MetaOpProfile, Profile
@@ -70,9 +76,13 @@ def make_mixed_problem(
         metaop = node.metaop
         least_tp = fallback.least_tp if metaop.name in fallback.split else 1
         plain = on_all.get(metaop.name) or known.of(metaop, cluster, least_tp)
-        again = recomputed(plain, metaop, Again.of(node.points[0]))
+        how = Again.of(node.points[0])
+        again = recomputed(plain, metaop, how)
         moved = fallback.offload.get(metaop.name, 0.0)
-        return moving(again, moved, known.hidden(metaop, plain, cluster)) if moved else again
+        if not moved:
+            return again
+        hidden = known.hidden(metaop, plain, cluster)
+        return moving(again, moved, [hidden[place] for place in places_of(plain, how)])
 
     problem = make_problem(profile, cluster, replace(fallback, offload={}))
     nodes = tuple(replace(node, points=points(node)) for node in problem.nodes)

@@ -145,12 +145,21 @@ def point_of_cut(times: ShareTimes, counts: Sequence[int], samples: Sequence[int
 
 
 def recomputed(points: Sequence[Point], metaop: MetaOpProfile, again: Again) -> tuple[Point, ...]:
-    """The same of ops that recompute so much; whole where all are split by tensor parallelism."""
-    if again is Again.SELECTIVE:
-        unsplit = [point for point in points if point.tp == 1]
-        again = again if unsplit else Again.ALL
-        points = unsplit or points
-    return tuple(with_again(point, metaop, again) for point in points)
+    """Those of `places_of`, of ops that recompute so much; whole where all are split."""
+    places = places_of(points, again)
+    if again is Again.SELECTIVE and points[places[0]].tp > 1:
+        again = Again.ALL
+    return tuple(with_again(points[place], metaop, again) for place in places)
+
+
+def places_of(points: Sequence[Point], again: Again) -> Sequence[int]:
+    """Which of these allocations ops that recompute so much may have: where what takes longest is kept, those
+    that are not split, if there are any.
+    """
+    every = range(len(points))
+    if again is not Again.SELECTIVE:
+        return every
+    return [place for place in every if points[place].tp == 1] or every
 
 
 def moving(points: Sequence[Point], share: float, hidden: Sequence[float]) -> tuple[Point, ...]:
