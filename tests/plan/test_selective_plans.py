@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.costs.recomputing import Again, selectively_saved_bytes
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.best.drafts import ONE_TYPE
+from spindle_cli.plan.best.find_asked import whole_or_in_part
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
@@ -277,3 +279,47 @@ def test_notes_tell_both_ways_apart() -> None:
     assert describe(MemoryFallback(recompute={"a/m": 2})) == (
         "Memory asks for recomputed activations of 2 ops."
     )
+
+
+def found_of(iteration_s: float, *, is_short: bool) -> Any:
+    judged = SimpleNamespace(rank=lambda: iteration_s)
+    return SimpleNamespace(best=judged, is_short=is_short)
+
+
+@pytest.mark.parametrize(
+    ("whole", "in_part", "expected", "looks"),
+    [
+        (found_of(3.0, is_short=False), found_of(2.0, is_short=True), 3.0, 1),  # memory is no limit
+        (found_of(3.0, is_short=True), found_of(2.0, is_short=True), 2.0, 2),
+        (found_of(3.0, is_short=True), found_of(4.0, is_short=True), 3.0, 2),
+        (found_of(3.0, is_short=True), None, 3.0, 2),
+        (None, found_of(4.0, is_short=True), 4.0, 2),
+        (None, None, None, 2),
+    ],
+)
+def test_the_faster_plan_is_taken_of_whole_ops_and_of_ops_in_part(
+    whole: Any, in_part: Any, expected: float | None, looks: int
+) -> None:
+    profile = profile_of(net("a/m", 3, 10, 6))
+    seen: list[tuple[float | None, Any]] = []
+
+    def look(given: Profile, than: Any) -> Any:
+        share = given.metaops[0].selective_share
+        seen.append((share, than))
+        return in_part if share is not None else whole
+
+    found = whole_or_in_part(profile, look)
+    assert (None if found is None else found.best.rank()) == expected
+    assert seen == [(None, None), (0.25, whole)][:looks]
+
+
+def test_where_nothing_is_known_of_ops_in_part_one_look_does() -> None:
+    profile = profile_of(net("a/m", 3, 10))
+    assert profile.recomputed_whole() is profile
+    calls: list[Profile] = []
+
+    def look(given: Profile, _: Any) -> Any:
+        calls.append(given)
+
+    assert whole_or_in_part(profile, look) is None
+    assert calls == [profile]

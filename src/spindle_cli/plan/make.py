@@ -29,7 +29,7 @@ from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.best.asked import DEFAULT_EFFORT, Asked
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import Found
-from spindle_cli.plan.best.find_asked import find_asked
+from spindle_cli.plan.best.find_asked import find_asked, or_less_than, whole_or_in_part
 from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.best.written import Bounds, plan_of
 from spindle_cli.plan.bound.any_cut import lower_bound_any_s
@@ -243,8 +243,13 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
     def simulated_s(found: Found) -> float:
         return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
 
-    teams = InTeams(profile, cluster, asked, bound.lower_bound_s, simulated_s)
-    found = teams.or_better(find_on_types(profile, cluster, asked, bound, teams.or_less_s))
+    def look(seen: Profile, than: Found | None) -> Found | None:
+        teams = InTeams(seen, cluster, asked, bound.lower_bound_s, simulated_s)
+        return teams.or_better(
+            find_on_types(seen, cluster, asked, bound, or_less_than(than, teams.or_less_s))
+        )
+
+    found = whole_or_in_part(profile, look)
     if _may_pipeline(profile, asked):
         make = SeveralTypes().problem
         found = in_pipelines(profile, cluster, found, bounds.any_s, simulated_s, make)

@@ -112,12 +112,15 @@ def least_fallback(
     """The best of quick searches. Without `recomputes` layers may be split alone.
 
     Ops that are recomputed in part save something of all tasks for little time; ops that are recomputed whole
-    save all of one task, which may be what is missing at the fullest moment. So both are tried.
+    save all of one task, which may be what is missing at the fullest moment. So both are tried; on several
+    types of device, where each takes long, the latter by plans of their own (`best/find_asked.py`).
 
     Args:
         than_s: what is not faster may be left out.
     """
-    ways = (True, False) if recomputes and any(map(selects, profile.metaops)) else (False,)
+    ways: tuple[bool, ...] = (False,)
+    if recomputes and any(map(selects, profile.metaops)):
+        ways = (True,) if cluster.is_mixed else (True, False)
     best: TightPlan | None = None
     for way in ways:
         known_s = than_s if best is None else min(than_s, best.judged.prediction.iteration_s)
