@@ -19,6 +19,7 @@ from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.cutting.allocations import places_of, recomputed
 from spindle_cli.plan.mixed.find import _alike
+from spindle_cli.plan.pipelines.allocations import Allocation, _as
 from spindle_cli.plan.problem import MemoryFallback, Point, make_problem
 from spindle_cli.plan.search.memory_fallback import (
     STEPS,
@@ -323,3 +324,16 @@ def test_where_nothing_is_known_of_ops_in_part_one_look_does() -> None:
 
     assert whole_or_in_part(profile, look) is None
     assert calls == [profile]
+
+
+def test_a_neighbours_devices_are_not_taken_where_they_split_what_is_recomputed_in_part() -> None:
+    """Beside a neighbour on two devices in shares of its own, or split between them."""
+    metaop = net("a/m", 2, 10, 6, inputs=())
+    problem = make_problem(profile_of(with_tp(metaop)), cluster_of(2), MemoryFallback(selective={"a/m": 2}))
+    (node,) = problem.nodes
+    alone = Allocation(node.points[0], (0,))
+    found = _as(problem, node, alone, node)
+    assert found is not None
+    assert (found.devices, found.point.selective, found.point.op_s) == ((0,), True, 3.25)
+    split = Allocation(replace(node.points[0], num_devices=2, tp=2), (0, 1))
+    assert _as(problem, node, split, node) is None

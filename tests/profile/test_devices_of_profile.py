@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helpers.plans import cluster_of, metaop_of, profile_of
+from helpers.plans import SELECTIVE, cluster_of, metaop_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.errors import InputError
 from spindle_cli.profile.mixed.merging import merge
@@ -184,3 +184,17 @@ def test_parts_are_updated_early_if_every_profile_says_so(known: tuple[bool, boo
         for device, says in zip((FAST, SLOW), known, strict=True)
     ]
     assert merged(*profiles).updates_by_parts is all(known)
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "expected"), [(0.25, 0.5, 0.5), (0.5, 0.25, 0.5), (0.25, None, None), (None, 0.5, None)]
+)
+def test_of_what_runs_again_in_part_the_most_is_merged_if_both_know_it(
+    own: float | None, theirs: float | None, expected: float | None
+) -> None:
+    memory = SELECTIVE["memory"]
+    profiles = (
+        of_one(device, 1.0, memory=memory, selective_share=share)
+        for device, share in (("v100", own), (FAST, theirs))
+    )
+    assert merged(*profiles).metaops[0].selective_share == expected
