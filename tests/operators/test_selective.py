@@ -237,7 +237,7 @@ def test_a_parameter_that_was_cast_for_an_op_before_is_not_taken_for_another_one
     for layer in (first, second):
         layer.up, layer.down = nn.Linear(WIDTH, INNER), nn.Linear(INNER, INNER)
         layer.behind = lambda x, y: x + torch.tanh(wide(torch.tanh(y)))[..., :WIDTH]
-    second.down = first.down
+    second.up = first.up
     layers = nn.ModuleList([first, second])
     for kept, again in zip(
         trained(layers, plainly, narrow=True), trained(layers, selectively, narrow=True), strict=True

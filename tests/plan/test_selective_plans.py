@@ -17,6 +17,7 @@ from spindle_cli.plan.best.find_asked import whole_or_in_part
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.mixed.bound import _least_forwards
 from spindle_cli.plan.mixed.cutting.allocations import places_of, recomputed
 from spindle_cli.plan.mixed.find import _alike
 from spindle_cli.plan.pipelines.allocations import Allocation, _as
@@ -337,3 +338,13 @@ def test_a_neighbours_devices_are_not_taken_where_they_split_what_is_recomputed_
     assert (found.devices, found.point.selective, found.point.op_s) == ((0,), True, 3.25)
     split = Allocation(replace(node.points[0], num_devices=2, tp=2), (0, 1))
     assert _as(problem, node, split, node) is None
+
+
+def test_the_bound_on_types_counts_no_more_than_what_runs_again_at_least() -> None:
+    """A quarter of a forward pass of what is not moved, in sixteenths; of several allocations the least."""
+    plain = Point(1, 1, 1, 1.0, 2.0, 3.0)
+    part = replace(plain, again=0.25, selective=True)
+    assert _least_forwards([plain]) == 1
+    assert _least_forwards([part]) == 1.25
+    assert _least_forwards([part, replace(part, again=1.0, selective=False)]) == 1.25
+    assert _least_forwards([part, replace(part, moved=0.5)]) == 1 + 0.25 / 2
