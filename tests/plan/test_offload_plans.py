@@ -10,9 +10,12 @@ from helpers.examples import examples
 from helpers.offloaded import moved
 from helpers.offloaded import sound as sound_within
 from helpers.plans import SELECTIVE, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.costs.offload import stalls
+from spindle_cli.costs.shares.times import OpSeconds
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.placing.passes import _stalls
 from spindle_cli.plan.problem import MemoryFallback, make_problem, without_offload
 from spindle_cli.plan.search.memory_fallback import describe, given_up
 from spindle_cli.plan.sets.choose import of_tasks
@@ -203,3 +206,17 @@ def test_sets_of_tasks_move_nothing_where_the_user_says_so() -> None:
     free, left = (make_plan(profile, cluster(1.1), offload=asked) for asked in (None, False))
     assert all(moved(each)[0] > 0 for each in free.set_plans.values())
     assert all(moved(each)[0] == 0 for each in left.set_plans.values())
+
+
+def test_what_passes_wait_is_of_ops_without_what_runs_again_in_part() -> None:
+    """Ops of 1 and 2 s, a quarter of the former once more; half of them are moved, a copy of 2 s each."""
+    memory = SELECTIVE["memory"][0].model_copy(update={"kept_bytes": (0, GB)})
+    part = net().model_copy(update={"selective_share": 0.25, "memory": (memory,)})
+    on = cluster(0.5)
+    problem = make_problem(profile_of(part), on, MemoryFallback(selective={"a/m": 12}))
+    keys = {"metaop": "a/m", "ops": (0, 12), "devices": (0,), "dp": 1, "start_s": 0.0, "end_s": 1.0}
+    again = {"recompute": True, "selective": True, "offload": ((0, 6),)}
+    piece = Slice.model_validate(keys | again)
+    found = _stalls(problem, piece, without_offload(problem.point_of(piece)))
+    assert found == stalls(piece, part, on, OpSeconds(1.0, 2.0))
+    assert found.backward_s > 0
