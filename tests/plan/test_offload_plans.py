@@ -209,13 +209,13 @@ def test_sets_of_tasks_move_nothing_where_the_user_says_so() -> None:
 
 
 def test_what_passes_wait_is_of_ops_without_what_runs_again_in_part() -> None:
-    """Ops of 1 and 2 s, a quarter of the former once more; half of them are moved, a copy of 2 s each."""
+    """Ops of 1 and 2 s, a quarter of the former once more; half of them are moved, a copy of 4 s each."""
     memory = SELECTIVE["memory"][0].model_copy(update={"kept_bytes": (0, GB)})
     part = net().model_copy(update={"selective_share": 0.25, "memory": (memory,)})
-    on = cluster(0.5)
+    on = cluster(0.25)
     problem = make_problem(profile_of(part), on, MemoryFallback(selective={"a/m": 12}))
     keys = {"metaop": "a/m", "ops": (0, 12), "devices": (0,), "dp": 1, "start_s": 0.0, "end_s": 1.0}
-    again = {"recompute": True, "selective": True, "offload": ((0, 6),)}
+    again = {"recompute": True, "selective": True, "offload": ((4, 10),)}
     piece = Slice.model_validate(keys | again)
     found = _stalls(problem, piece, without_offload(problem.point_of(piece)))
     assert found == stalls(piece, part, on, OpSeconds(1.0, 2.0))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy
 import psutil
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from spindle_cli.runtime.step.compute import _run_op
 from spindle_cli.runtime.step.recompute import ChangedState, run_recomputed
 
 
@@ -195,3 +198,17 @@ def test_a_trained_parameter_is_changed_once_and_has_the_gradient_of_that() -> N
             run(module, torch.randn(8, 6, dtype=torch.float64)).square().sum().backward()
         found.append([each for held in module.parameters() for each in (held.detach(), held.grad)])
     assert all(torch.equal(kept, again) for kept, again in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("selective", [False, True])
+def test_an_op_keeps_what_its_slice_says(selective: bool) -> None:
+    """A product that is followed by something else runs once more, or not."""
+    layer = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+    products = []
+    layer[0].register_forward_hook(lambda *_: products.append(torch._C._len_torch_dispatch_stack()))
+    piece = SimpleNamespace(ops=(0, 1), recompute=True, selective=selective)
+    op = SimpleNamespace(coupled=False, changes=())
+    local: Any = SimpleNamespace(wired=SimpleNamespace(piece=piece, ops=[op]), runnable=[layer])
+    _run_op(local, 0, [torch.randn(3, 6, requires_grad=True)], None).sum().backward()
+    # Twice forward, inside of what tells operations apart if the slice says so.
+    assert products == ([1, 1] if selective else [0, 0])
