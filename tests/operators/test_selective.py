@@ -213,6 +213,21 @@ def test_what_is_changed_in_place_is_not_used_for_gradients() -> None:
         out.sum().backward()
 
 
+class Forces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(WIDTH, INNER), nn.Tanh(), nn.Linear(INNER, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        (found,) = torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)
+        return found
+
+
+def test_an_op_that_asks_for_gradients_itself_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="asks for gradients itself"):
+        selectively(Forces(), [torch.randn(4, 10, WIDTH, requires_grad=True)])
+
+
 def test_another_shape_the_second_time_is_refused() -> None:
     class Growing(nn.Module):
         def __init__(self) -> None:

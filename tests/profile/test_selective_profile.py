@@ -75,6 +75,18 @@ def test_what_changes_in_place_what_would_be_kept_is_left_out() -> None:
     assert found is memory
 
 
+class Forces(Feed):
+    def forward(self, x: Tensor) -> Tensor:
+        (found,) = torch.autograd.grad(super().forward(x).square().sum(), x, create_graph=True)
+        return found
+
+
+def test_what_asks_for_gradients_itself_is_left_out() -> None:
+    memory, found = measured(Forces())
+    assert memory.kept_bytes >= LEAST_SELECTED_BYTES
+    assert found is memory
+
+
 class Counting(Feed):
     """Computes something else each time."""
 

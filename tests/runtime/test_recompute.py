@@ -200,6 +200,36 @@ def test_a_trained_parameter_is_changed_once_and_has_the_gradient_of_that() -> N
     assert all(torch.equal(kept, again) for kept, again in zip(*found, strict=True))
 
 
+class Forces(nn.Module):
+    """Asks for gradients itself, and counts how often it ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+        self.register_buffer("runs", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        places = x.detach().requires_grad_()
+        (found,) = torch.autograd.grad(self.energy(places).sum(), places, create_graph=True)
+        return x * self.runs + functional.dropout(found, 0.5)
+
+
+def test_an_op_that_asks_for_gradients_itself_is_recomputed_as_any_other() -> None:
+    """It runs again for these gradients, too, while it runs first."""
+    found = []
+    for run in (plainly, recomputed):
+        torch.manual_seed(3)
+        layer = Forces().double()
+        x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+        for _ in range(2):
+            run(layer, x).square().sum().backward()
+        trained = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
+        found.append([x.grad, layer.runs, torch.rand(1), *trained])
+    for kept, again in zip(*found, strict=True):
+        assert torch.equal(kept, again)
+
+
 @pytest.mark.parametrize("selective", [False, True])
 def test_an_op_keeps_what_its_slice_says(selective: bool) -> None:
     """A product that is followed by something else runs once more, or not."""

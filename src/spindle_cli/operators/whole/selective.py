@@ -22,6 +22,8 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
+from spindle_cli.operators.whole.entering import EnteredAnew
+
 _aten = torch.ops.aten
 # The CPU's fused attention has no entry in torch's registry of what is counted in operations.
 _PRODUCTS = {*flop_registry, _aten._scaled_dot_product_flash_attention_for_cpu}
@@ -90,13 +92,14 @@ def selective_checkpoint(
 
     Raises:
         RuntimeError: something that is kept was changed in place, or the second pass computes something else;
-            in the backward pass.
+            in the backward pass. Or the function asks for gradients itself, for which it would have to run
+            again before it is known what it keeps.
     """
 
     def contexts() -> Contexts:
         kept = _Kept()
         first, again = around()
-        return _within(first, _Keeping(kept)), _within(again, _Taking(kept))
+        return _within(first, _Keeping(kept)), EnteredAnew(lambda: _within(again, _Taking(kept)))
 
     return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts, preserve_rng_state=True)
 
@@ -148,10 +151,11 @@ def _tensors(value: Any) -> list[Tensor]:
 class _Kept:
     """What operations have given, by operation in the order in which they ran; parameters cast by parameter.
 
-    None: not kept after all.
+    None: not kept after all. `is_whole`: once the first forward pass is through.
     """
 
     def __init__(self) -> None:
+        self.is_whole = False
         self._of: dict[Hashable, list[_Result | None]] = {}
 
     def put(self, func: Any, args: tuple[Any, ...], out: Any) -> Hashable:
@@ -200,6 +204,7 @@ class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     def __exit__(self, *error: Any) -> None:
         if self._last is not None:
             self._kept.let_go(self._last)
+        self._kept.is_whole = True
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
@@ -208,6 +213,8 @@ class _Taking(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
     def __init__(self, kept: _Kept) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if not kept.is_whole:
+            raise RuntimeError("it asks for gradients itself, and is recomputed whole or not at all")
         self._kept = kept
 
     def __torch_dispatch__(

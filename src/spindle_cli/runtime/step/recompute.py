@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from spindle_cli.operators.batch_norm import OverShares
 from spindle_cli.operators.contrastive import PairsOverShares
 from spindle_cli.operators.heads.chunked import values_only
+from spindle_cli.operators.whole.entering import EnteredAnew
 from spindle_cli.operators.whole.selective import selective_checkpoint
 from spindle_cli.runtime.step.held_state import HeldState
 
@@ -68,15 +69,15 @@ class ChangedState:
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """What the first forward pass runs in, and what the second one does."""
-        return self._first(), self._again()
+        return self._first(), EnteredAnew(self._again)
 
     @contextmanager
     def _first(self) -> Iterator[None]:
-        before = HeldState(self._module, _copy_once_written, self._moved)
+        # An op that asks for gradients itself runs again before this ends.
+        self.before = before = HeldState(self._module, _copy_once_written, self._moved)
         with values_only(self._module):
             yield
         before.forget_unchanged(_share_memory)  # until the backward pass
-        self.before = before
 
     @contextmanager
     def _again(self) -> Iterator[None]:
