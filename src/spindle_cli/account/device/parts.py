@@ -141,6 +141,7 @@ class Part:
         most = max(needs.forward, needs.kept + running)
         if keeping is Keeping.INPUTS:
             return most
+        # What it hands on is among what it keeps, and is made once more.
         return self.kept_inputs + most - (needs.kept - needs.recomputed)
 
     def segments(self) -> Iterator[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -86,10 +86,16 @@ def fake_memory(
         memory = share_memory(run, inputs, trained, meter)
         if again is None:
             return memory
-        try:
-            kept_bytes = share_memory(partial(run, selects=True), inputs, trained, meter).kept_bytes
-        except RuntimeError:  # it changes in place what would be kept
-            return memory
+        in_part = partial(share_memory, partial(run, selects=True), inputs, trained, meter)
+        return _with_selective(memory, in_part, again)
+
+
+def _with_selective(memory: ShareMemory, in_part: Callable[[], ShareMemory], again: float) -> ShareMemory:
+    """What an op takes, with what is kept where it is recomputed in part, if that saves enough."""
+    try:
+        kept_bytes = in_part().kept_bytes
+    except RuntimeError:  # it changes in place what would be kept, or asks for gradients itself
+        return memory
     return with_selective(memory, SelectiveMemory(kept_bytes=kept_bytes, share=again))
 
 

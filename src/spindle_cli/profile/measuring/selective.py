@@ -38,7 +38,7 @@ def measure_selective(run: OpRun, memory: ShareMemory) -> ShareMemory:
         if not _same_gradients(run, selecting):
             return memory
         kept_bytes = selecting.memory().kept_bytes
-    except RuntimeError:
+    except RuntimeError:  # torch's, or of `selective_checkpoint`: the op itself has run before
         return memory
     pairs = [(run.repeat(1), selecting.repeat(1)) for _ in range(_REPEATS)]
     # The shortest of each: what other programs take only adds to a time, and much to a difference of two.
