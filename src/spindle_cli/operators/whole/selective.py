@@ -3,8 +3,8 @@ the rest once more when its backward pass needs it (as Korthikanti et al. 2022, 
 Recomputation in Large Transformer Models", section 5, with fused attention, which keeps no scores).
 
 What is kept took nearly all of the forward pass; what is computed again is memory traffic. Torch has this as
-`create_selective_checkpoint_contexts`. Here what no gradient asks for is let go besides, which is a twelfth
-of what a transformer layer would keep; and the second pass may cast a parameter that autocast had cast for
+`create_selective_checkpoint_contexts`. Here what no gradient asks for is let go besides, such as what the
+last map of a transformer layer gives; and the second pass may cast a parameter that autocast had cast for
 another op before the first, which torch refuses.
 """
 
