@@ -22,6 +22,7 @@ from spindle_cli.plan.mixed.dispatching.search import search
 from spindle_cli.plan.mixed.posed import PosedOnTypes, SeveralTypes
 from spindle_cli.plan.mixed.pricing import Column
 from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.patterns.shorten import Shortener
 from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of
@@ -291,18 +292,21 @@ def searched_by_hand(problem: Problem, *_: object, mixes: bool) -> list[tuple[Ti
 def by_hand(
     monkeypatch: pytest.MonkeyPatch,
     placed: Callable[[Sequence[Draft], Placements], Placements],
+    shorter: int = 0,
 ) -> tuple[Judged, bool]:
     """The best of these schedules, no baseline's among them, and whether memory stood in the way of none.
 
     Args:
         placed: makes of drafts and their placements those to go on with.
+        shorter: how many of the mixing ones come out when all are made shorter.
     """
 
     known_s: list[float] = []
 
     def best_placed(
-        problem: Problem, drafts: Sequence[Draft], *, with_care: bool, within_s: float
+        problem: Problem, drafts: Sequence[Draft], *, with_care: bool, within_s: float, care_brings: float
     ) -> Placements:
+        assert care_brings > 0.01
         known_s.append(within_s)
         found = placed(drafts, best_of(problem, drafts, with_care=with_care, within_s=within_s))
         # What is known from then on: the best iteration so far.
@@ -314,6 +318,7 @@ def by_hand(
     monkeypatch.setattr(posed_module, "search", searched_by_hand)
     monkeypatch.setattr(posed_module, "best_of", best_placed)
     monkeypatch.setattr(PosedOnTypes, "_baseline_drafts", lambda _: [])
+    monkeypatch.setattr(Shortener, "shortened", lambda _, schedules, *__: schedules[1 : 1 + shorter])
     posed = SeveralTypes().posed(profile_on_types(ONE_DEVICE), cluster_of_types({"fast": 2}))
     best, all_fit = posed.best("spindle", 0)
     assert best is not None
@@ -321,24 +326,26 @@ def by_hand(
     return best, all_fit
 
 
-def test_the_best_of_plain_and_mixing_schedules_is_taken_and_what_ends_too_late_is_not_placed(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("shorter", "placed"), [(0, [0, 2, 0]), (1, [1, 1, 0]), (2, [2, 1, 0])])
+def test_the_best_of_all_schedules_is_taken_and_what_ends_too_late_is_not_placed(
+    monkeypatch: pytest.MonkeyPatch, shorter: int, placed: list[int]
 ) -> None:
+    """Those made shorter first, then mixing ones, then plain ones; the wide one is in the first two."""
     numbers: list[int] = []
 
     def noted(drafts: Sequence[Draft], found: Placements) -> Placements:
         numbers.append(len(drafts))
         return found
 
-    best, all_fit = by_hand(monkeypatch, noted)
+    best, all_fit = by_hand(monkeypatch, noted, shorter)
     assert best.slices[0].devices == (0, 1)
     assert all_fit
-    assert numbers == [1, 1]
+    assert numbers == placed
 
 
 def test_memory_that_only_mixing_schedules_lack_is_not_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_of_mixing(drafts: Sequence[Draft], found: Placements) -> Placements:
-        return [None for _ in found] if drafts[0].pieces[0].point.num_devices == 2 else found
+    def none_of_mixing(_: Sequence[Draft], found: Placements) -> Placements:
+        return [each if each is not None and len(each.slices[0].devices) == 1 else None for each in found]
 
     best, all_fit = by_hand(monkeypatch, none_of_mixing)
     assert len(best.slices[0].devices) == 1

@@ -12,7 +12,7 @@ one MetaOp after another are planned for by themselves, by what plans for one ty
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, isinf
@@ -71,16 +71,38 @@ def on_best_part(problem: Problem, bound: MixedBound, whole: Found, plan_for: Pl
     whole_s = whole.best.prediction.iteration_s
     enough_s = (1 - WORTH) * whole_s
     parts = parts_that_could_be_faster(problem, bound, enough_s)[:MOST_PLANNED]
-    if not parts:
-        return whole
-    plain = _in_turn(problem, Part(problem.cluster, tuple(range(problem.num_devices))))
+    plain = _in_turn(problem, _everything(problem)) if parts else None
     gain = 1.0 if plain is None else min(1.0, whole_s / plain.prediction.iteration_s)
     best = whole
     for judged, part in _fastest_in_turn(problem, parts, enough_s / gain):
         if gain * judged.prediction.iteration_s < enough_s:
             found = _planned(problem, part, plan_for)
             best = best if found is None or best.best.rank() <= found.best.rank() else found
-    return best if best.best.prediction.iteration_s < enough_s else whole
+    return best if best.best.prediction.iteration_s < enough_s else _with_idle_said(problem, whole)
+
+
+def _with_idle_said(problem: Problem, whole: Found) -> Found:
+    """The same plan; if it leaves nodes idle that would compute if sums took no time, it says so."""
+    draft = _draft_in_turn(problem, _everything(problem))
+    busy = _nodes_of(problem, (piece.devices for piece in whole.best.slices))
+    wanted = set() if draft is None else _nodes_of(problem, draft.devices or ())
+    idle = sum(problem.cluster.node_sizes[node] for node in wanted - busy)
+    return _noted(whole, idle) if idle else whole
+
+
+def _nodes_of(problem: Problem, devices: Iterable[Sequence[int]]) -> set[int]:
+    return {problem.cluster.node_of[device] for own in devices for device in own}
+
+
+def _noted(found: Found, idle: int) -> Found:
+    """With what is said of so many devices that stay idle."""
+    stay = "1 device stays" if idle == 1 else f"{idle} devices stay"
+    note = f"{stay} idle: sums over the links to more nodes would take longer than these save."
+    return replace(found, note=note if found.note is None else f"{found.note} {note}")
+
+
+def _everything(problem: Problem) -> Part:
+    return Part(problem.cluster, tuple(range(problem.num_devices)))
 
 
 def _fastest_in_turn(problem: Problem, parts: Sequence[Part], within_s: float) -> list[tuple[Judged, Part]]:
@@ -228,10 +250,7 @@ def _planned(problem: Problem, part: Part, plan_for: PlanFor) -> Found | None:
     judged = None if found is None else _on_all(problem, part, found.best)
     if found is None or judged is None:
         return None
-    idle = problem.num_devices - len(part.devices)
-    stay = "1 device stays" if idle == 1 else f"{idle} devices stay"
-    note = f"{stay} idle: sums over the links to more nodes would take longer than these save."
-    return replace(found, best=judged, note=note if found.note is None else f"{found.note} {note}")
+    return _noted(replace(found, best=judged), problem.num_devices - len(part.devices))
 
 
 def _on_all(problem: Problem, part: Part, judged: Judged) -> Judged | None:

@@ -15,19 +15,26 @@ from spindle_cli.plan.mixed.bound import MixedBound, bound_under, mixed_bound
 from spindle_cli.plan.mixed.cutting.allocations import on_all_devices
 from spindle_cli.plan.mixed.dispatching.search import search
 from spindle_cli.plan.mixed.problem import KnownAllocations, make_mixed_problem
+from spindle_cli.plan.patterns.shorten import Shortener
 from spindle_cli.plan.pipelines.drafts import FAR_ON_SEVERAL_TYPES, may_gain, pipelines
 from spindle_cli.plan.problem import MemoryFallback, Point, Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, judge
-from spindle_cli.plan.search.listing import to_pieces
+from spindle_cli.plan.search.listing import Timed, to_pieces
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
 # What `spindle` compares itself with.
 BASELINES: tuple[StrategyName, ...] = ("sequential", "dp-even", "dp-flops")
-# Of each kind of schedule.
+# Jobs dispatched in a search for schedules of each kind; and for each of them, jobs timed to make schedules
+# shorter.
 BASE_EFFORT = 12_000
+SHORTENING = 10
+# Of schedules made shorter, so many are worth placing.
+MOST_SHORTENED = 5
+# By so much of the iteration care in placing may bring more on several types than on one.
+CARE_BRINGS = 0.02
 # Where memory is short many problems are searched, one behind the other: of schedules that mix allocations by
 # this part of the effort.
 PART_IN_SHORT_MEMORY = 0.5
@@ -86,29 +93,24 @@ class PosedOnTypes:
         if strategy != "spindle":
             judged = judge(self.problem, baseline(self.problem, strategy))
             return judged, judged is not None and not judged.is_apart
-        plain: list[Judged | None] = []
-        mixing: list[Judged | None] = []
-        efforts = [BASE_EFFORT * 4**level for level in range(effort + 1)]
-        for level, jobs_tried in enumerate(efforts or [0]):
-            with_care = effort != NO_SEARCH
-            drafts = self._drafts(jobs_tried, level, mixes=False)
-            within_s = _iteration_s(_best_of([*plain, *mixing]))
-            plain += best_of(self.problem, drafts, with_care=with_care, within_s=within_s)
-            if level < MIXES_FROM_LEVEL and self._gives_up:
-                continue
-            within_s = _iteration_s(_best_of([*plain, *mixing]))
-            mixed = [each for each in self._drafts(jobs_tried, level, mixes=True) if each.end_s < within_s]
-            mixing += best_of(self.problem, mixed, with_care=with_care, within_s=within_s)
+        placed = _Placed(self.problem, with_care=effort != NO_SEARCH)
+        for level in range(max(effort, 0) + 1):
+            jobs_tried = 0 if effort == NO_SEARCH else BASE_EFFORT * 4**level
+            plain, mixing = self._searched(jobs_tried, level)
+            if jobs_tried and (plain or mixing):
+                shorter = self._shortener.shortened([*plain, *mixing], SHORTENING * jobs_tried, level)
+                placed.others += placed.best_of(shorter[:MOST_SHORTENED])
+            placed.others += placed.best_of(mixing)
+            placed.plain += placed.best_of(plain)
         of_baselines: list[tuple[Judged | None, float]] = []
-        best = _best_of([*plain, *mixing])
         for draft in sorted(self._baseline_drafts(), key=_end_s):
-            if _end_s(draft) >= _iteration_s(best):
+            if _end_s(draft) >= placed.best_s:
                 break
             of_baselines.append((judge(self.problem, draft), _end_s(draft)))
-            best = _best_of([*(judged for judged, _ in of_baselines), *plain, *mixing])
-        plain += [judged for judged, end_s in of_baselines if end_s < _iteration_s(best)]
-        all_fit = all(judged is not None and not judged.is_apart for judged in plain)
-        return self._or_pipeline(best, effort), all_fit
+            placed.others.append(of_baselines[-1][0])
+        placed.plain += [judged for judged, end_s in of_baselines if end_s < placed.best_s]
+        all_fit = all(judged is not None and not judged.is_apart for judged in placed.plain)
+        return self._or_pipeline(placed.best, effort), all_fit
 
     def _or_pipeline(self, best: Judged | None, effort: int) -> Judged | None:
         """The best plan, or a pipeline where one is faster; it holds less than other plans, so problems that
@@ -129,12 +131,20 @@ class PosedOnTypes:
         used = {node_of[device] for devices in draft.devices or () for device in devices}
         return len(used) == len(set(node_of))
 
-    def _drafts(self, effort: int, seed: int, *, mixes: bool) -> list[Draft]:
-        """Of a search, the devices left to the placement."""
-        if mixes and self._gives_up:
-            effort = int(PART_IN_SHORT_MEMORY * effort)
-        schedules = search(self.problem, self.bound, effort, seed, mixes=mixes)
-        return [Draft("spindle", to_pieces(self.problem, timed)) for timed in schedules]
+    def _searched(
+        self, effort: int, seed: int
+    ) -> tuple[Sequence[Sequence[Timed]], Sequence[Sequence[Timed]]]:
+        """Plain schedules, and such as mix allocations."""
+        plain = search(self.problem, self.bound, effort, seed, mixes=False)
+        if not self._gives_up:
+            return plain, search(self.problem, self.bound, effort, seed, mixes=True)
+        if seed < MIXES_FROM_LEVEL:
+            return plain, ()
+        return plain, search(self.problem, self.bound, int(PART_IN_SHORT_MEMORY * effort), seed, mixes=True)
+
+    @cached_property
+    def _shortener(self) -> Shortener:
+        return Shortener(self.problem, self.bound.prices)
 
     def _baseline_drafts(self) -> list[Draft]:
         """Of each baseline its own draft, and its schedule with the devices left to the placement."""
@@ -146,6 +156,40 @@ class PosedOnTypes:
             return baseline(self.problem, name)
         except NoPlanError:
             return None
+
+
+@dataclass
+class _Placed:
+    """What has been placed of a problem's schedules.
+
+    Attributes:
+        plain: of plain schedules and of baselines, which show whether memory stood in the way.
+        others: of others.
+    """
+
+    problem: Problem
+    with_care: bool
+    plain: list[Judged | None] = field(default_factory=list)
+    others: list[Judged | None] = field(default_factory=list)
+
+    @property
+    def best(self) -> Judged | None:
+        return _best_of([*self.others, *self.plain])
+
+    @property
+    def best_s(self) -> float:
+        return _iteration_s(self.best)
+
+    def best_of(self, schedules: Sequence[Sequence[Timed]]) -> list[Judged | None]:
+        """Those that may be faster than the best so far, on devices that are left to the placement."""
+        drafts = [Draft("spindle", to_pieces(self.problem, timed)) for timed in schedules]
+        return best_of(
+            self.problem,
+            [draft for draft in drafts if draft.end_s < self.best_s],
+            with_care=self.with_care,
+            within_s=self.best_s,
+            care_brings=CARE_BRINGS,
+        )
 
 
 def _best_of(found: Iterable[Judged | None]) -> Judged | None:

@@ -97,7 +97,12 @@ def slices_in_order(problem: Problem, draft: Draft, order: Sequence[Pass]) -> tu
 
 
 def best_of(
-    problem: Problem, drafts: Sequence[Draft], *, with_care: bool = True, within_s: float = inf
+    problem: Problem,
+    drafts: Sequence[Draft],
+    *,
+    with_care: bool = True,
+    within_s: float = inf,
+    care_brings: float = CARE_BRINGS,
 ) -> list[Judged | None]:
     """The best placements of some drafts that leave the devices to the placement; None for one that does not
     fit.
@@ -122,7 +127,7 @@ def best_of(
     quick.sort(key=lambda item: (item[0] is None, item[0].rank() if item[0] else (0.0, 0.0, 0)))
     found: list[Judged | None] = [judged for judged, _ in quick]
     for number, (judged, draft) in enumerate(quick[: PLACED_WITH_CARE if with_care else 0]):
-        if judged is not None and judged.prediction.iteration_s > (1 + CARE_BRINGS) * within_s:
+        if judged is not None and judged.prediction.iteration_s > (1 + care_brings) * within_s:
             break
         careful = placed(draft, WEIGHTS[1:], CAREFUL_EXCHANGES)
         if careful is not None and (judged is None or careful.rank() < judged.rank()):

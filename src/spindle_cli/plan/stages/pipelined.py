@@ -63,7 +63,7 @@ def in_pipelines(
         simulated_s: a plan's iteration by simulation.
         make: indexes a profile for the cluster.
     """
-    if found is None or not may_gain(found.best.prediction, bound_any_s):
+    if found is None or not may_gain(found.best.prediction, bound_any_s) or not _has_equal_batches(profile):
         return found
     search = _Search(profile, cluster, simulated_s, make, found, found.best.prediction.iteration_s)
     heaviest = _tasks_of_parts(profile)[0]
@@ -148,6 +148,14 @@ class _Search:
         counts = {**now, **{task: possible.get(task, 1) for task in tasks}}
         counts = {task: count for task, count in counts.items() if count > 1}
         return bool(counts) and self.is_new(counts) and self.gains(counts)
+
+
+def _has_equal_batches(profile: Profile) -> bool:
+    """Whether all MetaOps take values of as many samples as they have: no program runs others, so that none
+    can be simulated.
+    """
+    batch_of = {metaop.name: metaop.batch_size for metaop in profile.metaops}
+    return all(batch_of[name] == metaop.batch_size for metaop in profile.metaops for name in metaop.inputs)
 
 
 def _tasks_of_parts(profile: Profile) -> list[tuple[str, ...]]:
