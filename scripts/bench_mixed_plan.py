@@ -30,9 +30,12 @@ from random_profiles import SHAPES
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.writing import write_text
+from spindle_cli.plan.bound.patterns import pattern_bound_s
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.types import ON_SEVERAL_TYPES, StrategyName
+from spindle_cli.plan.mixed.problem import KnownAllocations, make_mixed_problem
+from spindle_cli.plan.types import ON_SEVERAL_TYPES, Plan, StrategyName
 from spindle_cli.profile.machine.devices import Precision
+from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.profiling import estimate_profile
 from spindle_cli.profile.types import Profile
 from spindle_cli.simulate.run import simulate
@@ -51,6 +54,11 @@ RANDOM = tuple(name + suffix for suffix in ("", SMALL) for name in DRAWN)
 RANDOM_CLUSTERS = ("h800-8-h20-8", "h800-16-h20-16", "h800-32-h20-32", THREE_TYPES, MANY)
 # Where random workloads are planned on devices with less memory, too.
 SMALL_GIB, SMALL_ON = 40, RANDOM_CLUSTERS[1:4]
+# Where compute is all that counts.
+FREE_ON = ("h800-8-h20-8-free", "h800-16-h20-16-free", "h800-32-h20-32-free")
+# The bound of patterns is worked out on two types where a plan is further above the plain one, as long as it
+# takes to generate so many patterns, or to know it up to this share.
+DOUBTFUL_GAP, MOST_PATTERNS, PRECISION = 0.03, 120, 2e-3
 # For more devices workloads are larger, and one of each shape is planned by `spindle` alone: minutes each.
 MOST_DEVICES, SEEDS_BEYOND = 64, range(1)
 DATA, PAGE = ROOT / "docs" / "mixed-devices.json", ROOT / "docs" / "mixed-devices.md"
@@ -65,7 +73,7 @@ def main() -> None:
     )
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--only", nargs="+", choices=(*WORKLOADS, *RANDOM), metavar="WORKLOAD")
-    known = tuple(dict.fromkeys((*CLUSTERS, *SLOW_CLUSTERS, *RANDOM_CLUSTERS)))
+    known = tuple(dict.fromkeys((*CLUSTERS, *SLOW_CLUSTERS, *RANDOM_CLUSTERS, *FREE_ON)))
     parser.add_argument("--clusters", nargs="+", choices=known, default=known, metavar="CLUSTER")
     parser.add_argument("--by", nargs="+", choices=ON_SEVERAL_TYPES, metavar="STRATEGY")
     parser.add_argument("--why", action="store_true")
@@ -93,6 +101,8 @@ def pairs(workloads: Sequence[str], clusters: Sequence[str]) -> Iterator[tuple[s
                 is_planned = name in CLUSTERS and (name != THREE_TYPES or workload in ON_THREE_TYPES)
             elif workload.endswith(SMALL):
                 is_planned = name in SMALL_ON
+            elif name in FREE_ON:
+                is_planned = True
             else:
                 is_few = name != MANY or DRAWN[workload][1] in SEEDS_BEYOND
                 is_planned = name in RANDOM_CLUSTERS and is_few
@@ -102,7 +112,8 @@ def pairs(workloads: Sequence[str], clusters: Sequence[str]) -> Iterator[tuple[s
 
 def strategies_on(name: str) -> Sequence[StrategyName]:
     """By what workloads are planned on a cluster."""
-    return ON_SEVERAL_TYPES if sum(devices_of(name).values()) <= MOST_DEVICES else ON_SEVERAL_TYPES[:1]
+    are_few = sum(devices_of(name).values()) <= MOST_DEVICES and name not in FREE_ON
+    return ON_SEVERAL_TYPES if are_few else ON_SEVERAL_TYPES[:1]
 
 
 def rows_of(workload: str, name: str, strategies: Sequence[StrategyName]) -> Iterator[Row]:
@@ -128,9 +139,24 @@ def rows_of(workload: str, name: str, strategies: Sequence[StrategyName]) -> Ite
             lower_bound_s=predicted.lower_bound_s,
             # Some MetaOps of random workloads take from others of another batch, which no program runs.
             simulated_s=simulate(plan).iteration_s if is_ours and workload in WORKLOADS else None,
+            tighter_s=tighter_bound_s(profile, plan) if is_ours else None,
             planning_s=planning_s,
             notes=plan.notes,
         )
+
+
+def tighter_bound_s(profile: Profile, plan: Plan) -> float | None:
+    """Of patterns of all allocations, if that is in doubt and found in minutes; not of plans that give up
+    something for memory, or have micro-batches.
+    """
+    cluster, predicted = plan.cluster, plan.predicted
+    gives_up = any(piece.recompute or piece.offload for piece in plan.slices) or bool(plan.micro_batches)
+    is_near = predicted.compute_s <= (1 + DOUBTFUL_GAP) * predicted.lower_bound_s
+    if gives_up or is_near or len(cluster.types) > 2:
+        return None
+    every = KnownAllocations(every_number=True)
+    problem = make_mixed_problem(seen_on(profile, cluster), cluster, known=every)
+    return pattern_bound_s(problem, max_patterns=MOST_PATTERNS, precision=PRECISION)
 
 
 def reasons(rows: Sequence[Row]) -> Iterator[str]:
@@ -174,7 +200,7 @@ def _written() -> list[Row]:
 
 def _place(key: Key) -> tuple[int, int]:
     """In the order of workloads, then of clusters."""
-    clusters = (*CLUSTERS, *SLOW_CLUSTERS, *RANDOM_CLUSTERS)
+    clusters = (*CLUSTERS, *SLOW_CLUSTERS, *RANDOM_CLUSTERS, *FREE_ON)
     return (*WORKLOADS, *RANDOM).index(key[0]), clusters.index(key[1])
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bench_mixed_plan import MANY, RANDOM, SLOW_CLUSTERS, SMALL_GIB, THREE_TYPES, pairs, strategies_on
+from bench_mixed_plan import (
+    FREE_ON,
+    MANY,
+    RANDOM,
+    SLOW_CLUSTERS,
+    SMALL_GIB,
+    THREE_TYPES,
+    pairs,
+    strategies_on,
+    tighter_bound_s,
+)
 from bench_tables import SMALL
 from mixed_clusters import cluster_named, devices_of
 from mixed_gaps import gap_of
@@ -90,6 +100,39 @@ def test_links_between_nodes_are_no_faster_than_a_name_says() -> None:
     assert cluster_named(f"{THREE}-at-4000").link(0, 16) == fast.link(0, 16)
 
 
+def test_links_that_take_no_time_are_between_all_devices() -> None:
+    free = cluster_named(f"{THREE}-free")
+    assert devices_of(free.name) == devices_of(THREE)
+    links = [free.link(0, other) for other in (1, 8, 16, 32)] + [free.link(32, 33), free.link(32, 40)]
+    assert {(link.latency_us, link.bandwidth_gb_per_s) for link in links} == {(0.0, 1e9)}
+
+
+def test_the_tighter_bound_is_worked_out_where_a_plan_is_far_from_the_other_one() -> None:
+    """Two MetaOps on three fast devices: two of them do one in 1 s, one in 3 s. Fractions of devices take
+    4/3 s; but beside one on two devices there is room for the other on one alone: 1.5 s.
+    """
+    metaops = []
+    for task in "ab":
+        metaop = metaop_on_types(f"{task}/net", 1, {"fast": 1.0, "slow": 1000.0}, batch_size=2)
+        slower = {"forward_s": 1.0, "backward_s": 2.0}
+        shares = [
+            each.model_copy(update=slower) if each.device == "fast" and each.samples == 2 else each
+            for each in metaop.shares
+        ]
+        curve = [
+            each.model_copy(update=slower) if each.device == "fast" and each.dp == 1 else each
+            for each in metaop.curve
+        ]
+        metaops.append(metaop.model_copy(update={"shares": tuple(shares), "curve": tuple(curve)}))
+    profile = profile_on_types(*metaops)
+    plan = make_plan(profile, cluster_of_types({"fast": 3, "slow": 1}))
+    assert plan.predicted.lower_bound_s == pytest.approx(4 / 3, rel=1e-2)
+    assert plan.predicted.compute_s == pytest.approx(2.0)
+    assert tighter_bound_s(profile, plan) == pytest.approx(1.5, rel=1e-2)
+    near = plan.predicted.model_copy(update={"lower_bound_s": 1.95})
+    assert tighter_bound_s(profile, plan.model_copy(update={"predicted": near})) is None
+
+
 def test_what_is_planned_where() -> None:
     assert list(pairs(["clip-4", "qwen-val", "wide-0"], SLOW_CLUSTERS)) == [
         ("clip-4", SLOW_CLUSTERS[0]),
@@ -110,6 +153,7 @@ def test_what_is_planned_where() -> None:
         (f"wide-0{SMALL}", TWO),
         (f"wide-0{SMALL}", THREE),
     ]
+    assert list(pairs(["wide-0", f"wide-0{SMALL}", "clip-4"], FREE_ON[:1])) == [("wide-0", FREE_ON[0])]
     assert len(RANDOM) == 2 * 3 * len(SHAPES)
     assert strategies_on(MANY) == ("spindle",)
     assert "dp-flops" in strategies_on(THREE)
@@ -155,6 +199,8 @@ ROWS = [
     row("wide-0", TWO, 0.01),
     row("wide-1", THREE, 0.3),
     row(f"wide-1{SMALL}", THREE, 0.5),
+    replace(row("wide-1", TWO, 0.1), tighter_s=1.05),
+    row("wide-1", f"{TWO}-free", 0.2),
     row("wide-0", MANY, 0.7, 33.0),
     Row("wide-0", TWO, "dp-even", 9.0, 9.0, 1.0),
 ]
@@ -162,11 +208,12 @@ ROWS = [
 
 def test_targets_are_told_by_class() -> None:
     assert targets_table(ROWS).splitlines()[2:] == [
-        "| two types, the paper's | 2 of 3 | 3.0% (3%) | 4.0% (8%) | 4.2 s (3 s) |",
-        "| two types, random | 1 | 1.0% (3%) | 1.0% (8%) | 1.0 s (3 s) |",
-        "| three types, random | 1 | 30.0% (3%) | 30.0% (8%) | 1.0 s |",
-        "| three types, random, 40 GiB | 1 | 50.0% (3%) | 50.0% (8%) | 1.0 s |",
-        "| three types x 256, random | 1 | 70.0% | 70.0% | 33.0 s (20 s) |",
+        "| two types, the paper's | 2 of 3 | 3.0% (3%) | 4.0% (8%) |  |  | 4.2 s (3 s) |",
+        "| two types, random | 2 | 5.5% (3%) | 10.0% (8%) | 2.9% | 4.8% | 1.0 s (3 s) |",
+        "| two types, random, links that take no time | 1 | 20.0% (3%) | 20.0% (8%) |  |  | 1.0 s (3 s) |",
+        "| three types, random | 1 | 30.0% (3%) | 30.0% (8%) |  |  | 1.0 s |",
+        "| three types, random, 40 GiB | 1 | 50.0% (3%) | 50.0% (8%) |  |  | 1.0 s |",
+        "| three types x 256, random | 1 | 70.0% | 70.0% |  |  | 33.0 s (20 s) |",
     ]
 
 
@@ -174,7 +221,8 @@ def test_the_worst_of_each_class_is_told() -> None:
     told = [(name, worst.workload) for name, worst in worst_of_each(ROWS)]
     assert told == [
         ("two types, the paper's", "qwen-val"),
-        ("two types, random", "wide-0"),
+        ("two types, random", "wide-1"),
+        ("two types, random, links that take no time", "wide-1"),
         ("three types, random", "wide-1"),
         ("three types, random, 40 GiB", f"wide-1{SMALL}"),
         ("three types x 256, random", "wide-0"),
@@ -182,10 +230,12 @@ def test_the_worst_of_each_class_is_told() -> None:
 
 
 def test_tables_are_of_the_papers_workloads_and_of_random_ones() -> None:
-    _, _, paper, _, drawn = sections(ROWS)
-    assert paper.splitlines()[2] == "| clip-4, h800-16-h20-32 | 2000 |  |  |  | 2.0% |  | 1.0 |"
-    assert paper.splitlines()[4] == "| clip-7, h800-16-h20-32 | no plan |  |  |  | - | - | - |"
-    assert drawn.splitlines()[2] == f"| wide-0, {TWO} | 2000 |  | 9000 |  | 1.0% |  | 1.0 |"
+    _, _, paper, _, drawn, _, free = sections(ROWS)
+    assert paper.splitlines()[2] == "| clip-4, h800-16-h20-32 | 2000 |  |  |  | 2.0% |  |  | 1.0 |"
+    assert paper.splitlines()[4] == "| clip-7, h800-16-h20-32 | no plan |  |  |  | - | - | - | - |"
+    assert drawn.splitlines()[2] == f"| wide-0, {TWO} | 2000 |  | 9000 |  | 1.0% |  |  | 1.0 |"
+    assert f"| wide-1, {TWO} | 2000 |  |  |  | 10.0% | 4.8% |  | 1.0 |" in drawn.splitlines()
+    assert free.splitlines()[2:] == [f"| wide-1, {TWO}-free | 2000 |  |  |  | 20.0% |  |  | 1.0 |"]
     assert len(list(sections(ROWS[:3]))) == 3
 
 
@@ -194,4 +244,6 @@ def test_plans_behind_slow_links_have_a_table_of_their_own_and_count_for_no_targ
     found = list(sections([*ROWS, slow]))
     assert found[0] == targets_table(ROWS)
     assert found[2] == list(sections(ROWS))[2]
-    assert found[4].splitlines()[2:] == [f"| clip-4, {SLOW_CLUSTERS[0]} | 2000 |  |  |  | 200.0% |  | 1.0 |"]
+    assert found[4].splitlines()[2:] == [
+        f"| clip-4, {SLOW_CLUSTERS[0]} | 2000 |  |  |  | 200.0% |  |  | 1.0 |"
+    ]

@@ -57,6 +57,11 @@ class Point:
         """Whether activations are computed again."""
         return self.selective or self.again > 0
 
+    @property
+    def of_types(self) -> tuple[int, ...]:
+        """How many devices of each of the cluster's types it takes, also of one."""
+        return (self.num_devices,) if self.counts is None else self.counts
+
 
 @dataclass(frozen=True)
 class MemoryFallback:
@@ -124,6 +129,11 @@ class Problem:
     def num_devices(self) -> int:
         """Devices of the cluster."""
         return self.cluster.num_devices
+
+    @cached_property
+    def devices_of_types(self) -> tuple[int, ...]:
+        """Devices of each of the cluster's types, also of one."""
+        return tuple(self.cluster.num_of_type[kind] for kind in self.cluster.types)
 
     @cached_property
     def rates(self) -> tuple[tuple[tuple[int, float], ...], ...]:

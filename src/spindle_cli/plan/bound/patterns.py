@@ -2,7 +2,7 @@
 
 The program of bound.py counts device-seconds, so that half of a 16-device allocation may fill a gap of 8.
 Here time is filled with *patterns*: allocations of MetaOps, none of which waits for another, that fit side by
-side on N devices. Every schedule is at each moment in one of them.
+side on the N_k devices of each type k. Every schedule is at each moment in one of them.
 
 Sets        patterns p; MetaOps m with L_m ops; E, the edges.
 Data        T_m(p), seconds of one op of m on its allocation in p, for m in p.
@@ -15,8 +15,12 @@ Variables   t[p] >= 0, seconds in pattern p; s[m] >= 0, start of m; C, end of th
     time        patterns take turns       sum_p t[p] <= C
 
 Patterns are generated one at a time. The dual values price the seconds of each allocation, and the best
-pattern is a knapsack over N devices with conflicts between MetaOps that wait for each other (a small integer
-program). While a better one exists, the dual values scaled down by how much better it is are still a bound.
+pattern is a knapsack over the devices with conflicts between MetaOps that wait for each other (a small
+integer program). While a better one exists, the dual values scaled down by how much better it is, or may be,
+are still a bound; so knapsacks are solved roughly as long as that finds better ones.
+
+The bound is of schedules on the allocations that the problem lists. On several types these are some of all
+that there are, unless it is made with all (`KnownAllocations`).
 
 Slower than planning by far: for benchmarks and doubts, not for every plan.
 """
@@ -31,6 +35,11 @@ from spindle_cli.plan.bound.solver import LinearProgram, Solution, solver
 from spindle_cli.plan.problem import Problem
 
 Pattern = dict[int, int]  # node -> index of its point
+
+# How far from the best pattern one may be that is looked for, as a share of its worth: first, and at last.
+ROUGHLY, EXACTLY = 0.05, 0.0005
+# What is worth more by less than this is no better.
+_HARDLY = 1e-6
 
 
 def pattern_bound_s(
@@ -48,17 +57,22 @@ def pattern_bound_s(
     """
     known = [{node.index: len(node.points) - 1} for node in problem.nodes] + list(patterns)
     ancestors = _ancestors(problem)
-    best = 0.0
+    best, off = 0.0, ROUGHLY
     for _ in range(max_patterns):
         solution = _solve(problem, known)
         worth = _worth(problem, solution)
         price = abs(solution.duals["time"])
-        value, pattern = _best_pattern(problem, worth, ancestors)
+        value, pattern = _best_pattern(problem, worth, ancestors, off)
         # Dual values divided by this satisfy the constraint of every pattern.
-        best = max(best, solution.objective / (1 + max(0.0, value - price)))
+        best = max(best, solution.objective / (1 + max(0.0, value * (1 + off) - price)))
         if best >= solution.objective * (1 - precision):
             break
-        known.append(pattern)
+        if value > price + _HARDLY:
+            known.append(pattern)
+        elif off > EXACTLY:
+            off = max(off / 4, EXACTLY)
+        else:
+            break
     return best * problem.serial_s * (1 - 1e-6)
 
 
@@ -111,12 +125,15 @@ def _worth(problem: Problem, solution: Solution) -> dict[tuple[int, int], float]
 
 
 def _best_pattern(
-    problem: Problem, worth: Mapping[tuple[int, int], float], ancestors: Sequence[frozenset[int]]
+    problem: Problem,
+    worth: Mapping[tuple[int, int], float],
+    ancestors: Sequence[frozenset[int]],
+    off: float,
 ) -> tuple[float, Pattern]:
-    """The pattern that is worth most, and what.
+    """A pattern that is worth most, but for a share `off`, and what.
 
-    y[m,k] = 1 if m runs on its point k:  maximise sum worth y;  one point each;  sum devices y <= N;
-    y[m,.] + y[a,.] <= 1 where m waits for a.
+    y[m,k] = 1 if m runs on its point k:  maximise sum worth y;  one point each;  sum devices y <= N of each
+    type;  y[m,.] + y[a,.] <= 1 where m waits for a.
     """
     if not worth:
         return 0.0, {}
@@ -126,14 +143,15 @@ def _best_pattern(
     of_node: dict[int, dict[pulp.LpVariable, float]] = {}
     for (i, _), variable in chosen.items():
         of_node.setdefault(i, {})[variable] = 1.0
-    devices = {chosen[i, k]: problem.rates[i][k][0] for i, k in worth}
-    program.addConstraint(pulp.LpAffineExpression(devices) <= problem.num_devices)
+    for kind, most in enumerate(problem.devices_of_types):
+        devices = {chosen[i, k]: problem.nodes[i].points[k].of_types[kind] for i, k in worth}
+        program.addConstraint(pulp.LpAffineExpression(devices) <= most)
     for i, own in of_node.items():
         program.addConstraint(pulp.LpAffineExpression(own) <= 1)
         for j in ancestors[i]:
             if j in of_node:
                 program.addConstraint(pulp.LpAffineExpression(own | of_node[j]) <= 1)
-    program.solve(solver(relative_gap=0.0))
+    program.solve(solver(relative_gap=off))
     assert program.status == pulp.LpStatusOptimal, "a knapsack always has a solution"
     pattern = {i: k for (i, k), variable in chosen.items() if variable.varValue > 0.5}
     return float(pulp.value(program.objective)) + 1e-9, pattern

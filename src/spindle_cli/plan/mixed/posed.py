@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
+from typing import TypeAlias
 
 from spindle_cli.costs.same import Same
 from spindle_cli.errors import NoPlanError
@@ -35,12 +36,15 @@ SHORTENING = 10
 MOST_SHORTENED = 5
 # By so much of the iteration care in placing may bring more on several types than on one.
 CARE_BRINGS = 0.02
-# Where memory is short many problems are searched, one behind the other: of schedules that mix allocations by
-# this part of the effort.
+# Where memory is short many problems are searched, one behind the other: schedules that mix allocations, and
+# shorter ones, by this part of the effort.
 PART_IN_SHORT_MEMORY = 0.5
 # Many problems that give up something are asked for quickly: of these, schedules that mix allocations are
-# searched for from this level of effort on.
+# searched for, and schedules made shorter, from this level of effort on.
 MIXES_FROM_LEVEL = 1
+
+
+_Schedules: TypeAlias = Sequence[Sequence[Timed]]
 
 
 @dataclass(frozen=True)
@@ -96,10 +100,8 @@ class PosedOnTypes:
         placed = _Placed(self.problem, with_care=effort != NO_SEARCH)
         for level in range(max(effort, 0) + 1):
             jobs_tried = 0 if effort == NO_SEARCH else BASE_EFFORT * 4**level
-            plain, mixing = self._searched(jobs_tried, level)
-            if jobs_tried and (plain or mixing):
-                shorter = self._shortener.shortened([*plain, *mixing], SHORTENING * jobs_tried, level)
-                placed.others += placed.best_of(shorter[:MOST_SHORTENED])
+            plain, mixing, shorter = self._schedules(jobs_tried, level)
+            placed.others += placed.best_of(shorter)
             placed.others += placed.best_of(mixing)
             placed.plain += placed.best_of(plain)
         of_baselines: list[tuple[Judged | None, float]] = []
@@ -131,16 +133,18 @@ class PosedOnTypes:
         used = {node_of[device] for devices in draft.devices or () for device in devices}
         return len(used) == len(set(node_of))
 
-    def _searched(
-        self, effort: int, seed: int
-    ) -> tuple[Sequence[Sequence[Timed]], Sequence[Sequence[Timed]]]:
-        """Plain schedules, and such as mix allocations."""
-        plain = search(self.problem, self.bound, effort, seed, mixes=False)
-        if not self._gives_up:
-            return plain, search(self.problem, self.bound, effort, seed, mixes=True)
-        if seed < MIXES_FROM_LEVEL:
-            return plain, ()
-        return plain, search(self.problem, self.bound, int(PART_IN_SHORT_MEMORY * effort), seed, mixes=True)
+    def _schedules(self, effort: int, level: int) -> tuple[_Schedules, _Schedules, _Schedules]:
+        """Plain schedules; such as mix allocations; and those that come out if both are made shorter."""
+        plain = search(self.problem, self.bound, effort, level, mixes=False)
+        if self._gives_up:
+            if level < MIXES_FROM_LEVEL:
+                return plain, (), ()
+            effort = int(PART_IN_SHORT_MEMORY * effort)
+        mixing = search(self.problem, self.bound, effort, level, mixes=True)
+        if not effort or not (plain or mixing):
+            return plain, mixing, ()
+        shorter = self._shortener.shortened([*plain, *mixing], SHORTENING * effort, level)
+        return plain, mixing, shorter[:MOST_SHORTENED]
 
     @cached_property
     def _shortener(self) -> Shortener:

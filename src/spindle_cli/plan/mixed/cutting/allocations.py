@@ -27,11 +27,14 @@ MOST_COMBINATIONS = 1000
 _MOST_KEPT = 1024
 
 
-def allocations(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> tuple[Point, ...]:
+def allocations(
+    metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1, *, every_number: bool = False
+) -> tuple[Point, ...]:
     """Those that none beats which has as many devices of each type or fewer: the fastest last.
 
     Args:
         least_tp: degree of tensor parallelism, if the MetaOp has as much anywhere in a node.
+        every_number: of all numbers of devices, and not of some that are enough for good plans.
 
     Raises:
         NoPlanError: there is none.
@@ -40,7 +43,7 @@ def allocations(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> t
     groups = tuple(
         tuple(groups_of_type(cluster, kind, times.tp) for kind in cluster.types) for times in of_degrees
     )
-    found = _unbeaten(of_degrees, groups)
+    found = _unbeaten(of_degrees, groups, every_number=every_number)
     if not found:
         raise NoPlanError(
             f"{metaop.name}: it has no allocation on the types of device of {cluster.name!r}: "
@@ -51,14 +54,16 @@ def allocations(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> t
 
 
 @lru_cache(_MOST_KEPT)
-def _unbeaten(of_degrees: tuple[ShareTimes, ...], groups: tuple[tuple[int, ...], ...]) -> tuple[Point, ...]:
+def _unbeaten(
+    of_degrees: tuple[ShareTimes, ...], groups: tuple[tuple[int, ...], ...], *, every_number: bool
+) -> tuple[Point, ...]:
     """The same, of so many groups of devices of each type for each degree; the same object for the same
     times.
     """
     found: list[Point] = []
     for times, room in zip(of_degrees, groups, strict=True):
         cutter = cutter_of(times)
-        for counts in _counts(times.batch_size, room):
+        for counts in _counts(times.batch_size, room, every_number=every_number):
             samples = cutter.cut(counts)
             point = None if samples is None else point_of_cut(times, counts, samples)
             found += [] if point is None else [point]
@@ -99,8 +104,11 @@ def on_all_devices(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[d
     return found
 
 
-def _counts(batch_size: int, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _counts(batch_size: int, groups: Sequence[int], *, every_number: bool) -> Iterator[tuple[int, ...]]:
     """Numbers of shares of each type that are tried, with so many groups of devices of each."""
+    if every_number:
+        every = product(*(range(most + 1) for most in groups))
+        return (each for each in every if 0 < sum(each) <= batch_size)
     lists = (_sizes_up_to(groups, sizes) for sizes in (FINE, MEDIUM, COARSE))
     each = next((each for each in lists if prod(map(len, each)) <= MOST_COMBINATIONS), None)
     counts = product(*(each or _sizes_up_to(groups, COARSE)))
