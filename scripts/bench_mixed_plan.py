@@ -56,9 +56,9 @@ RANDOM_CLUSTERS = ("h800-8-h20-8", "h800-16-h20-16", "h800-32-h20-32", THREE_TYP
 SMALL_GIB, SMALL_ON = 40, RANDOM_CLUSTERS[1:4]
 # Where compute is all that counts.
 FREE_ON = ("h800-8-h20-8-free", "h800-16-h20-16-free", "h800-32-h20-32-free")
-# The bound of patterns is worked out on two types where a plan is further above the plain one, as long as it
-# takes to generate so many patterns, or to know it up to this share.
-DOUBTFUL_GAP, MOST_PATTERNS, PRECISION = 0.03, 120, 2e-3
+# The bound of patterns is worked out where a plan is further above the plain one, as long as it takes to
+# generate so many patterns, or to know it up to this share.
+DOUBTFUL_GAP, MOST_PATTERNS, PRECISION = 0.01, 400, 2e-3
 # For more devices workloads are larger, and one of each shape is planned by `spindle` alone: minutes each.
 MOST_DEVICES, SEEDS_BEYOND = 64, range(1)
 DATA, PAGE = ROOT / "docs" / "mixed-devices.json", ROOT / "docs" / "mixed-devices.md"
@@ -152,7 +152,7 @@ def tighter_bound_s(profile: Profile, plan: Plan) -> float | None:
     cluster, predicted = plan.cluster, plan.predicted
     gives_up = any(piece.recompute or piece.offload for piece in plan.slices) or bool(plan.micro_batches)
     is_near = predicted.compute_s <= (1 + DOUBTFUL_GAP) * predicted.lower_bound_s
-    if gives_up or is_near or len(cluster.types) > 2:
+    if gives_up or is_near or cluster.num_devices > MOST_DEVICES:
         return None
     every = KnownAllocations(every_number=True)
     problem = make_mixed_problem(seen_on(profile, cluster), cluster, known=every)

@@ -71,9 +71,8 @@ class MemoryFallback:
         least_tp: degree of tensor parallelism of the MetaOps in `split`, or the largest that they have.
         split: names of MetaOps.
         recompute: by name of a MetaOp, how many of its first ops keep no activations.
-        selective: by name of a MetaOp, how many of its ops behind these keep no more than what takes longest.
-        offload: by name of a MetaOp, of which share of its ops activations are moved to host memory; of fewer
-            where copies would not hide behind what is computed.
+        selective: by name of a MetaOp, how many ops behind these keep no more than what takes longest.
+        offload: by name of a MetaOp, of which share of its ops activations are in host memory, if that hides.
     """
 
     least_tp: int = 1
@@ -132,8 +131,8 @@ class Problem:
 
     @cached_property
     def devices_of_types(self) -> tuple[int, ...]:
-        """Devices of each of the cluster's types, also of one."""
-        return tuple(self.cluster.num_of_type[kind] for kind in self.cluster.types)
+        """Devices of each of its types, also of one."""
+        return tuple(self.cluster.num_of_type.values())
 
     @cached_property
     def rates(self) -> tuple[tuple[tuple[int, float], ...], ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from spindle_cli.plan.problem import Point, Problem
+from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.listing import Job, Timed
 
 FIELD_BITS = 24
@@ -54,11 +54,11 @@ class Backfill:
     def __init__(self, problem: Problem) -> None:
         nodes = problem.nodes
         self._op_s = [[point.op_s for point in node.points] for node in nodes]
-        self._needed = [[_packed(counts_of(point)) for point in node.points] for node in nodes]
+        self._needed = [[_packed(point.of_types) for point in node.points] for node in nodes]
         self._hardly_s = _HARDLY * problem.serial_s
         self._inputs = [node.inputs for node in nodes]
         self._consumers = [node.consumers for node in nodes]
-        room = capacities(problem)
+        room = problem.devices_of_types
         self._room = _packed(room)
         self._guards = _packed((1 << (FIELD_BITS - 1),) * len(room))
         self._behind_s = _longest_chains(problem, self._consumers, problem.order[::-1])
@@ -172,17 +172,6 @@ def last_ended_first(timed: Sequence[Timed]) -> list[Job]:
 def first_started_first(timed: Sequence[Timed]) -> list[Job]:
     """Jobs in order of start."""
     return [job for job, _, _ in sorted(timed, key=lambda item: item[1])]
-
-
-def counts_of(point: Point) -> tuple[int, ...]:
-    """Devices of each type that an allocation takes; on one type, of that."""
-    return (point.num_devices,) if point.counts is None else point.counts
-
-
-def capacities(problem: Problem) -> tuple[int, ...]:
-    """Devices of each type of the cluster."""
-    cluster = problem.cluster
-    return tuple(cluster.num_of_type[kind] for kind in cluster.types)
 
 
 def _packed(counts: Sequence[int]) -> int:

@@ -12,7 +12,6 @@ from math import inf
 from spindle_cli.account.groups import ParameterBlock
 from spindle_cli.costs.links import bandwidth_bytes_per_s, per_node, spread_all_reduce_s
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.patterns.backfill import capacities, counts_of
 from spindle_cli.plan.problem import Node, Point, Problem
 from spindle_cli.plan.search.listing import Timed
 from spindle_cli.units import MIB
@@ -34,9 +33,9 @@ class BeyondCompute:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._room = capacities(problem)
+        self._room = problem.devices_of_types
         self._s_per_byte = cache(partial(_s_per_byte, cluster=problem.cluster))
-        self._counts = [[counts_of(point) for point in node.points] for node in problem.nodes]
+        self._counts = [[point.of_types for point in node.points] for node in problem.nodes]
         self._moving_s = [_moving_s(problem, node) for node in problem.nodes]
         bytes_of_users = _bytes_by_users(problem)
         self._users = list(bytes_of_users)
@@ -106,7 +105,7 @@ class BeyondCompute:
         return tuple(
             replace(
                 point,
-                op_s=point.op_s + width * (split / point.tp + whole) * self._s_per_byte(counts_of(point)),
+                op_s=point.op_s + width * (split / point.tp + whole) * self._s_per_byte(point.of_types),
             )
             for point in node.points
         )

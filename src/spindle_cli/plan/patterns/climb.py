@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
+from spindle_cli.plan.bound.patterns import ancestors
 from spindle_cli.plan.patterns.backfill import Backfill, first_started_first
 from spindle_cli.plan.patterns.beyond_compute import BeyondCompute
 from spindle_cli.plan.problem import Problem
@@ -45,7 +46,7 @@ class Climber:
         self._backfill = backfill
         self._beyond = beyond
         self._num_points = [len(node.points) for node in problem.nodes]
-        self._waits_for = _ancestors(problem)
+        self._waits_for = ancestors(problem)
 
     def climbed(self, start: Schedule, effort: int, random: Random) -> Schedule:
         """A schedule no worse than this one, but for fewer jobs.
@@ -149,12 +150,3 @@ def _points_of(timed: Sequence[Timed], num_nodes: int) -> list[list[int]]:
     for (node, point, _), _, _ in timed:
         points[node].add(point)
     return [sorted(each) for each in points]
-
-
-def _ancestors(problem: Problem) -> list[frozenset[int]]:
-    """For each node, all that it waits for."""
-    found: list[frozenset[int]] = [frozenset()] * len(problem.nodes)
-    for node in problem.order:
-        for other in problem.nodes[node].inputs:
-            found[node] |= found[other] | {other}
-    return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from spindle_cli.plan.bound.patterns import Pattern
+from spindle_cli.plan.bound.knapsack import Pattern
 from spindle_cli.plan.patterns.side_by_side import Set
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.listing import Job

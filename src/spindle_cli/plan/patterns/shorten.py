@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from spindle_cli.plan.bound.patterns import Pattern, patterns_of
+from spindle_cli.plan.bound.knapsack import Pattern
+from spindle_cli.plan.bound.patterns import patterns_of
 from spindle_cli.plan.patterns.backfill import Backfill
 from spindle_cli.plan.patterns.beyond_compute import BeyondCompute
 from spindle_cli.plan.patterns.climb import Climber, Schedule, scheduled
