@@ -129,7 +129,7 @@ def test_the_tighter_bound_is_worked_out_where_a_plan_is_far_from_the_other_one(
     assert plan.predicted.lower_bound_s == pytest.approx(4 / 3, rel=1e-2)
     assert plan.predicted.compute_s == pytest.approx(2.0)
     assert tighter_bound_s(profile, plan) == pytest.approx(1.5, rel=1e-2)
-    near = plan.predicted.model_copy(update={"lower_bound_s": 1.95})
+    near = plan.predicted.model_copy(update={"lower_bound_s": 1.99})
     assert tighter_bound_s(profile, plan.model_copy(update={"predicted": near})) is None
 
 
