@@ -102,7 +102,8 @@ class Backfill:
         kept = first // STRIDE
         state = trail.states[kept].copy()
         timed = self._go_on(state, jobs[kept * STRIDE :], within_s)
-        return None if timed is None else (trail.timed[: kept * STRIDE] + timed, max(state.ends))
+        end_s = max(state.ends)  # perhaps of a job of the trail, which is not looked at again
+        return None if timed is None or end_s > within_s else (trail.timed[: kept * STRIDE] + timed, end_s)
 
     def _empty(self) -> _State:
         return _State([0.0], [self._room], [0.0] * len(self._op_s))
