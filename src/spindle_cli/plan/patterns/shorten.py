@@ -75,7 +75,9 @@ class Shortener:
         found[:MOST_CLIMBED] = [
             self._climbed(schedule, effort // LONG, random) for schedule in found[:MOST_CLIMBED]
         ]
-        different = {frozenset(schedule.timed): schedule.timed for schedule in sorted(found, key=_iteration_s)}
+        different = {
+            frozenset(schedule.timed): schedule.timed for schedule in sorted(found, key=_iteration_s)
+        }
         return list(different.values())
 
     def _best_orders(
