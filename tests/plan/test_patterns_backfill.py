@@ -161,26 +161,29 @@ def test_a_limit_is_one_that_a_schedule_may_reach() -> None:
         assert backfill.changed(trail, jobs, first, 5.4375) is None
 
 
-@pytest.mark.parametrize(("within_s", "is_left"), [(4.4375, True), (4.5, False)])
+@pytest.mark.parametrize(("within_s", "is_left"), [(5.4375, True), (5.5, False)])
 def test_what_cannot_end_in_time_is_left_at_the_first_job_that_shows_it(
     within_s: float, *, is_left: bool
 ) -> None:
-    """Behind the first, which ends at 2 s, a chain of 2.5 s is left, on its fastest allocations."""
+    """Behind a, which ends at 3 s for others on its devices, a chain of 2.5 s is left, on its fastest
+    allocations.
+    """
     problem = problem_of(
         FOUR,
         a=Has(1, [((4,), 2.0)]),
         b=Has(2, [((1,), 2.0), ((2,), 1.0)], ("a",)),
         b2=Has(1, [((1,), 0.5)], ("a",)),
         c=Has(1, [((1,), 0.5)], ("b", "b2")),
+        others=Has(1, [((1,), 1.0)]),
     )
     backfill = Backfill(problem)
-    trail = backfill.trail([(0, 0, 1)])
-    no_node = (99, 0, 1)
+    jobs = [(4, 0, 1), (0, 0, 1), (99, 0, 1)]  # there is no such node
+    trail = backfill.trail(jobs[:2])
     if is_left:
-        assert backfill.changed(trail, [(0, 0, 1), no_node], 0, within_s) is None
+        assert backfill.changed(trail, jobs, 0, within_s) is None
     else:
         with pytest.raises(IndexError):
-            backfill.changed(trail, [(0, 0, 1), no_node], 0, within_s)
+            backfill.changed(trail, jobs, 0, within_s)
 
 
 def test_on_one_type_devices_are_those_of_its_points() -> None:
