@@ -71,7 +71,7 @@ def random_problem(random: Random, most_types: int = 2) -> Problem:
         last = random.randint(1, 8)
         op_s = [(last + 3 * place) / 8 for place in reversed(range(len(points)))]
         more = {
-            "param_bytes_per_op": random.choice((0, 2**28, 2**31)),
+            "param_bytes_per_op": random.choice((0, 2**28, 2**33)),
             "parameters": random.choice(("shared", f"m{number}")),
             "output_bytes": random.choice((0, 2**29)),
         }

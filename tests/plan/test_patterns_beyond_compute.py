@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 from by_points import Has, point_on, problem_of
 
-from helpers.several_types import cluster_of_types
+from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.links import BetweenLink, Link
+from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.patterns.beyond_compute import BACKWARD, LATE, MOVING_ADDS, SUM_BYTES, BeyondCompute
-from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.listing import Timed
 from spindle_cli.profile.parameter_bytes import TiedParameters
+from spindle_cli.units import MIB
 
 GB = 10**9
 SLOW = Link(latency_us=0, bandwidth_gb_per_s=1)
@@ -51,7 +54,7 @@ def added_s(problem: Problem, *spans: tuple[int, int, float, float]) -> float:
 
 
 def test_what_the_parts_are() -> None:
-    assert (BACKWARD, LATE, MOVING_ADDS) == (2 / 3, 0.25, 0.5)
+    assert (BACKWARD, LATE, MOVING_ADDS, SUM_BYTES) == (2 / 3, 0.25, 0.5, 64 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +104,31 @@ def test_what_is_not_trained_is_not_summed() -> None:
     frozen = problem_of(TWO_AND_TWO, a=has(trainable_fraction=0.0))
     assert added_s(frozen, (0, PAIR, 0.0, 0.0)) == 0.0
     assert BeyondCompute(frozen).counted(1.0).nodes[0].points == frozen.nodes[0].points
+    gathered = replace(frozen, profile=frozen.profile.sharded({"a": Sharding.PARAMETERS}))
+    assert gathered.uses["a", 0]
+    assert added_s(gathered, (0, PAIR, 0.0, 0.0)) == 0.0
+    assert BeyondCompute(gathered).counted(1.0).nodes[0].points == frozen.nodes[0].points
+
+
+def test_a_part_of_a_metaop_has_the_parameters_of_its_own_ops() -> None:
+    """Of three ops the first is recomputed; the last has a GB."""
+    metaop = metaop_on_types(
+        "t/a", 3, {"fast": 1.0, "slow": 1.0}, param_bytes_per_op=0, extra_param_bytes={2: GB}
+    )
+    fallback = MemoryFallback(recompute={"t/a": 1})
+    problem = make_mixed_problem(profile_on_types(metaop), TWO_AND_TWO, fallback)
+    assert [(node.first_op, node.num_ops) for node in problem.nodes] == [(0, 1), (1, 2)]
+    own, more = ([point.counts for point in node.points].index((2, 0)) for node in problem.nodes)
+    one = [point.counts for point in problem.nodes[0].points].index((1, 0))
+    beyond = BeyondCompute(problem)
+    assert beyond.added_s([((0, own, 1), 0.0, 0.0), ((1, one, 2), 0.0, 0.0)]) == 0.0
+    assert beyond.added_s([((0, one, 1), 0.0, 0.0), ((1, more, 2), 0.0, 0.0)]) == pytest.approx(1.0)
+    counted = beyond.counted(1.0)
+    added = [
+        counted.nodes[number].points[at].op_s - problem.nodes[number].points[at].op_s
+        for number, at in enumerate((own, more))
+    ]
+    assert added == pytest.approx([0.0, 0.5])
 
 
 @pytest.mark.parametrize(
@@ -245,6 +273,20 @@ def test_devices_of_a_type_are_its_first_ones() -> None:
     # Of two of four devices the type's sum is half; a ring over three crosses twice, by the slow link.
     found = [added_s(problem, (0, point, 0.0, 0.0)) for point in range(4)]
     assert found == pytest.approx([4.0 * 3 / 4, 0.03 / 2, 4.0 / 2, 0.03 / 2])
+
+
+def test_devices_of_a_type_are_on_its_own_nodes() -> None:
+    """Both fast ones on one node, each slow one on its own."""
+    cluster = apart({"fast": 2, "slow": 2})
+    nodes = tuple(
+        group.model_copy(update={"count": 1, "devices": 2}) if group.device == "fast" else group
+        for group in cluster.nodes
+    )
+    problem = problem_of(
+        cluster.changed(nodes=nodes),
+        a=Has(1, [((2, 0), 1.0), ((0, 2), 1.0)], (), {"param_bytes_per_op": 3 * GB}),
+    )
+    assert [added_s(problem, (0, point, 0.0, 0.0)) for point in (0, 1)] == pytest.approx([0.03, 3.0])
 
 
 def test_counted_times_hold_the_share_of_the_sums_that_is_asked_for() -> None:

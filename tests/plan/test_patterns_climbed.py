@@ -27,7 +27,7 @@ from spindle_cli.plan.patterns.climb import (
     scheduled,
 )
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.listing import Job
+from spindle_cli.plan.search.listing import Job, Timed
 
 GB = 10**9
 
@@ -57,11 +57,12 @@ def test_a_schedule_lasts_as_long_as_its_jobs_and_what_is_beyond() -> None:
 
 def test_without_effort_nothing_is_changed() -> None:
     problem, start = drawn(3)
-    assert climbed(problem, start, 0) is start
+    assert all(climbed(problem, start, 0, seed) is start for seed in range(20))
+    assert not all(climbed(problem, start, 1, seed) is start for seed in range(20))
 
 
 @given(seed=st.integers(0, 10**6), justified=st.sampled_from((JUSTIFIED, 1.0)))
-@examples(150)
+@examples(300)
 def test_what_is_climbed_is_valid_and_no_worse_but_for_fewer_jobs(seed: int, justified: float) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(climb_module, "JUSTIFIED", justified)
@@ -79,6 +80,35 @@ def of_climbing(seed: int) -> None:
     assert again.end_s == pytest.approx(found.end_s)
     assert again.iteration_s == pytest.approx(found.iteration_s)
     assert climbed(problem, start, 600, seed) == found
+
+
+def test_what_is_justified_is_changed_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is added here, and it ends no later: it is always kept."""
+    monkeypatch.setattr(climb_module, "JUSTIFIED", 1.0)
+    ends: list[float] = []
+    gained: list[float] = []
+    changed, justified = Backfill.changed, Backfill.justified
+
+    def noted(self: Backfill, trail: Trail, *more: Any) -> Any:
+        assert not ends or max(end_s for *_, end_s in trail.timed) == pytest.approx(ends[-1])
+        return changed(self, trail, *more)
+
+    def noted_justified(self: Backfill, timed: Sequence[Timed]) -> Any:
+        found = justified(self, timed)
+        gained.append(max(end_s for *_, end_s in timed) - found[1])
+        ends.append(found[1])
+        return found
+
+    monkeypatch.setattr(Backfill, "changed", noted)
+    monkeypatch.setattr(Backfill, "justified", noted_justified)
+    points = [((1,), 1.0), ((2,), 0.625)]
+    for seed in range(10):
+        ends.clear()
+        problem = problem_of(
+            {"fast": 3}, **{f"m{n}": Has(1 + n, points, () if n < 4 else (f"m{n - 4}",)) for n in range(7)}
+        )
+        climbed(problem, start_of(problem, random_jobs(problem, Random(seed))), 2000, seed)
+    assert max(gained) > 0.1
 
 
 def test_another_seed_has_other_changes() -> None:
@@ -110,18 +140,20 @@ def test_ops_go_to_other_allocations_and_all_to_the_best_of_two() -> None:
 
 
 @pytest.mark.parametrize(("slower", "num_jobs"), [(0.5 * JOB_SHARE, 2), (5 * JOB_SHARE, 3)])
-def test_a_job_less_may_cost_a_little(slower: float, num_jobs: int) -> None:
+@pytest.mark.parametrize("second", [1.0, 0.01, 100.0])
+def test_a_job_less_may_cost_a_little(slower: float, num_jobs: int, second: float) -> None:
     """a has an op on each device while b has the fast one; both on the slow one take a little longer."""
+    slow_s = (1.0 + 2 * slower) * second
     problem = problem_of(
         {"fast": 1, "slow": 1},
-        a=Has(2, [((0, 1), 1.0 + 2 * slower), ((1, 0), 1.0)]),
-        b=Has(1, [((1, 0), 1.0)]),
+        a=Has(2, [((0, 1), slow_s), ((1, 0), second)]),
+        b=Has(1, [((1, 0), second)]),
     )
     start = start_of(problem, [(0, 0, 1), (1, 0, 1), (0, 1, 1)])
-    assert start.end_s == pytest.approx(2.0 + 2 * slower)
+    assert start.end_s == pytest.approx(slow_s + second)
     found = climbed(problem, start, 3000)
     assert len(found.timed) == num_jobs
-    assert found.end_s == pytest.approx(2.0 + (4 if num_jobs == 2 else 2) * slower)
+    assert found.end_s == pytest.approx(2 * slow_s if num_jobs == 2 else slow_s + second)
 
 
 def test_what_sums_add_is_part_of_what_is_kept() -> None:

@@ -150,7 +150,7 @@ def test_the_last_job_has_all_ops_that_are_left_and_no_job_more() -> None:
 
 
 def test_a_node_goes_on_with_its_allocation_as_one_job() -> None:
-    patterns = several(({0: 0, 1: 0}, 1.0), ({0: 0}, 4.0))
+    patterns = several(({0: 0, 1: 0}, 1.0), ({0: 0}, 2.0), ({0: 0}, 1.0), ({0: 0}, 1.0))
     assert jobs_of(FIVE_OPS, patterns, over_gaps=False) == [(0, 0, 5), (1, 0, 1)]
 
 
@@ -203,6 +203,16 @@ def test_a_pattern_that_goes_on_with_more_allocations_has_its_turn_first() -> No
     assert orders([new, goes_on, start], of_sets) == [[1.0, 2.0, 4.0]]
     found = [[s for _, s in in_turn([half, goes_on, start], of_sets, Random(seed))] for seed in range(200)]
     assert 0 < found.count([1.0, 3.0, 2.0]) < found.count([1.0, 2.0, 3.0])
+
+
+def test_a_pattern_goes_on_with_the_one_before_it() -> None:
+    """The third has less of the first than the fourth, and more of the second."""
+    alike = dict.fromkeys(range(4), 0)
+    first, second = ({**alike, 9: 0}, 1.0), ({**alike, 5: 0, 6: 0, 7: 0, 8: 0}, 2.0)
+    third = {0: 1, 1: 1, 2: 1, 3: 1, 5: 0, 6: 0, 7: 0, 8: 0}, 3.0
+    fourth = {0: 0, 1: 0, 2: 1, 3: 1, 5: 1, 6: 1, 7: 1, 8: 1}, 4.0
+    of_sets = sets("abcdj", "abcdfghi")
+    assert orders([fourth, third, second, first], of_sets) == [[1.0, 2.0, 3.0, 4.0]]
 
 
 @given(seed=st.integers(0, 10**6))

@@ -155,6 +155,14 @@ def test_what_shortens_a_sequence_by_less_than_a_little_is_not_generated() -> No
         assert ({0: 0, 1: 0} in known.of([frozenset({0, 1})])) is is_generated
 
 
+def test_many_devices_fit_side_by_side_by_groups() -> None:
+    """Of 128 in pairs 64 beside 64, and, as halves of pairs are counted whole, not 65 beside 63."""
+    for count, length_s in ((64, 1.0), (65, 2.0)):
+        points = ([((count, 0), 1.0)], [((128 - count, 0), 1.0)])
+        problem = problem_of({"fast": 128, "slow": 1}, a=Has(1, points[0]), b=Has(1, points[1]))
+        assert sum(sequence(problem, {0, 1}).values()) == pytest.approx(length_s)
+
+
 def test_known_patterns_are_those_whose_nodes_a_set_has_each_once() -> None:
     known = KnownPatterns()
     assert known.add([{0: 1, 1: 0}, {1: 0, 0: 1}])
