@@ -111,6 +111,28 @@ def test_what_is_justified_is_changed_from_then_on(monkeypatch: pytest.MonkeyPat
     assert max(gained) > 0.1
 
 
+def test_what_is_justified_is_left_where_its_sums_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here justification would have a run on both types, a second shorter, and 3 s of sums longer."""
+    monkeypatch.setattr(climb_module, "JUSTIFIED", 1.0)
+    asked: list[float] = []
+
+    def justified(self: Backfill, timed: Sequence[Timed]) -> tuple[list[Timed], float]:
+        found = self.timed([(node, 1 if node == 0 else point, ops) for (node, point, ops), *_ in timed])
+        asked.append(found[1])
+        return found
+
+    monkeypatch.setattr(Backfill, "justified", justified)
+    problem = problem_of(
+        {"fast": 1, "slow": 1},
+        a=Has(1, [((1, 0), 2.0), ((1, 1), 1.0)], (), {"param_bytes_per_op": 30 * GB}),
+        b=Has(1, [((0, 1), 1.0), ((1, 0), 0.25)], ("a",)),
+    )
+    found = climbed(problem, start_of(problem, [(0, 0, 1), (1, 0, 1)]), 400)
+    assert min(asked) == 1.25
+    assert [job for job, *_ in found.timed] == [(0, 0, 1), (1, 1, 1)]
+    assert found.iteration_s == pytest.approx(2.25)
+
+
 def test_another_seed_has_other_changes() -> None:
     problem, start = drawn(8)
     assert len({tuple(climbed(problem, start, 200, seed).timed) for seed in range(5)}) > 1

@@ -195,6 +195,27 @@ def test_baselines_are_looked_at_as_long_as_they_could_be_faster(monkeypatch: py
     assert with_baselines(monkeypatch, None, (16.0, 16.0), (15.0, 19.0)) == (16.0, True, [15.0, 16.0])
 
 
+def test_a_baseline_is_looked_at_on_its_devices_and_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None fits, so that all are. By peaks of these types, which are not known, there is none."""
+    looked_at: list[tuple[str, bool]] = []
+
+    def noted(_: Problem, draft: Draft) -> None:
+        looked_at.append((draft.name, draft.devices is None))
+
+    monkeypatch.setattr(posed_module, "search", lambda *_, **__: [])
+    monkeypatch.setattr(posed_module, "judge", noted)
+    monkeypatch.setattr(posed_module, "pipelines", lambda *_: [])
+    metaop = metaop_on_types("t/net", 2, {"fast": 1.0, "slow": 2.0})
+    posed = SeveralTypes().posed(profile_on_types(metaop), cluster_of_types({"fast": 1, "slow": 1}))
+    assert posed.best("spindle", 0) == (None, False)
+    assert sorted(looked_at) == [
+        ("dp-even", False),
+        ("sequential", False),
+        ("spindle", True),
+        ("spindle", True),
+    ]
+
+
 def test_memory_is_short_where_a_baseline_that_could_be_faster_does_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
