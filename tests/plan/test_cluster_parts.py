@@ -8,10 +8,14 @@ from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.links import BetweenLink, Link, Links
+from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.bound import mixed_bound
-from spindle_cli.plan.mixed.parts import parts_of, parts_that_could_be_faster
+from spindle_cli.plan.mixed.parts import on_best_part, parts_of, parts_that_could_be_faster
 from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.schedule import Draft, whole_slice
+from spindle_cli.plan.search.judge import judge_as_placed
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 from spindle_cli.simulate.run import simulate
@@ -126,3 +130,52 @@ def test_a_part_has_all_ops_to_run_on_what_its_devices_do_together() -> None:
         (0,): 24.0,
         (2,): 24.0,
     }
+
+
+SAID = "idle: sums over the links to more nodes would take longer than these save."
+
+
+def on_devices(problem: Problem, devices: tuple[int, ...], note: str | None = None) -> Found:
+    """The only MetaOp's plan on these."""
+    (node,) = problem.nodes
+    kinds = [problem.cluster.type_of[device] for device in devices]
+    counts = tuple(kinds.count(kind) for kind in problem.cluster.types)
+    point = next(point for point in node.points if point.counts == counts)
+    draft = Draft("spindle", (whole_slice(node, point, 0.0, point.op_s),), (devices,))
+    judged = judge_as_placed(problem, draft)
+    assert judged is not None
+    return Found(judged, is_short=False, note=note)
+
+
+def said_of(profile: Profile, cluster: Cluster, devices: tuple[int, ...], note: str | None = None) -> Found:
+    """The best plan where one on these devices is that of a search, and no part has a plan."""
+    problem = make_mixed_problem(profile, cluster)
+    whole = on_devices(problem, devices, note)
+    found = on_best_part(problem, mixed_bound(problem), whole, lambda _: None)
+    assert found.best is whole.best
+    return found
+
+
+@pytest.mark.parametrize(
+    ("devices", "note", "expected"),
+    [
+        ((0,), None, f"2 devices stay {SAID}"),
+        ((1, 2), None, f"1 device stays {SAID}"),
+        ((0,), "Memory asks for less.", f"Memory asks for less. 2 devices stay {SAID}"),
+        ((0, 1), None, None),  # of the second node's devices one: the other is not idle for its link
+        ((0, 1), "Memory asks for less.", "Memory asks for less."),
+    ],
+)
+def test_a_plan_of_a_search_that_leaves_nodes_idle_says_so(
+    devices: tuple[int, ...], note: str | None, expected: str | None
+) -> None:
+    """By itself, not because a part of the cluster is planned for."""
+    cluster = cluster_of_types({"fast": 1, "slow": 2})
+    assert said_of(net(2**10), cluster, devices, note).note == expected
+
+
+def test_a_node_that_would_not_compute_anyway_is_not_said_to_be_idle() -> None:
+    """It takes longer for one of six samples than the fast ones for all of them; or else it would."""
+    cluster = cluster_of_types({"fast": 2, "slow": 1})
+    assert said_of(net(2**10, fast=1.0, slow=100.0), cluster, (0, 1)).note is None
+    assert said_of(net(2**10, fast=1.0, slow=1.0), cluster, (0, 1)).note == f"1 device stays {SAID}"

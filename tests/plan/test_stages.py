@@ -307,6 +307,23 @@ def test_tasks_that_exchange_values_stay_cut_alike(monkeypatch: pytest.MonkeyPat
     assert len(tried) == len({tuple(sorted(counts.items())) for counts in tried})
 
 
+@pytest.mark.parametrize(("batch_size", "is_tried"), [(32, True), (16, False)])
+@pytest.mark.parametrize("takes", ["a/net", None])
+def test_where_values_of_other_batches_are_taken_no_pipeline_is_tried(
+    monkeypatch: pytest.MonkeyPatch, batch_size: int, takes: str | None, *, is_tried: bool
+) -> None:
+    """No program runs such MetaOps, so none can be simulated; of what takes nothing any batch will do."""
+    tried: list[object] = []
+    monkeypatch.setattr(pipelined, "_best_of", lambda *of: tried.append(of))
+    curve = {n: seconds for n, seconds in UP_TO_32.items() if n <= batch_size}
+    inputs = () if takes is None else (takes,)
+    other = cuttable("b/net", 1, curve, inputs=inputs)
+    whole = Found(judged(4.0), is_short=False)
+    profile = profile_of(cuttable("a/net", 4, UP_TO_32), other)
+    assert pipelined.in_pipelines(profile, apart(4), whole, 0.0, predicted_s) is whole
+    assert bool(tried) is (is_tried or takes is None)
+
+
 def test_a_task_that_small_shares_do_not_serve_stays_whole_beside_a_pipeline() -> None:
     """A chain of layers of 64 MiB, 6.4 s on a device, and a task that takes 1.6 s for each micro-batch: in
     four of both it would take as long as the chain.

@@ -61,8 +61,7 @@ class Backfill:
         room = problem.devices_of_types
         self._room = _packed(room)
         self._guards = _packed((1 << (FIELD_BITS - 1),) * len(room))
-        self._behind_s = _longest_chains(problem, self._consumers, problem.order[::-1])
-        self._before_s = _longest_chains(problem, self._inputs, problem.order)
+        self._behind_s = _longest_chains(problem)
 
     def timed(self, jobs: Sequence[Job], *, backwards: bool = False) -> tuple[list[Timed], float]:
         """The jobs with their times, in the order given, and when the last one ends.
@@ -102,7 +101,8 @@ class Backfill:
         kept = first // STRIDE
         state = trail.states[kept].copy()
         timed = self._go_on(state, jobs[kept * STRIDE :], within_s)
-        return None if timed is None else (trail.timed[: kept * STRIDE] + timed, max(state.ends))
+        end_s = max(state.ends)  # perhaps of a job of the trail, which is not looked at again
+        return None if timed is None or end_s > within_s else (trail.timed[: kept * STRIDE] + timed, end_s)
 
     def _empty(self) -> _State:
         return _State([0.0], [self._room], [0.0] * len(self._op_s))
@@ -110,12 +110,13 @@ class Backfill:
     def _go_on(
         self, state: _State, jobs: Sequence[Job], within_s: float, *, backwards: bool = False
     ) -> list[Timed] | None:
-        """Start some jobs more, in a state that is changed; None if the last one of all ends after
+        """Start some jobs more, in a state that is changed; None if the last one of these ends after
         `within_s`.
+
+        Args:
+            within_s: backwards none.
         """
-        inputs, behind_s = self._inputs, self._behind_s
-        if backwards:
-            inputs, behind_s = self._consumers, self._before_s
+        inputs, behind_s = self._consumers if backwards else self._inputs, self._behind_s
         guards, op_s, needed, hardly_s = self._guards, self._op_s, self._needed, self._hardly_s
         times, free, ends = state.times, state.free, state.ends
         timed: list[Timed] = []
@@ -140,11 +141,8 @@ class Backfill:
                 place += 1
             if start_s > latest_s:
                 return None
+            # A job starts at one of the times: at 0, or when another one ends.
             end_s = start_s + lasts_s
-            if times[first] < start_s - hardly_s:
-                first += 1
-                times.insert(first, start_s)
-                free.insert(first, free[first - 1])
             last = bisect_right(times, end_s + hardly_s) - 1
             if times[last] < end_s - hardly_s:
                 last += 1
@@ -178,12 +176,10 @@ def _packed(counts: Sequence[int]) -> int:
     return sum(count << (FIELD_BITS * place) for place, count in enumerate(counts))
 
 
-def _longest_chains(
-    problem: Problem, following: Sequence[Sequence[int]], last_first: Sequence[int]
-) -> list[float]:
+def _longest_chains(problem: Problem) -> list[float]:
     """Of each node, the seconds of the longest chain behind it, each node on its fastest allocation."""
     chains_s = [0.0] * len(problem.nodes)
-    for node in last_first:
-        for other in following[node]:
+    for node in reversed(problem.order):
+        for other in problem.nodes[node].consumers:
             chains_s[node] = max(chains_s[node], problem.nodes[other].shortest_s + chains_s[other])
     return chains_s

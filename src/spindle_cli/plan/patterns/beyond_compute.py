@@ -11,6 +11,7 @@ from math import inf
 
 from spindle_cli.account.groups import ParameterBlock
 from spindle_cli.costs.links import bandwidth_bytes_per_s, per_node, spread_all_reduce_s
+from spindle_cli.costs.memory import inner_bytes
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Node, Point, Problem
 from spindle_cli.plan.search.listing import Timed
@@ -132,12 +133,12 @@ def _bytes_by_users(problem: Problem) -> dict[frozenset[int], float]:
 
 
 def _moving_s(problem: Problem, node: Node) -> list[float]:
-    """Of each point, what activations take to or from as many devices of other nodes, with their gradients:
-    as much as that adds.
+    """Of each point, what the activations that a node's ops hand on to each other take to or from as many
+    devices on other nodes of the cluster, with their gradients: as much as that adds.
     """
     links = problem.cluster.links
     slowest = min(bandwidth_bytes_per_s(SUM_BYTES, link) for link in (links.inter_node, *links.between))
-    both_s = 2 * node.metaop.output_bytes / slowest
+    both_s = 2 * inner_bytes(node.metaop) / slowest
     return [MOVING_ADDS * both_s / point.num_devices for point in node.points]
 
 

@@ -21,14 +21,12 @@ class _Run:
 
     Attributes:
         seconds: all together.
-        start_s: of the first.
         last: number of the last pattern that it is in.
     """
 
     node: int
     point: int
     seconds: float
-    start_s: float
     last: int
 
 
@@ -66,29 +64,27 @@ def jobs_of(problem: Problem, patterns: Sequence[tuple[Pattern, float]], *, over
     runs = _runs(patterns, over_gaps=over_gaps)
     last_of = {run.node: run for run in runs}
     ops, done = [0.0] * len(problem.nodes), [0] * len(problem.nodes)
-    jobs: list[tuple[float, Job]] = []
+    jobs: list[Job] = []
     for run in runs:
         node = problem.nodes[run.node]
         ops[run.node] += run.seconds / node.points[run.point].op_s
         until = node.num_ops if run is last_of[run.node] else min(round(ops[run.node]), node.num_ops)
         if until > done[run.node]:
-            jobs.append((run.start_s, (run.node, run.point, until - done[run.node])))
+            jobs.append((run.node, run.point, until - done[run.node]))
             done[run.node] = until
-    jobs.sort(key=lambda item: item[0])
-    return [job for _, job in jobs]
+    return jobs
 
 
 def _runs(patterns: Sequence[tuple[Pattern, float]], *, over_gaps: bool) -> list[_Run]:
+    """In order of start."""
     runs: list[_Run] = []
     latest: dict[int, _Run] = {}
-    now_s = 0.0
     for number, (pattern, seconds) in enumerate(patterns):
         for node, point in pattern.items():
             run = latest.get(node)
             if run is None or run.point != point or not (over_gaps or run.last == number - 1):
-                run = latest[node] = _Run(node, point, 0.0, now_s, number)
+                run = latest[node] = _Run(node, point, 0.0, number)
                 runs.append(run)
             run.seconds += seconds
             run.last = number
-        now_s += seconds
     return runs
