@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.patterns.backfill import capacities, counts_of
 from spindle_cli.plan.problem import Point, Problem, make_problem
 from spindle_cli.plan.search.listing import Job, Timed
 
@@ -124,11 +123,9 @@ def what_is_wrong(problem: Problem, timed: Sequence[Timed]) -> list[str]:
     for _, at_s, _ in timed:
         now_s = at_s + 2 * hardly
         busy = [
-            counts_of(nodes[job[0]].points[job[1]])
-            for job, start_s, end_s in timed
-            if start_s <= now_s < end_s
+            nodes[job[0]].points[job[1]].of_types for job, start_s, end_s in timed if start_s <= now_s < end_s
         ]
-        for kind, most in enumerate(capacities(problem)):
+        for kind, most in enumerate(problem.devices_of_types):
             if sum(counts[kind] for counts in busy) > most:
                 wrong.append(f"more than {most} devices of type {kind} at {now_s}")
     return wrong

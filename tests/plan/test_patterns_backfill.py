@@ -16,8 +16,6 @@ from spindle_cli.plan.patterns import backfill as backfill_module
 from spindle_cli.plan.patterns.backfill import (
     STRIDE,
     Backfill,
-    capacities,
-    counts_of,
     first_started_first,
     last_ended_first,
 )
@@ -188,8 +186,8 @@ def test_what_cannot_end_in_time_is_left_at_the_first_job_that_shows_it(
 
 def test_on_one_type_devices_are_those_of_its_points() -> None:
     problem = make_problem(profile_of(metaop_of("t/a", 1, {1: 2.0, 2: 1.0})), cluster_of(3))
-    assert capacities(problem) == (3,)
-    assert [counts_of(point) for point in problem.nodes[0].points] == [(1,), (2,)]
+    assert problem.devices_of_types == (3,)
+    assert [point.of_types for point in problem.nodes[0].points] == [(1,), (2,)]
     assert Backfill(problem).timed([(0, 1, 1)])[1] == 1.0
 
 
@@ -210,19 +208,19 @@ def by_all_starts(problem: Problem, jobs: list[Job], *, backwards: bool = False)
         own = problem.nodes[node]
         waits_for = {node, *(own.consumers if backwards else own.inputs)}
         ready_s = max((end_s for job, _, end_s in found if job[0] in waits_for), default=0.0)
-        lasts_s, taken = ops * own.points[point].op_s, counts_of(own.points[point])
+        lasts_s, taken = ops * own.points[point].op_s, own.points[point].of_types
 
         def fits(start_s: float, lasts_s: float = lasts_s, taken: tuple[int, ...] = taken) -> bool:
             times = {start_s, *(time for _, time, _ in found if start_s < time < start_s + lasts_s)}
             for at_s in times:
                 busy = [
-                    counts_of(problem.nodes[job[0]].points[job[1]])
+                    problem.nodes[job[0]].points[job[1]].of_types
                     for job, first_s, last_s in found
                     if first_s <= at_s < last_s
                 ]
                 if any(
                     sum(column) > most
-                    for *column, most in zip(*busy, taken, capacities(problem), strict=True)
+                    for *column, most in zip(*busy, taken, problem.devices_of_types, strict=True)
                 ):
                     return False
             return True

@@ -12,10 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.examples import examples
+from spindle_cli.plan.bound.knapsack import Worth, best_pattern
 from spindle_cli.plan.bound.patterns import Pattern, patterns_of
-from spindle_cli.plan.patterns.backfill import Backfill, capacities, counts_of
-from spindle_cli.plan.patterns.pricing import MOST_GROUPS, MOST_LOOKED_AT, Worth, best_pattern, groups_of
-from spindle_cli.plan.patterns.program import CLOSE_ENOUGH, KnownPatterns, PatternProgram
+from spindle_cli.plan.patterns.backfill import Backfill
+from spindle_cli.plan.patterns.program import (
+    CLOSE_ENOUGH,
+    MOST_GROUPS,
+    MOST_LOOKED_AT,
+    KnownPatterns,
+    PatternProgram,
+    groups_of,
+)
 from spindle_cli.plan.patterns.side_by_side import Set, sets_in_order
 from spindle_cli.plan.problem import Problem
 
@@ -85,7 +92,7 @@ def sequence(
     problem: Problem, *sets: set[int], known: KnownPatterns | None = None, rounds: int = 30
 ) -> dict[frozenset[tuple[int, int]], float]:
     """The patterns of the shortest sequence and their seconds, a second of all devices worth one."""
-    kinds = capacities(problem)
+    kinds = problem.devices_of_types
     program = PatternProgram(problem, [1 / sum(kinds)] * len(kinds), known or KnownPatterns())
     found = program.shortest([frozenset(own) for own in sets], rounds)
     seconds = {frozenset(pattern.items()): seconds for pattern, seconds in found}
@@ -189,14 +196,14 @@ def test_allocations_are_looked_at_that_are_worth_most_beyond_their_devices() ->
 def least_s(problem: Problem, sets: Sequence[Set]) -> float:
     """The length of the shortest sequence, of all patterns that there are."""
     known = KnownPatterns()
-    room = capacities(problem)
+    room = problem.devices_of_types
     for own in sets:
         options = [
             [None, *range(len(node.points))] if node.index in own else [None] for node in problem.nodes
         ]
         for chosen in product(*options):
             pattern: Pattern = {node: point for node, point in enumerate(chosen) if point is not None}
-            taken = [counts_of(problem.nodes[node].points[point]) for node, point in pattern.items()]
+            taken = [problem.nodes[node].points[point].of_types for node, point in pattern.items()]
             if pattern and all(sum(each[kind] for each in taken) <= most for kind, most in enumerate(room)):
                 known.add([pattern])
     program = PatternProgram(problem, [1 / sum(room)] * len(room), known)
@@ -218,7 +225,7 @@ def test_a_sequence_is_nearly_as_short_as_one_of_all_patterns_and_no_longer_than
     for patterns in ([], patterns_of(spans)):
         known = KnownPatterns()
         known.add(patterns)
-        room = capacities(problem)
+        room = problem.devices_of_types
         found = PatternProgram(problem, [1 / sum(room)] * len(room), known).shortest(sets)
         assert shortest_s * (1 - 1e-6) <= sum(seconds for _, seconds in found)
         assert sum(seconds for _, seconds in found) <= shortest_s * (1 + CLOSE_ENOUGH + 1e-6)

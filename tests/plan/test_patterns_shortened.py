@@ -19,7 +19,7 @@ from spindle_cli.plan.mixed.bound import mixed_bound
 from spindle_cli.plan.mixed.dispatching.search import search
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.patterns import shorten as shorten_module
-from spindle_cli.plan.patterns.backfill import Backfill, capacities
+from spindle_cli.plan.patterns.backfill import Backfill
 from spindle_cli.plan.patterns.beyond_compute import BeyondCompute
 from spindle_cli.plan.patterns.climb import JOB_SHARE, Climber, Schedule
 from spindle_cli.plan.patterns.program import PatternProgram
@@ -34,7 +34,7 @@ GB = 10**9
 
 def prices(problem: Problem) -> list[float]:
     """All devices worth the same."""
-    kinds = capacities(problem)
+    kinds = problem.devices_of_types
     return [1 / sum(kinds)] * len(kinds)
 
 
