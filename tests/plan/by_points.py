@@ -129,3 +129,14 @@ def what_is_wrong(problem: Problem, timed: Sequence[Timed]) -> list[str]:
             if sum(counts[kind] for counts in busy) > most:
                 wrong.append(f"more than {most} devices of type {kind} at {now_s}")
     return wrong
+
+
+def chain_behind_two() -> Problem:
+    """Jobs z and w of 1 and 3 s, and a chain x, y of 1 and 3 s, on two devices."""
+    return problem_of(
+        {"fast": 2},
+        z=Has(1, [((1,), 1.0)]),
+        w=Has(1, [((1,), 3.0)]),
+        x=Has(1, [((1,), 1.0)]),
+        y=Has(1, [((1,), 3.0)], ("x",)),
+    )

@@ -10,7 +10,7 @@ from spindle_cli.costs.links import Spread, per_node
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.bound.patterns import pattern_bound_s, patterns_of
+from spindle_cli.plan.bound.patterns import pattern_bound_s, patterns_of, sets_by_part
 from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice
@@ -48,6 +48,21 @@ def test_what_waits_for_each_other_never_shares_a_pattern() -> None:
     first = metaop_of("a/m", 2, {1: 1.0})
     problem = make_problem(profile_of(first, metaop_of("a/n", 2, {1: 1.0}, inputs=("a/m",))), cluster_of(2))
     assert pattern_bound_s(problem) == pytest.approx(4.0, rel=1e-3)
+
+
+def test_the_largest_sets_that_do_not_wait_are_told_by_parts() -> None:
+    """a before b, c beside both, d by itself; of the first part one of a and b, with c or without."""
+    metaops = [
+        metaop_of("t/a", 1, {1: 1.0}),
+        metaop_of("t/b", 1, {1: 1.0}, inputs=("t/a",)),
+        metaop_of("t/c", 1, {1: 1.0}),
+        metaop_of("t/e", 1, {1: 1.0}, inputs=("t/b", "t/c")),
+        metaop_of("u/d", 1, {1: 1.0}),
+    ]
+    problem = make_problem(profile_of(*metaops), cluster_of(2))
+    assert sets_by_part(problem) == [[[0, 2], [1, 2], [3]], [[4]]]
+    last_first = make_problem(profile_of(*reversed(metaops)), cluster_of(2))
+    assert sets_by_part(last_first) == [[[0]], [[1], [2, 3], [2, 4]]]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -6,7 +6,7 @@ from copy import deepcopy
 from random import Random
 
 import pytest
-from by_points import Has, end_of, problem_of, random_jobs, random_problem, what_is_wrong
+from by_points import Has, chain_behind_two, end_of, problem_of, random_jobs, random_problem, what_is_wrong
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ from spindle_cli.plan.patterns.backfill import (
     first_started_first,
     last_ended_first,
 )
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.problem import Point, Problem, make_problem
 from spindle_cli.plan.search.listing import Job, Timed
 
 FOUR = {"fast": 4}
@@ -126,13 +126,7 @@ def test_a_list_is_ordered_by_start_or_from_its_end() -> None:
 
 def test_justification_makes_what_has_slack_wait() -> None:
     """z and w start on two devices before x and y, a chain of 1 and 3 s: 5 s; from the end y is first."""
-    problem = problem_of(
-        {"fast": 2},
-        z=Has(1, [((1,), 1.0)]),
-        w=Has(1, [((1,), 3.0)]),
-        x=Has(1, [((1,), 1.0)]),
-        y=Has(1, [((1,), 3.0)], ("x",)),
-    )
+    problem = chain_behind_two()
     backfill = Backfill(problem)
     timed, end_s = backfill.timed(whole(problem))
     assert (spans(timed), end_s) == ([(0.0, 1.0), (0.0, 3.0), (1.0, 2.0), (2.0, 5.0)], 5.0)
@@ -189,6 +183,8 @@ def test_on_one_type_devices_are_those_of_its_points() -> None:
     assert problem.devices_of_types == (3,)
     assert [point.of_types for point in problem.nodes[0].points] == [(1,), (2,)]
     assert Backfill(problem).timed([(0, 1, 1)])[1] == 1.0
+    split = Point(num_devices=4, dp=2, tp=2, forward_s=1.0, backward_s=1.0, op_s=2.0)
+    assert split.of_types == (4,)
 
 
 def test_types_have_room_for_as_many_devices_as_anyone_has() -> None:

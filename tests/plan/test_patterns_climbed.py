@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from by_points import Has, problem_of, random_jobs, random_problem, what_is_wrong
+from by_points import Has, chain_behind_two, problem_of, random_jobs, random_problem, what_is_wrong
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -140,13 +140,7 @@ def test_another_seed_has_other_changes() -> None:
 
 def test_a_job_is_moved_to_where_it_is_in_no_ones_way() -> None:
     """A chain of 1 and 3 s behind two jobs of 1 and 3 s on two devices ends at 5 s; before them at 4 s."""
-    problem = problem_of(
-        {"fast": 2},
-        z=Has(1, [((1,), 1.0)]),
-        w=Has(1, [((1,), 3.0)]),
-        x=Has(1, [((1,), 1.0)]),
-        y=Has(1, [((1,), 3.0)], ("x",)),
-    )
+    problem = chain_behind_two()
     start = start_of(problem, [(node, 0, 1) for node in range(4)])
     assert start.end_s == 5.0
     assert climbed(problem, start, 1000).end_s == 4.0

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.examples import examples
-from spindle_cli.plan.bound.knapsack import Worth, best_pattern
+from spindle_cli.plan.bound.knapsack import Worth, best_of_parts, best_pattern
 from spindle_cli.plan.bound.patterns import Pattern, patterns_of
 from spindle_cli.plan.patterns.backfill import Backfill
 from spindle_cli.plan.patterns.program import (
@@ -78,6 +78,32 @@ def test_no_pattern_is_worth_more_than_the_best_one(seed: int, num_types: int) -
     chosen = [worth[node][point - 100] for node, point in pattern.items()]
     assert sum(each.value for each in chosen) == value
     assert all(sum(each.groups[kind] for each in chosen) <= most for kind, most in enumerate(room))
+
+
+@given(seed=st.integers(0, 10**6))
+@examples(100)
+def test_of_each_part_a_pattern_has_nodes_of_one_set(seed: int) -> None:
+    random = Random(seed)
+    room = [random.randint(1, 4), random.randint(0, 3)]
+    worth = {
+        node: [
+            Worth(place, (random.randint(0, 3), random.randint(0, 2)), random.randint(1, 12) / 4)
+            for place in range(random.randint(0, 3))
+        ]
+        for node in range(6)
+    }
+    parts = [
+        [random.sample(own, random.randint(1, 3)) for _ in range(random.randint(1, 3))]
+        for own in ([0, 1, 2], [3, 4, 5])
+    ]
+    value, pattern = best_of_parts(parts, worth, room)
+    assert value == max(by_all_patterns([*one, *other], worth, room) for one, other in product(*parts))
+    chosen = [worth[node][point] for node, point in pattern.items()]
+    assert sum(each.value for each in chosen) == value
+    assert all(sum(each.groups[kind] for each in chosen) <= most for kind, most in enumerate(room))
+    for sets in parts:
+        own = pattern.keys() & {node for nodes in sets for node in nodes}
+        assert any(own <= set(nodes) for nodes in sets)
 
 
 def test_of_each_node_a_pattern_has_one_allocation_or_none() -> None:

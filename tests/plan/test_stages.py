@@ -308,7 +308,7 @@ def test_tasks_that_exchange_values_stay_cut_alike(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("batch_size", "is_tried"), [(32, True), (16, False)])
-@pytest.mark.parametrize("takes", ["a/net", None])
+@pytest.mark.parametrize("takes", ["a/net", "b/net", None])
 def test_where_values_of_other_batches_are_taken_no_pipeline_is_tried(
     monkeypatch: pytest.MonkeyPatch, batch_size: int, takes: str | None, *, is_tried: bool
 ) -> None:
@@ -316,10 +316,10 @@ def test_where_values_of_other_batches_are_taken_no_pipeline_is_tried(
     tried: list[object] = []
     monkeypatch.setattr(pipelined, "_best_of", lambda *of: tried.append(of))
     curve = {n: seconds for n, seconds in UP_TO_32.items() if n <= batch_size}
-    inputs = () if takes is None else (takes,)
-    other = cuttable("b/net", 1, curve, inputs=inputs)
+    first = cuttable("a/net", 4, UP_TO_32, inputs=("b/net",) if takes == "b/net" else ())
+    other = cuttable("b/net", 1, curve, inputs=("a/net",) if takes == "a/net" else ())
     whole = Found(judged(4.0), is_short=False)
-    profile = profile_of(cuttable("a/net", 4, UP_TO_32), other)
+    profile = profile_of(first, other)
     assert pipelined.in_pipelines(profile, apart(4), whole, 0.0, predicted_s) is whole
     assert bool(tried) is (is_tried or takes is None)
 

@@ -17,7 +17,7 @@ Pattern = dict[int, int]  # node -> index of its point
 _HARDLY = 1e-12
 
 _Values = npt.NDArray[np.float64]
-_Choice = npt.NDArray[np.int16]
+_Choice = npt.NDArray[np.int32]
 
 
 class Worth(NamedTuple):
@@ -68,7 +68,7 @@ def best_of_parts(
     values = np.zeros(tuple(groups + 1 for groups in room))  # by what is free, of the parts so far
     done: list[_Part] = []
     for sets in parts:
-        best, chosen, choices = values, np.full(values.shape, -1, np.int16), []
+        best, chosen, choices = values, np.full(values.shape, -1, np.int32), []
         for number, nodes in enumerate(sets):
             own, choice = _with_nodes(values, nodes, worth)
             is_better = own > best + _HARDLY
@@ -96,7 +96,7 @@ def _with_nodes(
     shape = values.shape
     choices: list[tuple[int, _Choice]] = []
     for node in nodes:
-        with_node, choice = values.copy(), np.full(shape, -1, np.int16)
+        with_node, choice = values.copy(), np.full(shape, -1, np.int32)
         for number, own in enumerate(worth[node]):
             if any(taken >= size for taken, size in zip(own.groups, shape, strict=True)):
                 continue

@@ -27,15 +27,30 @@ Slower than planning by far: for benchmarks and doubts, not for every plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import networkx as nx
 
 from spindle_cli.plan.bound.knapsack import Pattern, Worth, best_of_parts
-from spindle_cli.plan.bound.solver import LinearProgram, Solution
+from spindle_cli.plan.bound.solver import LinearProgram
 from spindle_cli.plan.problem import Problem
 
 # What the solver's tolerances may be off by.
 _SLACK = 1e-6
+
+
+class Sequenced(NamedTuple):
+    """Patterns that take turns.
+
+    Attributes:
+        length_s: of all together.
+        seconds: of each pattern.
+        op_worth_s: of each node, by how much an op more would make the sequence longer.
+    """
+
+    length_s: float
+    seconds: list[float]
+    op_worth_s: list[float]
 
 
 def pattern_bound_s(
@@ -52,17 +67,42 @@ def pattern_bound_s(
         SolverError: the solver failed.
     """
     known = [{node.index: len(node.points) - 1} for node in problem.nodes] + list(patterns)
-    parts = side_by_side(problem)
-    best = 0.0
+    parts = sets_by_part(problem)
+    best_s = 0.0
     for _ in range(max_patterns):
-        solution = _solve(problem, known)
-        value, pattern = best_of_parts(parts, _worth(problem, solution), problem.devices_of_types)
+        found = shortest_sequence(problem, known)
+        value, pattern = best_of_parts(parts, _worth(problem, found.op_worth_s), problem.devices_of_types)
         # Dual values divided by this satisfy the constraint of every pattern.
-        best = max(best, solution.objective / max(1.0, value))
-        if best >= solution.objective * (1 - precision):
+        best_s = max(best_s, found.length_s / max(1.0, value))
+        if best_s >= found.length_s * (1 - precision):
             break
         known.append(pattern)
-    return best * problem.serial_s * (1 - _SLACK)
+    return best_s * (1 - _SLACK)
+
+
+def shortest_sequence(problem: Problem, patterns: Sequence[Pattern]) -> Sequenced:
+    """The program over these patterns, among which each node is in one at least.
+
+    Raises:
+        SolverError: the solver failed (never for a valid problem).
+    """
+    unit_s = problem.serial_s
+    program = LinearProgram("sequence_of_patterns")
+    turns = [program.variable(f"t_{number}") for number in range(len(patterns))]
+    program.minimise(dict.fromkeys(turns, 1.0))
+    rows: list[dict[Any, float]] = [{} for _ in problem.nodes]
+    for turn, pattern in zip(turns, patterns, strict=True):
+        for index, point in pattern.items():
+            node = problem.nodes[index]
+            rows[index][turn] = unit_s / (node.points[point].op_s * node.num_ops)
+    for index, row in enumerate(rows):
+        program.equal(f"ops_{index}", row, 1.0)
+    solution = program.solve()
+    return Sequenced(
+        solution.objective * unit_s,
+        [solution.values[f"t_{number}"] * unit_s for number in range(len(patterns))],
+        [solution.duals[f"ops_{node.index}"] * unit_s / node.num_ops for node in problem.nodes],
+    )
 
 
 def patterns_of(spans: Sequence[tuple[int, int, float, float]]) -> list[Pattern]:
@@ -75,7 +115,7 @@ def patterns_of(spans: Sequence[tuple[int, int, float, float]]) -> list[Pattern]
     return [dict(pattern) for pattern in sorted(found) if pattern]
 
 
-def side_by_side(problem: Problem) -> list[list[list[int]]]:
+def sets_by_part(problem: Problem) -> list[list[list[int]]]:
     """Of each part of the graph that hangs together, the largest sets of nodes of which none waits for
     another.
     """
@@ -103,28 +143,13 @@ def ancestors(problem: Problem) -> list[frozenset[int]]:
     return found
 
 
-def _solve(problem: Problem, patterns: Sequence[Pattern]) -> Solution:
-    """The program over these patterns; seconds in `serial_s`, ops in L_m."""
-    unit_s = problem.serial_s
-    program = LinearProgram("patterns")
-    seconds = [program.variable(f"t_{number}") for number in range(len(patterns))]
-    program.minimise(dict.fromkeys(seconds, 1.0))
-    for node in problem.nodes:
-        i = node.index
-        own = {t: pattern[i] for t, pattern in zip(seconds, patterns, strict=True) if i in pattern}
-        program.equal(
-            f"ops_{i}", {t: unit_s / (node.points[k].op_s * node.num_ops) for t, k in own.items()}, 1.0
-        )
-    return program.solve()
-
-
-def _worth(problem: Problem, solution: Solution) -> dict[int, list[Worth]]:
+def _worth(problem: Problem, op_worth_s: Sequence[float]) -> dict[int, list[Worth]]:
     """By node, what a second of each of its points in a pattern is worth; none where no second is."""
-    unit_s = problem.serial_s
-    worth: dict[int, list[Worth]] = {}
-    for node in problem.nodes:
-        an_op = solution.duals[f"ops_{node.index}"] * unit_s / node.num_ops
-        worth[node.index] = [
-            Worth(k, point.of_types, an_op / point.op_s) for k, point in enumerate(node.points) if an_op > 0
+    return {
+        node.index: [
+            Worth(k, point.of_types, op_worth_s[node.index] / point.op_s)
+            for k, point in enumerate(node.points)
+            if op_worth_s[node.index] > 0
         ]
-    return worth
+        for node in problem.nodes
+    }

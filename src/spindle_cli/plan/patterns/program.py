@@ -16,10 +16,9 @@ what comes out is a schedule but for the rounding of ops.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from spindle_cli.plan.bound.knapsack import Pattern, Worth, best_pattern
-from spindle_cli.plan.bound.solver import LinearProgram
+from spindle_cli.plan.bound.patterns import shortest_sequence
 from spindle_cli.plan.patterns.side_by_side import Set
 from spindle_cli.plan.problem import Node, Problem
 
@@ -96,33 +95,13 @@ class PatternProgram:
         largest.sort(key=sorted)
         for _ in range(rounds):
             allowed = self._known.of(largest)
-            seconds, worth_s = self._solved(allowed)
+            _, seconds, worth_s = shortest_sequence(self._problem, allowed)
             worth = {node.index: self._worth(node, worth_s[node.index]) for node in self._problem.nodes}
             found = [best_pattern(sorted(own), worth, self._room) for own in largest]
             if not self._known.add(pattern for value, pattern in found if value > 1 + CLOSE_ENOUGH):
                 break
         least_s = HARDLY * sum(seconds)
         return [each for each in zip(allowed, seconds, strict=True) if each[1] > least_s]
-
-    def _solved(self, patterns: Sequence[Pattern]) -> tuple[list[float], list[float]]:
-        """Seconds of each pattern in the optimum, and of each node what an op is worth, in seconds."""
-        unit_s = self._problem.serial_s
-        program = LinearProgram("sequence_of_patterns")
-        turns = [program.variable(f"t_{number}") for number in range(len(patterns))]
-        program.minimise(dict.fromkeys(turns, 1.0))
-        rows: list[dict[Any, float]] = [{} for _ in self._problem.nodes]
-        for turn, pattern in zip(turns, patterns, strict=True):
-            for index, point in pattern.items():
-                node = self._problem.nodes[index]
-                rows[index][turn] = unit_s / (node.points[point].op_s * node.num_ops)
-        for index, row in enumerate(rows):
-            program.equal(f"ops_{index}", row, 1.0)
-        solution = program.solve()
-        seconds = [solution.values[f"t_{number}"] * unit_s for number in range(len(patterns))]
-        worth_s = [
-            solution.duals[f"ops_{node.index}"] * unit_s / node.num_ops for node in self._problem.nodes
-        ]
-        return seconds, worth_s
 
     def _worth(self, node: Node, op_worth_s: float) -> list[Worth]:
         """Of a node's allocations those worth most beyond their devices, if an op is worth so much."""
