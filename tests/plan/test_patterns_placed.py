@@ -44,6 +44,7 @@ class ByHand:
         mixing: Sequence[int] = (NARROW, WIDE),
     ) -> None:
         self.asked: list[tuple[list[tuple[Timed, ...]], int, int]] = []
+        self.searched: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
         self.placed: list[tuple[list[int], bool, float]] = []
         self.lost: set[int] = set()  # numbers of slices whose placements do not fit
         metaop = metaop_on_types("t/net", 8, {"fast": 1.0}, batch_size=2)
@@ -51,7 +52,10 @@ class ByHand:
             profile_on_types(metaop), cluster_of_types({"fast": 2})
         )
 
-        def searched(problem: Problem, *_: object, mixes: bool) -> list[tuple[Timed, ...]]:
+        def searched(
+            problem: Problem, _: object, effort: int, seed: int, *, mixes: bool
+        ) -> list[tuple[Timed, ...]]:
+            self.searched[mixes].append((effort, seed))
             points = mixing if mixes else plain
             return [of_points(problem, *points)] if points else []
 
@@ -84,15 +88,34 @@ class ByHand:
         return best, all_fit
 
 
-def test_all_schedules_of_a_level_are_made_shorter_by_its_effort_and_seed(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("effort", "searches"), [(0, [1]), (1, [1, 4]), (2, [1, 4, 16])])
+def test_all_schedules_of_all_searches_are_made_shorter_by_the_effort_and_seed_of_the_last(
+    monkeypatch: pytest.MonkeyPatch, effort: int, searches: list[int]
 ) -> None:
     by_hand = ByHand(monkeypatch)
-    by_hand.best(2)
-    problem = by_hand.posed.problem
-    every = [of_points(problem, NARROW), of_points(problem, NARROW, WIDE)]
-    effort = SHORTENING * posed_module.BASE_EFFORT
-    assert by_hand.asked == [(every, effort, 0), (every, 4 * effort, 1), (every, 16 * effort, 2)]
+    by_hand.best(effort)
+    problem, base = by_hand.posed.problem, posed_module.BASE_EFFORT
+    every = [
+        *[of_points(problem, NARROW)] * (effort + 1),
+        *[of_points(problem, NARROW, WIDE)] * (effort + 1),
+    ]
+    assert by_hand.asked == [(every, SHORTENING * searches[-1] * base, effort)]
+    of_each = [(times * base, seed) for seed, times in enumerate(searches)]
+    assert by_hand.searched == {False: of_each, True: of_each}
+
+
+def test_of_all_searches_the_shortest_schedules_are_placed_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the number of their slices: the more of them, the longer."""
+    by_hand = ByHand(monkeypatch)
+    found = [(NARROW, WIDE) * half for half in (4, 2, 1, 3)] + [(WIDE,)]
+
+    def searched(problem: Problem, *_: object, mixes: bool) -> list[tuple[Timed, ...]]:
+        return [] if mixes else [of_points(problem, *points) for points in found]
+
+    monkeypatch.setattr(posed_module, "search", searched)
+    by_hand.best(1)
+    *_, (plain, _, _) = by_hand.placed
+    assert plain == [1, 2, 4, 6]
 
 
 def test_a_quick_plan_makes_nothing_shorter_and_is_placed_without_care(
@@ -114,10 +137,10 @@ def test_where_a_search_finds_one_kind_that_alone_is_made_shorter(monkeypatch: p
 
 
 def test_the_first_of_what_is_shorter_are_placed_before_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the number of their slices: of seven the first five, which are faster than all others."""
-    narrow = [(NARROW, WIDE) * half for half in (1, 2, 3)]
-    shorter = [*((*first, NARROW) for first in narrow), *narrow, (WIDE,)]
-    assert len(shorter) > MOST_SHORTENED
+    """By the number of their slices: of nine the first eight, which are faster than all others."""
+    narrow = [(NARROW, WIDE) * half for half in (1, 2, 3, 4)]
+    shorter = [*((*first, NARROW) for first in narrow[:-1]), *narrow, (WIDE,), (WIDE, WIDE)]
+    assert len(shorter) == MOST_SHORTENED + 1
     by_hand = ByHand(monkeypatch, shorter, mixing=(NARROW, WIDE, NARROW, NARROW))
     by_hand.best()
     first, mixing, plain = (numbers for numbers, *_ in by_hand.placed)

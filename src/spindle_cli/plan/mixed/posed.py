@@ -28,12 +28,12 @@ from spindle_cli.profile.types import MetaOpProfile, Profile
 
 # What `spindle` compares itself with.
 BASELINES: tuple[StrategyName, ...] = ("sequential", "dp-even", "dp-flops")
-# Jobs dispatched in a search for schedules of each kind; and for each of them, jobs timed to make schedules
-# shorter.
-BASE_EFFORT = 12_000
-SHORTENING = 10
-# Of schedules made shorter, so many are worth placing.
-MOST_SHORTENED = 5
+# Jobs dispatched in a search for schedules of each kind; and for each of the last one's, jobs timed to make
+# schedules shorter.
+BASE_EFFORT = 3_000
+SHORTENING = 30
+# Of schedules searched for, and of those made shorter, so many are worth placing.
+MOST_SEARCHED, MOST_SHORTENED = 4, 8
 # By so much of the iteration care in placing may bring more on several types than on one.
 CARE_BRINGS = 0.02
 # Where memory is short many problems are searched, one behind the other: schedules that mix allocations, and
@@ -98,12 +98,10 @@ class PosedOnTypes:
             judged = judge(self.problem, baseline(self.problem, strategy))
             return judged, judged is not None and not judged.is_apart
         placed = _Placed(self.problem, with_care=effort != NO_SEARCH)
-        for level in range(max(effort, 0) + 1):
-            jobs_tried = 0 if effort == NO_SEARCH else BASE_EFFORT * 4**level
-            plain, mixing, shorter = self._schedules(jobs_tried, level)
-            placed.others += placed.best_of(shorter)
-            placed.others += placed.best_of(mixing)
-            placed.plain += placed.best_of(plain)
+        plain, mixing, shorter = self._schedules(effort)
+        placed.others += placed.best_of(shorter)
+        placed.others += placed.best_of(mixing)
+        placed.plain += placed.best_of(plain)
         of_baselines: list[tuple[Judged | None, float]] = []
         for draft in sorted(self._baseline_drafts(), key=_end_s):
             if _end_s(draft) >= placed.best_s:
@@ -133,18 +131,23 @@ class PosedOnTypes:
         used = {node_of[device] for devices in draft.devices or () for device in devices}
         return len(used) == len(set(node_of))
 
-    def _schedules(self, effort: int, level: int) -> tuple[_Schedules, _Schedules, _Schedules]:
+    def _schedules(self, effort: int) -> tuple[_Schedules, _Schedules, _Schedules]:
         """Plain schedules; such as mix allocations; and those that come out if both are made shorter."""
-        plain = search(self.problem, self.bound, effort, level, mixes=False)
-        if self._gives_up:
-            if level < MIXES_FROM_LEVEL:
-                return plain, (), ()
-            effort = int(PART_IN_SHORT_MEMORY * effort)
-        mixing = search(self.problem, self.bound, effort, level, mixes=True)
-        if not effort or not (plain or mixing):
-            return plain, mixing, ()
-        shorter = self._shortener.shortened([*plain, *mixing], SHORTENING * effort, level)
-        return plain, mixing, shorter[:MOST_SHORTENED]
+        part = PART_IN_SHORT_MEMORY if self._gives_up else 1.0
+        mixes_from = MIXES_FROM_LEVEL if self._gives_up else 0
+        plain: list[Sequence[Timed]] = []
+        mixing: list[Sequence[Timed]] = []
+        jobs_tried = 0
+        for level in range(max(effort, 0) + 1):
+            jobs_tried = 0 if effort == NO_SEARCH else BASE_EFFORT * 4**level
+            plain += search(self.problem, self.bound, jobs_tried, level, mixes=False)
+            if level >= mixes_from:
+                mixing += search(self.problem, self.bound, int(part * jobs_tried), level, mixes=True)
+        shorter: _Schedules = ()
+        if jobs_tried and effort >= mixes_from and (plain or mixing):
+            jobs_timed = SHORTENING * int(part * jobs_tried)
+            shorter = self._shortener.shortened([*plain, *mixing], jobs_timed, effort)[:MOST_SHORTENED]
+        return _shortest(plain), _shortest(mixing), shorter
 
     @cached_property
     def _shortener(self) -> Shortener:
@@ -194,6 +197,12 @@ class _Placed:
             within_s=self.best_s,
             care_brings=CARE_BRINGS,
         )
+
+
+def _shortest(schedules: _Schedules) -> _Schedules:
+    """Those that are worth placing, the shortest first, each once."""
+    different = dict.fromkeys(map(tuple, schedules))
+    return sorted(different, key=lambda timed: max(end_s for _, _, end_s in timed))[:MOST_SEARCHED]
 
 
 def _best_of(found: Iterable[Judged | None]) -> Judged | None:

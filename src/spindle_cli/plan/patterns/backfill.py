@@ -28,8 +28,8 @@ class _State:
     """What jobs have taken so far.
 
     Attributes:
-        times: ascending, from 0 on.
-        free: from each of these times on, until the next, the devices that are free.
+        times: ascending, from 0 on; behind the last one infinity.
+        free: from each of these times on, until the next, the devices that are free, with the bits above.
         ends: of each node, when its last job ends.
     """
 
@@ -105,7 +105,7 @@ class Backfill:
         return None if timed is None or end_s > within_s else (trail.timed[: kept * STRIDE] + timed, end_s)
 
     def _empty(self) -> _State:
-        return _State([0.0], [self._room], [0.0] * len(self._op_s))
+        return _State([0.0, inf], [self._room | self._guards], [0.0] * len(self._op_s))
 
     def _go_on(
         self, state: _State, jobs: Sequence[Job], within_s: float, *, backwards: bool = False
@@ -133,8 +133,8 @@ class Backfill:
                 return None
             first = bisect_right(times, start_s + hardly_s) - 1
             place, until_s = first, start_s + lasts_s - hardly_s
-            while place < len(times) and times[place] < until_s:
-                if ((free[place] | guards) - taken) & guards != guards:
+            while times[place] < until_s:
+                if (free[place] - taken) & guards != guards:
                     first = place + 1
                     start_s = times[first]
                     until_s = start_s + lasts_s - hardly_s

@@ -4,10 +4,11 @@ devices: an estimate by which schedules are chosen that are placed and predicted
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from math import inf
+from typing import TypeAlias
 
 from spindle_cli.account.groups import ParameterBlock
 from spindle_cli.costs.links import bandwidth_bytes_per_s, per_node, spread_all_reduce_s
@@ -21,12 +22,13 @@ from spindle_cli.units import MIB
 SUM_BYTES = 64 * MIB
 # Of a schedule, the part that is backward passes, which run in reverse.
 BACKWARD = 2 / 3
-# A MetaOp's gradients come one after the other while it runs backward: as if all came once this part of it is
-# left.
-LATE = 0.25
 # How much of what activations take from allocation to allocation adds to an iteration: other devices compute
 # meanwhile.
 MOVING_ADDS = 0.5
+
+# When some seconds of sums of each type's devices come at once, and from when on more or fewer of them, each
+# second.
+_Arrival: TypeAlias = tuple[float, tuple[float, ...], tuple[float, ...]]
 
 
 class BeyondCompute:
@@ -40,6 +42,10 @@ class BeyondCompute:
         self._moving_s = [_moving_s(problem, node) for node in problem.nodes]
         bytes_of_users = _bytes_by_users(problem)
         self._users = list(bytes_of_users)
+        self._nothing = (0.0,) * len(self._room)
+        self._seconds = cache(self._seconds_of)
+        # Of a sum, the part before the update.
+        self._summed = 0.5 if problem.profile.optimizer_state_sharded else 1.0
         self._bytes = list(bytes_of_users.values())
         self._sums_of: list[list[int]] = [[] for _ in problem.nodes]
         for number, users in enumerate(self._users):
@@ -50,10 +56,8 @@ class BeyondCompute:
         """About how much longer an iteration is than a schedule of whole MetaOps.
 
         Parameters that the same MetaOps use are summed over all devices that run any of these: over as many
-        of each type as the largest of their jobs has, if the placement puts the others on some of these. What
-        starts first forward ends last backward: its sums hide behind nothing, those of what comes after t
-        seconds behind the backward passes of what is before, `BACKWARD` t. Devices of a type are taken to
-        have equal parts of the type's sums.
+        of each type as the largest of their jobs has, if the placement puts the others on some of these.
+        Devices of a type are taken to have equal parts of the type's sums.
         """
         first_s, last_s = [inf] * len(self._counts), [0.0] * len(self._counts)
         points = [-1] * len(self._counts)
@@ -70,26 +74,48 @@ class BeyondCompute:
             for number in self._sums_of[node]:
                 known = devices[number]
                 devices[number] = tuple(map(max, known, own)) if known else own
-        return moving_s + self._sums_s(
-            devices, [self._complete_s(users, first_s, last_s) for users in self._users]
-        )
+        return moving_s + self._sums_s(self._arrivals(devices, first_s, last_s))
 
-    def _complete_s(self, users: frozenset[int], first_s: Sequence[float], last_s: Sequence[float]) -> float:
-        """How far from the start of a schedule, counted in forward time, sums of some nodes begin."""
-        node = min(users, key=first_s.__getitem__)
-        return first_s[node] + LATE * (last_s[node] - first_s[node])
+    def _arrivals(
+        self, devices: Sequence[tuple[int, ...]], first_s: Sequence[float], last_s: Sequence[float]
+    ) -> list[_Arrival]:
+        """The sums that come in a schedule, from its start, in order."""
+        found: list[_Arrival] = []
+        for number, users in enumerate(self._users):
+            start_s = min([first_s[node] for node in users])
+            lasts_s = min([last_s[node] for node in users]) - start_s
+            at_once, spread = self._seconds(number, devices[number])
+            rates = tuple([seconds / lasts_s for seconds in spread])
+            found.append((start_s, at_once, rates))
+            found.append((start_s + lasts_s, self._nothing, tuple([-rate for rate in rates])))
+        found.sort()
+        return found
 
-    def _sums_s(self, devices: Sequence[tuple[int, ...]], complete_s: Sequence[float]) -> float:
-        """What sums over so many devices of each type take longer than what they hide behind."""
-        waiting_s = [0.0] * len(self._room)
-        longest_s = 0.0
-        for number in sorted(range(len(complete_s)), key=complete_s.__getitem__):
-            sum_s = self._bytes[number] * self._s_per_byte(devices[number])
-            for kind, count in enumerate(devices[number]):
-                if count:
-                    waiting_s[kind] += sum_s * count / self._room[kind]
-                    longest_s = max(longest_s, waiting_s[kind] - BACKWARD * complete_s[number])
-        return longest_s
+    def _sums_s(self, arrivals: Iterable[_Arrival]) -> float:
+        """What sums take longer than what they hide behind: those of what comes t seconds from the start of a
+        schedule, and before, behind the backward passes of the same, `BACKWARD` t. Of shared-out state
+        updated parameters are gathered behind the forward passes before that.
+        """
+        waiting_s, rates = list(self._nothing), list(self._nothing)
+        before_s = late_s = late_gathered_s = 0.0
+        for at_s, at_once, more in arrivals:
+            for kind, rate in enumerate(rates):
+                waiting_s[kind] += rate * (at_s - before_s) + at_once[kind]
+                rates[kind] = rate + more[kind]
+            before_s, longest_s = at_s, max(waiting_s)
+            late_s = max(late_s, self._summed * longest_s - BACKWARD * at_s)
+            late_gathered_s = max(late_gathered_s, (1 - self._summed) * longest_s - (1 - BACKWARD) * at_s)
+        return late_s + late_gathered_s
+
+    def _seconds_of(self, number: int, devices: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
+        """Of a sum over so many devices of each type, what a device of each spends on it: for one op, before
+        which it cannot begin, and for the others, which come one after the other.
+        """
+        sum_s = self._bytes[number] * self._s_per_byte(devices)
+        each = [sum_s * count / room for count, room in zip(devices, self._room, strict=True)]
+        num_ops = min(self._problem.nodes[node].num_ops for node in self._users[number])
+        one = tuple(seconds / num_ops for seconds in each)
+        return one, tuple(seconds - own for seconds, own in zip(each, one, strict=True))
 
     def counted(self, weight: float) -> Problem:
         """The problem with times of ops that include this share of the sums of their own gradients."""
