@@ -119,6 +119,15 @@ def test_one_link_is_for_nodes_of_one_group_that_is_named_twice() -> None:
     [
         ({"nodes": [*mixed()["nodes"], mixed()["nodes"][0]]}, "two groups are named 'fast'"),
         (
+            {
+                "nodes": [
+                    *mixed()["nodes"],
+                    {"name": "h20", "devices": 1, "device": "a100-80gb", "memory_gib": 80},
+                ]
+            },
+            "a group is named 'h20', and so is one without a name, by its devices",
+        ),
+        (
             {"nodes": [mixed()["nodes"][0], {"devices": 1, "device": "cpu", "memory_gib": 4}]},
             "CPUs and GPUs",
         ),
