@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.several_types import cluster_of_types
-from spindle_cli.costs.links import all_reduce_s, per_node
+from spindle_cli.costs.links import all_gather_s, all_reduce_s, per_node
 from spindle_cli.errors import InputError
 from spindle_cli.files.cluster import Cluster, is_cpu
 from spindle_cli.questions.clusters import with_devices, with_one_more
@@ -105,6 +105,24 @@ def test_a_sum_is_as_slow_as_the_slowest_link_between_its_nodes() -> None:
     assert all_reduce_s(2e9, (0, 4), cluster) == pytest.approx(2 * 30e-6 + 2e9 / 2e9)
     assert all_reduce_s(2e9, (0, 2), cluster) == pytest.approx(2 * 20e-6 + 2e9 / 20e9)
     assert per_node((0, 4), cluster) != per_node((0, 2), cluster)
+
+
+def test_a_sum_goes_by_as_many_cards_as_its_own_nodes_have() -> None:
+    """Nodes of a group with one card each slow down no sum that has no part on them, on any links."""
+    nodes = [
+        {"name": "fast", "count": 2, "devices": 4, "device": "a100-80gb", "memory_gib": 80},
+        {"name": "slow", "devices": 4, "device": "v100-32gb", "memory_gib": 32, "nics": 1},
+    ]
+    links = mixed()["links"]
+    for between in ([], links["between"]):
+        cluster = read(nodes=nodes, links={**links, "between": between})
+        alone = read(nodes=nodes[:1], links={**links, "between": []})
+        assert all_reduce_s(4e9, range(8), cluster) == all_reduce_s(4e9, range(8), alone)
+        assert all_gather_s(4e9, range(8), cluster) == all_gather_s(4e9, range(8), alone)
+        over_both = (0, 1, 2, 3, 8, 9, 10, 11)
+        slowest = cluster.links_among([0, 2])
+        one_card = read(nodes=[{**nodes[0], "nics": 1}], links={**slowest.model_dump()})
+        assert all_reduce_s(4e9, over_both, cluster) == all_reduce_s(4e9, range(8), one_card)
 
 
 def test_one_link_is_for_nodes_of_one_group_that_is_named_twice() -> None:

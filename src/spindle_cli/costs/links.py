@@ -56,7 +56,7 @@ class Spread(NamedTuple):
     """How some devices lie on the nodes.
 
     `counts`: of each node that has any, how many, ascending. `nodes`: which these are, ascending, where not
-    all nodes have equal links. `side_by_side`: how many sets that lie like this do the same at the same time,
+    all nodes have equal links, and as many cards. `side_by_side`: how many sets that lie like this do the same at the same time,
     so that they share the nodes' cards.
     """
 
@@ -78,7 +78,7 @@ class Spread(NamedTuple):
 def per_node(devices: Sequence[int], cluster: Cluster) -> Spread:
     """How some devices lie on the nodes."""
     counts = Counter(cluster.node_of[device] for device in devices)
-    nodes = () if cluster.has_one_kind_of_links else tuple(sorted(counts))
+    nodes = () if cluster.has_one_kind_of_nodes else tuple(sorted(counts))
     return Spread(tuple(sorted(counts.values())), nodes)
 
 
@@ -158,7 +158,9 @@ class _Shape:
         self.most_per_node = max(counts)
         # As many cards of a node as it has devices in the set, whichever these are: NCCL's rings may leave a
         # node through any of its cards (NVIDIA/nccl src/graph/search.cc). Gloo has one ring.
-        self.num_cards = min(min(cluster.cards_of_node) / spread.side_by_side, min(counts))
+        cards = cluster.cards_of_node
+        fewest = min(cards[node] for node in spread.nodes) if spread.nodes else min(cards)
+        self.num_cards = min(fewest / spread.side_by_side, min(counts))
         self.num_rings = min(1, self.num_cards) if cluster.talks_by == "gloo" else self.num_cards
         links = cluster.links_among(spread.nodes) if spread.nodes else cluster.links
         self.intra, self.inter = links.intra_node, links.inter_node

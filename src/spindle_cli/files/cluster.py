@@ -297,6 +297,11 @@ class Cluster(Artifact):
         """Whether all nodes have equal links, and so have all pairs of them."""
         return not self.links.between and all(group.intra_node is None for group in self.nodes)
 
+    @cached_property
+    def has_one_kind_of_nodes(self) -> bool:
+        """Whether it makes no difference over which nodes devices that sum something lie."""
+        return self.has_one_kind_of_links and len(set(self.cards_of_node)) == 1
+
     def link_of_nodes(self, a: int, b: int) -> Link:
         """The link between devices of two nodes, or between two of one."""
         ends = (self._group_of_node[a], self._group_of_node[b])
