@@ -56,8 +56,8 @@ class Spread(NamedTuple):
     """How some devices lie on the nodes.
 
     `counts`: of each node that has any, how many, ascending. `nodes`: which these are, ascending, where not
-    all nodes have equal links, and as many cards. `side_by_side`: how many sets that lie like this do the same at the same time,
-    so that they share the nodes' cards.
+    all nodes have equal links, and as many cards. `side_by_side`: how many sets that lie like this do the
+    same at the same time, so that they share the nodes' cards.
     """
 
     counts: tuple[int, ...]
