@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from helpers.several_types import cluster_of_types
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.cluster import Cluster
@@ -118,6 +119,12 @@ def test_points_say_what_the_sums_take(tmp_path: Path) -> None:
 def test_degrees_stay_inside_a_node() -> None:
     assert degrees_on(a800()) == (2, 4, 8)
     assert degrees_on(None) == ()
+
+
+def test_degrees_are_those_that_nodes_of_the_type_have_room_for() -> None:
+    mixed = cluster_of_types({"fast": 8, "slow": 4, "old": 1})
+    assert [degrees_on(mixed, kind) for kind in mixed.types] == [(2, 4, 8), (2, 4), ()]
+    assert degrees_on(mixed, "none of them") == degrees_on(mixed) == ()
 
 
 @pytest.mark.parametrize(

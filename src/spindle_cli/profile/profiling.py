@@ -116,8 +116,8 @@ def profile_workload(
         max_devices=processes if cluster is None else cluster.num_devices,
         max_points=max_points,
         limits=shared_limits(limits, device, processes, threads),
-        degrees=tuple(degree for degree in degrees_on(cluster) if degree <= max_tp),
-        cluster=cluster if max_tp > 1 else None,
+        degrees=tuple(degree for degree in degrees_on(cluster, called) if degree <= max_tp),
+        cluster=_of_type(cluster, called) if max_tp > 1 else None,
         accepts_noise=accept_noise,
         planned_for=cluster,
         precision=train.precision,
@@ -239,19 +239,26 @@ def estimate_profile(
     usual = "bfloat16" if asked == "float32" and peaks[0].name != "cpu" else asked
     chosen: Precision = precision or usual
     require_precision(names, chosen)
-    _say_what_stays_whole(analysed, degrees_on(cluster), audience)
+    of_types = {name: degrees_on(cluster, name) for name in names}
+    _say_what_stays_whole(analysed, max(of_types.values(), key=len), audience)
     analysed = _checked(
         analysed, CheckSettings(losses_only=True, by_words=cluster is not None) if check else None, audience
     )
     made = []
     for name, peak in zip(names, peaks, strict=True):
-        of_type = cluster if cluster is None or not cluster.is_mixed else cluster.as_if_all(name)
-        settings = EstimateSettings(name, peak, count, chosen, of_type)
+        settings = EstimateSettings(name, peak, count, chosen, _of_type(cluster, name), of_types[name])
         made.append((out, estimate(analysed, settings, audience.console)))
     profile = made[0][1] if len(made) == 1 else merge(made)
     _say_what_is_in_chunks(profile, audience)
     write_json(out, profile)
     return profile
+
+
+def _of_type(cluster: Cluster | None, device: str | None) -> Cluster | None:
+    """A cluster of several types as if all devices were of one of them; any other as it is."""
+    if cluster is None or device is None or not cluster.is_mixed:
+        return cluster
+    return cluster.as_if_all(device)
 
 
 def _checked(analysed: Analysed, settings: CheckSettings | None, audience: Audience) -> Analysed:
