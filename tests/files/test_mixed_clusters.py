@@ -99,6 +99,13 @@ def test_two_nodes_of_a_group_have_its_own_link_between_them_and_one_has_none() 
     }
 
 
+def test_the_longest_latency_counts_although_another_link_is_slower() -> None:
+    long = {"groups": ["fast", "fast"], "latency_us": 99, "bandwidth_gb_per_s": 50}
+    cluster = read(links={**mixed()["links"], "between": [*mixed()["links"]["between"], long]})
+    slowest = cluster.links_among([0, 1, 2]).inter_node
+    assert (slowest.latency_us, slowest.bandwidth_gb_per_s) == (99, 2)
+
+
 def test_a_sum_is_as_slow_as_the_slowest_link_between_its_nodes() -> None:
     """Over the first devices of a fast and a slow node: a ring of two, each byte crosses once both ways."""
     cluster = read()
