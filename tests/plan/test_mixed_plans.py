@@ -377,6 +377,20 @@ def test_what_one_more_device_of_each_type_is_worth_is_told() -> None:
     assert told.fewer.lower_bound_s == pytest.approx(12.0)
 
 
+def test_a_device_of_each_type_is_worth_what_it_shortens_the_bound_by() -> None:
+    """Eight ops of a sample each, on f fast devices and s slow ones: 8 / (f + s / 2) s, 4 with one and two;
+    by f that falls by 8 / 2^2 s, by s by half as much.
+    """
+    ops = [metaop_on_types(f"{n}/net", 1, {"fast": 1.0, "slow": 2.0}, batch_size=1) for n in range(8)]
+    profile, cluster = profile_on_types(*ops), cluster_of_types({"fast": 1, "slow": 2})
+    told = explain(make_plan(profile, cluster), profile, plan_name="plan.yaml").worth
+    assert told is not None
+    assert told.lower_bound_s == pytest.approx(4.0)
+    assert [each.device_value_s for each in told.of_types] == pytest.approx([2.0, 1.0])
+    assert told.device_value_s == pytest.approx((2.0 + 2 * 1.0) / 3)
+    assert told.device_part == pytest.approx(1.0)
+
+
 def test_strategies_for_several_types_are_compared() -> None:
     made = compare(chain(), FAST_AND_SLOW)
     assert [each.strategy for each in made.strategies] == list(ON_SEVERAL_TYPES)
