@@ -224,6 +224,8 @@ def test_profiles_that_split_layers_otherwise_are_refused() -> None:
     other = split_in_two(of_one(SLOW, 3.0), num_experts=8)
     with pytest.raises(InputError, match=r"1.json: metaops: t/net.num_experts is 8; expected 4, as in 0"):
         merged(split_in_two(of_one(FAST, 1.0)), other)
+    with pytest.raises(InputError, match=r"2.json: metaops: t/net.num_experts is 8; expected 4, as in 1"):
+        merged(of_one("h20", 2.0), split_in_two(of_one(FAST, 1.0)), other)
 
 
 def test_what_any_profile_has_checked_by_numbers_is_kept() -> None:

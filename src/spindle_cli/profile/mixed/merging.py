@@ -59,9 +59,12 @@ def merge(named: Sequence[tuple[Path, Profile]]) -> Profile:
     Raises:
         InputError: they are of different workloads or trainings, or two are of one type of device.
     """
-    first_path, first = named[0]
-    for path, other in named[1:]:
-        _require_same(first_path, first, path, other)
+    first = named[0][1]
+    # All are held to one that knows all there is to know.
+    known_path, known = next((each for each in named if _knows_splits(each[1])), named[0])
+    for path, other in named:
+        if other is not known:
+            _require_same(known_path, known, path, other)
     types: dict[str, Path] = {}
     parts: list[tuple[Profile, Device, str]] = []
     for path, profile in named:
@@ -75,14 +78,13 @@ def merge(named: Sequence[tuple[Path, Profile]]) -> Profile:
             types[name] = path
             parts.append((profile, device, name))
     devices = tuple(device.model_copy(update={"type": name}) for _, device, name in parts)
-    knows_splits = next((profile for _, profile in named if _knows_splits(profile)), first)
     update: dict[str, Any] = {
         "device": devices[0],
         "devices": devices,
         "noise": None,
         "measurements": None,
         "calibration": None,
-        "metaops": tuple(_merged(metaop, parts) for metaop in knows_splits.metaops),
+        "metaops": tuple(_merged(metaop, parts) for metaop in known.metaops),
         "optimizer_s_per_byte": max(profile.optimizer_s_per_byte for _, profile in named),
         "processor": _slowest([profile.processor for _, profile in named]),
         # Older profiles do not say it.
