@@ -15,7 +15,7 @@ from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.moving import ProcessorCosts
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.points import OpMemory
-from spindle_cli.profile.types import Device, Profile
+from spindle_cli.profile.types import Device, LocalSgd, Profile, TaskShare
 
 FAST, SLOW = "a100-80gb", "v100-32gb"
 
@@ -199,6 +199,34 @@ def test_of_what_runs_again_in_part_the_most_is_merged_if_both_know_it(
         for device, share in (("v100", own), (FAST, theirs))
     )
     assert merged(*profiles).metaops[0].selective_share == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "own", "other"),
+    [
+        ("optimizer_state_sharded", False, True),
+        ("update_bytes_per_param", 2.0, 3.0),
+        ("gradient_bytes_per_param", 1.0, 2.0),
+        ("clips_gradients", False, True),
+        ("accumulate", 1, 2),
+        ("loss_chunks", 1, 2),
+        ("local_sgd", None, LocalSgd(islands=2, every=4)),
+        ("task_sets", (), (TaskShare(tasks=("t",), share=1.0),)),
+    ],
+)
+def test_profiles_of_other_trainings_are_refused(key: str, own: object, other: object) -> None:
+    one, two = (
+        of_one(kind, 1.0).model_copy(update={key: each}) for kind, each in ((FAST, own), (SLOW, other))
+    )
+    with pytest.raises(InputError, match=f"1.json: {key} is .*; expected .*, as in 0.json"):
+        merged(one, two)
+
+
+@pytest.mark.parametrize(("key", "other"), [("compile", "inductor"), ("float32_matmul", "high")])
+def test_profiles_of_other_arithmetic_are_refused(key: str, other: str) -> None:
+    two = of_one(SLOW, 1.0).model_copy(update={"environment": {key: other}})
+    with pytest.raises(InputError, match=f"1.json: environment.{key} is '{other}'; expected None"):
+        merged(of_one(FAST, 1.0), two)
 
 
 def split_in_two(profile: Profile, **more: Any) -> Profile:
