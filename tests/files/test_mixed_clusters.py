@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.several_types import cluster_of_types
-from spindle_cli.costs.links import all_gather_s, all_reduce_s, per_node
+from spindle_cli.costs.links import all_gather_s, all_reduce_s, bandwidth_bytes_per_s, per_node
 from spindle_cli.errors import InputError
 from spindle_cli.files.cluster import Cluster, is_cpu
 from spindle_cli.questions.clusters import with_devices, with_one_more
@@ -104,6 +104,18 @@ def test_the_longest_latency_counts_although_another_link_is_slower() -> None:
     cluster = read(links={**mixed()["links"], "between": [*mixed()["links"]["between"], long]})
     slowest = cluster.links_among([0, 1, 2]).inter_node
     assert (slowest.latency_us, slowest.bandwidth_gb_per_s) == (99, 2)
+
+
+def test_for_each_size_of_message_the_link_counts_that_is_slowest_at_it() -> None:
+    """The link of the fast nodes is the slower one up to 1 MB, where both reach 120 GB/s."""
+    nodes = mixed()["nodes"]
+    curve = [[1e4, 20], [1e6, 120], [1e8, 200]]
+    nodes[0]["links"] = {"intra_node": {"latency_us": 1, "bandwidth_gb_per_s": 200, "curve": curve}}
+    inside = read(nodes=nodes).links_among([0, 2]).intra_node
+    assert (inside.bandwidth_gb_per_s, inside.latency_us) == (120, 10)
+    speeds = {size: bandwidth_bytes_per_s(size, inside) for size in (1e3, 1e4, 1e5, 1e6, 1e7, 1e9)}
+    assert speeds == pytest.approx({1e3: 20e9, 1e4: 20e9, 1e5: 70e9, 1e6: 120e9, 1e7: 120e9, 1e9: 120e9})
+    assert read(nodes=nodes).links_among([0, 1]).intra_node == read(nodes=nodes).link(0, 1)
 
 
 def test_a_sum_is_as_slow_as_the_slowest_link_between_its_nodes() -> None:

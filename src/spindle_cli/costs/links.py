@@ -7,13 +7,13 @@ report call it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from math import ceil, log, log2
+from math import ceil, log2
 from typing import NamedTuple
 
 from spindle_cli.files.cluster import Cluster, Link
+from spindle_cli.files.links import gb_per_s
 from spindle_cli.units import GB
 
 # Of a link's bandwidth, what NCCL takes trees to reach (NVIDIA/nccl src/graph/tuning.cc): `busBw * .9`, and
@@ -24,17 +24,7 @@ _OF_SMALLER = (*(0.9,) * 7, 0.8, 0.7, 0.6, 0.6, *(0.5,) * 6, 0.6, 0.6, 0.7, 0.8,
 
 def bandwidth_bytes_per_s(num_bytes: float, link: Link) -> float:
     """One-way bandwidth for a message of this size: the link's curve over log(bytes), constant outside it."""
-    curve = link.curve
-    if curve is None:
-        return link.bandwidth_bytes_per_s
-    if num_bytes <= curve[0][0]:
-        return curve[0][1] * GB
-    if num_bytes >= curve[-1][0]:
-        return curve[-1][1] * GB
-    above = bisect_right(curve, num_bytes, key=lambda pair: pair[0])
-    (low_bytes, low), (high_bytes, high) = curve[above - 1], curve[above]
-    share = log(num_bytes / low_bytes) / log(high_bytes / low_bytes)
-    return (low + share * (high - low)) * GB
+    return gb_per_s(link, num_bytes) * GB
 
 
 def transfer_s(num_bytes: float, link: Link) -> float:
