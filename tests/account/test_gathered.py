@@ -61,6 +61,26 @@ def test_shares_of_unequal_size_count_their_own_samples() -> None:
     assert found.share_tokens == 35 + 2
 
 
+def test_a_part_of_a_token_counts_whole_and_what_is_next_to_a_slice_does_not() -> None:
+    """9 tokens of 8 samples, on 3 of them or 5; the matrix of op 1 is of the slice behind."""
+    words_of_both = (words(tokens=9, fixed_tokens=0), words(op=1, parameter="a.other.weight"))
+    a = embed("a/embed", *words_of_both)
+    piece = slice_of(a, (0, 1), (0, 1), 0.0).model_copy(update={"rows": (0, 3, 8)})
+    found = gathered_matrices([piece], {a.name: a}, 1)
+    assert {name: each.share_tokens for name, each in found.items()} == {"a.words.weight": 6}
+    behind = gathered_matrices([piece.model_copy(update={"ops": (1, 2)})], {a.name: a}, 1)
+    assert list(behind) == ["a.other.weight"]
+
+
+def test_a_sum_moves_gradients_as_wide_as_they_are_and_a_gather_what_is_made_of_them() -> None:
+    """Parameters in bfloat16, whose gradients are added up in float32."""
+    a = embed("a/embed", words(num_bytes=128 * KIB, factor_width=2))
+    piece = slice_of(a, (0, 2), (0, 1), 0.0)
+    gradient = gathered_matrices([piece], {a.name: a}, 1)["a.words.weight"].gradient(2.0)
+    assert (gradient.gradient_width, gradient.factor_width) == (4, 2)
+    assert gradient.dense_bytes == 256 * KIB
+
+
 @pytest.mark.parametrize("sharded", [True, False])
 def test_a_matrix_is_gathered_by_itself_and_stepped_whole(sharded: bool) -> None:
     """The rest of the op's MiB is summed as before: with shared state once around, and gathered."""
@@ -91,6 +111,17 @@ def test_devices_have_its_state_whole_and_what_is_gathered_twice() -> None:
     # No scatter of gloo's takes a buffer for it.
     assert own.buffer_bytes >= 2 * 130 * 260
     assert own.updated_bytes - before.updated_bytes == pytest.approx(256 * KIB * 4 / 5, abs=2)
+
+
+def test_what_is_gathered_takes_a_buffer_and_a_copy_of_it_on_every_device() -> None:
+    """130 tokens of 260 bytes, beside what there is without; state is not shared out."""
+    plan = two_tasks(sharded=False)
+    dense = plan.model_copy(
+        update={"metaops": tuple(each.model_copy(update={"gathered": ()}) for each in plan.metaops)}
+    )
+    own, before = (device_memory(each.metaops, each.slices, each.cluster, each) for each in (plan, dense))
+    more = [one.buffer_bytes - other.buffer_bytes for one, other in zip(own, before, strict=True)]
+    assert more == pytest.approx([2 * 130 * 260] * 5, rel=0.02)
 
 
 def test_factors_are_multiplied_before_the_update() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.several_types import cluster_of_types
-from spindle_cli.costs.links import all_reduce_s, per_node
+from spindle_cli.costs.links import all_gather_s, all_reduce_s, bandwidth_bytes_per_s, per_node
 from spindle_cli.errors import InputError
 from spindle_cli.files.cluster import Cluster, is_cpu
 from spindle_cli.questions.clusters import with_devices, with_one_more
@@ -99,12 +99,49 @@ def test_two_nodes_of_a_group_have_its_own_link_between_them_and_one_has_none() 
     }
 
 
+def test_the_longest_latency_counts_although_another_link_is_slower() -> None:
+    long = {"groups": ["fast", "fast"], "latency_us": 99, "bandwidth_gb_per_s": 50}
+    cluster = read(links={**mixed()["links"], "between": [*mixed()["links"]["between"], long]})
+    slowest = cluster.links_among([0, 1, 2]).inter_node
+    assert (slowest.latency_us, slowest.bandwidth_gb_per_s) == (99, 2)
+
+
+def test_for_each_size_of_message_the_link_counts_that_is_slowest_at_it() -> None:
+    """The link of the fast nodes is the slower one up to 1 MB, where both reach 120 GB/s."""
+    nodes = mixed()["nodes"]
+    curve = [[1e4, 20], [1e6, 120], [1e8, 200]]
+    nodes[0]["links"] = {"intra_node": {"latency_us": 1, "bandwidth_gb_per_s": 200, "curve": curve}}
+    inside = read(nodes=nodes).links_among([0, 2]).intra_node
+    assert (inside.bandwidth_gb_per_s, inside.latency_us) == (120, 10)
+    speeds = {size: bandwidth_bytes_per_s(size, inside) for size in (1e3, 1e4, 1e5, 1e6, 1e7, 1e9)}
+    assert speeds == pytest.approx({1e3: 20e9, 1e4: 20e9, 1e5: 70e9, 1e6: 120e9, 1e7: 120e9, 1e9: 120e9})
+    assert read(nodes=nodes).links_among([0, 1]).intra_node == read(nodes=nodes).link(0, 1)
+
+
 def test_a_sum_is_as_slow_as_the_slowest_link_between_its_nodes() -> None:
     """Over the first devices of a fast and a slow node: a ring of two, each byte crosses once both ways."""
     cluster = read()
     assert all_reduce_s(2e9, (0, 4), cluster) == pytest.approx(2 * 30e-6 + 2e9 / 2e9)
     assert all_reduce_s(2e9, (0, 2), cluster) == pytest.approx(2 * 20e-6 + 2e9 / 20e9)
     assert per_node((0, 4), cluster) != per_node((0, 2), cluster)
+
+
+def test_a_sum_goes_by_as_many_cards_as_its_own_nodes_have() -> None:
+    """Nodes of a group with one card each slow down no sum that has no part on them, on any links."""
+    nodes = [
+        {"name": "fast", "count": 2, "devices": 4, "device": "a100-80gb", "memory_gib": 80},
+        {"name": "slow", "devices": 4, "device": "v100-32gb", "memory_gib": 32, "nics": 1},
+    ]
+    links = mixed()["links"]
+    for between in ([], links["between"]):
+        cluster = read(nodes=nodes, links={**links, "between": between})
+        alone = read(nodes=nodes[:1], links={**links, "between": []})
+        assert all_reduce_s(4e9, range(8), cluster) == all_reduce_s(4e9, range(8), alone)
+        assert all_gather_s(4e9, range(8), cluster) == all_gather_s(4e9, range(8), alone)
+        over_both = (0, 1, 2, 3, 8, 9, 10, 11)
+        slowest = cluster.links_among([0, 2])
+        one_card = read(nodes=[{**nodes[0], "nics": 1}], links={**slowest.model_dump()})
+        assert all_reduce_s(4e9, over_both, cluster) == all_reduce_s(4e9, range(8), one_card)
 
 
 def test_one_link_is_for_nodes_of_one_group_that_is_named_twice() -> None:
@@ -118,6 +155,15 @@ def test_one_link_is_for_nodes_of_one_group_that_is_named_twice() -> None:
     ("changes", "message"),
     [
         ({"nodes": [*mixed()["nodes"], mixed()["nodes"][0]]}, "two groups are named 'fast'"),
+        (
+            {
+                "nodes": [
+                    *mixed()["nodes"],
+                    {"name": "h20", "devices": 1, "device": "a100-80gb", "memory_gib": 80},
+                ]
+            },
+            "a group is named 'h20', and so is one without a name, by its devices",
+        ),
         (
             {"nodes": [mixed()["nodes"][0], {"devices": 1, "device": "cpu", "memory_gib": 4}]},
             "CPUs and GPUs",

@@ -17,7 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.several_types import cluster_of_types
-from spindle_cli.costs.parameters.gradient_sums import factors_limit
+from spindle_cli.costs.links import per_node, spread_collective_s
+from spindle_cli.costs.parameters.gradient_sums import (
+    MatrixGradient,
+    Summing,
+    factors_limit,
+    fastest,
+    seconds_by_way,
+)
 from spindle_cli.files.cluster import Cluster
 
 CLUSTER = cluster_of_types({"fast": 1, "slow": 1})
@@ -85,6 +92,28 @@ def test_factors_are_sent_below_the_limit_of_the_closed_form_and_gradients_above
         steps = steps_from(Layout.SAMPLES, dense(inputs, outputs), batch_size)
         found = {step.rule: prices.step_s(step, EVEN) for step in steps if step.given is Layout.SAMPLES}
         assert min((Rule.DATA, Rule.FACTORS), key=found.__getitem__) is rule
+
+
+@pytest.mark.parametrize(("width", "limit"), [(512, 541), (1024, 855), (2048, 1371)])
+def test_the_search_over_all_rules_turns_where_the_closed_form_does(width: int, limit: int) -> None:
+    """A square map and what takes samples behind it, at 1e13 operations in a second: splits of the map move
+    more, and what is computed whole takes longer, on both sides of the limit.
+    """
+    prices = prices_of(1e13, 1e13)
+    behind = Operator("t/behind", Kind.OTHER, 0.0, 0.0, width * FLOAT_BYTES, width * FLOAT_BYTES)
+
+    def collective_s(num_bytes: float, rounds: int) -> float:
+        return spread_collective_s(num_bytes, per_node((0, 1), CLUSTER), rounds, CLUSTER)
+
+    ways = {Rule.DATA: Summing.DENSE, Rule.FACTORS: Summing.FACTORS}
+    turns = []
+    for batch_size in range(limit - 3, limit + 4):
+        first, _ = cheapest([dense(width, width), behind], batch_size, prices, EVEN)
+        gradient = MatrixGradient(width, width, batch_size)
+        seconds = seconds_by_way(gradient, (Summing.FACTORS,), collective_s, 2, 1e13)
+        assert ways[first.rule] is fastest(seconds)
+        turns.append(first.rule)
+    assert {turns[0], turns[-1]} == {Rule.FACTORS, Rule.DATA}
 
 
 def test_what_rules_and_layouts_move() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +16,11 @@ from helpers.cli import run_spindle
 from helpers.island_plans import write_islands
 from helpers.toy_plan import write_toy
 from spindle_cli.checkpoint.files import find_checkpoint
+from spindle_cli.cli import launch_command, output
 from spindle_cli.errors import InputError
 from spindle_cli.export.run import export_run
 from spindle_cli.files.run_files import read_metrics
+from spindle_cli.launch import run
 from spindle_cli.launch.build import build_launch, going_on
 from spindle_cli.launch.checks import find_workload
 from spindle_cli.launch.run import samples_per_step
@@ -209,4 +213,27 @@ def test_all_nodes_of_all_islands_are_launched(planned: Path) -> None:
     ended = run_spindle("launch", planned / "plan.yaml", *NODE, "--dry-run")
     assert ended.code == 0, ended.err
     assert "--nnodes=2" in ended.out
+    assert ended.err.startswith("not the model that plain PyTorch trains on whole batches (train.local_sgd)")
+
+
+def test_a_launch_says_that_another_model_is_trained(planned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = read_plan(planned / "plan.yaml")
+    said: list[str] = []
+    started = SimpleNamespace(processes=2, run_dir=planned / "run")
+    prepared: Any = SimpleNamespace(
+        plan=plan, launch=started, workload=SimpleNamespace(initial=()), total_steps=4
+    )
+    monkeypatch.setattr(run, "require_machine", lambda _: ())
+    monkeypatch.setattr(run, "start_point", lambda *_, **__: None)
+    monkeypatch.setattr(run, "start", lambda *_: "started")
+    monkeypatch.setattr(output, "note", said.append)
+    held: Any = None
+    kept = {"or_anew": False, "allows_changed_data": False, "hold": held, "head_start": held}
+    assert launch_command.train(prepared, **kept) == "started"
+    assert said[0].startswith("not the model that plain PyTorch trains on whole batches (train.local_sgd)")
+    assert "2 islands of 2 devices train a copy each" in said[0] and "after every 2 steps" in said[0]
+    prepared.plan = plan.model_copy(update={"local_sgd": None, "islands": None})
+    said.clear()
+    assert launch_command.train(prepared, **kept) == "started"
+    assert said == [f"training 4 steps with 2 workers in {planned / 'run'}"]
     assert samples_per_step(read_plan(planned / "plan.yaml")) == 8 + 4

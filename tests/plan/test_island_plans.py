@@ -156,6 +156,17 @@ def test_the_outer_update_and_the_gather_of_shared_state_are_counted() -> None:
     assert took_s == pytest.approx(sent_s + update_s + gather_s, rel=1e-9)
 
 
+def test_the_device_that_takes_part_in_most_gathers_counts() -> None:
+    """One of three has a little op of its own, and gathers nothing."""
+    shared = metaop_of("a/x", 1, {2: 1.0}, param_bytes_per_op=3 * MIB)
+    own = metaop_of("b/y", 1, {1: 1.0}, param_bytes_per_op=4)
+    slices = (slice_of(shared, (0, 1), (0, 1), 0.0), slice_of(own, (0, 1), (2,), 0.0))
+    plan = plan_of(profile_of(shared, own), cluster_of(3), [slices])
+    plan = plan.model_copy(update={"optimizer_state_sharded": True, "optimizer_s_per_byte": 0.0})
+    took_s = outer_step_s(plan, asked(), cluster_of(6, devices_per_node=3))
+    assert took_s == pytest.approx(20e-6 + (3 * MIB + 4) / 1e9 + 10e-6 + 1.5 * MIB / 5e9, rel=1e-6)
+
+
 # Plans
 
 
@@ -286,7 +297,9 @@ def test_check_finds_islands_that_are_not_the_cluster_and_numbers_that_are_not_t
     assert rules(plan, outer_step_bytes=sent[:1]) == [("islands", "islands.outer_step_bytes")]
     other = (sent[0] + 1, *sent[1:])
     assert rules(plan, outer_step_bytes=other) == [("islands", "islands.outer_step_bytes")]
-    assert rules(plan, outer_step_s=plan.islands.outer_step_s * 1.01) == [("islands", "islands.outer_step_s")]
+    for times in (0.99, 1.01):
+        took_s = times * plan.islands.outer_step_s
+        assert rules(plan, outer_step_s=took_s) == [("islands", "islands.outer_step_s")]
 
 
 # What it costs

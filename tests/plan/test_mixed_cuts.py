@@ -67,6 +67,24 @@ def test_no_cut_has_empty_shares_or_sizes_that_are_not_known() -> None:
     assert Cutter(times).cut((2, 1)) == (3, 4, 1)
 
 
+def test_what_there_is_room_for_too_much_is_taken_from_the_longest_shares() -> None:
+    """7 samples: within 5 s the fast one does 4, in 4.4 s, and each slow one 2, which take 5 s."""
+    cutter = Cutter(times_of({"fast": 1.1, "slow": 2.5}, batch_size=7))
+    assert cutter.cut((1, 2)) == (4, 1, 2)
+
+
+def test_the_longest_shares_are_left_as_large_as_they_are_known() -> None:
+    """6 samples: a slow device takes 10 s for 3 or 4, and its time for fewer is not known; a fast one does
+    the rest.
+    """
+    net = metaop_on_types("t/net", 1, {"fast": 1.0, "slow": 10 / 3}, batch_size=6)
+    shares = [share for share in net.shares if share.device == "fast" or share.samples == 3]
+    four = shares[-1].model_copy(update={"samples": 4})
+    curve = tuple(point for point in net.curve if point.device == "fast")
+    (times,) = share_times(net.model_copy(update={"shares": (*shares, four), "curve": curve}), TWO)
+    assert Cutter(times).cut((1, 1)) == (3, 3)
+
+
 @given(
     st.lists(st.integers(1, 40), min_size=7, max_size=7),
     st.lists(st.integers(1, 40), min_size=7, max_size=7),

@@ -14,12 +14,13 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.links import Links
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.mixed.alike import as_one_type
 from spindle_cli.plan.mixed.bound import mixed_bound
 from spindle_cli.plan.mixed.dispatching.dispatch import MixedDispatcher
 from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.types import ON_SEVERAL_TYPES, Plan, Slice, StrategyName
-from spindle_cli.profile.types import Profile
+from spindle_cli.profile.types import Profile, ShareTime
 from spindle_cli.questions.compare import compare
 from spindle_cli.questions.explain import explain
 from spindle_cli.simulate.run import simulate
@@ -267,12 +268,44 @@ def test_one_type_under_two_names_plans_as_one() -> None:
     assert check_plan(two, profile) == ()
 
 
+def test_one_type_under_two_names_keeps_links_of_groups_that_have_none() -> None:
+    """Two groups are called by their type, and one link goes to both."""
+    node = {"devices": 1, "memory_gib": 400}
+    link = {"latency_us": 1, "bandwidth_gb_per_s": 10}
+    slower = {"groups": ["cpu-a", "cpu-b"], "latency_us": 7, "bandwidth_gb_per_s": 1}
+    among = {"groups": ["cpu-a", "cpu-a"], "latency_us": 9, "bandwidth_gb_per_s": 3}
+    cluster = Cluster.from_data(
+        {
+            "schema": "spindle.cluster/1",
+            "name": "two names",
+            "nodes": [
+                {**node, "device": "cpu-b"},
+                {**node, "device": "cpu-a"},
+                {**node, "device": "cpu-a", "devices": 2},
+                {**node, "device": "cpu-b", "name": "another"},
+            ],
+            "links": {"intra_node": link, "inter_node": link, "between": [slower, among]},
+        },
+        where="c.yaml",
+    )
+    one = as_one_type(cluster)
+    assert one.types == ("cpu-b",)
+    pairs = [(a, b) for a in range(4) for b in range(a + 1)]
+    latencies = [one.link_of_nodes(*pair).latency_us for pair in pairs]
+    assert latencies == [cluster.link_of_nodes(*pair).latency_us for pair in pairs]
+    assert latencies == [1, 7, 1, 7, 9, 1, 1, 1, 1, 1]
+    profile = on_types(shared_work(), {"cpu-a": 1.0, "cpu-b": 1.0})
+    assert check_plan(make_plan(profile, cluster), profile) == ()
+
+
 def test_a_merged_profile_plans_a_cluster_of_one_type_as_its_own_profile_does() -> None:
     profile = on_types(shared_work(), {"cpu": 1.0, "slow": 2.0})
     own = shared_work().model_copy(update={"optimizer_state_sharded": True})
     one, other = make_plan(profile, cluster_of(8)), make_plan(own, cluster_of(8))
     assert (one.slices, one.metaops) == (other.slices, other.metaops)
     assert check_plan(one, profile) == ()
+    # Byte for byte, but for the file that the plan says it is of.
+    assert plan_text(one.model_copy(update={"profile": other.profile})) == plan_text(other)
 
 
 def with_first(plan: Plan, **changes: object) -> Plan:
@@ -298,6 +331,21 @@ def test_check_knows_no_time_of_a_share_on_a_type_that_has_none() -> None:
     (violation,) = check_plan(with_first(plan, rows=(0, 5, 6)))
     assert (violation.rule, violation.devices) == ("allocation", (0,))
     assert "share 0, of 5 samples, tp 1, on a fast" in str(violation)
+
+
+def test_check_says_once_that_a_tensor_parallel_group_reaches_over_types() -> None:
+    plan = make_plan(chain(), FAST_AND_SLOW)
+    metaop = plan.metaops[0]
+    halves = tuple(
+        ShareTime(samples=6, tp=2, forward_s=1.0, backward_s=1.0, source="measured", device=kind)
+        for kind in FAST_AND_SLOW.types
+    )
+    known = metaop.model_copy(update={"shares": (*metaop.shares, *halves)})
+    across = with_first(plan, dp=1, tp=2, rows=None).model_copy(update={"metaops": (known,)})
+    (found,) = (each for each in check_plan(across) if each.rule not in ("memory", "peak-memory"))
+    assert (found.rule, found.devices) == ("tensor-parallel", (0, 1))
+    assert found.value == "hold share 0 together, on nodes 0, 1, of fast and slow"
+    assert found.expected == "the 2 devices of a tensor-parallel share on one node, of one type"
 
 
 def test_a_dispatch_waits_for_devices_that_are_much_faster() -> None:
@@ -327,6 +375,20 @@ def test_what_one_more_device_of_each_type_is_worth_is_told() -> None:
     assert (slow.more.lower_bound_s, slow.more.iteration_s) == pytest.approx((8.0, 8.0), rel=1e-3)
     assert told.fewer is not None
     assert told.fewer.lower_bound_s == pytest.approx(12.0)
+
+
+def test_a_device_of_each_type_is_worth_what_it_shortens_the_bound_by() -> None:
+    """Eight ops of a sample each, on f fast devices and s slow ones: 8 / (f + s / 2) s, 4 with one and two;
+    by f that falls by 8 / 2^2 s, by s by half as much.
+    """
+    ops = [metaop_on_types(f"{n}/net", 1, {"fast": 1.0, "slow": 2.0}, batch_size=1) for n in range(8)]
+    profile, cluster = profile_on_types(*ops), cluster_of_types({"fast": 1, "slow": 2})
+    told = explain(make_plan(profile, cluster), profile, plan_name="plan.yaml").worth
+    assert told is not None
+    assert told.lower_bound_s == pytest.approx(4.0)
+    assert [each.device_value_s for each in told.of_types] == pytest.approx([2.0, 1.0])
+    assert told.device_value_s == pytest.approx((2.0 + 2 * 1.0) / 3)
+    assert told.device_part == pytest.approx(1.0)
 
 
 def test_strategies_for_several_types_are_compared() -> None:

@@ -197,6 +197,19 @@ def test_parts_by_speed_are_by_the_best_allocation_of_every_op() -> None:
     assert plan.shard_weights == (2, 1)
 
 
+def test_the_best_allocation_by_speed_is_the_one_that_takes_least_of_a_devices_time() -> None:
+    """6 samples take 6 s on a fast device, and 12 s on a slow one, or 3 s on all six."""
+    net = metaop_on_types("t/net", 1, {"fast": 1.0, "slow": 2.0}, batch_size=6)
+    by_many = [
+        point.model_copy(update={"forward_s": 1.0, "backward_s": 2.0}) if point.num_devices == 6 else point
+        for point in net.curve
+        if point.device == "slow"
+    ]
+    on = cluster_of_types({"fast": 1, "slow": 6})
+    own = profile_on_types(net.model_copy(update={"curve": (net.curve[0], *by_many)}))
+    assert by_speed(seen_on(own, on), on) == (2, 1, 1, 1, 1, 1, 1)
+
+
 def test_parts_are_asked_for_of_every_type_once() -> None:
     assert parse_shard_by("fast=3, slow=1") == {"fast": 3, "slow": 1}
     with pytest.raises(UsageError, match="'fast' is named twice"):

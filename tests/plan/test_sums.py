@@ -14,7 +14,7 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.sums.choose import with_sums
 from spindle_cli.plan.types import Plan
-from spindle_cli.profile.types import Matrix, Profile
+from spindle_cli.profile.types import Matrix, Profile, ShareTime
 from spindle_cli.simulate.run import simulate
 
 ROWS, COLUMNS = 4096, 1024
@@ -119,6 +119,41 @@ def test_a_product_is_as_fast_as_on_the_slowest_of_what_uses_the_matrix() -> Non
     made = make_plan(known, cluster(), sums="factors", strategy="sequential")
     found = {matrix.flops_per_s for metaop in made.metaops for matrix in metaop.gathered}
     assert sorted(found) == [pytest.approx(1e9 / 2 / (0.02 / 3))]
+
+
+def speed_of_products(made: Plan, known: Profile) -> float | None:
+    """What products of factors are said to reach on the devices of a plan."""
+    asked: list[Profile] = []
+
+    def make(gathering: Profile) -> Plan:
+        asked.append(gathering)
+        return make_plan(gathering, cluster(), sums="dense")
+
+    with_sums(made, known, "factors", make)
+    return asked[0].metaops[0].gathered[0].flops_per_s
+
+
+def test_a_product_without_a_measured_speed_is_as_fast_as_the_slowest_types_published_peak() -> None:
+    known = profile("factors", 50, environment={"precision": "fp16-autocast"})
+    made = make_plan(known, cluster(), sums="dense")
+    assert speed_of_products(made, known) is None  # a CPU has no published peak
+    alike = made.model_copy(update={"cluster": cluster(0, 1, "v100-32gb", "v100-32gb")})
+    assert speed_of_products(alike, known) == 125e12
+    nodes = (*alike.cluster.nodes, alike.cluster.nodes[0].model_copy(update={"name": "2", "device": "p100"}))
+    more = made.model_copy(update={"cluster": alike.cluster.changed(nodes=nodes)})
+    assert speed_of_products(more, known) == 21.2e12
+
+
+def test_a_product_is_as_fast_as_a_device_of_a_tensor_parallel_share() -> None:
+    """1e9 operations on two devices in 20/3 ms; of a share of half the batch on two more, in 1/75 s."""
+    known = profile("factors", 50, flops_per_op=1e9)
+    made = make_plan(known, cluster(), sums="dense")
+    (metaop,) = made.metaops
+    half = metaop.batch_size // 2
+    share = ShareTime(samples=half, tp=2, forward_s=1 / 75, backward_s=0.1, source="measured")
+    split = made.model_copy(update={"metaops": (metaop.model_copy(update={"shares": (share,)}),)})
+    assert speed_of_products(made, known) == pytest.approx(1e9 / 2 / (0.02 / 3))
+    assert speed_of_products(split, known) == pytest.approx(1e9 / 2 / 2 * 75)
 
 
 def test_types_that_round_differently_and_shared_out_parameters_sum_as_they_are() -> None:

@@ -13,8 +13,9 @@ from spindle_cli.errors import InputError
 from spindle_cli.profile.mixed.merging import merge
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.moving import ProcessorCosts
+from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.points import OpMemory
-from spindle_cli.profile.types import Device, Profile
+from spindle_cli.profile.types import Device, LocalSgd, Profile, TaskShare
 
 FAST, SLOW = "a100-80gb", "v100-32gb"
 
@@ -198,3 +199,65 @@ def test_of_what_runs_again_in_part_the_most_is_merged_if_both_know_it(
         for device, share in (("v100", own), (FAST, theirs))
     )
     assert merged(*profiles).metaops[0].selective_share == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "own", "other"),
+    [
+        ("optimizer_state_sharded", False, True),
+        ("update_bytes_per_param", 2.0, 3.0),
+        ("gradient_bytes_per_param", 1.0, 2.0),
+        ("clips_gradients", False, True),
+        ("accumulate", 1, 2),
+        ("loss_chunks", 1, 2),
+        ("local_sgd", None, LocalSgd(islands=2, every=4)),
+        ("task_sets", (), (TaskShare(tasks=("t",), share=1.0),)),
+    ],
+)
+def test_profiles_of_other_trainings_are_refused(key: str, own: object, other: object) -> None:
+    one, two = (
+        of_one(kind, 1.0).model_copy(update={key: each}) for kind, each in ((FAST, own), (SLOW, other))
+    )
+    with pytest.raises(InputError, match=f"1.json: {key} is .*; expected .*, as in 0.json"):
+        merged(one, two)
+
+
+@pytest.mark.parametrize(("key", "other"), [("compile", "inductor"), ("float32_matmul", "high")])
+def test_profiles_of_other_arithmetic_are_refused(key: str, other: str) -> None:
+    two = of_one(SLOW, 1.0).model_copy(update={"environment": {key: other}})
+    with pytest.raises(InputError, match=f"1.json: environment.{key} is '{other}'; expected None"):
+        merged(of_one(FAST, 1.0), two)
+
+
+def split_in_two(profile: Profile, **more: Any) -> Profile:
+    """With times of layers that two devices have a part each of, and what is known of those."""
+    (net,) = profile.metaops
+    halves = net.curve[0].model_copy(update={"num_devices": 2, "dp": 1, "tp": 2})
+    known = {"curve": (*net.curve, halves), "whole_param_bytes_per_op": 16, "num_experts": 4, **more}
+    return profile.with_metaops([net.model_copy(update=known)])
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_splits_leave_whole_is_known_from_the_type_whose_nodes_have_room_for_them(
+    is_first: bool,
+) -> None:
+    """Of a type with one device in a node no splits are looked at."""
+    split, alone = split_in_two(of_one(FAST, 1.0)), of_one(SLOW, 3.0)
+    (net,) = merged(*((split, alone) if is_first else (alone, split))).metaops
+    assert (net.whole_param_bytes_per_op, net.num_experts) == (16, 4)
+    assert {(point.device, point.tp) for point in net.curve} == {(FAST, 1), (FAST, 2), (SLOW, 1)}
+
+
+def test_profiles_that_split_layers_otherwise_are_refused() -> None:
+    other = split_in_two(of_one(SLOW, 3.0), num_experts=8)
+    with pytest.raises(InputError, match=r"1.json: metaops: t/net.num_experts is 8; expected 4, as in 0"):
+        merged(split_in_two(of_one(FAST, 1.0)), other)
+    with pytest.raises(InputError, match=r"2.json: metaops: t/net.num_experts is 8; expected 4, as in 1"):
+        merged(of_one("h20", 2.0), split_in_two(of_one(FAST, 1.0)), other)
+
+
+def test_what_any_profile_has_checked_by_numbers_is_kept() -> None:
+    check = NumericCheck(skipped="--no-check")
+    unchecked, checked = of_one(FAST, 1.0), of_one(SLOW, 3.0).model_copy(update={"numeric_check": check})
+    assert merged(unchecked, checked).numeric_check == merged(checked, unchecked).numeric_check == check
+    assert merged(unchecked, of_one(SLOW, 3.0)).numeric_check is None

@@ -62,6 +62,14 @@ def test_arithmetic_that_a_listed_device_does_not_have_is_refused() -> None:
         require_precision(["h100", "v100-32gb"], "bfloat16")
 
 
+@pytest.mark.parametrize("name", ["p100-pcie-12gb", "tesla-p100-pcie-12gb", "V100-SXM3-32GB"])
+def test_a_device_with_a_listed_chip_has_no_arithmetic_that_the_chip_lacks(name: str) -> None:
+    """What a cluster file calls one with another memory or board than the listed."""
+    require_precision([name], "float16")
+    with pytest.raises(InputError, match=f"'{name}' has no bfloat16, only float16 and float32"):
+        require_precision([name], "bfloat16")
+
+
 def test_a_shallow_product_spends_its_time_on_starting_tiles() -> None:
     shallow, deep = product(8192, 512, 8192), product(8192, 8192, 8192)
     rates = [kernel.flops / kernel_s(kernel, H200, "bfloat16") for kernel in (shallow, deep)]

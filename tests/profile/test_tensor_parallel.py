@@ -11,16 +11,18 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from helpers.several_types import cluster_of_types
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.tensor_parallel import layer_split
+from spindle_cli.profile import profiling
 from spindle_cli.profile.op.counting import count_work
 from spindle_cli.profile.op.jobs import make_jobs
 from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, one_part
 from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.profiling import Audience, estimate_profile
-from spindle_cli.profile.types import PhaseTimes
+from spindle_cli.profile.types import Device, PhaseTimes
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.types import Task, Workload
@@ -118,6 +120,31 @@ def test_points_say_what_the_sums_take(tmp_path: Path) -> None:
 def test_degrees_stay_inside_a_node() -> None:
     assert degrees_on(a800()) == (2, 4, 8)
     assert degrees_on(None) == ()
+
+
+def test_degrees_are_those_that_nodes_of_the_type_have_room_for() -> None:
+    mixed = cluster_of_types({"fast": 8, "slow": 4, "old": 1})
+    assert [degrees_on(mixed, kind) for kind in mixed.types] == [(2, 4, 8), (2, 4), ()]
+    assert degrees_on(mixed, "none of them") == degrees_on(mixed) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "own_type"),
+    [("Tesla V100-SXM2-32GB", "v100"), ("NVIDIA H100 80GB HBM3", "h100-80gb"), ("T4", None)],
+)
+def test_a_machines_gpus_are_of_the_clusters_type_that_has_their_name(
+    name: str, own_type: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that layers are split as on nodes of that type, over their links, whichever type comes first."""
+    here = Device(type="cuda", name=name, memory_bytes=2**35)
+    monkeypatch.setattr(profiling, "describe_device", lambda *_: here)
+    mixed = cluster_of_types({"h100-80gb": 8, "v100": 4})
+    assert profiling._type_of_gpu(mixed, "cuda") == own_type
+    assert profiling._type_of_gpu(cluster_of_types({"v100": 4}), "cuda") is None
+    assert profiling._type_of_gpu(None, "cuda") is None
+    other = profiling._of_type(mixed, own_type)
+    assert other is not None
+    assert other.type_of[0] == (own_type or "h100-80gb")
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,9 @@ def test_one_price_for_all_counts_for_what_is_added_too() -> None:
 
 
 def uneven() -> Cluster:
-    """Two nodes of 2 fast devices; of slow ones a node of 3, called wide, and one of 2."""
+    """Two nodes of 2 fast devices, called quick; of slow ones a node of 3, called wide, and one of 2."""
     groups = (
-        NodeGroup(count=2, devices=2, device="fast", memory_gib=4000),
+        NodeGroup(name="quick", count=2, devices=2, device="fast", memory_gib=4000),
         NodeGroup(name="wide", devices=3, device="slow", memory_gib=4000),
         NodeGroup(name="fast", devices=2, device="slow", memory_gib=4000),
     )
@@ -159,7 +159,9 @@ def test_a_type_that_the_cluster_does_not_have_is_refused_with_what_to_do() -> N
         asked(only_fast, "slow=1")
     hint = raised.value.hint or ""
     assert hint.startswith("The profile has its curves: write a second cluster file") and "compare" in hint
-    with pytest.raises(UsageError, match=r"it has fast, slow \(group wide\), slow \(group fast\)") as raised:
+    with pytest.raises(
+        UsageError, match=r"it has fast \(group quick\), slow \(group wide\), slow \(group fast\)"
+    ) as raised:
         asked(uneven(), "h20=1")
     assert "no curves of it either: profile on one, or for it with --estimate" in (raised.value.hint or "")
     h20 = Device(type="cuda", name="NVIDIA H20", memory_bytes=2**30)

@@ -120,6 +120,10 @@ def test_what_no_rank_has_reached_has_no_gradient_and_what_one_has_is_zeros() ->
     buckets[1].take_rows(torch.tensor([2]), torch.zeros(1, WIDTH))
     finish(buckets)
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in parameters)
+    for bucket in buckets:
+        bucket.reset()
+    finish(buckets)  # what reached it in the iteration before has been forgotten
+    assert all(parameter.grad is None for parameter in parameters)
 
 
 def test_an_overflow_of_one_rank_comes_to_all() -> None:

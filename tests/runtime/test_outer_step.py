@@ -115,6 +115,29 @@ def test_each_parameter_is_rounded_by_its_own_largest_move_on_its_island() -> No
     assert found[0] == found[1] == pytest.approx([1 + mean for mean in means], rel=1e-14)
 
 
+def test_parts_of_a_parameter_are_rounded_by_the_largest_move_of_all() -> None:
+    """8 bits: 127 multiples of 4 / 127, in either order; 1 x 127 / 4 = 31.75."""
+
+    def work(counterparts: Counterparts) -> list[float]:
+        ranges = [
+            OwnedRange("a.w", (place, place + 1), nn.Parameter(torch.zeros(1, dtype=torch.float64)))
+            for place in range(3)
+        ]
+        optimizer = OuterOptimizer(
+            asked(bits=8, outer={"lr": 1, "momentum": 0}), ranges, ["a.w"], counterparts
+        )
+        optimizer.begin()
+        for each, move in zip(ranges, (1.0, -4.0, 1.0), strict=True):
+            each.tensor.detach().add_(move)
+        optimizer.step()
+        return [each.tensor.item() for each in ranges]
+
+    with world_of_one():
+        found = on_islands(2, work)
+    rounded_one = 32 * 4 / 127
+    assert found[0] == found[1] == pytest.approx([rounded_one, -4.0, rounded_one], rel=1e-14)
+
+
 def test_several_parameters_of_two_sizes_keep_their_own_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outer, "SENT_AT_ONCE", 3)
 
@@ -135,6 +158,21 @@ def test_several_parameters_of_two_sizes_keep_their_own_scales(monkeypatch: pyte
     assert first == second
     assert first[0] == pytest.approx([1.0, half], rel=1e-12)
     assert first[1:] == [[100.0], [0.0, 0.0]]
+
+
+def test_as_many_ranges_are_sent_at_once_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 3 elements at once; those of another dtype go by themselves."""
+    monkeypatch.setattr(outer, "SENT_AT_ONCE", 3)
+    ranges = owned([0.0] * 2, [0.0], [0.0], [0.0] * 2, [0.0] * 4, [0.0])
+    ranges.append(OwnedRange("b", None, nn.Parameter(torch.zeros(1, dtype=torch.float32))))
+    kept = [outer._Kept(each, each.tensor.detach(), None) for each in ranges]
+    assert [[len(each.common) for each in some] for some in outer._at_once(kept)] == [
+        [2, 1],
+        [1, 2],
+        [4],
+        [1],
+        [1],
+    ]
 
 
 def test_multiples_are_of_the_largest_and_halves_go_to_the_even_one() -> None:

@@ -40,7 +40,13 @@ def test_clusters_of_several_types_have_as_many_of_each_as_their_name_says(path:
     assert cluster.name == path.stem
     assert [kind.partition("-")[0] for kind in cluster.types] == words[::2]
     assert list(cluster.num_of_type.values()) == [int(count) for count in words[1::2]]
-    assert set(cluster.node_sizes) == {8}
+    assert set(cluster.node_sizes) == {8} or cluster.node_sizes == (8, 4)
+
+
+def test_there_are_clusters_of_each_pair_of_types_and_one_of_8_and_4_devices() -> None:
+    types = {tuple(kind.partition("-")[0] for kind in Cluster.read(path).types) for path in MIXED}
+    assert types >= {("a100", "v100"), ("h100", "a100"), ("h800", "h20"), ("h800", "a800", "h20")}
+    assert [8, 4] in [list(Cluster.read(path).num_of_type.values()) for path in MIXED]
 
 
 @pytest.mark.parametrize("path", [p for p in CLUSTERS if p not in MIXED], ids=lambda path: path.stem)

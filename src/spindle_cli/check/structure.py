@@ -174,8 +174,8 @@ def _wrong_number(wave: int, piece: Slice) -> Violation:
 
 
 def tensor_parallel_groups(plan: Plan) -> Iterator[Violation]:
-    """The `tp` devices that hold one share of a slice are of one node."""
-    node_of = plan.cluster.node_of
+    """The `tp` devices that hold one share of a slice are of one node, and so of one type."""
+    node_of, type_of = plan.cluster.node_of, plan.cluster.type_of
     for wave, piece in located(plan):
         if piece.tp == 1:
             continue
@@ -183,12 +183,15 @@ def tensor_parallel_groups(plan: Plan) -> Iterator[Violation]:
             members = piece.devices[share * piece.tp : (share + 1) * piece.tp]
             nodes = sorted({node_of[device] for device in members})
             if len(nodes) > 1:
+                kinds = list(dict.fromkeys(type_of[device] for device in members))
+                of_types = f", of {' and '.join(kinds)}" if len(kinds) > 1 else ""
                 yield Violation(
                     rule="tensor-parallel",
                     where=place_of(wave, piece),
                     devices=members,
-                    value=f"hold share {share} together, on nodes {', '.join(map(str, nodes))}",
-                    expected=f"the {piece.tp} devices of a tensor-parallel share on one node",
+                    value=f"hold share {share} together, on nodes {', '.join(map(str, nodes))}{of_types}",
+                    expected=f"the {piece.tp} devices of a tensor-parallel share on one node"
+                    + (", of one type" if of_types else ""),
                 )
 
 

@@ -137,6 +137,7 @@ def launch(
             fewer = Elastic.of(prepared, plan, profile, prepare, output.note)
             prepared = fewer.begin(prepared, nproc)
         if dry_run:
+            _say_consent(prepared.plan)
             output.report(as_json, prepared.launch, shell_script(prepared.launch))
             return
         start = partial(
@@ -193,13 +194,11 @@ def train(
     """Train to the end, and say on standard error where it begins; `or_anew`: see `run.start_point`."""
     from spindle_cli.launch import run
     from spindle_cli.launch.start_point import describe_folder
-    from spindle_cli.plan.islands.said import consent_line
     from spindle_cli.plan.unchecked import describe_unchecked
 
     for warning in run.require_machine(prepared):
         output.note(f"warning: {warning}")
-    if (consent := consent_line(prepared.plan)) is not None:
-        output.note(consent)
+    _say_consent(prepared.plan)
     unchecked = describe_unchecked(prepared.plan.unchecked)
     if unchecked is not None:
         output.note(unchecked)
@@ -215,3 +214,11 @@ def train(
     steps, workers = counted(prepared.total_steps, "step"), counted(started.processes, "worker")
     output.note(f"training {steps} with {workers} in {started.run_dir}")
     return run.start(prepared, begins, output.err(), output.note, hold, head_start)
+
+
+def _say_consent(plan: Plan) -> None:
+    """That another model is trained than plain PyTorch does, where the workload asks for it."""
+    from spindle_cli.plan.islands.said import consent_line
+
+    if (consent := consent_line(plan)) is not None:
+        output.note(consent)

@@ -7,13 +7,13 @@ report call it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from math import ceil, log, log2
+from math import ceil, log2
 from typing import NamedTuple
 
 from spindle_cli.files.cluster import Cluster, Link
+from spindle_cli.files.links import gb_per_s
 from spindle_cli.units import GB
 
 # Of a link's bandwidth, what NCCL takes trees to reach (NVIDIA/nccl src/graph/tuning.cc): `busBw * .9`, and
@@ -24,17 +24,7 @@ _OF_SMALLER = (*(0.9,) * 7, 0.8, 0.7, 0.6, 0.6, *(0.5,) * 6, 0.6, 0.6, 0.7, 0.8,
 
 def bandwidth_bytes_per_s(num_bytes: float, link: Link) -> float:
     """One-way bandwidth for a message of this size: the link's curve over log(bytes), constant outside it."""
-    curve = link.curve
-    if curve is None:
-        return link.bandwidth_bytes_per_s
-    if num_bytes <= curve[0][0]:
-        return curve[0][1] * GB
-    if num_bytes >= curve[-1][0]:
-        return curve[-1][1] * GB
-    above = bisect_right(curve, num_bytes, key=lambda pair: pair[0])
-    (low_bytes, low), (high_bytes, high) = curve[above - 1], curve[above]
-    share = log(num_bytes / low_bytes) / log(high_bytes / low_bytes)
-    return (low + share * (high - low)) * GB
+    return gb_per_s(link, num_bytes) * GB
 
 
 def transfer_s(num_bytes: float, link: Link) -> float:
@@ -56,8 +46,8 @@ class Spread(NamedTuple):
     """How some devices lie on the nodes.
 
     `counts`: of each node that has any, how many, ascending. `nodes`: which these are, ascending, where not
-    all nodes have equal links. `side_by_side`: how many sets that lie like this do the same at the same time,
-    so that they share the nodes' cards.
+    all nodes have equal links, and as many cards. `side_by_side`: how many sets that lie like this do the
+    same at the same time, so that they share the nodes' cards.
     """
 
     counts: tuple[int, ...]
@@ -78,7 +68,7 @@ class Spread(NamedTuple):
 def per_node(devices: Sequence[int], cluster: Cluster) -> Spread:
     """How some devices lie on the nodes."""
     counts = Counter(cluster.node_of[device] for device in devices)
-    nodes = () if cluster.has_one_kind_of_links else tuple(sorted(counts))
+    nodes = () if cluster.has_one_kind_of_nodes else tuple(sorted(counts))
     return Spread(tuple(sorted(counts.values())), nodes)
 
 
@@ -158,7 +148,9 @@ class _Shape:
         self.most_per_node = max(counts)
         # As many cards of a node as it has devices in the set, whichever these are: NCCL's rings may leave a
         # node through any of its cards (NVIDIA/nccl src/graph/search.cc). Gloo has one ring.
-        self.num_cards = min(min(cluster.cards_of_node) / spread.side_by_side, min(counts))
+        cards = cluster.cards_of_node
+        fewest = min(cards[node] for node in spread.nodes) if spread.nodes else min(cards)
+        self.num_cards = min(fewest / spread.side_by_side, min(counts))
         self.num_rings = min(1, self.num_cards) if cluster.talks_by == "gloo" else self.num_cards
         links = cluster.links_among(spread.nodes) if spread.nodes else cluster.links
         self.intra, self.inter = links.intra_node, links.inter_node

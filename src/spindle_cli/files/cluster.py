@@ -71,6 +71,12 @@ class Cluster(Artifact):
         if twice:
             raise ValueError(f"nodes: two groups are named {twice[0]!r}; expected each name once")
         known = Counter(group.label for group in self.nodes)
+        as_types = [name for name in named if known[name] > 1]
+        if as_types:
+            raise ValueError(
+                f"nodes: a group is named {as_types[0]!r}, and so is one without a name, by its "
+                "devices; expected each name once: name the second one, too"
+            )
         pairs: set[frozenset[str]] = set()
         for place, link in enumerate(self.links.between):
             where = f"links.between[{place}].groups"
@@ -125,7 +131,7 @@ class Cluster(Artifact):
         nodes = sorted(self.nodes, key=lambda group: group.device != device)
         return self.changed(
             name=f"{self.name}, {device}",
-            nodes=tuple(group.model_copy(update={"device": device}) for group in nodes),
+            nodes=tuple(group.model_copy(update={"device": device, "name": None}) for group in nodes),
             links=self.links.model_copy(update={"between": ()}),
         )
 
@@ -290,6 +296,11 @@ class Cluster(Artifact):
     def has_one_kind_of_links(self) -> bool:
         """Whether all nodes have equal links, and so have all pairs of them."""
         return not self.links.between and all(group.intra_node is None for group in self.nodes)
+
+    @cached_property
+    def has_one_kind_of_nodes(self) -> bool:
+        """Whether it makes no difference over which nodes devices that sum something lie."""
+        return self.has_one_kind_of_links and len(set(self.cards_of_node)) == 1
 
     def link_of_nodes(self, a: int, b: int) -> Link:
         """The link between devices of two nodes, or between two of one."""

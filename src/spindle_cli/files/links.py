@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import pairwise
+from math import log
 from typing import Annotated, Any
 
 from pydantic import (
@@ -113,12 +115,29 @@ def shared_by(link: Link, count: int) -> Link:
     return link.model_copy(update=own)
 
 
+def gb_per_s(link: Link, num_bytes: float) -> float:
+    """One-way bandwidth for a message of this size: the link's curve over log(bytes), constant outside it."""
+    curve = link.curve
+    if curve is None:
+        return link.bandwidth_gb_per_s
+    if num_bytes <= curve[0][0]:
+        return curve[0][1]
+    if num_bytes >= curve[-1][0]:
+        return curve[-1][1]
+    above = bisect_right(curve, num_bytes, key=lambda pair: pair[0])
+    (low_bytes, low), (high_bytes, high) = curve[above - 1], curve[above]
+    share = log(num_bytes / low_bytes) / log(high_bytes / low_bytes)
+    return low + share * (high - low)
+
+
 def slowest_of(links: Iterable[Link]) -> Link:
-    """The bandwidth of the slowest, the latency of the longest: what a ring over all of them has."""
-    each = list(links)
-    slowest = min(each, key=lambda link: link.bandwidth_gb_per_s)
+    """The bandwidth of the slowest for each size of message, the latency of the longest: what a ring over all
+    of them has.
+    """
+    each = list(dict.fromkeys(links))
+    sizes = sorted({size for link in each for size, _ in link.curve or ()})
     return Link(
         latency_us=max(link.latency_us for link in each),
-        bandwidth_gb_per_s=slowest.bandwidth_gb_per_s,
-        curve=slowest.curve,
+        bandwidth_gb_per_s=min(link.bandwidth_gb_per_s for link in each),
+        curve=tuple((size, min(gb_per_s(link, size) for link in each)) for size in sizes) or None,
     )

@@ -22,11 +22,12 @@ from spindle_cli.profile.checking.run import CheckSettings, check_numbers, with_
 from spindle_cli.profile.estimating.estimate import EstimateSettings, estimate
 from spindle_cli.profile.machine.cluster_file import write_cluster
 from spindle_cli.profile.machine.devices import Precision, device_peak, require_precision
-from spindle_cli.profile.machine.machine import DeviceType, device_of_type
+from spindle_cli.profile.machine.machine import DeviceType, describe_device, device_of_type
 from spindle_cli.profile.measuring.measure import measure
 from spindle_cli.profile.measuring.reuse import Reused
 from spindle_cli.profile.measuring.settings import MeasureSettings, shared_limits
 from spindle_cli.profile.mixed.merging import merge
+from spindle_cli.profile.mixed.seen import is_known_as
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.stand_ins import Analysed, load_analysed
 from spindle_cli.profile.op.tensor_parallel import degrees_on
@@ -101,6 +102,7 @@ def profile_workload(
     reused = None if reuse is None else Reused.read(reuse)
     called = _called(cluster, device_name)
     device = device_of_type(called)
+    own_type = called if device == "cpu" else _type_of_gpu(cluster, device)
     processes = _num_processes(device, cluster, nproc)
     _require_links(max_tp, cluster, processes, cluster_out)
     threads = threads or chosen_threads() or _share_of_cores(device, processes, cluster)
@@ -116,8 +118,8 @@ def profile_workload(
         max_devices=processes if cluster is None else cluster.num_devices,
         max_points=max_points,
         limits=shared_limits(limits, device, processes, threads),
-        degrees=tuple(degree for degree in degrees_on(cluster) if degree <= max_tp),
-        cluster=cluster if max_tp > 1 else None,
+        degrees=tuple(degree for degree in degrees_on(cluster, own_type) if degree <= max_tp),
+        cluster=_of_type(cluster, own_type) if max_tp > 1 else None,
         accepts_noise=accept_noise,
         planned_for=cluster,
         precision=train.precision,
@@ -195,6 +197,14 @@ def _called(cluster: Cluster | None, device_name: str | None) -> str | None:
     return cluster.device_type
 
 
+def _type_of_gpu(cluster: Cluster | None, device: DeviceType) -> str | None:
+    """What a cluster of several types calls this machine's GPUs; None where it says nothing of such ones."""
+    if cluster is None or not cluster.is_mixed:
+        return None
+    here = describe_device(device, 1)
+    return next((kind for kind in cluster.types if is_known_as(here, kind)), None)
+
+
 def estimate_profile(
     source: str,
     out: Path,
@@ -239,19 +249,26 @@ def estimate_profile(
     usual = "bfloat16" if asked == "float32" and peaks[0].name != "cpu" else asked
     chosen: Precision = precision or usual
     require_precision(names, chosen)
-    _say_what_stays_whole(analysed, degrees_on(cluster), audience)
+    of_types = {name: degrees_on(cluster, name) for name in names}
+    _say_what_stays_whole(analysed, max(of_types.values(), key=len), audience)
     analysed = _checked(
         analysed, CheckSettings(losses_only=True, by_words=cluster is not None) if check else None, audience
     )
     made = []
     for name, peak in zip(names, peaks, strict=True):
-        of_type = cluster if cluster is None or not cluster.is_mixed else cluster.as_if_all(name)
-        settings = EstimateSettings(name, peak, count, chosen, of_type)
+        settings = EstimateSettings(name, peak, count, chosen, _of_type(cluster, name), of_types[name])
         made.append((out, estimate(analysed, settings, audience.console)))
     profile = made[0][1] if len(made) == 1 else merge(made)
     _say_what_is_in_chunks(profile, audience)
     write_json(out, profile)
     return profile
+
+
+def _of_type(cluster: Cluster | None, device: str | None) -> Cluster | None:
+    """A cluster of several types as if all devices were of one of them; any other as it is."""
+    if cluster is None or device is None or not cluster.is_mixed:
+        return cluster
+    return cluster.as_if_all(device)
 
 
 def _checked(analysed: Analysed, settings: CheckSettings | None, audience: Audience) -> Analysed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spindle_cli.files.artifact import Model
 from spindle_cli.plan.types import Plan
-from spindle_cli.units import format_bytes, format_seconds
+from spindle_cli.units import counted, format_bytes, format_seconds
 
 
 class IslandsReport(Model):
@@ -62,10 +62,11 @@ def consent_line(plan: Plan) -> str | None:
     if asked.outer.momentum:
         kind = "Nesterov momentum" if asked.outer.nesterov else "momentum"
         outer += f" and {kind} {asked.outer.momentum:g}"
+    each = counted(found.devices_each, "device")
     return (
         f"not the model that plain PyTorch trains on whole batches (train.local_sgd): {found.islands} "
-        f"islands of {found.devices_each} devices train a copy each, on equal parts of every batch, and "
-        f"average after every {found.every} steps by {outer}, in {found.bits} bits"
+        f"islands of {each} train a copy each, on equal parts of every batch, and average after "
+        f"every {found.every} steps by {outer}, in {found.bits} bits"
     )
 
 

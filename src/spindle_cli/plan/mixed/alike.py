@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations_with_replacement
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.assemble import plan_metaop
@@ -32,13 +32,22 @@ def _equal(entries: Sequence[OfDevice], num_types: int) -> bool:
 
 def as_one_type(cluster: Cluster) -> Cluster:
     """The same with the first type's name for all devices."""
-    labels = Counter(group.label for group in cluster.nodes)
-    nodes = [group.model_copy(update={"device": cluster.types[0]}) for group in cluster.nodes]
-    # Links between groups go by their names; those without one were called by their type.
-    for place, group in enumerate(cluster.nodes):
-        if group.name is None and labels[group.label] == 1:
-            nodes[place] = nodes[place].model_copy(update={"name": group.device})
-    return cluster.changed(nodes=tuple(nodes))
+    labels = [group.label for group in cluster.nodes]
+    # Links between groups go by their names; those without one were called by their type, maybe several.
+    names = [
+        label if labels.count(label) == 1 else f"{label}, group {place}" for place, label in enumerate(labels)
+    ]
+    nodes = tuple(
+        group.model_copy(update={"device": cluster.types[0], "name": name})
+        for group, name in zip(cluster.nodes, names, strict=True)
+    )
+    between = tuple(
+        link.model_copy(update={"groups": (names[a], names[b])})
+        for link in cluster.links.between
+        for a, b in combinations_with_replacement(range(len(names)), 2)
+        if {labels[a], labels[b]} == set(link.groups)
+    )
+    return cluster.changed(nodes=nodes, links=cluster.links.model_copy(update={"between": between}))
 
 
 def with_types(plan: Plan, profile: Profile, cluster: Cluster) -> Plan:

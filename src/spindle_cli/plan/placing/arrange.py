@@ -227,7 +227,7 @@ class _Arrangement:
     def _group_s(self, group: int) -> float:
         histogram = self.histogram[group]
         nodes: tuple[int, ...] = ()
-        if not self.cluster.has_one_kind_of_links:
+        if not self.cluster.has_one_kind_of_nodes:
             nodes = tuple(node for node, count in enumerate(self.spread[group]) if count)
         key = (group, tuple(histogram), nodes)
         if key not in self._known_s:

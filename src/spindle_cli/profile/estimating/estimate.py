@@ -23,7 +23,6 @@ from spindle_cli.profile.op.counting import Work, count_work, value_bytes
 from spindle_cli.profile.op.jobs import Job, JobTable, OpRef, make_jobs
 from spindle_cli.profile.op.op_memory import may_select
 from spindle_cli.profile.op.stand_ins import Analysed
-from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.types import Device, OpTiming, PhaseTimes, Profile, ShareMemory
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
@@ -38,7 +37,7 @@ class EstimateSettings:
     """What to estimate for: the device as the cluster file names it, up to how many, and the arithmetic.
 
     `cluster`: whose links tensor parallelism and the statistics of batch norms use; without one tensor
-    parallelism is not estimated.
+    parallelism is not estimated. `degrees`: of tensor parallelism.
     """
 
     device_name: str
@@ -46,6 +45,7 @@ class EstimateSettings:
     max_devices: int
     precision: Precision
     cluster: Cluster | None = None
+    degrees: tuple[int, ...] = ()
 
     def environment(self) -> dict[str, Any]:
         """What the times rest on, for the profile."""
@@ -74,7 +74,7 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
             timings[job.key] = _timing(work, memory, settings)
             flops[job.key] = _forward_flops(graph, job, work, settings.precision)
             steps.done()
-        for degree in degrees_on(settings.cluster):
+        for degree in settings.degrees:
             works = _count_all(analysed, table, settings, degree)
             by_tp[degree] = {job.key: _timing(work, memory, settings, degree) for job, work, memory in works}
     times = Times(

@@ -186,16 +186,18 @@ def device_peak(name: str) -> DevicePeak:
 
 
 def require_precision(names: Sequence[str], precision: Precision) -> None:
-    """Refuse arithmetic that a listed device does not have.
+    """Refuse arithmetic that a listed device does not have, or one with a listed chip ('p100-pcie-12gb').
 
     Raises:
         InputError: one lacks it.
     """
     for name in names:
-        peak = _BY_NAME.get(name)
-        if peak is not None and precision not in peak.flops_per_s:
+        listed = _BY_NAME.get(name)
+        of_chips = (PEAK_FLOPS_PER_S.get(word) for word in _words(name))
+        known = next(filter(None, of_chips), None) if listed is None else listed.flops_per_s
+        if known is not None and precision not in known:
             raise InputError(
-                f"{name!r} has no {precision}, only {' and '.join(peak.flops_per_s)}",
+                f"{name!r} has no {precision}, only {' and '.join(known)}",
                 hint="Train in float16 autocast with a loss scale (train.precision: fp16-autocast), or in "
                 "float32 (train.precision: full, profiled with --precision float32); profile so on all types "
                 "of device alike. Or leave these devices out.",

@@ -26,6 +26,8 @@ _OF_DEVICES = frozenset(
         "batch_sums",
     }
 )
+# What is known only where splits of layers were looked at: on nodes of several devices.
+_OF_SPLITS = frozenset({"whole_param_bytes_per_op", "split_extra_param_bytes", "num_experts"})
 # What training the profiles' times are of.
 _OF_TRAINING = frozenset(
     {
@@ -48,7 +50,8 @@ def merge(named: Sequence[tuple[Path, Profile]]) -> Profile:
     """A profile with the curves of all, the first one's `device` first.
 
     What ops hold is the most that any of them says, what the update and a processor's other work take the
-    longest; measurements to be reused, and runs that times were corrected by, are left out.
+    longest; measurements to be reused, and runs that times were corrected by, are left out. What tensor
+    parallelism splits is known from those that have looked at it.
 
     Args:
         named: each with its file, for messages.
@@ -56,9 +59,12 @@ def merge(named: Sequence[tuple[Path, Profile]]) -> Profile:
     Raises:
         InputError: they are of different workloads or trainings, or two are of one type of device.
     """
-    first_path, first = named[0]
-    for path, other in named[1:]:
-        _require_same(first_path, first, path, other)
+    first = named[0][1]
+    # All are held to one that knows all there is to know.
+    known_path, known = next((each for each in named if _knows_splits(each[1])), named[0])
+    for path, other in named:
+        if other is not known:
+            _require_same(known_path, known, path, other)
     types: dict[str, Path] = {}
     parts: list[tuple[Profile, Device, str]] = []
     for path, profile in named:
@@ -78,7 +84,7 @@ def merge(named: Sequence[tuple[Path, Profile]]) -> Profile:
         "noise": None,
         "measurements": None,
         "calibration": None,
-        "metaops": tuple(_merged(metaop, parts) for metaop in first.metaops),
+        "metaops": tuple(_merged(metaop, parts) for metaop in known.metaops),
         "optimizer_s_per_byte": max(profile.optimizer_s_per_byte for _, profile in named),
         "processor": _slowest([profile.processor for _, profile in named]),
         # Older profiles do not say it.
@@ -107,11 +113,33 @@ def _require_same(first_path: Path, first: Profile, path: Path, other: Profile) 
             f"{path}: metaops: {', '.join(differs[:3])}: not the MetaOps of {first_path}, in its order",
             hint="Profile both with the same version of spindle.",
         )
+    both_know = _knows_splits(first) == _knows_splits(other)
+    keys = set(MetaOpProfile.model_fields) - _OF_DEVICES - (frozenset() if both_know else _OF_SPLITS)
     for metaop in other.metaops:
         same = first.by_name[metaop.name]
-        for key in sorted(set(MetaOpProfile.model_fields) - _OF_DEVICES):
+        if not both_know:
+            metaop, same = _without_splits(metaop), _without_splits(same)
+        for key in sorted(keys):
             where = f"metaops: {metaop.name}.{key}"
             _require_equal(first_path, getattr(same, key), path, getattr(metaop, key), where)
+
+
+def _knows_splits(profile: Profile) -> bool:
+    """Whether layers that are split were looked at."""
+    return any(
+        degree > 1
+        for metaop in profile.metaops
+        for entries in (metaop.curve, metaop.shares, metaop.memory)
+        for degree in (entry.tp for entry in entries)
+    )
+
+
+def _without_splits(metaop: MetaOpProfile) -> MetaOpProfile:
+    """As it is said of where no splits were looked at."""
+    none = {"is_split": False}
+    tied = tuple(each.model_copy(update={**none, "is_split_by_any": False}) for each in metaop.tied)
+    matrices = tuple(each.model_copy(update=none) for each in metaop.matrices)
+    return metaop.model_copy(update={"tied": tied, "matrices": matrices})
 
 
 def _require_equal(first_path: Path, own: object, path: Path, other: object, key: str) -> None:

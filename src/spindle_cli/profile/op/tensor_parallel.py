@@ -20,11 +20,17 @@ from spindle_cli.operators.tensor_parallel import LayerSplit
 _DEGREES = (2, 4, 8)
 
 
-def degrees_on(cluster: Cluster | None) -> tuple[int, ...]:
-    """Degrees of tensor parallelism to estimate; none without a cluster, as its links have to be known."""
+def degrees_on(cluster: Cluster | None, device: str | None = None) -> tuple[int, ...]:
+    """Degrees of tensor parallelism to look at, which every node has room for; none without a cluster, as its
+    links have to be known.
+
+    Args:
+        device: a type of the cluster, whose nodes count then alone; all do where it has none of that type.
+    """
     if cluster is None:
         return ()
-    return tuple(degree for degree in _DEGREES if degree <= min(cluster.node_sizes))
+    sizes = [group.devices for group in cluster.nodes if group.device == device] or cluster.node_sizes
+    return tuple(degree for degree in _DEGREES if degree <= min(sizes))
 
 
 def along_sequence(

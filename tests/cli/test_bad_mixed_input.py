@@ -1,0 +1,160 @@
+"""What is wrong with files of several types of device gets one message: code 3, or a violation of a check."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from helpers.cli import Ended, run_spindle
+from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
+from spindle_cli.plan.file import write_plan
+from spindle_cli.plan.make import make_plan
+from spindle_cli.profile.types import Profile, ShareTime
+
+TYPES = {"cpu-new": 1.0, "cpu-old": 2.0}
+CLUSTER = cluster_of_types(dict.fromkeys(TYPES, 2))
+
+Data = dict[str, Any]
+
+
+def halves(kind: str) -> ShareTime:
+    """A share of all 12 samples, which two devices hold together."""
+    return ShareTime(samples=12, tp=2, forward_s=4.0, backward_s=8.0, source="measured", device=kind)
+
+
+def profile() -> Profile:
+    net = metaop_on_types("t/net", 1, TYPES, batch_size=12)
+    return profile_on_types(net.model_copy(update={"shares": (*net.shares, *map(halves, TYPES))}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A profile, a cluster file, and a plan that cuts 12 samples into 4, 4, 2 and 2."""
+    write_plan(tmp_path / "plan.yaml", make_plan(profile(), CLUSTER))
+    (tmp_path / "profile.json").write_text(json.dumps(profile().model_dump(mode="json", by_alias=True)))
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(CLUSTER.model_dump(mode="json", by_alias=True)))
+    return tmp_path
+
+
+def require_one_message(ended: Ended, said: str) -> None:
+    assert ended.code == 3, ended.err
+    assert "Traceback" not in ended.err and ended.out == ""
+    assert ended.err.count("error:") == 1
+    assert said in " ".join(ended.err.split())
+
+
+def overlap(data: Data, piece: Data) -> None:
+    piece["rows"] = [0, 8, 4, 10, 12]
+
+
+def miss_a_sample(data: Data, piece: Data) -> None:
+    piece["rows"] = [0, 4, 8, 10, 11]
+
+
+def be_empty(data: Data, piece: Data) -> None:
+    piece["rows"] = [0, 4, 8, 8, 12]
+
+
+def be_held_by_both_types(data: Data, piece: Data) -> None:
+    del piece["rows"]
+    known = [each.model_dump(mode="json", exclude_none=True) for each in map(halves, TYPES)]
+    data["metaops"][0]["shares"] += known
+    piece |= {"devices": [1, 2], "dp": 1, "tp": 2}
+    piece |= {"end_s": 4.0, "backward_start_s": 4.0, "backward_end_s": 12.0}
+    data["waves"][0]["end_s"] = data["predicted"]["compute_s"] = data["predicted"]["iteration_s"] = 12.0
+    data["waves"][0]["end_s"] = 4.0
+
+
+def be_timed_by_the_other_type(data: Data, piece: Data) -> None:
+    """Large shares on slow devices, in the time that fast ones take."""
+    known = profile().metaops[0].shares
+    data["metaops"][0]["shares"] = [
+        share.model_dump(mode="json", exclude_none=True) for share in known if share.samples in (2, 4)
+    ]
+    piece["devices"] = [2, 3, 0, 1]
+
+
+def have_no_curve(data: Data, piece: Data) -> None:
+    shares = data["metaops"][0]["shares"]
+    shares[:] = [share for share in shares if share["device"] == "cpu-new"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "rule", "said"),
+    [
+        (overlap, "rows", "rows [0, 8, 4, 10, 12]; expected 5 ascending offsets from 0 to 12"),
+        (miss_a_sample, "rows", "rows [0, 4, 8, 10, 11]; expected 5 ascending offsets from 0 to 12"),
+        (be_empty, "rows", "rows [0, 4, 8, 8, 12]; expected 5 ascending offsets from 0 to 12"),
+        (be_held_by_both_types, "tensor-parallel", "on nodes 0, 1, of cpu-new and cpu-old; expected the 2"),
+        (be_timed_by_the_other_type, "duration", "expected at least"),
+        (have_no_curve, "allocation", "share 2, of 2 samples, tp 1, on a cpu-old; expected within"),
+    ],
+)
+def test_a_plan_that_is_wrong_about_types_is_one_violation_and_not_run(
+    folder: Path, edit: Callable[[Data, Data], None], rule: str, said: str
+) -> None:
+    path = folder / "plan.yaml"
+    data = yaml.safe_load(path.read_text())
+    edit(data, data["waves"][0]["slices"][0])
+    path.write_text(yaml.safe_dump(data))
+    ended = run_spindle("check", path, "--json")
+    assert ended.code == 1, ended.err
+    # Shares of other sizes take other memory, which is said as well; and a time of each pass.
+    found = [each for each in json.loads(ended.out)["violations"] if "memory" not in each["rule"]]
+    assert {(each["rule"], each["where"]) for each in found} == {(rule, "wave 0, t/net[0:1]")}
+    told = " ".join(run_spindle("check", path).out.split())
+    assert said in told
+    on_node = ("--node-rank", 0, "--master", "127.0.0.1:29599", "--dry-run")
+    require_one_message(run_spindle("launch", path, *on_node), said)
+
+
+def test_a_type_without_a_curve_is_one_message(folder: Path) -> None:
+    """In the whole profile, or of one MetaOp."""
+    path = folder / "profile.json"
+    other = yaml.safe_load((folder / "cluster.yaml").read_text())
+    other["nodes"][1]["device"] = "cpu-odd"
+    (folder / "other.yaml").write_text(yaml.safe_dump(other))
+    plan = ("plan", path, "-o", folder / "new.yaml", "--cluster")
+    require_one_message(
+        run_spindle(*plan, folder / "other.yaml"), "the cluster has devices 'cpu-odd', of which"
+    )
+    data = json.loads(path.read_text())
+    for key in ("curve", "shares"):
+        entries = data["metaops"][0][key]
+        entries[:] = [entry for entry in entries if entry["device"] == "cpu-new"]
+    path.write_text(json.dumps(data))
+    said = "t/net: no point of its curve is of 'cpu-old'"
+    require_one_message(run_spindle(*plan, folder / "cluster.yaml"), said)
+    assert not (folder / "new.yaml").exists()
+
+
+def test_a_merged_profile_of_another_workload_is_one_message(folder: Path) -> None:
+    data = json.loads((folder / "profile.json").read_text())
+    data["workload"] |= {"name": "other", "fingerprint": "sha256:" + "1" * 64}
+    (folder / "other.json").write_text(json.dumps(data))
+    merge = ("profile", "--merge", folder / "profile.json", "--merge", folder / "other.json")
+    ended = run_spindle(*merge, "-o", folder / "both.json")
+    require_one_message(ended, "other.json: a profile of the workload 'other'")
+    assert not (folder / "both.json").exists()
+
+
+def test_groups_of_equal_names_are_one_message(folder: Path) -> None:
+    path = folder / "cluster.yaml"
+    data = yaml.safe_load(path.read_text())
+    plan = ("plan", folder / "profile.json", "--cluster", path, "-o", folder / "new.yaml")
+    for names, said in (
+        (("a", "a"), "nodes: two groups are named 'a'; expected each name once"),
+        (
+            ("cpu-old", None),
+            "nodes: a group is named 'cpu-old', and so is one without a name, by its devices",
+        ),
+    ):
+        for group, name in zip(data["nodes"], names, strict=True):
+            group["name"] = name
+        path.write_text(yaml.safe_dump(data))
+        require_one_message(run_spindle(*plan), said)
