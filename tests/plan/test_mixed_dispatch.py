@@ -248,8 +248,8 @@ def test_what_gives_up_memory_is_searched_half_as_long_for_mixes_and_from_effort
         posed = SeveralTypes().posed(profile, cluster_of_types({"fast": 2}), fallback)
         for effort in (NO_SEARCH, 0, 2):
             posed.best("spindle", effort)
-    assert [effort for mixes, effort in efforts if not mixes] == [0, 3_000, 3_000, 12_000, 48_000] * 2
-    plain, given_up = [0, 3_000, 3_000, 12_000, 48_000], [6_000, 24_000]
+    assert [effort for mixes, effort in efforts if not mixes] == [0, 6_000, 6_000, 24_000, 96_000] * 2
+    plain, given_up = [0, 6_000, 6_000, 24_000, 96_000], [12_000, 48_000]
     assert [effort for mixes, effort in efforts if mixes] == plain + given_up
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.plan.mixed import posed as posed_module
-from spindle_cli.plan.mixed.posed import MOST_SHORTENED, SHORTENING, PosedOnTypes, SeveralTypes
+from spindle_cli.plan.mixed.posed import SHORTENING, PosedOnTypes, SeveralTypes
 from spindle_cli.plan.patterns.shorten import Shortener
 from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.problem import Problem
@@ -106,6 +106,7 @@ def test_all_schedules_of_all_searches_are_made_shorter_by_the_effort_and_seed_o
 
 def test_of_all_searches_the_shortest_schedules_are_placed_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the number of their slices: the more of them, the longer."""
+    monkeypatch.setattr(posed_module, "MOST_SEARCHED", 4)
     by_hand = ByHand(monkeypatch)
     found = [(NARROW, WIDE) * half for half in (4, 2, 1, 3)] + [(WIDE,)]
 
@@ -137,14 +138,14 @@ def test_where_a_search_finds_one_kind_that_alone_is_made_shorter(monkeypatch: p
 
 
 def test_the_first_of_what_is_shorter_are_placed_before_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the number of their slices: of nine the first eight, which are faster than all others."""
-    narrow = [(NARROW, WIDE) * half for half in (1, 2, 3, 4)]
-    shorter = [*((*first, NARROW) for first in narrow[:-1]), *narrow, (WIDE,), (WIDE, WIDE)]
-    assert len(shorter) == MOST_SHORTENED + 1
+    """By the number of their slices: of seven the first five, which are faster than all others."""
+    monkeypatch.setattr(posed_module, "MOST_SHORTENED", 5)
+    narrow = [(NARROW, WIDE) * half for half in (1, 2, 3)]
+    shorter = [*((*first, NARROW) for first in narrow), *narrow, (WIDE,)]
     by_hand = ByHand(monkeypatch, shorter, mixing=(NARROW, WIDE, NARROW, NARROW))
     by_hand.best()
     first, mixing, plain = (numbers for numbers, *_ in by_hand.placed)
-    assert sorted(first) == sorted(len(points) for points in shorter[:MOST_SHORTENED])
+    assert sorted(first) == sorted(len(points) for points in shorter[:5])
     assert mixing == []
     assert plain == []
 

@@ -30,10 +30,10 @@ from spindle_cli.profile.types import MetaOpProfile, Profile
 BASELINES: tuple[StrategyName, ...] = ("sequential", "dp-even", "dp-flops")
 # Jobs dispatched in a search for schedules of each kind; and for each of the last one's, jobs timed to make
 # schedules shorter.
-BASE_EFFORT = 3_000
-SHORTENING = 30
+BASE_EFFORT = 6_000
+SHORTENING = 10
 # Of schedules searched for, and of those made shorter, so many are worth placing.
-MOST_SEARCHED, MOST_SHORTENED = 4, 8
+MOST_SEARCHED, MOST_SHORTENED = 8, 16
 # By so much of the iteration care in placing may bring more on several types than on one.
 CARE_BRINGS = 0.02
 # Where memory is short many problems are searched, one behind the other: schedules that mix allocations, and
