@@ -34,6 +34,7 @@ from spindle_cli.profile.points import CurvePoint as CurvePoint
 from spindle_cli.profile.points import Devices as Devices
 from spindle_cli.profile.points import Fit as Fit
 from spindle_cli.profile.points import NumOps as NumOps
+from spindle_cli.profile.points import OfDevice as OfDevice
 from spindle_cli.profile.points import OpMemory as OpMemory
 from spindle_cli.profile.points import OpSeconds as OpSeconds
 from spindle_cli.profile.points import PhaseTimes as PhaseTimes
@@ -42,7 +43,8 @@ from spindle_cli.profile.points import Samples as Samples
 from spindle_cli.profile.points import Seconds as Seconds
 from spindle_cli.profile.points import ShareTime as ShareTime
 from spindle_cli.profile.points import Source as Source
-from spindle_cli.profile.points import by_device, require_known
+from spindle_cli.profile.points import by_device as by_device
+from spindle_cli.profile.points import require_known
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.settings.local_sgd import LocalSgd as LocalSgd

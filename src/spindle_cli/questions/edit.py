@@ -56,10 +56,10 @@ def _sets_without(profile: Profile, task: str) -> tuple[TaskShare, ...]:
 def with_batch_size(profile: Profile, task: str, batch_size: int) -> Profile:
     """The profile with another batch size of one task.
 
-    An op's seconds depend on the samples per device: the curve is read as seconds against batch share and
-    interpolated linearly between its points (beyond them along the nearest segment). Every new point's source
-    is 'fitted'. A tensor-parallel degree has a curve of its own; an allocation is offered for every dp of the
-    old curve's range that divides the new batch.
+    An op's seconds depend on the samples per device: curve and shares are read as seconds against batch share
+    and interpolated linearly between what they have (beyond it along the nearest segment). What is read so
+    has the source 'fitted'. Each type of device, and each tensor-parallel degree, has a curve of its own; an
+    allocation is offered for every dp of the old curve's range that divides the new batch.
 
     Raises:
         UsageError: there is no such task, or the batch size is below 1.
