@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from helpers.plans import metaop_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, on_types, profile_on_types
 from spindle_cli.costs.rebatched import rebatched
+from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster, NodeGroup
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.mixed.cutting.shares import MOST_SAMPLES
 from spindle_cli.profile.types import LocalSgd, MetaOpProfile, ShareTime
-from spindle_cli.questions.edit import with_batch_size
+from spindle_cli.questions.edit import edited, with_batch_size
 
 SAMPLE_S = {"cpu-new": 1e-3, "cpu-old": 3e-3}
 
@@ -63,6 +65,15 @@ def test_plans_of_several_types_are_made_for_another_batch() -> None:
     plan = make_plan(profile, cluster_of_types({"cpu-new": 2, "cpu-old": 2}))
     assert plan.predicted.lower_bound_s == pytest.approx(4 * 7e-3)
     assert plan.predicted.compute_s == pytest.approx(4 * 7e-3)
+
+
+def test_a_batch_beyond_what_is_planned_is_refused() -> None:
+    profile = profile_on_types(metaop_on_types("a/x", 4, SAMPLE_S, batch_size=6))
+    with pytest.raises(UsageError, match="--batch a=99999999999999: so large a batch"):
+        edited(profile, [], ["a=99999999999999"])
+    larger = edited(profile, [], [f"a={MOST_SAMPLES + 1}"])
+    with pytest.raises(NoPlanError, match="at most 262,144 are cut over devices of several types"):
+        make_plan(larger, cluster_of_types({"cpu-new": 2, "cpu-old": 2}))
 
 
 def test_islands_of_several_types_say_what_one_model_would_take() -> None:

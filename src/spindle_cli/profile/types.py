@@ -161,10 +161,12 @@ class MetaOpProfile(MetaOp):
                     "expected ascending num_devices (then tp), each allocation once"
                     + ("" if own[0].device is None else f", of the points for {own[0].device!r}")
                 )
-        if all(point.op_s == 0 for point in curve):
-            raise ValueError(
-                "every point of the curve takes zero seconds; expected positive forward_s or backward_s"
-            )
+            if all(point.op_s == 0 for point in own):
+                of_type = "" if own[0].device is None else f" for {own[0].device!r}"
+                raise ValueError(
+                    f"every point of the curve{of_type} takes zero seconds; "
+                    "expected positive forward_s or backward_s"
+                )
         return curve
 
     @field_validator("shares")
@@ -176,6 +178,13 @@ class MetaOpProfile(MetaOp):
                 raise ValueError(
                     "expected ascending samples (then tp), each share once"
                     + ("" if own[0].device is None else f", of the shares for {own[0].device!r}")
+                )
+            nothing = next((share for share in own if share.forward_s + share.backward_s == 0), None)
+            if nothing is not None:
+                of_type = "" if nothing.device is None else f" for {nothing.device!r}"
+                raise ValueError(
+                    f"the share of {nothing.samples} samples{of_type} takes zero seconds; "
+                    "expected positive forward_s or backward_s"
                 )
         return shares
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
 from spindle_cli.costs.rebatched import rebatched
 from spindle_cli.errors import UsageError
 from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare
@@ -62,15 +64,21 @@ def with_batch_size(profile: Profile, task: str, batch_size: int) -> Profile:
     allocation is offered for every dp of the old curve's range that divides the new batch.
 
     Raises:
-        UsageError: there is no such task, or the batch size is below 1.
+        UsageError: there is no such task, or the batch size is below 1 or larger than anything planned.
     """
     _check_task(profile, task)
     if batch_size < 1:
         raise UsageError(f"--batch {task}={batch_size}: expected at least 1 sample")
-    return _with_metaops(
-        profile,
-        tuple(rebatched(metaop, batch_size) if metaop.task == task else metaop for metaop in profile.metaops),
-    )
+    try:
+        metaops = tuple(
+            rebatched(metaop, batch_size) if metaop.task == task else metaop for metaop in profile.metaops
+        )
+    except ValidationError as error:  # seconds, bytes or samples beyond what files may say
+        raise UsageError(
+            f"--batch {task}={batch_size}: so large a batch takes more time or memory than is planned for",
+            hint="Ask for a smaller one.",
+        ) from error
+    return _with_metaops(profile, metaops)
 
 
 def _check_task(profile: Profile, task: str) -> None:
