@@ -34,6 +34,7 @@ def files(tmp_path: Path) -> Path:
     return write_files(tmp_path)
 
 
+NO_TIME = {"samples": 2, "forward_s": 0, "backward_s": 0, "source": "measured"}
 READERS = [
     pytest.param(plan_command, "profile.json", id="plan-profile"),
     pytest.param(plan_command, "cluster.yaml", id="plan-cluster"),
@@ -127,6 +128,9 @@ def test_a_newer_major_version(files: Path, command: Callable[[Path], Ended], na
             lambda d: [point.update(forward_s=0, backward_s=0) for point in d["metaops"][0]["curve"]],
             "takes zero seconds",
             id="zero-times",
+        ),
+        pytest.param(
+            set_in_profile(0, "shares", value=[NO_TIME]), "the share of 2 samples takes zero", id="zero-share"
         ),
     ],
 )

@@ -16,6 +16,7 @@ from spindle_cli.profile.moving import ProcessorCosts
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.points import OpMemory
 from spindle_cli.profile.types import Device, LocalSgd, Profile, TaskShare
+from spindle_cli.workload.settings.lengths import TaskLengths
 
 FAST, SLOW = "a100-80gb", "v100-32gb"
 
@@ -261,3 +262,17 @@ def test_what_any_profile_has_checked_by_numbers_is_kept() -> None:
     unchecked, checked = of_one(FAST, 1.0), of_one(SLOW, 3.0).model_copy(update={"numeric_check": check})
     assert merged(unchecked, checked).numeric_check == merged(checked, unchecked).numeric_check == check
     assert merged(unchecked, of_one(SLOW, 3.0)).numeric_check is None
+
+
+def test_profiles_of_other_lengths_are_refused_with_the_options_that_choose_them() -> None:
+    def of_length(device: str, percentile: float, planned: int) -> Profile:
+        field = {"planned": [planned], "shortest": [4], "longest": [20]}
+        lengths = TaskLengths(batches=3, percentile=percentile, fields={"tokens": field})
+        fingerprint = "sha256:" + str(planned % 10) * 64
+        seen = {"fingerprint": fingerprint, "lengths": {"t": lengths}}
+        profile = of_one(device, 1.0)
+        return profile.model_copy(update={"workload": profile.workload.model_copy(update=seen)})
+
+    with pytest.raises(InputError, match=r"1\.json: a profile of the workload") as refused:
+        merged(of_length(FAST, 100, 20), of_length(SLOW, 50, 19))
+    assert "the same --batches and the same --length-percentile" in (refused.value.hint or "")

@@ -34,6 +34,7 @@ from spindle_cli.profile.points import CurvePoint as CurvePoint
 from spindle_cli.profile.points import Devices as Devices
 from spindle_cli.profile.points import Fit as Fit
 from spindle_cli.profile.points import NumOps as NumOps
+from spindle_cli.profile.points import OfDevice as OfDevice
 from spindle_cli.profile.points import OpMemory as OpMemory
 from spindle_cli.profile.points import OpSeconds as OpSeconds
 from spindle_cli.profile.points import PhaseTimes as PhaseTimes
@@ -42,7 +43,8 @@ from spindle_cli.profile.points import Samples as Samples
 from spindle_cli.profile.points import Seconds as Seconds
 from spindle_cli.profile.points import ShareTime as ShareTime
 from spindle_cli.profile.points import Source as Source
-from spindle_cli.profile.points import by_device, require_known
+from spindle_cli.profile.points import by_device as by_device
+from spindle_cli.profile.points import require_known
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.settings.local_sgd import LocalSgd as LocalSgd
@@ -159,10 +161,12 @@ class MetaOpProfile(MetaOp):
                     "expected ascending num_devices (then tp), each allocation once"
                     + ("" if own[0].device is None else f", of the points for {own[0].device!r}")
                 )
-        if all(point.op_s == 0 for point in curve):
-            raise ValueError(
-                "every point of the curve takes zero seconds; expected positive forward_s or backward_s"
-            )
+            if all(point.op_s == 0 for point in own):
+                of_type = "" if own[0].device is None else f" for {own[0].device!r}"
+                raise ValueError(
+                    f"every point of the curve{of_type} takes zero seconds; "
+                    "expected positive forward_s or backward_s"
+                )
         return curve
 
     @field_validator("shares")
@@ -174,6 +178,13 @@ class MetaOpProfile(MetaOp):
                 raise ValueError(
                     "expected ascending samples (then tp), each share once"
                     + ("" if own[0].device is None else f", of the shares for {own[0].device!r}")
+                )
+            nothing = next((share for share in own if share.forward_s + share.backward_s == 0), None)
+            if nothing is not None:
+                of_type = "" if nothing.device is None else f" for {nothing.device!r}"
+                raise ValueError(
+                    f"the share of {nothing.samples} samples{of_type} takes zero seconds; "
+                    "expected positive forward_s or backward_s"
                 )
         return shares
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
 from spindle_cli.costs.rebatched import rebatched
 from spindle_cli.errors import UsageError
 from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare
@@ -56,21 +58,27 @@ def _sets_without(profile: Profile, task: str) -> tuple[TaskShare, ...]:
 def with_batch_size(profile: Profile, task: str, batch_size: int) -> Profile:
     """The profile with another batch size of one task.
 
-    An op's seconds depend on the samples per device: the curve is read as seconds against batch share and
-    interpolated linearly between its points (beyond them along the nearest segment). Every new point's source
-    is 'fitted'. A tensor-parallel degree has a curve of its own; an allocation is offered for every dp of the
-    old curve's range that divides the new batch.
+    An op's seconds depend on the samples per device: curve and shares are read as seconds against batch share
+    and interpolated linearly between what they have (beyond it along the nearest segment). What is read so
+    has the source 'fitted'. Each type of device, and each tensor-parallel degree, has a curve of its own; an
+    allocation is offered for every dp of the old curve's range that divides the new batch.
 
     Raises:
-        UsageError: there is no such task, or the batch size is below 1.
+        UsageError: there is no such task, or the batch size is below 1 or larger than anything planned.
     """
     _check_task(profile, task)
     if batch_size < 1:
         raise UsageError(f"--batch {task}={batch_size}: expected at least 1 sample")
-    return _with_metaops(
-        profile,
-        tuple(rebatched(metaop, batch_size) if metaop.task == task else metaop for metaop in profile.metaops),
-    )
+    try:
+        metaops = tuple(
+            rebatched(metaop, batch_size) if metaop.task == task else metaop for metaop in profile.metaops
+        )
+    except ValidationError as error:  # seconds, bytes or samples beyond what files may say
+        raise UsageError(
+            f"--batch {task}={batch_size}: so large a batch takes more time or memory than is planned for",
+            hint="Ask for a smaller one.",
+        ) from error
+    return _with_metaops(profile, metaops)
 
 
 def _check_task(profile: Profile, task: str) -> None:

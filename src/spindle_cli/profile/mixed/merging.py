@@ -100,7 +100,13 @@ def _require_same(first_path: Path, first: Profile, path: Path, other: Profile) 
             f"{path}: a profile of the workload {other.workload.name!r} "
             f"({other.workload.fingerprint[:19]}...); {first_path} is of "
             f"{first.workload.name!r} ({first.workload.fingerprint[:19]}...)",
-            hint="Profile the same workload, with the same arguments, on each type of device.",
+            hint="Profile the same workload, with the same arguments"
+            + (
+                ", the same --batches and the same --length-percentile, on each type of device: they are of "
+                "other lengths of the batches."
+                if other.workload.lengths != first.workload.lengths
+                else ", on each type of device."
+            ),
         )
     for key in sorted(_OF_TRAINING):
         _require_equal(first_path, getattr(first, key), path, getattr(other, key), key)

@@ -11,12 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from spindle_cli.costs.shares.times import KnownShares, OpSeconds, shares_on_type
+from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOpProfile
 
 Seconds: TypeAlias = npt.NDArray[np.float64]
 # Of so many MetaOps, types and degrees what was worked out is kept.
 _MOST_KEPT = 4096
+# Of larger batches it would take too long, and too much memory, to know every share.
+MOST_SAMPLES = 2**18
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +66,17 @@ def share_times(
 
     Args:
         forwards: how often an op runs forward: twice where it is recomputed, between where some ops are.
+
+    Raises:
+        NoPlanError: the batch has more samples than are cut over several types.
     """
+    if metaop.batch_size > MOST_SAMPLES:
+        raise NoPlanError(
+            f"{metaop.name}: a batch of {metaop.batch_size:,} samples; at most {MOST_SAMPLES:,} are cut over "
+            "devices of several types",
+            hint="Make the batch smaller (`accumulate` in the train settings takes several for one step), or "
+            "let a sample be several of yours.",
+        )
     if degrees is None:
         degrees = {share.tp for share in metaop.shares} | {point.tp for point in metaop.curve}
     return tuple(
