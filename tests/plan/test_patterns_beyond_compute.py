@@ -206,6 +206,14 @@ def test_parameters_of_two_metaops_are_summed_as_the_first_one_starts_and_ends()
     assert added_s(shared, (0, PAIR, 4.0, 9.0), (1, PAIR, 1.0, 2.0)) == pytest.approx(3.0 - BACKWARD * 2)
 
 
+def test_parameters_of_two_metaops_have_as_many_ops_as_the_one_with_fewer() -> None:
+    """3 GB of one op of a, and of the first of three of b: all come at once, as a starts."""
+    more = {"param_bytes_per_op": 0, "extra_param_bytes": {0: 3 * GB}, "parameters": "net"}
+    a, b = Has(1, POINTS, (), dict(more)), Has(3, POINTS, (), dict(more))
+    shared = problem_of(TWO_AND_TWO, a=a, b=b, **WHOLE)
+    assert added_s(shared, (0, PAIR, 0.0, 9.0), (1, PAIR, 0.0, 9.0)) == pytest.approx(3.0)
+
+
 def test_of_the_jobs_of_a_metaop_the_most_devices_of_each_type_are_summed_over() -> None:
     problem = problem_of(TWO_AND_TWO, a=has(3, 1.0, output_bytes=0))
     jobs = (0, PAIR, 0.0, NOW), (0, ONE, 0.0, NOW), (0, MIXED, 0.0, NOW)

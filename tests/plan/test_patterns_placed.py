@@ -11,7 +11,7 @@ from spindle_cli.plan.mixed import posed as posed_module
 from spindle_cli.plan.mixed.posed import SHORTENING, PosedOnTypes, SeveralTypes
 from spindle_cli.plan.patterns.shorten import Shortener
 from spindle_cli.plan.placing.predict import Prediction
-from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice
 from spindle_cli.plan.search.judge import Judged, best_of
 from spindle_cli.plan.search.listing import Timed
@@ -42,6 +42,7 @@ class ByHand:
         shorter: Sequence[Sequence[int]] = (),
         plain: Sequence[int] = (NARROW,),
         mixing: Sequence[int] = (NARROW, WIDE),
+        fallback: MemoryFallback | None = None,
     ) -> None:
         self.asked: list[tuple[list[tuple[Timed, ...]], int, int]] = []
         self.searched: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
@@ -49,7 +50,7 @@ class ByHand:
         self.lost: set[int] = set()  # numbers of slices whose placements do not fit
         metaop = metaop_on_types("t/net", 8, {"fast": 1.0}, batch_size=2)
         self.posed: PosedOnTypes = SeveralTypes().posed(
-            profile_on_types(metaop), cluster_of_types({"fast": 2})
+            profile_on_types(metaop), cluster_of_types({"fast": 2}), fallback
         )
 
         def searched(
@@ -104,19 +105,32 @@ def test_all_schedules_of_all_searches_are_made_shorter_by_the_effort_and_seed_o
     assert by_hand.searched == {False: of_each, True: of_each}
 
 
-def test_of_all_searches_the_shortest_schedules_are_placed_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mixed", [False, True])
+def test_of_all_searches_the_shortest_schedules_are_placed_each_once(
+    monkeypatch: pytest.MonkeyPatch, *, mixed: bool
+) -> None:
     """By the number of their slices: the more of them, the longer."""
     monkeypatch.setattr(posed_module, "MOST_SEARCHED", 4)
     by_hand = ByHand(monkeypatch)
     found = [(NARROW, WIDE) * half for half in (4, 2, 1, 3)] + [(WIDE,)]
 
     def searched(problem: Problem, *_: object, mixes: bool) -> list[tuple[Timed, ...]]:
-        return [] if mixes else [of_points(problem, *points) for points in found]
+        return [of_points(problem, *points) for points in found] if mixes is mixed else []
 
     monkeypatch.setattr(posed_module, "search", searched)
     by_hand.best(1)
-    *_, (plain, _, _) = by_hand.placed
-    assert plain == [1, 2, 4, 6]
+    (placed,) = (numbers for numbers, *_ in by_hand.placed if numbers)
+    assert placed == [1, 2, 4, 6]
+
+
+def test_what_gives_up_memory_is_made_shorter_half_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    efforts = []
+    for fallback in (MemoryFallback(), MemoryFallback(recompute={"t/net": 1})):
+        by_hand = ByHand(monkeypatch, fallback=fallback)
+        by_hand.best(1)
+        efforts += [effort for _, effort, _ in by_hand.asked]
+    whole = SHORTENING * 4 * posed_module.BASE_EFFORT
+    assert efforts == [whole, whole // 2]
 
 
 def test_a_quick_plan_makes_nothing_shorter_and_is_placed_without_care(
