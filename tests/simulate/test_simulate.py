@@ -17,6 +17,7 @@ from spindle_cli.account.traffic import communicator_bytes, traffic_of
 from spindle_cli.account.types import Collective
 from spindle_cli.costs.links import all_gather_s, all_reduce_s, transfer_s
 from spindle_cli.errors import InputError
+from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint
 from spindle_cli.program.clock import _durations_ns
@@ -174,6 +175,22 @@ def test_over_nccl_a_device_gathers_for_one_op_after_another_whatever_the_commun
     assert [done.devices for done in sorted(gathers, key=lambda done: done.end_s)][-1] == (
         (1, 2) if backend == "nccl" else (0, 1)
     )
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 4])
+def test_sums_of_tasks_in_turn_do_not_go_beside_gathers_of_those_to_come(tasks: int) -> None:
+    """Each task's GiB is gathered, and summed, at 1 GB/s, three quarters of it; of one task, an op's forward
+    and backward passes are between both, and of several gathers and sums follow each other without a gap.
+    """
+    nets = [
+        metaop_of(f"t{task}/net", 4, {4: 0.1}, param_bytes_per_op=256 * MIB, parameters=f"p{task}")
+        for task in range(tasks)
+    ]
+    profile = profile_of(*nets).model_copy(update={"optimizer_state_sharded": True})
+    plan = make_plan(profile, cluster_of(4, devices_per_node=1, memory_gib=64.0), "sequential")
+    moved_s = 2 * tasks * 3 / 4 * 2**30 / 1e9
+    assert plan.predicted.iteration_s == pytest.approx(moved_s + (0.1 if tasks == 1 else 0.0), rel=1e-3)
+    assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=1e-3)
 
 
 @pytest.mark.parametrize(("selective", "again_s"), [(False, 1.0), (True, 0.25)])

@@ -73,11 +73,15 @@ def predict(
     passes, together = Passes(problem, slices, traffic), _Collectives(problem, slices, traffic)
     plain = passes.run({})
     plain_s = max(compute_s, *plain.backward.free_s)
-    gathered = passes.run(together.gathered_s(plain, passes.forward_s)) if together.has_gathers else plain
+    gathered, gathers_s = plain, together.no_gathers_s
+    if together.has_gathers:
+        not_before_s, gathers_s = together.gathered_s(plain, passes.forward_s)
+        gathered = passes.run(not_before_s)
     first_s = max(plain_s, *gathered.backward.free_s)
     last, last_s = (gathered, first_s) if batches == 1 else (plain, plain_s)
+    before_s = gathers_s if batches == 1 else together.no_gathers_s
     told_s = together.told_s(last)
-    sums_s, ready_s = together.ready_to_step_s(last, told_s)
+    sums_s, ready_s = together.ready_to_step_s(last, told_s, before_s)
     with_sums_s = max(last_s, *ready_s)
     if updates_early(traffic.plan):
         passed_s = [max(told_s, free_s) for free_s in last.backward.free_s]
@@ -183,25 +187,35 @@ class _Collectives:
         (losses,) = self._of_kind[Collective.LOSSES]
         return last.forward_ended_s + self._seconds(losses)
 
-    def ready_to_step_s(self, last: BothPasses, told_s: float) -> tuple[list[SumEnd], list[float]]:
+    @property
+    def no_gathers_s(self) -> list[float]:
+        """Of each kind, when its gathers end if there are none."""
+        return [0.0] * self._num_kinds
+
+    def ready_to_step_s(
+        self, last: BothPasses, told_s: float, gathers_s: Sequence[float]
+    ) -> tuple[list[SumEnd], list[float]]:
         """When each sum ends, in their order, and when each device may update all of its parameters, after
         the last batch's passes.
 
         All wait for the sum of the losses, until `told_s`; each for its sums, and for the flags that follow
         them; where gradients are clipped or losses scaled, all for the sum that tells their norm, and whether
         one has overflowed.
+
+        Args:
+            gathers_s: when each kind's gathers for the same batch end; no sum of the kind starts earlier.
         """
-        sums_s, summed_s = self._summed_s(last)
+        sums_s, summed_s = self._summed_s(last, gathers_s)
         ready_s = [max(told_s, *both) for both in zip(summed_s, last.backward.free_s, strict=True)]
         for norm in self._of_kind[Collective.NORM]:
             ready_s = [max(ready_s) + self._seconds(norm)] * len(ready_s)
         return sums_s, ready_s
 
-    def _summed_s(self, last: BothPasses) -> tuple[list[SumEnd], list[float]]:
+    def _summed_s(self, last: BothPasses, gathers_s: Sequence[float]) -> tuple[list[SumEnd], list[float]]:
         """When each sum ends, in the order of the program, and the last one of each device; 0 where it takes
         part in none.
         """
-        free = _Free([0.0] * self._num_kinds, CardLoads(last.on_cards, self._cluster))
+        free = _Free(list(gathers_s), CardLoads(last.on_cards, self._cluster))
         in_order = self._in_order(last.backward, self._of_kind[Collective.SUM])
         end_of = {each.group: end_s for each, end_s in self._side_by_side(in_order, free)}
         sums_s: list[SumEnd] = []
@@ -244,8 +258,11 @@ class _Collectives:
             else:
                 heappop(first)
 
-    def gathered_s(self, plain: BothPasses, forward_s: Sequence[float]) -> dict[int, float]:
-        """When each slice may start forward so that what it uses has been gathered when it comes to it.
+    def gathered_s(
+        self, plain: BothPasses, forward_s: Sequence[float]
+    ) -> tuple[dict[int, float], list[float]]:
+        """When each slice may start forward so that what it uses has been gathered when it comes to it; and
+        when the gathers of each kind end.
 
         Args:
             plain: a batch's passes.
@@ -256,7 +273,7 @@ class _Collectives:
         for each, end_s in self._gathers(self._by_need(plain, forward_s), free):
             for index, before_s in self._uses(each, forward_s):
                 not_before_s[index] = max(not_before_s.get(index, 0.0), end_s - before_s)
-        return not_before_s
+        return not_before_s, free.since_s
 
     def _gathers(self, by_need: Sequence[Together], free: _Free) -> Iterator[tuple[Together, float]]:
         """Gathers with when they end: over NCCL one after another on a device, in their order; over gloo
