@@ -11,8 +11,10 @@ import pytest
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from plan.test_mixed_memory import split_by_two
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.rounds import rounds_of
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.mixed import find as find_module
 from spindle_cli.plan.mixed import posed as posed_module
 from spindle_cli.plan.mixed.bound import bound_under, mixed_bound
 from spindle_cli.plan.mixed.parts import worth
@@ -40,6 +42,18 @@ def chain(batch_size: int = 6, num_ops: int = 2) -> Profile:
 def test_a_plan_is_at_least_two_per_cent_above_its_bound_where_memory_is_short(by: float, may: bool) -> None:
     posed = SimpleNamespace(lower_bound_s=8.0)
     assert may_be_faster(posed, 8.0 * by) is may  # type: ignore[arg-type]  # a stand-in
+
+
+def test_where_memory_asks_for_micro_batches_it_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ways to save memory may bring more; but not where the user asks for them."""
+    found = Found(SimpleNamespace(), is_short=False)  # type: ignore[arg-type]  # a stand-in
+    monkeypatch.setattr(find_module, "find_in_memory", lambda *_: found)
+    cut = SimpleNamespace(one=None)
+    for memory_asks in (False, True):
+        planner = find_module._CutPlanner(chain(), ONE_EACH, "spindle", 0, SeveralTypes(), memory_asks)
+        searched = planner.searched(cut)  # type: ignore[arg-type]  # a stand-in
+        assert searched is not None
+        assert searched.is_short is memory_asks
 
 
 def test_nothing_known_leaves_nothing_out_and_asks_for_no_bound() -> None:

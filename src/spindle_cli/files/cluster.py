@@ -253,6 +253,11 @@ class Cluster(Artifact):
         """The same nodes with other links."""
         return self.changed(links=links)
 
+    def with_ample_memory(self) -> Cluster:
+        """The same, whose devices have as much memory as there can be."""
+        nodes = [group.model_copy(update={"memory_gib": MAX_MEMORY_GIB}) for group in self.nodes]
+        return self.changed(nodes=tuple(nodes))
+
     def changed(self, **own: Any) -> Cluster:
         """The same but for some keys, checked anew; a copy with an update would keep what old ones led to.
 

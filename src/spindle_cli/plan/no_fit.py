@@ -80,7 +80,7 @@ def _least_overflow(profile: Profile, cluster: Cluster) -> tuple[int, DeviceMemo
     Raises:
         NoPlanError: sizes that no device of any memory holds.
     """
-    roomy = _with_memory_gib(cluster, MAX_MEMORY_GIB)
+    roomy = cluster.with_ample_memory()
     found: list[tuple[int, int, DeviceMemory]] = []
     for fallback in (MemoryFallback(), largest_fallback(profile)):
         problem = make_problem(profile, roomy, fallback)
@@ -245,12 +245,6 @@ def _with_memory(cluster: Cluster, times: float) -> Cluster:
     return _with_nodes(
         cluster,
         tuple(group.model_copy(update={"memory_gib": group.memory_gib * times}) for group in cluster.nodes),
-    )
-
-
-def _with_memory_gib(cluster: Cluster, memory_gib: float) -> Cluster:
-    return _with_nodes(
-        cluster, tuple(group.model_copy(update={"memory_gib": memory_gib}) for group in cluster.nodes)
     )
 
 

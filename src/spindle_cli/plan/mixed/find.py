@@ -5,7 +5,7 @@ devices share out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
@@ -81,7 +81,8 @@ def _with_room(
     """
     shared_out = profile.sharded(asked.sharding or {})
     posing = SeveralTypes()
-    planner = _CutPlanner(shared_out, cluster, asked.strategy, asked.effort, posing)
+    memory_asks = asked.micro_batches is None
+    planner = _CutPlanner(shared_out, cluster, asked.strategy, asked.effort, posing, memory_asks)
     if asked.micro_batches is not None:
         found = find_in(planner.cut(asked.micro_batches), planner)
     else:
@@ -97,13 +98,17 @@ def _with_room(
 
 @dataclass(frozen=True)
 class _CutPlanner:
-    """Plans micro-batches on devices of several types."""
+    """Plans micro-batches on devices of several types.
+
+    `memory_asks`: for them, so that memory is short, however near they come to what more of it would bring.
+    """
 
     profile: Profile
     cluster: Cluster
     strategy: StrategyName
     effort: int
     posing: SeveralTypes
+    memory_asks: bool
 
     def cut(self, counts: Mapping[str, int]) -> MicroBatched:
         return in_micro_batches(self.profile, counts, self.cluster, self.posing.problem)
@@ -117,7 +122,8 @@ class _CutPlanner:
         return None if one is None else one.judged
 
     def searched(self, cut: MicroBatched) -> Found | None:
-        return find_in_memory(cut.one, self.cluster, self.strategy, self.effort, self.posing)
+        found = find_in_memory(cut.one, self.cluster, self.strategy, self.effort, self.posing)
+        return found and replace(found, is_short=found.is_short or self.memory_asks)
 
 
 def find_in_memory(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from typing import TypeAlias
@@ -39,6 +39,8 @@ CARE_BRINGS = 0.02
 # Where memory is short many problems are searched, one behind the other: schedules that mix allocations, and
 # shorter ones, by this part of the effort.
 PART_IN_SHORT_MEMORY = 0.5
+# Memory is no longer short if so much of the iteration is all that more of it would save.
+MEMORY_IS_WORTH = 0.01
 # Many problems that give up something are asked for quickly: of these, schedules that mix allocations are
 # searched for, and schedules made shorter, from this level of effort on.
 MIXES_FROM_LEVEL = 1
@@ -88,8 +90,8 @@ class PosedOnTypes:
         """Of more effort the schedules of more searches, with NO_SEARCH those of none.
 
         The second says whether memory stood in the way of none: neither of a plain schedule of the search,
-        nor of a baseline's that ends before the best iteration. No other baseline's could be faster, so none
-        is placed.
+        nor of a baseline's that ends before the best iteration; or, of a search, not in the way of one that
+        would be worth giving up anything. No other baseline's could be faster, so none is placed.
 
         Raises:
             NoPlanError: the strategy has no plan on these types.
@@ -102,15 +104,20 @@ class PosedOnTypes:
         placed.others += placed.best_of(shorter)
         placed.others += placed.best_of(mixing)
         placed.plain += placed.best_of(plain)
-        of_baselines: list[tuple[Judged | None, float]] = []
-        for draft in sorted(self._baseline_drafts(), key=_end_s):
-            if _end_s(draft) >= placed.best_s:
-                break
-            of_baselines.append((judge(self.problem, draft), _end_s(draft)))
-            placed.others.append(of_baselines[-1][0])
-        placed.plain += [judged for judged, end_s in of_baselines if end_s < placed.best_s]
+        placed.add_baselines(self._baseline_drafts())
+        best = self._or_pipeline(placed.best, effort)
         all_fit = all(judged is not None and not judged.is_apart for judged in placed.plain)
-        return self._or_pipeline(placed.best, effort), all_fit
+        if all_fit or best is None or effort == NO_SEARCH:
+            return best, all_fit
+        return best, _iteration_s(best) <= (1 + MEMORY_IS_WORTH) * self._with_ample_memory_s(plain)
+
+    def _with_ample_memory_s(self, plain: _Schedules) -> float:
+        """The best iteration of plain schedules and baselines, if memory were no limit."""
+        ample = replace(self.problem, cluster=self.problem.cluster.with_ample_memory())
+        placed = _Placed(ample, with_care=True)
+        placed.plain += placed.best_of(plain)
+        placed.add_baselines(self._baseline_drafts())
+        return placed.best_s
 
     def _or_pipeline(self, best: Judged | None, effort: int) -> Judged | None:
         """The best plan, or a pipeline where one is faster; it holds less than other plans, so problems that
@@ -197,6 +204,16 @@ class _Placed:
             within_s=self.best_s,
             care_brings=CARE_BRINGS,
         )
+
+    def add_baselines(self, drafts: Iterable[Draft]) -> None:
+        """Those that end before the best iteration."""
+        found: list[tuple[Judged | None, float]] = []
+        for draft in sorted(drafts, key=_end_s):
+            if _end_s(draft) >= self.best_s:
+                break
+            found.append((judge(self.problem, draft), _end_s(draft)))
+            self.others.append(found[-1][0])
+        self.plain += [judged for judged, end_s in found if end_s < self.best_s]
 
 
 def _shortest(schedules: _Schedules) -> _Schedules:

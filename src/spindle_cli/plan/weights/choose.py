@@ -17,7 +17,7 @@ from typing import Literal
 from spindle_cli.account.device_memory import DeviceMemory, device_memory
 from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.errors import NoPlanError, UsageError
-from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import LARGEST_WEIGHT, ShardWeights
 from spindle_cli.plan.types import Plan
 from spindle_cli.plan.weights.speeds import FULL, by_speed, reduced
@@ -90,7 +90,7 @@ def with_best_weights(
     has_room = isinstance(evenly, Plan) and not is_short(evenly)
     if shard_by is None and isinstance(evenly, Plan) and has_room:
         return evenly
-    start = evenly if has_room else _tried(make, profile, _ample(cluster))
+    start = evenly if has_room else _tried(make, profile, cluster.with_ample_memory())
     if shard_by is None and isinstance(evenly, Plan) and isinstance(start, Plan):
         saved_s = evenly.predicted.iteration_s - start.predicted.iteration_s
         if saved_s * _share_freed(start, cluster) < _WORTH * evenly.predicted.iteration_s:
@@ -112,12 +112,6 @@ def _tried(make: Make, profile: Profile, cluster: Cluster) -> Plan | NoPlanError
         return make(profile, cluster)
     except NoPlanError as error:  # with other weights, or more memory, there may be one
         return error
-
-
-def _ample(cluster: Cluster) -> Cluster:
-    """The same with as much memory as there can be."""
-    nodes = [group.model_copy(update={"memory_gib": MAX_MEMORY_GIB}) for group in cluster.nodes]
-    return cluster.changed(nodes=tuple(nodes))
 
 
 def _by_memory(
