@@ -11,12 +11,14 @@ import pytest
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from plan.test_mixed_memory import split_by_two
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.asked import Asked
+from spindle_cli.plan.best.find import CutPlanner, Found
 from spindle_cli.plan.best.rounds import rounds_of
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed import find as find_module
 from spindle_cli.plan.mixed import posed as posed_module
 from spindle_cli.plan.mixed.bound import bound_under, mixed_bound
+from spindle_cli.plan.mixed.find import find_on_types
 from spindle_cli.plan.mixed.parts import worth
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.problem import MemoryFallback
@@ -47,13 +49,18 @@ def test_a_plan_is_at_least_two_per_cent_above_its_bound_where_memory_is_short(b
 def test_where_memory_asks_for_micro_batches_it_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other ways to save memory may bring more; but not where the user asks for them."""
     found = Found(SimpleNamespace(), is_short=False)  # type: ignore[arg-type]  # a stand-in
+    bound = mixed_bound(SeveralTypes().problem(chain(), ONE_EACH))
+    planners: list[CutPlanner] = []
     monkeypatch.setattr(find_module, "find_in_memory", lambda *_: found)
-    cut = SimpleNamespace(one=None)
-    for memory_asks in (False, True):
-        planner = find_module._CutPlanner(chain(), ONE_EACH, "spindle", 0, SeveralTypes(), memory_asks)
-        searched = planner.searched(cut)  # type: ignore[arg-type]  # a stand-in
+    monkeypatch.setattr(find_module, "find_in", lambda *_: found)
+    monkeypatch.setattr(find_module, "on_best_part", lambda *_: found)
+    monkeypatch.setattr(find_module, "with_less", lambda *given: planners.append(given[4]))
+    for micro_batches, is_short in (({"t": 2}, False), (None, True)):
+        asked = Asked(effort=0, micro_batches=micro_batches)
+        assert find_on_types(chain(), ONE_EACH, asked, bound) is None
+        searched = planners[-1].searched(SimpleNamespace(one=None))  # type: ignore[arg-type]  # a stand-in
         assert searched is not None
-        assert searched.is_short is memory_asks
+        assert searched.is_short is is_short
 
 
 def test_nothing_known_leaves_nothing_out_and_asks_for_no_bound() -> None:

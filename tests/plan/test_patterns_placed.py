@@ -197,6 +197,8 @@ def test_memory_is_short_only_where_more_of_it_would_be_worth_giving_something_u
 
     def placed(problem: Problem, drafts: Sequence[Draft], **__: object) -> list[Judged | None]:
         asked.append((problem is by_hand.posed.problem, len(drafts)))
+        is_ample = min(problem.cluster.memory_bytes) > max(by_hand.posed.problem.cluster.memory_bytes)
+        assert is_ample is not asked[-1][0]
         best_s = 1.0 if asked[-1][0] else with_ample_s
         found = Judged("spindle", (), (), Prediction(best_s, 0.0, 0.0, 0.0, 0.0, 0.0))
         return [found, None] if asked[-1][0] and drafts else [found] * len(drafts)

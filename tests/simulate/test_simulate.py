@@ -193,6 +193,20 @@ def test_sums_of_tasks_in_turn_do_not_go_beside_gathers_of_those_to_come(tasks: 
     assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=1e-3)
 
 
+def test_sums_behind_the_last_of_several_batches_wait_for_no_gathers() -> None:
+    """Each task's GiB is gathered, and summed, at 1 GB/s, three quarters of it: less long than its passes of
+    1.2 s. So of a batch's 4.8 s the first waits for the first gather alone, and the last for the last sum.
+    """
+    nets = [
+        metaop_of(f"t{task}/net", 1, {4: 1.2}, param_bytes_per_op=2**30, parameters=f"p{task}")
+        for task in range(4)
+    ]
+    profile = profile_of(*nets).model_copy(update={"optimizer_state_sharded": True, "accumulate": 2})
+    plan = make_plan(profile, cluster_of(4, devices_per_node=1, memory_gib=64.0), "sequential")
+    assert plan.predicted.iteration_s == pytest.approx(4.8 + 3 / 4 * 2**30 / 1e9, rel=1e-3)
+    assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=1e-3)
+
+
 @pytest.mark.parametrize(("selective", "again_s"), [(False, 1.0), (True, 0.25)])
 def test_recomputing_runs_forward_twice_or_in_part(selective: bool, again_s: float) -> None:
     """All that counts passes agrees: the simulation, the devices' own seconds, and the clock of programs."""

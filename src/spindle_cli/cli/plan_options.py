@@ -15,7 +15,12 @@ StrategyOption = Annotated[
 ]
 EffortOption = Annotated[
     int,
-    typer.Option("--effort", min=0, max=9, help="Search longer for a better plan; never a worse one."),
+    typer.Option(
+        "--effort",
+        min=0,
+        max=9,
+        help="Search longer for a better plan; on one type of device never a worse one.",
+    ),
 ]
 MicroBatchesOption = Annotated[
     list[str] | None,

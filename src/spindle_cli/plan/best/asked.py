@@ -18,7 +18,7 @@ class Asked:
 
     Attributes:
         strategy: how the devices are shared out.
-        effort: 0 or more; more of it searches longer and never gives a worse plan.
+        effort: 0 or more; more of it searches longer, and on one type of device never gives a worse plan.
         micro_batches: into how many each task's batch is cut, 1 where nothing is said; None: as many as
             memory asks for.
         sharding: by key of parameters, what the devices that hold them share out, optimizer state where
