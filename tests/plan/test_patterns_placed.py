@@ -106,6 +106,24 @@ def test_all_schedules_of_all_searches_are_made_shorter_by_the_effort_and_seed_o
     assert by_hand.searched == {False: of_each, True: of_each}
 
 
+@pytest.mark.parametrize(("types", "times"), [("ab", 1), ("abc", 2), ("abcd", 3)])
+def test_each_type_beyond_the_first_has_as_many_jobs_searched(
+    monkeypatch: pytest.MonkeyPatch, types: str, times: int
+) -> None:
+    searched: list[int] = []
+
+    def search(_: Problem, __: object, jobs: int, *___: int, mixes: bool) -> list[tuple[Timed, ...]]:
+        searched.append(jobs * (1 if mixes else -1))
+        return []
+
+    monkeypatch.setattr(posed_module, "search", search)
+    metaop = metaop_on_types("t/net", 2, dict.fromkeys(types, 1.0))
+    cluster = cluster_of_types(dict.fromkeys(types, 1))
+    SeveralTypes().posed(profile_on_types(metaop), cluster).best("spindle", 0)
+    jobs = times * posed_module.BASE_EFFORT
+    assert searched == [-jobs, jobs]
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_of_all_searches_the_shortest_schedules_are_placed_each_once(
     monkeypatch: pytest.MonkeyPatch, *, mixed: bool

@@ -28,8 +28,8 @@ from spindle_cli.profile.types import MetaOpProfile, Profile
 
 # What `spindle` compares itself with.
 BASELINES: tuple[StrategyName, ...] = ("sequential", "dp-even", "dp-flops")
-# Jobs dispatched in a search for schedules of each kind; and for each of the last one's, jobs timed to make
-# schedules shorter.
+# Jobs dispatched in a search for schedules of each kind, for each type beyond the first: more types have more
+# allocations to choose from. And for each of the last search's, jobs timed to make schedules shorter.
 BASE_EFFORT = 6_000
 SHORTENING = 10
 # Of schedules searched for, and of those made shorter, so many are worth placing.
@@ -144,9 +144,9 @@ class PosedOnTypes:
         mixes_from = MIXES_FROM_LEVEL if self._gives_up else 0
         plain: list[Sequence[Timed]] = []
         mixing: list[Sequence[Timed]] = []
-        jobs_tried = 0
+        jobs_tried, base = 0, BASE_EFFORT * max(1, len(self.problem.cluster.types) - 1)
         for level in range(max(effort, 0) + 1):
-            jobs_tried = 0 if effort == NO_SEARCH else BASE_EFFORT * 4**level
+            jobs_tried = 0 if effort == NO_SEARCH else base * 4**level
             plain += search(self.problem, self.bound, jobs_tried, level, mixes=False)
             if level >= mixes_from:
                 mixing += search(self.problem, self.bound, int(part * jobs_tried), level, mixes=True)
