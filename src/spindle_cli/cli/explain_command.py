@@ -30,7 +30,8 @@ def explain(
 
     The critical chain comes from the plan itself. With the profile, the dual values of the linear program say
     what the number of devices holds up and what chains of MetaOps do; the program and the planner are run
-    again for one device fewer and one more.
+    again for one device fewer and one more. Of each MetaOp it says why it got its devices, and of several
+    types of device why these types.
 
     Where not every step runs all tasks, it is about the steps that take the most of the run's time, or
     those of --tasks.
@@ -39,6 +40,7 @@ def explain(
     from spindle_cli.plan.file import read_plan, read_with_profile
     from spindle_cli.questions import explain_text
     from spindle_cli.questions.explain import explain as ask
+    from spindle_cli.questions.explaining.of_types_text import type_reasons_text
 
     read, its_profile = (read_plan(plan), None) if profile is None else read_with_profile(plan, profile)
     if its_profile is not None:
@@ -52,4 +54,5 @@ def explain(
         explain_text.chain_table(explanation),
         explain_text.worth_text(explanation.worth),
         explain_text.reason_table(explanation),
+        type_reasons_text(explanation.type_reasons),
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from spindle_cli.questions.chain import Cause, Link
 from spindle_cli.questions.explain import Explanation
-from spindle_cli.questions.worth import Choice, OtherSize, Reason, Worth
+from spindle_cli.questions.explaining.chain import Cause, Link
+from spindle_cli.questions.explaining.worth import Choice, OtherSize, Reason, Worth
 from spindle_cli.units import counted, format_seconds
 
 _CAUSES = {
