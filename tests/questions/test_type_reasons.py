@@ -147,6 +147,20 @@ def test_micro_batches_are_compared_as_the_plan_cuts_them() -> None:
     assert reason.fastest.op_s == 4.0
 
 
+def test_micro_batches_cost_what_all_of_them_do() -> None:
+    """Vision as two micro-batches of a sample: on the h800 a second each, and none costs less by the prices,
+    which are those of one sample.
+    """
+    vision = metaop_on_types("vision/net", 1, {"h800": 1.0, "h20": 6.0}, batch_size=2)
+    profile = profile_on_types(vision, AUDIO, *TEXTS)
+    found = reasons_of(make_plan(profile, ONE_EACH, micro_batches={"vision": 2}), profile)
+    assert found.prices == pytest.approx({"h800": 0.8, "h20": 0.2})
+    (taken,) = found.metaops[0].in_plan
+    assert (taken.of_types, taken.op_s, taken.ops) == ({"h800": 1}, 2.0, 1)
+    assert taken.priced == pytest.approx(0, abs=1e-6)
+    assert taken.alone[0].priced == pytest.approx(6 * 0.2 / 0.8 - 1)
+
+
 def in_pairs(metaop: MetaOpProfile) -> MetaOpProfile:
     """The same on two devices for each share, with the same times."""
     shares = tuple(share.model_copy(update={"tp": 2}) for share in metaop.shares)
@@ -174,22 +188,26 @@ def test_devices_that_hold_a_share_together_count_as_devices() -> None:
     assert "on 2 fast + 2 slow (tp 2) in 4 s each" in text and "2 more fast: 3 s" in text
 
 
-def test_as_many_devices_of_one_type_and_not_more() -> None:
-    """Four fast devices and two slow: where three run an op, three fast ones are what it is compared with."""
-    ask = profile_on_types(
-        metaop_on_types("a/net", 1, {"fast": 1.0, "slow": 1.0}, batch_size=12),
-        metaop_on_types("b/net", 1, {"fast": 1.0, "slow": 1.0}, batch_size=12),
-    )
-    cluster = cluster_of_types({"fast": 4, "slow": 2})
+@pytest.mark.parametrize("tp", [1, 2])
+def test_as_many_devices_of_one_type_and_not_more(tp: int) -> None:
+    """Four fast devices, or pairs, and two slow ones: where three run an op, three fast ones are what it is
+    compared with.
+    """
+    metaops = [metaop_on_types(f"{n}/net", 1, {"fast": 1.0, "slow": 1.0}, batch_size=12) for n in range(3)]
+    ask = profile_on_types(*(in_pairs(metaop) if tp == 2 else metaop for metaop in metaops))
+    cluster = cluster_of_types({"fast": 4 * tp, "slow": 2 * tp})
+    fewer = 0
     for reason in reasons_of(made_plan(ask, cluster), ask).metaops:
         for taken in reason.in_plan:
             asked = sum(taken.of_types.values())
             alone = {kind: each for each in taken.alone for kind in each.of_types}
             for kind, room in cluster.num_of_type.items():
                 if taken.of_types != {kind: asked}:
+                    fewer += asked < room
                     assert alone[kind].of_types == {kind: min(asked, room)}
-                    assert alone[kind].op_s == 12 / min(asked, room)
+                    assert alone[kind].op_s == 12 / (min(asked, room) // tp)
             assert len(taken.alone) == 2 - (len(taken.of_types) == 1)
+    assert fewer
 
 
 def test_what_shares_parameters_out_says_so() -> None:
