@@ -52,9 +52,7 @@ def explain(
     # What outer steps take is that of what devices hold, which a plan with other mistakes does not say.
     require_without(CANNOT_DRAW if read.islands is None else CANNOT_LINK, plan, check_plan(read))
     explanation = ask(steps_of(read, tasks), its_profile, plan_name=str(plan))
-    output.report(
-        as_json,
-        explanation,
+    parts = (
         explain_text.headline(explanation),
         explain_text.chain_table(explanation),
         explain_text.worth_text(explanation.worth),
@@ -63,3 +61,4 @@ def explain(
         islands_table(explanation.outer_steps),
         islands_text(explanation.outer_steps),
     )
+    output.report(as_json, explanation, *(part for part in parts if part != ""))
