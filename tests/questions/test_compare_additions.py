@@ -231,3 +231,17 @@ def test_a_profile_without_curves_of_a_type_is_refused(tmp_path: Path) -> None:
     ended = ask(tmp_path, fast_alone, one_of_each(), "--add", "slow=1")
     assert (ended.code, ended.out) == (ExitCode.BAD_INPUT, "")
     assert "devices 'slow', of which the profile has no curves" in ended.err
+
+
+@pytest.mark.parametrize(("less", "best_by"), [(1e-5, ("time",)), (1e-7, ())])
+def test_what_is_hardly_better_is_not(less: float, best_by: tuple[str, ...]) -> None:
+    ops = metaop_of("t/net", 4, {1: 1.0, 2: 1.0 - less}, param_bytes_per_op=0)
+    (row,) = asked(cluster_of(1), "cpu=1", profile=profile_of(ops)).additions
+    assert row.strategies[0].iteration_s == pytest.approx(4 - 4 * less, rel=1e-9)
+    assert row.best_by == best_by
+
+
+def test_devices_come_as_whole_nodes() -> None:
+    (row,) = asked(cluster_of_types({"fast": 2, "slow": 2}), "slow=4").additions
+    assert (row.num_added, row.num_nodes, row.num_devices) == (4, 2, 8)
+    assert row.of_types == {"fast": 2, "slow": 6}
