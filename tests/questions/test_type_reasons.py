@@ -18,7 +18,14 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.questions.explain import explain
-from spindle_cli.questions.explaining.of_types import OneMore, OnTypes, TypeReason, TypeReasons, TypeShares
+from spindle_cli.questions.explaining.of_types import (
+    OneMore,
+    OnTypes,
+    TypeReason,
+    TypeReasons,
+    TypeShares,
+    type_reasons,
+)
 from spindle_cli.questions.explaining.of_types_text import type_reasons_text
 
 SCHEMA = Path(__file__).parents[2] / "schemas" / "explanation.json"
@@ -36,10 +43,9 @@ FAST_AND_SLOW = cluster_of_types({"fast": 1, "slow": 1})
 
 
 def reasons_of(plan: Plan, profile: Profile) -> TypeReasons:
-    explanation = explain(plan, profile, plan_name="plan.yaml")
-    assert explanation.reasons == ()
-    assert explanation.type_reasons is not None
-    return explanation.type_reasons
+    found = type_reasons(plan, profile)
+    assert found is not None
+    return found
 
 
 def chain_reason(plan: Plan, profile: Profile = CHAIN) -> TypeReason:
@@ -241,27 +247,31 @@ def test_ops_on_several_allocations_come_with_most_ops_first() -> None:
 
 def test_three_types_have_a_price_each() -> None:
     """Ops of a sample, of which a device of the second type does half as many, and of the third a quarter."""
-    ops = [metaop_on_types(f"{n}/net", 1, {"a": 1.0, "b": 2.0, "c": 4.0}, batch_size=1) for n in range(14)]
+    ops = [metaop_on_types(f"{n}/net", 1, {"a": 1.0, "b": 2.0, "c": 4.0}, batch_size=1) for n in range(7)]
     profile, cluster = profile_on_types(*ops), cluster_of_types({"a": 1, "b": 1, "c": 1})
     found = reasons_of(made_plan(profile, cluster), profile)
-    # 14 ops in 14 / (1 + 1/2 + 1/4) = 8 s; of 1 s of the bound, each type has as much as it does of the ops
+    # 7 ops in 7 / (1 + 1/2 + 1/4) = 4 s; of 1 s of the bound, each type has as much as it does of the ops
     assert found.prices == pytest.approx({"a": 4 / 7, "b": 2 / 7, "c": 1 / 7})
-    assert sum(each.ops for reason in found.metaops for each in reason.in_bound) == pytest.approx(14)
+    assert sum(each.ops for reason in found.metaops for each in reason.in_bound) == pytest.approx(7)
     for reason in found.metaops:
         assert [each.priced for each in reason.in_plan[0].alone] == pytest.approx([0, 0], abs=1e-6)
     assert "a second of c is worth 1, of a 4, of b 2" in type_reasons_text(found)
 
 
 def test_the_command_tells_it_in_text_and_in_json(tmp_path: Path) -> None:
-    write_plan(tmp_path / "plan.yaml", made_plan(TASKS, ONE_EACH))
-    (tmp_path / "profile.json").write_text(TASKS.model_dump_json(by_alias=True))
+    plan = made_plan(CHAIN, FAST_AND_SLOW)
+    write_plan(tmp_path / "plan.yaml", plan)
+    (tmp_path / "profile.json").write_text(CHAIN.model_dump_json(by_alias=True))
     arguments = ("explain", tmp_path / "plan.yaml", "--profile", tmp_path / "profile.json")
     text = run_spindle(*arguments)
     assert text.code == ExitCode.DONE
-    assert "vision/net: 2 of 2 ops on 1 h800 in 1 s each, wastes 0.0%\n    instead on 1 h20 6 s" in text.out
+    assert "why these types: by the program's prices a second of" in text.out
+    assert "2 of 2 ops on 1 fast + 1 slow in 4 s each" in text.out
+    assert "\n    shares: 1 x 4 samples on fast 4 s, 1 x 2 samples on slow 4 s, end together" in text.out
     document = json.loads(run_spindle(*arguments, "--json").out)
     jsonschema.validate(document, json.loads(SCHEMA.read_text(encoding="utf-8")))
-    assert document["type_reasons"]["prices"] == pytest.approx({"h800": 0.8, "h20": 0.2})
+    assert document["type_reasons"] == reasons_of(plan, CHAIN).model_dump(mode="json")
+    assert document["reasons"] == []
     without = run_spindle("explain", tmp_path / "plan.yaml")
     assert without.code == ExitCode.DONE and "why these types" not in without.out
     assert "give --profile PROFILE.json" in without.out
