@@ -27,6 +27,7 @@ from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 from spindle_cli.questions.additions import Additions
 from spindle_cli.questions.compare import Comparison
+from spindle_cli.questions.compare_additions import ComparedAdditions
 from spindle_cli.questions.diff import Difference
 from spindle_cli.questions.explain import Explanation
 from spindle_cli.questions.sweep import Sweep
@@ -57,6 +58,7 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
     Comparison,
     Sweep,
     Additions,
+    ComparedAdditions,
     Difference,
     Explanation,
     SimulationReport,

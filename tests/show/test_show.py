@@ -22,7 +22,7 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.questions import explain_text
 from spindle_cli.questions.explain import explain
-from spindle_cli.questions.worth import reasons
+from spindle_cli.questions.explaining.worth import reasons
 from spindle_cli.show.grid import make_grid
 from spindle_cli.show.picture import BAR, IDLE, draw, legend
 from spindle_cli.show.summary import Allocation, summarise

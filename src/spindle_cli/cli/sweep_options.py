@@ -1,4 +1,4 @@
-"""Options of `spindle sweep`."""
+"""Options of `spindle sweep`; `spindle compare` takes additions, too."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ AddOption = Annotated[
     typer.Option(
         "--add",
         metavar="TYPE=N,...",
-        help="Instead: the cluster as it is, and with N more devices of a type, or of a group of nodes; "
-        "can be repeated.",
+        help="The cluster as it is, and with N more devices of a type, or of a group of nodes, each by "
+        "itself; can be repeated.",
         show_default=False,
     ),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 from rich import box
@@ -57,34 +57,51 @@ class Comparison(Artifact):
     strategies: tuple[StrategyOutcome, ...]
 
 
+class Outcomes(NamedTuple):
+    """What each strategy does on a cluster; `lower_bound_s` and `no_plan` where any has a plan, or none."""
+
+    rows: tuple[StrategyOutcome, ...]
+    lower_bound_s: float | None
+    no_plan: NoPlanError | None
+
+
+def outcomes_on(profile: Profile, cluster: Cluster) -> Outcomes:
+    """Plan with every strategy; that one has no plan is its outcome."""
+    plans: dict[StrategyName, Plan] = {}
+    failures: dict[StrategyName, NoPlanError] = {}
+    for strategy in strategies_on(cluster):
+        try:
+            plans[strategy] = make_plan(profile, cluster, strategy)
+        except NoPlanError as error:
+            failures[strategy] = error
+    sequential = plans.get("sequential")
+    rows = tuple(
+        outcome_of(plans[strategy], sequential)
+        if strategy in plans
+        else StrategyOutcome(strategy=strategy, failure=failures[strategy].message)
+        for strategy in strategies_on(cluster)
+    )
+    if not plans:
+        return Outcomes(rows, None, next(iter(failures.values())))
+    return Outcomes(rows, next(iter(plans.values())).of_steps.lower_bound_s, None)
+
+
 def compare(profile: Profile, cluster: Cluster) -> Comparison:
     """Plan with every strategy.
 
     Raises:
         NoPlanError: no strategy has a plan that fits.
     """
-    plans: dict[StrategyName, Plan] = {}
-    failures: dict[StrategyName, NoPlanError] = {}
-    for strategy in strategies_on(cluster):
-        try:
-            plans[strategy] = make_plan(profile, cluster, strategy)
-        except NoPlanError as error:  # part of the comparison, unless it is all of it
-            failures[strategy] = error
-    if not plans:
-        raise next(iter(failures.values()))
-    sequential = plans.get("sequential")
+    found = outcomes_on(profile, cluster)
+    if found.no_plan is not None:
+        raise found.no_plan
     return Comparison(
         workload=profile.workload.name,
         cluster=cluster.name,
         num_devices=cluster.num_devices,
-        lower_bound_s=next(iter(plans.values())).of_steps.lower_bound_s,
+        lower_bound_s=found.lower_bound_s,
         task_sets=profile.task_sets,
-        strategies=tuple(
-            outcome_of(plans[strategy], sequential)
-            if strategy in plans
-            else StrategyOutcome(strategy=strategy, failure=failures[strategy].message)
-            for strategy in strategies_on(cluster)
-        ),
+        strategies=found.rows,
     )
 
 

@@ -8,12 +8,14 @@ from pydantic import Field
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.plan.islands.other_settings import OtherSettings, other_settings
 from spindle_cli.plan.islands.planned import of_an_island
 from spindle_cli.plan.sets.choose import of_tasks
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
-from spindle_cli.questions.chain import Link, critical_chain
-from spindle_cli.questions.worth import Reason, Worth, reasons, worth_of
+from spindle_cli.questions.explaining.chain import Link, critical_chain
+from spindle_cli.questions.explaining.of_types import TypeReasons, type_reasons
+from spindle_cli.questions.explaining.worth import Reason, Worth, reasons, worth_of
 
 
 class Idle(Model):
@@ -26,8 +28,9 @@ class Idle(Model):
 class Explanation(Artifact):
     """The document of `spindle explain --json`.
 
-    `tasks`: where not every step runs all tasks, those of the steps that it is about. `worth` and `reasons`
-    need the profile's curves: None and empty without it.
+    `tasks`: where not every step runs all tasks, those of the steps that it is about. `worth`, and `reasons`
+    or on devices of several types `type_reasons`, need the profile's curves: None and empty without it.
+    `outer_steps`: with islands, what these take as they are and otherwise.
     """
 
     KIND: ClassVar[str] = "explanation"
@@ -50,6 +53,8 @@ class Explanation(Artifact):
     chain: tuple[Link, ...]
     worth: Worth | None
     reasons: tuple[Reason, ...]
+    type_reasons: TypeReasons | None = None
+    outer_steps: OtherSettings | None = None
 
 
 def explain(plan: Plan, profile: Profile | None, *, plan_name: str) -> Explanation:
@@ -76,6 +81,7 @@ def explain(plan: Plan, profile: Profile | None, *, plan_name: str) -> Explanati
         plan=plan_name,
         strategy=plan.strategy,
         num_devices=plan.cluster.num_devices,
+        islands=1 if plan.local_sgd is None else plan.local_sgd.islands,
         tasks=tasks,
         iteration_s=predicted.iteration_s,
         compute_s=predicted.compute_s,
@@ -89,4 +95,6 @@ def explain(plan: Plan, profile: Profile | None, *, plan_name: str) -> Explanati
         chain=critical_chain(plan),
         worth=None if profile is None else worth_of(plan, profile),
         reasons=() if profile is None else reasons(plan, profile),
+        type_reasons=None if profile is None else type_reasons(plan, profile),
+        outer_steps=other_settings(plan),
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from spindle_cli.questions.chain import Cause, Link
 from spindle_cli.questions.explain import Explanation
-from spindle_cli.questions.worth import Choice, OtherSize, Reason, Worth
+from spindle_cli.questions.explaining.chain import Cause, Link
+from spindle_cli.questions.explaining.worth import Choice, OtherSize, Reason, Worth
 from spindle_cli.units import counted, format_seconds
 
 _CAUSES = {
@@ -25,9 +25,10 @@ def headline(explanation: Explanation) -> str:
     e = explanation
     over = e.compute_s / e.lower_bound_s - 1 if e.lower_bound_s else 0.0
     where = "above the lower bound" if over >= 0 else "below the bound of version 1,"
+    of_island = f" of each of {e.islands} islands" if e.islands > 1 else ""
     of_set = f", of steps that run {', '.join(e.tasks)}" if e.tasks else ""
     return (
-        f"{e.plan}: strategy {e.strategy} on {counted(e.num_devices, 'device')}{of_set}\n"
+        f"{e.plan}: strategy {e.strategy} on {counted(e.num_devices, 'device')}{of_island}{of_set}\n"
         f"iteration {format_seconds(e.iteration_s)} = schedule {format_seconds(e.compute_s)} + transfers "
         f"{format_seconds(e.transfer_s)} + processor {format_seconds(e.processor_s)} "
         f"+ gradient sums {format_seconds(e.gradient_sum_s)} "

@@ -139,6 +139,16 @@ def bound_under(problem: Problem, bound: MixedBound, split: MemoryFallback) -> f
     return (priced_s - bound.broken * problem.serial_s) * (1 - FLOAT_SLACK)
 
 
+def cheapest_columns(problem: Problem, bound: MixedBound) -> tuple[Column, ...]:
+    """Of each node, the allocation that costs least by the bound's prices: none that a plan has of whole
+    batches costs less.
+    """
+    generator = _Generator(problem, MemoryFallback())
+    return tuple(
+        generator.cheapest(node.index, bound.prices, bound.flow[node.index]) for node in problem.nodes
+    )
+
+
 class _Generator:
     """The cheapest allocation of each node by any prices."""
 

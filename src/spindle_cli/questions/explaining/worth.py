@@ -147,8 +147,7 @@ def _bound_s(profile: Profile, cluster: Cluster) -> float:
 
 def reasons(plan: Plan, profile: Profile) -> tuple[Reason, ...]:
     """For each MetaOp, what its choices cost at the program's prices, and which were taken; with shares
-    that are not equal, where the plan has any. Of devices of several types nothing: an allocation is not a
-    number of devices then.
+    that are not equal, where the plan has any. Of devices of several types `type_reasons` says it.
     """
     if plan.cluster.is_mixed:
         return ()

@@ -1,0 +1,251 @@
+"""Every strategy on the cluster as it is, and with more nodes of one type or another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from rich import box
+from rich.table import Table
+
+from spindle_cli.errors import NoPlanError
+from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.types import StrategyName
+from spindle_cli.profile.types import Profile, TaskShare
+from spindle_cli.questions.additions import Aim, Wanted
+from spindle_cli.questions.clusters import with_more_nodes
+from spindle_cli.questions.compare import StrategyOutcome, of_sets, outcomes_on
+from spindle_cli.questions.spending import FIGURES, PRICE, Figure, known_figures
+from spindle_cli.units import format_seconds
+
+# What is better by less than this part is not.
+BETTER = 1e-6
+
+
+class ComparedCluster(Model):
+    """Every strategy on some devices. `of_types`: how many of each type."""
+
+    num_devices: int
+    of_types: dict[str, int]
+    lower_bound_s: float | None
+    strategies: tuple[StrategyOutcome, ...]
+
+
+class ComparedAddition(ComparedCluster):
+    """The cluster with more devices of one type.
+
+    `group`: the group of nodes that they are added to, by its name or else its type. `num_nodes`: of that
+    group's size, which the `num_added` devices make. `times_as_fast`: of each strategy, the iteration without
+    them over this one; only where there are both. `best_by`: what its best strategy is better by than all
+    with nothing added, and no other addition's is better by.
+    """
+
+    group: str
+    device: str
+    num_added: int
+    num_nodes: int
+    times_as_fast: dict[StrategyName, float]
+    best_by: tuple[Aim, ...] = ()
+
+
+class ComparedAdditions(Artifact):
+    """The document of `spindle compare --add --json`. `task_sets`: where not every step runs all tasks, those
+    that seconds are the mean of, by their shares.
+    """
+
+    KIND: ClassVar[str] = "compared-additions"
+
+    schema_: Annotated[Literal["spindle.compared-additions/1"], Field(alias="schema")] = (
+        "spindle.compared-additions/1"
+    )
+    workload: str
+    cluster: str
+    task_sets: tuple[TaskShare, ...] = ()
+    as_it_is: ComparedCluster
+    additions: tuple[ComparedAddition, ...]
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """What strategies are judged by: the less, the better. `verb`: what an iteration does of it."""
+
+    value: Callable[[StrategyOutcome], float | None]
+    verb: str
+
+    def than(self, value: float, other: float) -> str:
+        """In words, against another value."""
+        if self.verb == "takes":
+            return f"{other / value:.2f}x as fast as"
+        return f"an iteration {self.verb} {_more(value, other)} than"
+
+
+_MEASURES: dict[Aim, _Measure] = {
+    "time": _Measure(lambda row: row.iteration_s, "takes"),
+    "money": _Measure(lambda row: row.cost, "costs"),
+    "energy": _Measure(lambda row: row.energy_j, "draws"),
+}
+
+
+def _more(value: float, other: float) -> str:
+    if abs(value - other) <= BETTER * other:  # also where all is for nothing
+        return "as much"
+    return f"{value / other - 1:.1%} more" if value > other else f"{1 - value / other:.1%} less"
+
+
+def compare_additions(profile: Profile, cluster: Cluster, wanted: Sequence[Wanted]) -> ComparedAdditions:
+    """Plan with every strategy for the cluster as it is, and for each addition alone.
+
+    Raises:
+        NoPlanError: there is a plan for none of them.
+    """
+    before = _on(profile, cluster)
+    rows = [_added(profile, cluster, each, before) for each in wanted]
+    every = [row for each in (before, *rows) for row in each.strategies]
+    if all(row.iteration_s is None for row in every):
+        raise NoPlanError(
+            f"there is no plan for {cluster.name!r}, with none of the additions: {every[-1].failure}"
+        )
+    return ComparedAdditions(
+        workload=profile.workload.name,
+        cluster=cluster.name,
+        task_sets=profile.task_sets,
+        as_it_is=before,
+        additions=_with_best(before, rows),
+    )
+
+
+def _on(profile: Profile, cluster: Cluster) -> ComparedCluster:
+    found = outcomes_on(profile, cluster)
+    return ComparedCluster(
+        num_devices=cluster.num_devices,
+        of_types=dict(cluster.num_of_type),
+        lower_bound_s=found.lower_bound_s,
+        strategies=found.rows,
+    )
+
+
+def _added(profile: Profile, cluster: Cluster, each: Wanted, before: ComparedCluster) -> ComparedAddition:
+    group = cluster.nodes[each.place]
+    num_nodes = each.num_added // group.devices
+    after = _on(profile, with_more_nodes(cluster, each.place, num_nodes))
+    return ComparedAddition(
+        **dict(after),
+        group=group.label,
+        device=group.device,
+        num_added=each.num_added,
+        num_nodes=num_nodes,
+        times_as_fast={
+            new.strategy: old.iteration_s / new.iteration_s
+            for old, new in zip(before.strategies, after.strategies, strict=True)
+            if old.iteration_s is not None and new.iteration_s is not None
+        },
+    )
+
+
+def _least(row: ComparedCluster, measure: _Measure) -> tuple[float, StrategyName] | None:
+    """The least value of any strategy, of equals the first; None where there is none."""
+    known = [(value, each.strategy) for each in row.strategies if (value := measure.value(each)) is not None]
+    return min(known, key=lambda found: found[0], default=None)
+
+
+def _with_best(before: ComparedCluster, rows: Sequence[ComparedAddition]) -> tuple[ComparedAddition, ...]:
+    """The same with `best_by`; what is as good as the best is best, too."""
+    best_by: list[list[Aim]] = [[] for _ in rows]
+    for aim, measure in _MEASURES.items():
+        values = [found[0] if (found := _least(row, measure)) else None for row in rows]
+        without = _least(before, measure)
+        least = min((value for value in values if value is not None), default=None)
+        if least is None or (without is not None and least >= without[0] * (1 - BETTER)):
+            continue
+        for own, value in zip(best_by, values, strict=True):
+            own += [aim] if value == least else []
+    return tuple(
+        row.model_copy(update={"best_by": tuple(own)}) for row, own in zip(rows, best_by, strict=True)
+    )
+
+
+def compared_tables(result: ComparedAdditions) -> list[Table]:
+    """Of seconds, and of each figure that is known of what an iteration takes, a table with a row for each
+    strategy and a column for each addition.
+    """
+    clusters = (result.as_it_is, *result.additions)
+    outcomes = [row for each in clusters for row in each.strategies]
+    title = f"{result.workload} on {result.cluster}: an iteration, with more devices"
+    time = _table(result, title + of_sets(result.task_sets))
+    for place, row in enumerate(result.as_it_is.strategies):
+        time.add_row(row.strategy, *(_seconds(each, place) for each in clusters))
+    tables = [time]
+    for figure in known_figures(outcomes, FIGURES):
+        table = _table(result, f"{figure.title} of an iteration")
+        for place, row in enumerate(result.as_it_is.strategies):
+            table.add_row(row.strategy, *(figure.cell(each.strategies[place]) for each in clusters))
+        if figure is FIGURES[0]:
+            table.add_row(PRICE.title, *(_price(each, PRICE) for each in clusters))
+        tables.append(table)
+    return tables
+
+
+def _table(result: ComparedAdditions, title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("strategy", no_wrap=True)
+    for row in (None, *result.additions):
+        table.add_column(label(row), justify="right", no_wrap=True)
+    return table
+
+
+def label(row: ComparedAddition | None) -> str:
+    """What a cluster has more, as the cluster file calls it."""
+    return "nothing added" if row is None else f"{row.num_added} more {row.group}"
+
+
+def _seconds(each: ComparedCluster, place: int) -> str:
+    """With how many times as fast it is as the same strategy with nothing added."""
+    row = each.strategies[place]
+    if row.iteration_s is None:
+        return "no plan"
+    speedup = each.times_as_fast.get(row.strategy) if isinstance(each, ComparedAddition) else None
+    return format_seconds(row.iteration_s) + (f" ({speedup:.2f}x)" if speedup is not None else "")
+
+
+def _price(each: ComparedCluster, figure: Figure) -> str:
+    """Of all its devices, which any strategy's plan says."""
+    return next((cell for row in each.strategies if (cell := figure.cell(row))), "")
+
+
+def best_lines(result: ComparedAdditions) -> str:
+    """A line for each measure that is known: the additions that are best by it, against the best strategy
+    with nothing added; or that none is better than that.
+    """
+    lines = []
+    for aim, measure in _MEASURES.items():
+        found = [(least, row) for row in result.additions if (least := _least(row, measure)) is not None]
+        if not found:
+            continue
+        (value, strategy), row = min(found, key=lambda each: each[0][0])
+        without = _least(result.as_it_is, measure)
+        best = [f"{own} with {label(each)}" for (_, own), each in found if aim in each.best_by]
+        if without is None:
+            lines.append(f"best by {aim}: {' or '.join(best)}")
+            continue
+        before = f"{without[1]} with nothing added"
+        if best:
+            lines.append(f"best by {aim}: {' or '.join(best)}: {measure.than(value, without[0])} {before}")
+        else:
+            lines.append(
+                f"best by {aim}: {before}, as no addition is better: with the best, {strategy} with "
+                f"{label(row)}, an iteration {measure.verb} {_more(value, without[0])}"
+            )
+    return "\n".join(lines)
+
+
+def no_plan_lines(result: ComparedAdditions) -> list[str]:
+    """A line for each strategy that has no plan, and why, with the additions of which that holds."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for addition in (None, *result.additions):
+        for row in (result.as_it_is if addition is None else addition).strategies:
+            if row.failure is not None:
+                found.setdefault((row.strategy, row.failure), []).append(label(addition))
+    return [f"no plan by {name} with {', '.join(own)}: {why}" for (name, why), own in found.items()]

@@ -1,0 +1,295 @@
+"""Why each MetaOp got its devices on a cluster of several types, by the prices of the linear program
+(`plan/mixed/bound.py`): what an op costs on an allocation is its seconds, times what a second of each of the
+devices is worth and of its own.
+
+Seconds are of an op on the whole batch, forward and backward: of all micro-batches together, cut as the plan
+cuts them, and without what is recomputed or moved for memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spindle_cli.costs.shares.sizes import sizes
+from spindle_cli.costs.shares.times import share_on_type, times_of
+from spindle_cli.files.artifact import Model
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.micro_batches import cut_profile
+from spindle_cli.plan.mixed.bound import Used, cheapest_columns, mixed_bound
+from spindle_cli.plan.mixed.cutting.allocations import degrees_of, groups_of_type, point_of_cut
+from spindle_cli.plan.mixed.cutting.cuts import cutter_of
+from spindle_cli.plan.mixed.cutting.shares import share_times
+from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.problem import Point
+from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.profile.mixed.seen import seen_on
+from spindle_cli.profile.types import MetaOpProfile, Profile
+from spindle_cli.questions.explaining.worth import CRITICAL
+
+# Ops of the program's optimum that are fewer than this are none.
+SOME_OPS = 1e-6
+
+
+class OnTypes(Model):
+    """An allocation of a MetaOp. `of_types`: devices of each type that it has; `tp` of them hold a share.
+
+    `priced`: its seconds and device-seconds at the program's prices, over the cheapest allocation's, less 1:
+    what it wastes.
+    """
+
+    of_types: dict[str, int]
+    tp: int
+    op_s: float
+    priced: float
+
+
+class TypeShares(Model):
+    """Shares of as many samples on devices of one type, and when these are through with an op."""
+
+    device: str
+    num_shares: int
+    samples: int
+    share_s: float
+
+
+class OneMore(Model):
+    """The same with one more share on devices of a type, whether or not the cluster has them; None where the
+    batch has no sample for it, or nothing is known of such shares.
+    """
+
+    device: str
+    op_s: float | None
+
+
+class Taken(OnTypes):
+    """What the plan runs ops on.
+
+    `ops`: how many, of all micro-batches on average. `shares`: type after type. `best_cut_s`: an op's seconds
+    with the batch cut over these devices as well as can be; None where the profile does not know. `alone`: on
+    each single type, as many devices or all that there are.
+    """
+
+    ops: float
+    shares: tuple[TypeShares, ...]
+    best_cut_s: float | None
+    alone: tuple[OnTypes, ...]
+    one_more: tuple[OneMore, ...]
+
+
+class InBound(Model):
+    """What ops run on in the program's optimum: of three types and more, parts of devices as well."""
+
+    of_types: dict[str, float]
+    op_s: float
+    ops: float
+
+
+class TypeReason(Model):
+    """Why a MetaOp got its devices.
+
+    `critical`: seconds that the bound grows by per second added to it. `shares_out`: whether the devices of
+    a slice share out its parameters or gradients, so that it cannot run on others. `in_plan`: what most ops
+    run on first. `fastest`, `cheapest`: of all allocations that plans are made of, by an op's seconds and by
+    the prices.
+    """
+
+    metaop: str
+    num_ops: int
+    micro_batches: int = 1
+    critical: float
+    shares_out: bool
+    in_plan: tuple[Taken, ...]
+    in_bound: tuple[InBound, ...]
+    fastest: OnTypes
+    cheapest: OnTypes
+
+
+class TypeReasons(Model):
+    """`prices`: by type, of a second of one of its devices, in seconds of the bound."""
+
+    prices: dict[str, float]
+    metaops: tuple[TypeReason, ...]
+
+
+def type_reasons(plan: Plan, profile: Profile) -> TypeReasons | None:
+    """For each MetaOp what it runs on, and what else it could; None on devices of one type."""
+    cluster = plan.cluster
+    if not cluster.is_mixed:
+        return None
+    profile = seen_on(profile, cluster)
+    problem = make_mixed_problem(profile, cluster)
+    bound = mixed_bound(problem)
+    # Micro-batches are looked at as the plan cuts them, and prices are of whole batches all the same.
+    cut = make_mixed_problem(cut_profile(profile, plan.micro_batches, cluster), cluster)
+    columns = cheapest_columns(problem, bound)
+    found = []
+    for node, own, column in zip(problem.nodes, cut.nodes, columns, strict=True):
+        flow = bound.flow[node.index]
+        least = [column.cost(bound.prices, flow)]
+        least += [_cost(point, bound.prices, flow) for point in node.points]
+        ask = _Asked(
+            metaop=node.metaop,
+            part=own.metaop,
+            count=plan.micro_batches.get(node.metaop.task, 1),
+            cluster=cluster,
+            prices=bound.prices,
+            flow=flow,
+            least=min(least),
+        )
+        level = plan.sharding.get(node.metaop.parameters or node.metaop.name)
+        found.append(
+            TypeReason(
+                metaop=node.metaop.name,
+                num_ops=node.num_ops,
+                micro_batches=ask.count,
+                critical=flow if flow > CRITICAL else 0.0,
+                shares_out=level is not None and level.is_by_pass,
+                in_plan=_in_plan(ask, plan.slices),
+                in_bound=_in_bound(bound.optimum[node.index], cluster),
+                fastest=ask.on(own.points[-1]),
+                cheapest=ask.on(min(own.points, key=lambda point: _cost(point, bound.prices, flow))),
+            )
+        )
+    return TypeReasons(prices=dict(zip(cluster.types, bound.prices, strict=True)), metaops=tuple(found))
+
+
+def _cost(point: Point, prices: Sequence[float], flow: float) -> float:
+    """What an op costs, in seconds of the iteration."""
+    per_second = sum(price * count for price, count in zip(prices, point.of_types, strict=True))
+    return point.op_s * (per_second + flow)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A MetaOp that is asked about.
+
+    Attributes:
+        part: it with the batch of one of its `count` micro-batches.
+        least: what an op of whole batches costs at least.
+    """
+
+    metaop: MetaOpProfile
+    part: MetaOpProfile
+    count: int
+    cluster: Cluster
+    prices: Sequence[float]
+    flow: float
+    least: float
+
+    def on(self, point: Point) -> OnTypes:
+        """An allocation of a micro-batch as an answer."""
+        cost = self.count * _cost(point, self.prices, self.flow)
+        return OnTypes(
+            of_types=self.named(point.of_types),
+            tp=point.tp,
+            op_s=self.count * point.op_s,
+            priced=cost / self.least - 1 if self.least > 0 else 0.0,
+        )
+
+    def named(self, counts: Sequence[int]) -> dict[str, int]:
+        """Numbers of devices by type, of those that there are any of."""
+        return {kind: count for kind, count in zip(self.cluster.types, counts, strict=True) if count}
+
+    def best_cut(self, groups: Sequence[int], tp: int) -> Point | None:
+        """The best cut over so many shares of each type; None where the profile does not know of it."""
+        (times,) = share_times(self.part, self.cluster, degrees=(tp,))
+        samples = cutter_of(times).cut(groups)
+        return None if samples is None else point_of_cut(times, groups, samples)
+
+    def alone(self, number: int, num_devices: int) -> OnTypes | None:
+        """On the type of this number alone, with as many devices, or all that there are and do something."""
+        found = [self._largest(number, num_devices, tp) for tp in degrees_of(self.part, self.cluster)]
+        points = [point for point in found if point is not None]
+        return self.on(min(points, key=lambda point: point.op_s)) if points else None
+
+    def _largest(self, number: int, num_devices: int, tp: int) -> Point | None:
+        """On as many shares of one type as there are devices and samples for, and times are known of."""
+        kinds = self.cluster.types
+        room = min(
+            num_devices // tp,
+            groups_of_type(self.cluster, kinds[number], tp),
+            self.part.batch_size,
+        )
+        for count in range(room, 0, -1):
+            groups = [count if place == number else 0 for place in range(len(kinds))]
+            point = self.best_cut(groups, tp)
+            if point is not None:
+                return point
+        return None
+
+
+def _in_plan(ask: _Asked, slices: Sequence[Slice]) -> tuple[Taken, ...]:
+    """Each allocation once, whichever devices it is of."""
+    pieces: dict[tuple[int, tuple[TypeShares, ...]], list[Slice]] = {}
+    for piece in slices:
+        if piece.metaop == ask.metaop.name:
+            pieces.setdefault((piece.tp, _shares(ask, piece)), []).append(piece)
+    found = [_taken(ask, shares, own) for (_, shares), own in pieces.items()]
+    return tuple(sorted(found, key=lambda each: (-each.ops, each.op_s)))
+
+
+def _shares(ask: _Asked, piece: Slice) -> tuple[TypeShares, ...]:
+    """Of a slice, type after type, the largest first."""
+    cluster = ask.cluster
+    own = sizes(piece) or [round(ask.metaop.batch_size / piece.shares_of_batch)] * piece.dp
+    kinds = [cluster.type_of[device] for device in piece.devices[:: piece.tp]]
+    counts = Counter(zip(kinds, own, strict=True))
+    found = []
+    for (kind, samples), count in sorted(
+        counts.items(), key=lambda item: (cluster.types.index(item[0][0]), -item[0][1])
+    ):
+        op = share_on_type(ask.metaop, kind, samples, piece.tp)
+        assert op is not None, "no other shares are planned"
+        share_s = ask.count * (op.forward_s + op.backward_s)
+        found.append(TypeShares(device=kind, num_shares=count, samples=samples, share_s=share_s))
+    return tuple(found)
+
+
+def _taken(ask: _Asked, shares: tuple[TypeShares, ...], slices: Sequence[Slice]) -> Taken:
+    """The allocation that these slices run on."""
+    piece, types = slices[0], ask.cluster.types
+    op = times_of(ask.metaop, piece, ask.cluster)
+    assert op is not None, "no other allocations are planned"
+    groups = [sum(each.num_shares for each in shares if each.device == kind) for kind in types]
+    point = Point(
+        num_devices=len(piece.devices),
+        dp=piece.dp,
+        tp=piece.tp,
+        forward_s=op.forward_s,
+        backward_s=op.backward_s,
+        op_s=op.forward_s + op.backward_s,
+        counts=tuple(count * piece.tp for count in groups),
+    )
+    own = ask.on(point)
+    is_alone = len(own.of_types) == 1
+    others = [number for number, kind in enumerate(types) if not (is_alone and kind in own.of_types)]
+    alone = [ask.alone(number, point.num_devices) for number in others]
+    best = ask.best_cut(groups, piece.tp)
+    return Taken(
+        **dict(own),
+        ops=sum(each.num_ops for each in slices) / ask.count,
+        shares=shares,
+        best_cut_s=None if best is None else ask.count * best.op_s,
+        alone=tuple(each for each in alone if each is not None),
+        one_more=tuple(_one_more(ask, groups, number, piece.tp) for number in range(len(types))),
+    )
+
+
+def _one_more(ask: _Asked, groups: Sequence[int], number: int, tp: int) -> OneMore:
+    more = [count + (place == number) for place, count in enumerate(groups)]
+    point = ask.best_cut(more, tp)
+    return OneMore(device=ask.cluster.types[number], op_s=None if point is None else ask.count * point.op_s)
+
+
+def _in_bound(used: Sequence[Used], cluster: Cluster) -> tuple[InBound, ...]:
+    return tuple(
+        InBound(
+            of_types={kind: count for kind, count in zip(cluster.types, column.counts, strict=True) if count},
+            op_s=column.op_s,
+            ops=ops,
+        )
+        for column, ops in sorted(used, key=lambda each: -each.ops)
+        if ops > SOME_OPS
+    )
