@@ -113,6 +113,29 @@ def test_a_plan_that_is_wrong_about_types_is_one_violation_and_not_run(
     require_one_message(run_spindle("launch", path, *on_node), said)
 
 
+@pytest.mark.parametrize("edit", [overlap, be_empty, be_held_by_both_types, have_no_curve])
+def test_what_no_device_can_run_is_not_simulated(folder: Path, edit: Callable[[Data, Data], None]) -> None:
+    path = folder / "plan.yaml"
+    data = yaml.safe_load(path.read_text())
+    edit(data, data["waves"][0]["slices"][0])
+    path.write_text(yaml.safe_dump(data))
+    for command in (("simulate", path), ("show", path, "--rank", 0)):
+        require_one_message(run_spindle(*command), f"{path}: the plan is not valid: wave 0, t/net[0:1]")
+
+
+def test_a_share_held_across_types_is_said_with_its_devices_and_types(folder: Path) -> None:
+    path = folder / "plan.yaml"
+    data = yaml.safe_load(path.read_text())
+    be_held_by_both_types(data, data["waves"][0]["slices"][0])
+    path.write_text(yaml.safe_dump(data))
+    require_one_message(
+        run_spindle("simulate", path),
+        "wave 0, t/net[0:1], devices 1, 2: hold share 0 together, on nodes 0, 1, of cpu-new and cpu-old; "
+        "expected the 2 devices of a tensor-parallel share on one node, of one type [tensor-parallel] "
+        "`spindle check` lists every violation; put them right, or make the plan again.",
+    )
+
+
 def test_a_type_without_a_curve_is_one_message(folder: Path) -> None:
     """In the whole profile, or of one MetaOp."""
     path = folder / "profile.json"
