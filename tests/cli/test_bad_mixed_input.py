@@ -91,7 +91,13 @@ def have_no_curve(data: Data, piece: Data) -> None:
         (miss_a_sample, "rows", "rows [0, 4, 8, 10, 11]; expected 5 ascending offsets from 0 to 12"),
         (be_empty, "rows", "rows [0, 4, 8, 8, 12]; expected 5 ascending offsets from 0 to 12"),
         (be_held_by_both_types, "tensor-parallel", "on nodes 0, 1, of cpu-new and cpu-old; expected the 2"),
-        (be_timed_by_the_other_type, "duration", "expected at least"),
+        (
+            be_timed_by_the_other_type,
+            "duration",
+            "forward lasts 1.33333334 s (1.33 s) and backward lasts 2.66666667 s (2.67 s), as on a cpu-new; "
+            "expected at least 2.66666667 s (2.67 s) and 5.33333333 s (5.33 s) for 1 op on the curve of "
+            "cpu-old and cpu-new, its devices [duration]",
+        ),
         (have_no_curve, "allocation", "share 2, of 2 samples, tp 1, on a cpu-old; expected within"),
     ],
 )
@@ -104,13 +110,35 @@ def test_a_plan_that_is_wrong_about_types_is_one_violation_and_not_run(
     path.write_text(yaml.safe_dump(data))
     ended = run_spindle("check", path, "--json")
     assert ended.code == 1, ended.err
-    # Shares of other sizes take other memory, which is said as well; and a time of each pass.
+    # Shares of other sizes take other memory, which is said as well.
     found = [each for each in json.loads(ended.out)["violations"] if "memory" not in each["rule"]]
-    assert {(each["rule"], each["where"]) for each in found} == {(rule, "wave 0, t/net[0:1]")}
+    assert [(each["rule"], each["where"]) for each in found] == [(rule, "wave 0, t/net[0:1]")]
     told = " ".join(run_spindle("check", path).out.split())
     assert said in told
     on_node = ("--node-rank", 0, "--master", "127.0.0.1:29599", "--dry-run")
     require_one_message(run_spindle("launch", path, *on_node), said)
+
+
+def test_the_profile_tells_by_which_type_a_slice_was_timed_where_the_plan_has_no_such_share(
+    folder: Path,
+) -> None:
+    """4 samples on an old device, in the time of a new one, whose shares of 2 are all that the plan has."""
+    path = folder / "plan.yaml"
+    data = yaml.safe_load(path.read_text())
+    be_timed_by_the_other_type(data, piece := data["waves"][0]["slices"][0])
+    shares = data["metaops"][0]["shares"]
+    shares[:] = [each for each in shares if (each["device"], each["samples"]) != ("cpu-new", 4)]
+    path.write_text(yaml.safe_dump(data))
+    assert "as on a" not in run_spindle("check", path).out
+    assert (
+        "(2.67 s), as on a cpu-new; expected"
+        in run_spindle("check", path, "--profile", folder / "profile.json").out
+    )
+    piece["end_s"] -= 0.1  # which is as on neither
+    path.write_text(yaml.safe_dump(data))
+    ended = run_spindle("check", path, "--profile", folder / "profile.json")
+    assert "as on a" not in ended.out
+    assert "for 1 op on its curve [duration]" in ended.out
 
 
 @pytest.mark.parametrize("edit", [overlap, be_empty, be_held_by_both_types, have_no_curve])
