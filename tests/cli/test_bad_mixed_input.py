@@ -199,13 +199,26 @@ def test_groups_of_equal_names_are_one_message(folder: Path) -> None:
     data = yaml.safe_load(path.read_text())
     plan = ("plan", folder / "profile.json", "--cluster", path, "-o", folder / "new.yaml")
     for names, said in (
-        (("a", "a"), "nodes: two groups are named 'a'; expected each name once"),
+        (("a", "a"), "nodes[1].name: 'a', as nodes[0] is named; expected each name once: rename one of them"),
         (
             ("cpu-old", None),
-            "nodes: a group is named 'cpu-old', and so is one without a name, by its devices",
+            "nodes[0].name: 'cpu-old', as a group without a name is called by its devices; expected",
         ),
     ):
         for group, name in zip(data["nodes"], names, strict=True):
             group["name"] = name
         path.write_text(yaml.safe_dump(data))
         require_one_message(run_spindle(*plan), said)
+
+
+@pytest.mark.parametrize("command", ["check", "simulate", "show", "explain"])
+def test_groups_of_equal_names_in_a_plan_are_one_line(folder: Path, command: str) -> None:
+    path = folder / "plan.yaml"
+    data = yaml.safe_load(path.read_text())
+    for group in data["cluster"]["nodes"]:
+        group["name"] = "a"
+    path.write_text(yaml.safe_dump(data))
+    ended = run_spindle(command, path)
+    assert ended.code == 3
+    said = "cluster.nodes[1].name: 'a', as nodes[0] is named; expected each name once: rename one of them"
+    assert ended.err == f"error: {path}: {said}\n"

@@ -154,7 +154,10 @@ def test_one_link_is_for_nodes_of_one_group_that_is_named_twice() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"nodes": [*mixed()["nodes"], mixed()["nodes"][0]]}, "two groups are named 'fast'"),
+        (
+            {"nodes": [*mixed()["nodes"], mixed()["nodes"][0]]},
+            r"^c.yaml: nodes\[3\].name: 'fast', as nodes\[0\] is named; expected each name once: rename one",
+        ),
         (
             {
                 "nodes": [
@@ -162,7 +165,7 @@ def test_one_link_is_for_nodes_of_one_group_that_is_named_twice() -> None:
                     {"name": "h20", "devices": 1, "device": "a100-80gb", "memory_gib": 80},
                 ]
             },
-            "a group is named 'h20', and so is one without a name, by its devices",
+            r"nodes\[3\].name: 'h20', as a group without a name is called by its devices",
         ),
         (
             {"nodes": [mixed()["nodes"][0], {"devices": 1, "device": "cpu", "memory_gib": 4}]},

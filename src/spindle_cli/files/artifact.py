@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,6 +26,7 @@ from pydantic import (
 from spindle_cli.errors import InputError
 from spindle_cli.files.parsing import MAX_BYTES, parse_json, parse_yaml, shown
 from spindle_cli.files.writing import write_text
+from spindle_cli.units import counted
 
 
 def _no_truth(value: Any) -> Any:
@@ -95,6 +97,8 @@ class Artifact(Model):
 
 T = TypeVar("T", bound=BaseModel)
 
+# Characters of a mapping or list that a message shows; of a longer one it says the size.
+_MOST_FOUND = 100
 # Of 1, how like a key of ours another one is that is taken for it misspelt.
 ALIKE = 0.7
 
@@ -286,12 +290,35 @@ def _describe_problem(problem: Any) -> str:
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
     if problem["type"] == "missing":
         return f"{place}: this key is missing"
-    said = _EXPECTED.get(problem["type"])
-    if said is None:
-        message = problem["msg"].removeprefix("Value error, ")
+    value, said = problem["input"], _EXPECTED.get(problem["type"])
+    if said is not None:
+        message = f"expected {said.format(**problem.get('ctx', {}))}{_found(value)}"
     else:
-        message = f"expected {said.format(**problem.get('ctx', {}))}"
-    return f"{place}: {message} (found {shown(problem['input'])})" if place else message
+        inner, message = _inner_place(problem["msg"].removeprefix("Value error, "), value)
+        if not inner:
+            message += _found(value) if place else ""
+        place += f".{inner}" if place and inner else inner
+    return f"{place}: {message}" if place else message
+
+
+def _found(value: Any) -> str:
+    """What there is in a file, for the end of a message; of much, how much it is."""
+    text = shown(value)
+    if len(text) > _MOST_FOUND and isinstance(value, dict | list | tuple):
+        is_mapping = isinstance(value, dict)
+        text = f"a mapping of {counted(len(value), 'key')}" if is_mapping else f"a list of {len(value)}"
+    return f" (found {text})"
+
+
+def _inner_place(message: str, value: Any) -> tuple[str, str]:
+    """The place inside of a mapping that a message about it begins with ('nodes[1].name: ...'), and the rest;
+    '' where it says none.
+    """
+    inner, colon, rest = message.partition(": ")
+    key = re.match(r"\w+", inner)
+    if colon and " " not in inner and key and isinstance(value, dict) and key.group() in value:
+        return inner, rest
+    return "", message
 
 
 def write_json(path: Path, model: BaseModel) -> None:
