@@ -33,7 +33,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"optimizer": {"name": "a" * 70, "of": "b" * 70}},
         "train.optimizer: expected a text (found a mapping of 2 keys)",
     ),
-    "a large list": ({"optimizer": ["a" * 120]}, "train.optimizer: expected a text (found a list of 1)"),
+    "a large list": ({"optimizer": ["a" * 30] * 4}, "train.optimizer: expected a text (found a list of 4)"),
     "none of these": ({"reduce": "x"}, "train.reduce: expected 'float32' or 'parameters' (found 'x')"),
 }
 
