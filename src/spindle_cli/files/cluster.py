@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from spindle_cli.files.artifact import A_NUMBER, Artifact, require_none_misspelt
+from spindle_cli.files.artifact import Artifact, require_none_misspelt
 from spindle_cli.files.links import GroupLinks as GroupLinks
 from spindle_cli.files.links import Link as Link
 from spindle_cli.files.links import Links as Links
@@ -43,7 +43,7 @@ class Cluster(Artifact):
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     links: Links
     backend: Backend | None = None
-    co2_grams_per_kwh: Annotated[float, Field(ge=0, le=MAX_CO2_GRAMS_PER_KWH), A_NUMBER] | None = None
+    co2_grams_per_kwh: Annotated[float, Field(ge=0, le=MAX_CO2_GRAMS_PER_KWH)] | None = None
 
     @classmethod
     def from_data(cls, data: Any, *, where: str) -> Cluster:

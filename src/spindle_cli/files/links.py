@@ -16,12 +16,10 @@ from pydantic import (
     model_validator,
 )
 
-from spindle_cli.files.artifact import A_NUMBER, Model
+from spindle_cli.files.artifact import Model
 from spindle_cli.units import GB, US
 
-BandwidthCurve = tuple[
-    tuple[Annotated[float, A_NUMBER], Annotated[float, A_NUMBER]], ...
-]  # (bytes, gb_per_s)
+BandwidthCurve = tuple[tuple[float, float], ...]  # (bytes, gb_per_s)
 
 
 class Link(Model):
@@ -32,8 +30,8 @@ class Link(Model):
     interpolated over log(bytes), and constant outside. Without it the one bandwidth holds for every size.
     """
 
-    latency_us: Annotated[float, Field(ge=0), A_NUMBER]
-    bandwidth_gb_per_s: Annotated[float, Field(gt=0), A_NUMBER]
+    latency_us: Annotated[float, Field(ge=0)]
+    bandwidth_gb_per_s: Annotated[float, Field(gt=0)]
     curve: BandwidthCurve | None = None
 
     @field_validator("curve")
