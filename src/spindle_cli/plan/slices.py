@@ -10,7 +10,7 @@ from pydantic import Field, WithJsonSchema, field_serializer, field_validator, m
 from spindle_cli.files.artifact import Model
 from spindle_cli.files.cluster import MAX_DEVICES
 from spindle_cli.files.parsing import shown
-from spindle_cli.profile.types import Devices, MetaOp, NumOps, Seconds
+from spindle_cli.profile.types import Devices, MetaOp, NumOps, OpNumber, Seconds
 
 # What `parse_devices` takes.
 DEVICES_SCHEMA = {
@@ -58,7 +58,6 @@ def format_devices(devices: tuple[int, ...]) -> list[int | str]:
     return items
 
 
-OpNumber = Annotated[int, Field(ge=0, le=1_000_000)]
 RowOffset = Annotated[int, Field(ge=0, le=2**40)]  # samples
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, Protocol, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -18,7 +18,10 @@ Bytes = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 Samples = Annotated[int, Field(ge=1, le=2**40)]  # of a batch
 Ratio = Annotated[float, Field(ge=0, le=1e6)]  # of bytes, or seconds of bytes, to others
-NumOps = Annotated[int, Field(ge=1, le=1_000_000)]  # of one MetaOp; they are counted one by one
+# Of a workload: every schedule that is looked at counts them one by one. Large models have some hundreds.
+MAX_OPS = 20_000
+NumOps = Annotated[int, Field(ge=1, le=MAX_OPS)]  # of one MetaOp
+OpNumber = Annotated[int, Field(ge=0, lt=MAX_OPS)]
 
 
 class CurvePoint(Model):
@@ -93,7 +96,7 @@ class OpMemory(Model):
     """
 
     tp: Devices = 1
-    first_op: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    first_op: OpNumber = 0
     kept_bytes: tuple[Bytes, Bytes]
     forward_bytes: tuple[Bytes, Bytes]
     backward_bytes: tuple[Bytes, Bytes]
@@ -163,4 +166,41 @@ def require_known(types: Set[DeviceType | None], known: Sequence[DeviceType], wh
         raise ValueError(
             f"{where}: entries without a device, which are of {known[0]!r}, and entries that name it; "
             "expected one way for all of them"
+        )
+
+
+class _Timed(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def curve(self) -> Sequence[CurvePoint]: ...
+    @property
+    def shares(self) -> Sequence[ShareTime]: ...
+    @property
+    def batch_sums(self) -> Sequence[object]: ...
+
+
+def require_whole(metaop: _Timed) -> None:
+    """Refuse what only a MetaOp has whose batch is split.
+
+    Raises:
+        ValueError: a point, a share, or sums over several devices' shares.
+    """
+    dp = max(point.dp for point in metaop.curve)
+    least = min((share.samples for share in metaop.shares), default=metaop.batch_size)
+    found = (
+        f"a point of the curve has dp {dp}"
+        if dp > 1
+        else f"there is a share of {least} of {metaop.batch_size} samples"
+        if least < metaop.batch_size
+        else "there are batch_sums"
+        if metaop.batch_sums
+        else None
+    )
+    if found is not None:
+        raise ValueError(
+            f"coupled: true of {metaop.name!r}, whose batch is then never split, and {found}; expected "
+            "neither: leave out `coupled`, or list its class under the workload's `coupled` and profile again"
         )

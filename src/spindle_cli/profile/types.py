@@ -36,6 +36,7 @@ from spindle_cli.profile.points import Fit as Fit
 from spindle_cli.profile.points import NumOps as NumOps
 from spindle_cli.profile.points import OfDevice as OfDevice
 from spindle_cli.profile.points import OpMemory as OpMemory
+from spindle_cli.profile.points import OpNumber as OpNumber
 from spindle_cli.profile.points import OpSeconds as OpSeconds
 from spindle_cli.profile.points import PhaseTimes as PhaseTimes
 from spindle_cli.profile.points import Ratio as Ratio
@@ -44,7 +45,7 @@ from spindle_cli.profile.points import Seconds as Seconds
 from spindle_cli.profile.points import ShareTime as ShareTime
 from spindle_cli.profile.points import Source as Source
 from spindle_cli.profile.points import by_device as by_device
-from spindle_cli.profile.points import require_known
+from spindle_cli.profile.points import require_known, require_whole
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.settings.local_sgd import LocalSgd as LocalSgd
@@ -195,6 +196,8 @@ class MetaOpProfile(MetaOp):
                 raise ValueError(
                     f"curve: dp {point.dp} does not divide batch_size {self.batch_size} of {self.name!r}"
                 )
+        if self.coupled:
+            require_whole(self)
         require_among_own(self.tied, self.num_ops, self._op_param_bytes, self.name)
         if self.parameter_blocks is not None and len(self.parameter_blocks) != self.num_ops:
             raise ValueError(
