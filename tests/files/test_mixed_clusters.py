@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -194,6 +195,53 @@ def test_one_link_is_for_nodes_of_one_group_that_is_named_twice() -> None:
 def test_groups_and_links_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         read(**changes)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"latency_us": 1.1e9}, "latency_us: expected a number less than or equal to 1000000000 (found"),
+        (
+            {"bandwidth_gb_per_s": 9e-7},
+            "bandwidth_gb_per_s: expected a number greater than or equal to 1e-",
+        ),
+        (
+            {"bandwidth_gb_per_s": 1.1e9},
+            "bandwidth_gb_per_s: expected a number less than or equal to 1",
+        ),
+        (
+            {"curve": [[1, 1e-7]]},
+            "curve: expected positive bytes, and gb_per_s from 1e-06 to 1e+09, in",
+        ),
+        (
+            {"curve": [[1, 1e10]]},
+            "curve: expected positive bytes, and gb_per_s from 1e-06 to 1e+09, in",
+        ),
+        ({"curve": [[0, 1]]}, "curve: expected positive bytes"),
+    ],
+)
+def test_what_is_no_link_is_refused_before_planning(own: dict[str, Any], said: str) -> None:
+    links = mixed()["links"]
+    for key in ("intra_node", "inter_node"):
+        with pytest.raises(InputError, match=rf"^c.yaml: links.{key}.{re.escape(said)}"):
+            read(links={**links, key: links[key] | own})
+        ends = {"latency_us": 1e9, "bandwidth_gb_per_s": 1e-6, "curve": [[1, 1e-6], [2, 1e9]]}
+        assert read(links={**links, key: ends}).link(0, 1 if key == "intra_node" else 7).latency_us == 1e9
+
+
+def test_the_slowest_links_may_be_shared() -> None:
+    """Two devices have half of what a file may say at least."""
+    nodes = [group | {"host_links": 1} for group in mixed()["nodes"]]
+    host = {"latency_us": 1, "bandwidth_gb_per_s": 1e-6}
+    cluster = read(nodes=nodes, links={**mixed()["links"], "host": host})
+    assert cluster.host_link is not None
+    assert cluster.host_link.bandwidth_gb_per_s == pytest.approx(1e-6 / 3)
+
+
+def test_a_type_has_a_name() -> None:
+    nodes = [{"devices": 1, "device": "", "memory_gib": 4}]
+    with pytest.raises(InputError, match=r"^c.yaml: nodes\[0\].device: expected a text of 1 or more"):
+        read(nodes=nodes, links={**mixed()["links"], "between": []})
 
 
 def test_a_cpu_is_one_by_its_name() -> None:

@@ -338,7 +338,7 @@ def _describe_problem(problem: Any) -> str:
             continue  # of a mapping, or one of several kinds that a value may be of: no part of the file
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
     if problem["type"] == "missing":
-        return f"{place}: this key is missing"
+        return f"{place}: this {'entry' if isinstance(problem['loc'][-1], int) else 'key'} is missing"
     value, said = problem["input"], _EXPECTED.get(problem["type"])
     if said is not None:
         message = f"expected {said.format(**problem.get('ctx', {}))}{_found(value)}"

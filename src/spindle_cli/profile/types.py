@@ -56,7 +56,7 @@ from spindle_cli.workload.settings.sampling import require_sound
 class Device(Model):
     """What curves are of. `type`: 'cpu', 'cuda', or a listed device such as 'a800-80gb'."""
 
-    type: str
+    type: Annotated[str, Field(min_length=1)]
     name: str
     memory_bytes: Bytes
 

@@ -44,7 +44,7 @@ class NodeGroup(Model):
 
     count: Annotated[int, Field(ge=1)] = 1
     devices: Annotated[int, Field(ge=1)]
-    device: str
+    device: Annotated[str, Field(min_length=1)]
     memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB)]
     name: Annotated[str, Field(min_length=1)] | None = None
     links: GroupLinks | None = None
