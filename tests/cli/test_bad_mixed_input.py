@@ -22,6 +22,10 @@ CLUSTER = cluster_of_types(dict.fromkeys(TYPES, 2))
 Data = dict[str, Any]
 
 
+def share_of(data: Data, kind: str) -> Data:
+    return next(each for each in data["metaops"][0]["shares"] if each["device"] == kind)  # type: ignore[no-any-return]
+
+
 def halves(kind: str) -> ShareTime:
     """A share of all 12 samples, which two devices hold together."""
     return ShareTime(samples=12, tp=2, forward_s=4.0, backward_s=8.0, source="measured", device=kind)
@@ -82,6 +86,65 @@ def be_timed_by_the_other_type(data: Data, piece: Data) -> None:
 def have_no_curve(data: Data, piece: Data) -> None:
     shares = data["metaops"][0]["shares"]
     shares[:] = [share for share in shares if share["device"] == "cpu-new"]
+
+
+def be_of_another_type(data: Data, piece: Data) -> None:
+    share_of(data, "cpu-old")["device"] = "cpu-odd"
+
+
+def be_of_no_type(data: Data, piece: Data) -> None:
+    del share_of(data, "cpu-old")["device"]
+
+
+def be_of_types_where_there_is_one(data: Data, piece: Data) -> None:
+    data["cluster"]["nodes"][1]["device"] = "cpu-new"
+
+
+def be_there_twice(data: Data, piece: Data) -> None:
+    data["metaops"][0]["shares"].append(share_of(data, "cpu-old"))
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (
+            be_of_another_type,
+            "an entry for 'cpu-odd'; expected entries for the cluster's devices: cpu-new, cpu",
+        ),
+        (
+            be_of_no_type,
+            "an entry without `device`; expected entries for the cluster's devices: cpu-new, cpu",
+        ),
+        (
+            be_of_types_where_there_is_one,
+            "an entry for 'cpu-old'; expected entries for the cluster's devices",
+        ),
+        (
+            be_there_twice,
+            "entries in another order, or one twice; expected ascending samples, then tp, each",
+        ),
+    ],
+)
+@pytest.mark.parametrize("key", ["shares", "curve"])
+def test_times_of_a_plan_are_of_its_clusters_types(
+    folder: Path, edit: Callable[[Data, Data], None], said: str, key: str
+) -> None:
+    path = folder / "plan.yaml"
+    data = yaml.safe_load(path.read_text())
+    metaop = data["metaops"][0]
+    edit(data, data["waves"][0]["slices"][0])
+    if key == "curve":
+        shares = [dict(share) for share in metaop.pop("shares")]
+        degrees = [12 // share.pop("samples") for share in shares]
+        sizes = [{"dp": dp, "num_devices": dp} for dp in degrees]
+        metaop["curve"] = [share | size for share, size in zip(shares, sizes, strict=True)]
+        said = said.replace("samples", "num_devices")
+    path.write_text(yaml.safe_dump(data))
+    ended = run_spindle("check", path)
+    assert ended.code == 1
+    (violation,) = ended.out.splitlines()[1:]
+    assert f"metaops, t/net.{key}: {said}" in violation and violation.endswith("[types]")
+    require_one_message(run_spindle("simulate", path), f"the plan is not valid: metaops, t/net.{key}: {said}")
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
     found = [*structure.names_and_ranges(whole), *task_sets.parts_exist(whole)]
     if not found:
         found += structure.rows_of_shares(whole, is_complete=is_complete)
+        found += allocations.of_known_types(whole)
         found += parameters.matrices_are_gathered_alike(whole)
         found += parameters.tied_parameters_are_said_alike(whole)
         found += offload.ranges([*whole.waves, *(wave for each in whole.task_sets for wave in each.waves)])

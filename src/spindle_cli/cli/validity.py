@@ -24,6 +24,7 @@ CANNOT_DRAW = frozenset({"unknown-metaop", "unknown-device"})
 CANNOT_LINK = CANNOT_DRAW | {
     "ops-range",
     "parameter-blocks",
+    "types",
     "coverage",
     "allocation",
     "rows",

@@ -146,8 +146,9 @@ class Artifact(Model):
 
 T = TypeVar("T", bound=BaseModel)
 
-# Characters of a mapping or list that a message shows; of a longer one it says the size.
-_MOST_FOUND = 100
+# Characters of a mapping or list that a message shows; of a longer one it says the size. What is wrong inside
+# of a mapping with more keys names itself.
+_MOST_FOUND, _FEW_KEYS = 100, 2
 # Of 1, how like a key of ours another one is that is taken for it misspelt.
 ALIKE = 0.7
 
@@ -344,8 +345,8 @@ def _describe_problem(problem: Any) -> str:
         message = f"expected {said.format(**problem.get('ctx', {}))}{_found(value)}"
     else:
         inner, message = _inner_place(problem["msg"].removeprefix("Value error, "), value)
-        if not inner:
-            message += _found(value) if place else ""
+        if place and not inner and not (isinstance(value, dict) and len(value) > _FEW_KEYS):
+            message += _found(value)
         place += f".{inner}" if place and inner else inner
     return f"{place}: {message}" if place else message
 
