@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from helpers.cut import cuttable
 from helpers.plans import metaop_of, profile_of
+from spindle_cli.costs.rebatched import rebatched
 from spindle_cli.errors import InputError
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.points import MAX_OPS
@@ -21,6 +23,8 @@ def read(metaop: MetaOpProfile, **changes: Any) -> MetaOpProfile:
 
 
 SUMS = (BatchSum(num_bytes=8, forward=1, backward=1),)
+MEMORY = {key: [0, 0] for key in ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")}
+MATRIX = {"op": 1, "parameter": "w", "way": "rows", "outputs": 4, "inputs": 4, "num_bytes": 64, "tokens": 8}
 ON_ONE = metaop_of("t/loss", 1, {1: 1.0})
 
 
@@ -31,7 +35,7 @@ ON_ONE = metaop_of("t/loss", 1, {1: 1.0})
         (cuttable("t/net", 2, {8: 1.0, 4: 0.6}), "a point of the curve has dp 2"),
         (
             cuttable("t/net", 2, {8: 1.0, 4: 0.6}).model_copy(update={"curve": ON_ONE.curve}),
-            "there is a share of 4 of 8 samples",
+            "there are shares",
         ),
         (ON_ONE.model_copy(update={"batch_sums": SUMS}), "there are batch_sums"),
     ],
@@ -44,10 +48,25 @@ def test_what_is_coupled_is_never_split(metaop: MetaOpProfile, found: str) -> No
     assert refused.value.message.startswith(f"p.json: metaops[0].coupled: {said}")
 
 
-def test_what_is_coupled_may_have_its_whole_batch() -> None:
-    whole = cuttable("t/net", 2, {8: 1.0})
-    assert read(ON_ONE, coupled=True).coupled
-    assert read(whole, coupled=True).coupled
+def test_what_is_coupled_may_have_its_whole_batch_and_another() -> None:
+    net = read(ON_ONE, coupled=True)
+    assert net.coupled
+    assert rebatched(net, 12).coupled
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"field_bytes": {"1": 8}}, "field_bytes: op 1 of 't/loss'; expected one of its 1, from 0"),
+        ({"extra_param_bytes": {"-1": 8}}, "extra_param_bytes: op -1 of 't/loss'"),
+        ({"memory": [MEMORY, MEMORY | {"first_op": 1}]}, "memory: op 1 of 't/loss'"),
+        ({"matrices": [MATRIX]}, "matrices: op 1 of 't/loss'"),
+        ({"gathered": [MATRIX]}, "gathered: op 1 of 't/loss'"),
+    ],
+)
+def test_nothing_is_said_of_ops_that_are_not_there(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=rf"^p.json: metaops\[0\]\.{re.escape(said)}"):
+        read(ON_ONE, **changes)
 
 
 def test_there_are_only_so_many_ops() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Annotated, Literal, Protocol, TypeVar
 
 from pydantic import Field, model_validator
@@ -169,6 +169,22 @@ def require_known(types: Set[DeviceType | None], known: Sequence[DeviceType], wh
         )
 
 
+def require_own_ops(numbers: Mapping[str, Iterable[int]], num_ops: int, name: str) -> None:
+    """Refuse what is said of an op that a MetaOp does not have.
+
+    Args:
+        numbers: of ops, by the key that says something of them.
+        name: of the MetaOp.
+
+    Raises:
+        ValueError: with the key and the number.
+    """
+    for key, said in numbers.items():
+        beyond = next((op for op in said if not 0 <= op < num_ops), None)
+        if beyond is not None:
+            raise ValueError(f"{key}: op {beyond} of {name!r}; expected one of its {num_ops}, from 0")
+
+
 class _Timed(Protocol):
     @property
     def name(self) -> str: ...
@@ -189,12 +205,11 @@ def require_whole(metaop: _Timed) -> None:
         ValueError: a point, a share, or sums over several devices' shares.
     """
     dp = max(point.dp for point in metaop.curve)
-    least = min((share.samples for share in metaop.shares), default=metaop.batch_size)
     found = (
         f"a point of the curve has dp {dp}"
         if dp > 1
-        else f"there is a share of {least} of {metaop.batch_size} samples"
-        if least < metaop.batch_size
+        else "there are shares"
+        if metaop.shares
         else "there are batch_sums"
         if metaop.batch_sums
         else None
