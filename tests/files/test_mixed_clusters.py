@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helpers.several_types import cluster_of_types
 from spindle_cli.costs.links import all_gather_s, all_reduce_s, bandwidth_bytes_per_s, per_node
 from spindle_cli.errors import InputError
-from spindle_cli.files.cluster import Cluster, is_cpu
+from spindle_cli.files.cluster import MAX_DEVICES, Cluster, is_cpu
 from spindle_cli.questions.clusters import with_devices, with_one_more
 
 
@@ -296,3 +296,55 @@ def test_a_group_says_its_link_to_host_memory_beside_or_without_one_inside_its_n
     nodes[0]["links"] = {}
     with pytest.raises(InputError, match="expected intra_node, or host, or both"):
         read(nodes=nodes)
+
+
+def of_gpus(count: int, devices: int) -> dict[str, Any]:
+    return {"count": count, "devices": devices, "device": "h20", "memory_gib": 96}
+
+
+def test_all_devices_of_all_groups_are_counted_against_the_most() -> None:
+    plain = {**mixed()["links"], "between": []}
+    most = [of_gpus(2**12, 8), of_gpus(2**13, 4)]
+    assert read(nodes=most, links=plain).num_devices == MAX_DEVICES
+    said = r"^c.yaml: nodes: 65537 devices together; at most 65536 can be planned for$"
+    with pytest.raises(InputError, match=said):
+        read(nodes=[*most, of_gpus(1, 1)], links=plain)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"reserve_gib": 96}, "reserve_gib: 96 of 96 GiB; expected less than memory_gib"),
+        ({"reserve_gib": 97}, "reserve_gib: 97 of 96 GiB; expected less than memory_gib"),
+        ({"idle_watts_per_device": 50}, "idle_watts_per_device: 50 without watts_per_device; expected both"),
+        (
+            {"idle_watts_per_device": 501, "watts_per_device": 500},
+            "idle_watts_per_device: 501; expected at most watts_per_device, 500",
+        ),
+    ],
+)
+def test_what_a_group_cannot_have_is_refused_with_its_place(own: dict[str, Any], said: str) -> None:
+    plain = {**mixed()["links"], "between": []}
+    with pytest.raises(InputError, match=rf"^c.yaml: nodes\[1\]\.{re.escape(said)}"):
+        read(nodes=[of_gpus(1, 1), of_gpus(1, 1) | own], links=plain)
+
+
+def test_a_device_may_idle_at_its_watts_and_reserve_all_but_a_little() -> None:
+    own = {"idle_watts_per_device": 500, "watts_per_device": 500, "reserve_gib": 95.5}
+    cluster = read(nodes=[of_gpus(1, 1) | own], links={**mixed()["links"], "between": []})
+    assert cluster.usable_bytes == (2**29,)
+
+
+@pytest.mark.parametrize("curve", [[[4, 1], [4, 2]], [[4, 1], [2, 2]]])
+def test_a_links_curve_ascends(curve: list[list[float]]) -> None:
+    link = mixed()["links"]["inter_node"] | {"curve": curve}
+    with pytest.raises(InputError, match=r"^c.yaml: links.inter_node.curve: expected ascending bytes"):
+        read(links={**mixed()["links"], "inter_node": link})
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu-slow"])
+def test_cpus_of_any_name_do_not_talk_by_nccl(device: str) -> None:
+    data = cluster_of_types({device: 2}).model_dump(mode="json", by_alias=True)
+    assert Cluster.from_data(data | {"backend": "gloo"}, where="c.yaml").talks_by == "gloo"
+    with pytest.raises(InputError, match=r"^c.yaml: backend: nccl moves data between GPUs only"):
+        Cluster.from_data(data | {"backend": "nccl"}, where="c.yaml")
