@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from spindle_cli.costs.parameters.gradient_sums import ID_BYTES
 from spindle_cli.zoo import bert_moe
 from spindle_cli.zoo.experts import capacity_of
 from spindle_cli.zoo.single_task import bert, vgg, vit
@@ -22,6 +23,7 @@ class Kind(Enum):
     DENSE = auto()  # a linear map: cut by its outputs or inputs
     FEATURES = auto()  # attention of some heads, and what is elementwise: cut by features
     EXPERTS = auto()  # a mixture: cut by experts
+    LOOKUP = auto()  # an embedding: its gradient has as many rows as tokens
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,13 @@ def _lookup(metaop: str, words: int, width: int, tokens: int) -> Operator:
     """An embedding: reading its rows is priced as adding them once."""
     size = tokens * width
     return Operator(
-        metaop, Kind.OTHER, float(size), words * width * FLOAT_BYTES, tokens * 8, size * FLOAT_BYTES
+        metaop,
+        Kind.LOOKUP,
+        flops=float(size),
+        param_bytes=words * width * FLOAT_BYTES,
+        in_bytes=tokens * ID_BYTES,
+        out_bytes=size * FLOAT_BYTES,
+        tokens=tokens,
     )
 
 

@@ -13,6 +13,7 @@ from enum import Enum, auto
 
 from hap_bench.operators import Kind, Operator
 from spindle_cli.costs.links import all_gather_s, all_reduce_s
+from spindle_cli.costs.parameters.gradient_sums import ID_BYTES
 from spindle_cli.files.cluster import Cluster
 
 # Forward and backward together, of the forward pass.
@@ -32,6 +33,7 @@ class Rule(Enum):
 
     DATA = "samples, gradients summed"
     FACTORS = "samples, factors of gradients gathered"
+    TOUCHED = "samples, rows of gradients gathered"
     GATHERED = "samples, parameters gathered"
     COLUMNS = "outputs"
     ROWS = "inputs"
@@ -96,6 +98,8 @@ def _rules(operator: Operator) -> Iterator[tuple[Rule, Layout, Layout]]:
         yield Rule.ROWS, Layout.FEATURES, Layout.WHOLE
     if operator.kind is Kind.FEATURES:
         yield Rule.HEADS, Layout.FEATURES, Layout.FEATURES
+    if operator.kind is Kind.LOOKUP:
+        yield Rule.TOUCHED, Layout.SAMPLES, Layout.SAMPLES
     if operator.kind is Kind.EXPERTS:
         yield Rule.EXPERTS, Layout.SAMPLES, Layout.SAMPLES
 
@@ -107,6 +111,8 @@ def _moved_by(rule: Rule, operator: Operator, batch_size: int) -> Moved:
             return {Moving.SUM: operator.param_bytes}
         case Rule.FACTORS:
             return {Moving.GATHER: taken + given}
+        case Rule.TOUCHED:  # a row for each token, and its id
+            return {Moving.GATHER: given + operator.tokens * batch_size * ID_BYTES}
         case Rule.GATHERED:  # forward and backward, and the gradients scattered
             return {Moving.GATHER: 3 * operator.param_bytes}
         case Rule.ROWS:  # each device has an addend of all outputs; their gradients are gathered

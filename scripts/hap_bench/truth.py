@@ -78,7 +78,7 @@ class Curves:
                 return ratio * whole_s
             case Rule.FACTORS:  # a third of both passes is the weight's gradient, here of all samples
                 return 2 / 3 * _share_s(metaop, kind, samples) + whole_s / 3
-            case Rule.DATA | Rule.GATHERED:
+            case Rule.DATA | Rule.GATHERED | Rule.TOUCHED:
                 return _share_s(metaop, kind, samples)
 
 

@@ -162,7 +162,9 @@ def test_a_profile_with_a_number_that_is_none(files: Path, text: str) -> None:
         ),
         pytest.param(lambda d: d["links"].pop("intra_node"), "links.intra_node", id="no-link"),
         pytest.param(
-            lambda d: d["links"]["intra_node"].update(bandwidth_gb_per_s=0), "greater than 0", id="speed"
+            lambda d: d["links"]["intra_node"].update(bandwidth_gb_per_s=0),
+            "bandwidth_gb_per_s: expected a number greater than or equal to 1e-06 (found 0)",
+            id="speed",
         ),
         pytest.param(
             lambda d: d["links"]["intra_node"].update(curve=[[2, 1], [1, 1]]),

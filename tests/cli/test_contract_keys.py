@@ -146,6 +146,7 @@ def test_violations_are_found_as_far_as_can_be_told(
     ended = run_spindle("check", path, "--profile", folder / "profile.json", "-o", folder / "complete.yaml")
     assert ended.code == 1
     assert f"[{rule}]" in ended.out
+    assert ended.err == ""  # nothing is missing with a profile
     assert not (folder / "complete.yaml").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from helpers.several_types import cluster_of_types
 from spindle_cli.costs.links import all_gather_s, all_reduce_s, bandwidth_bytes_per_s, per_node
 from spindle_cli.errors import InputError
-from spindle_cli.files.cluster import Cluster, is_cpu
+from spindle_cli.files.cluster import MAX_DEVICES, Cluster, is_cpu
 from spindle_cli.questions.clusters import with_devices, with_one_more
 
 
@@ -154,7 +155,10 @@ def test_one_link_is_for_nodes_of_one_group_that_is_named_twice() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"nodes": [*mixed()["nodes"], mixed()["nodes"][0]]}, "two groups are named 'fast'"),
+        (
+            {"nodes": [*mixed()["nodes"], mixed()["nodes"][0]]},
+            r"^c.yaml: nodes\[3\].name: 'fast', as nodes\[0\] is named; expected each name once: rename one",
+        ),
         (
             {
                 "nodes": [
@@ -162,7 +166,7 @@ def test_one_link_is_for_nodes_of_one_group_that_is_named_twice() -> None:
                     {"name": "h20", "devices": 1, "device": "a100-80gb", "memory_gib": 80},
                 ]
             },
-            "a group is named 'h20', and so is one without a name, by its devices",
+            r"nodes\[3\].name: 'h20', as a group without a name is called by its devices",
         ),
         (
             {"nodes": [mixed()["nodes"][0], {"devices": 1, "device": "cpu", "memory_gib": 4}]},
@@ -191,6 +195,53 @@ def test_one_link_is_for_nodes_of_one_group_that_is_named_twice() -> None:
 def test_groups_and_links_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         read(**changes)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"latency_us": 1.1e9}, "latency_us: expected a number less than or equal to 1000000000 (found"),
+        (
+            {"bandwidth_gb_per_s": 9e-7},
+            "bandwidth_gb_per_s: expected a number greater than or equal to 1e-",
+        ),
+        (
+            {"bandwidth_gb_per_s": 1.1e9},
+            "bandwidth_gb_per_s: expected a number less than or equal to 1",
+        ),
+        (
+            {"curve": [[1, 1e-7]]},
+            "curve: expected positive bytes, and gb_per_s from 1e-06 to 1e+09, in",
+        ),
+        (
+            {"curve": [[1, 1e10]]},
+            "curve: expected positive bytes, and gb_per_s from 1e-06 to 1e+09, in",
+        ),
+        ({"curve": [[0, 1]]}, "curve: expected positive bytes"),
+    ],
+)
+def test_what_is_no_link_is_refused_before_planning(own: dict[str, Any], said: str) -> None:
+    links = mixed()["links"]
+    for key in ("intra_node", "inter_node"):
+        with pytest.raises(InputError, match=rf"^c.yaml: links.{key}.{re.escape(said)}"):
+            read(links={**links, key: links[key] | own})
+        ends = {"latency_us": 1e9, "bandwidth_gb_per_s": 1e-6, "curve": [[1, 1e-6], [2, 1e9]]}
+        assert read(links={**links, key: ends}).link(0, 1 if key == "intra_node" else 7).latency_us == 1e9
+
+
+def test_the_slowest_links_may_be_shared() -> None:
+    """Two devices have half of what a file may say at least."""
+    nodes = [group | {"host_links": 1} for group in mixed()["nodes"]]
+    host = {"latency_us": 1, "bandwidth_gb_per_s": 1e-6}
+    cluster = read(nodes=nodes, links={**mixed()["links"], "host": host})
+    assert cluster.host_link is not None
+    assert cluster.host_link.bandwidth_gb_per_s == pytest.approx(1e-6 / 3)
+
+
+def test_a_type_has_a_name() -> None:
+    nodes = [{"devices": 1, "device": "", "memory_gib": 4}]
+    with pytest.raises(InputError, match=r"^c.yaml: nodes\[0\].device: expected a text of 1 or more"):
+        read(nodes=nodes, links={**mixed()["links"], "between": []})
 
 
 def test_a_cpu_is_one_by_its_name() -> None:
@@ -245,3 +296,55 @@ def test_a_group_says_its_link_to_host_memory_beside_or_without_one_inside_its_n
     nodes[0]["links"] = {}
     with pytest.raises(InputError, match="expected intra_node, or host, or both"):
         read(nodes=nodes)
+
+
+def of_gpus(count: int, devices: int) -> dict[str, Any]:
+    return {"count": count, "devices": devices, "device": "h20", "memory_gib": 96}
+
+
+def test_all_devices_of_all_groups_are_counted_against_the_most() -> None:
+    plain = {**mixed()["links"], "between": []}
+    most = [of_gpus(2**12, 8), of_gpus(2**13, 4)]
+    assert read(nodes=most, links=plain).num_devices == MAX_DEVICES
+    said = r"^c.yaml: nodes: 65537 devices together; at most 65536 can be planned for$"
+    with pytest.raises(InputError, match=said):
+        read(nodes=[*most, of_gpus(1, 1)], links=plain)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"reserve_gib": 96}, "reserve_gib: 96 of 96 GiB; expected less than memory_gib"),
+        ({"reserve_gib": 97}, "reserve_gib: 97 of 96 GiB; expected less than memory_gib"),
+        ({"idle_watts_per_device": 50}, "idle_watts_per_device: 50 without watts_per_device; expected both"),
+        (
+            {"idle_watts_per_device": 501, "watts_per_device": 500},
+            "idle_watts_per_device: 501; expected at most watts_per_device, 500",
+        ),
+    ],
+)
+def test_what_a_group_cannot_have_is_refused_with_its_place(own: dict[str, Any], said: str) -> None:
+    plain = {**mixed()["links"], "between": []}
+    with pytest.raises(InputError, match=rf"^c.yaml: nodes\[1\]\.{re.escape(said)}"):
+        read(nodes=[of_gpus(1, 1), of_gpus(1, 1) | own], links=plain)
+
+
+def test_a_device_may_idle_at_its_watts_and_reserve_all_but_a_little() -> None:
+    own = {"idle_watts_per_device": 500, "watts_per_device": 500, "reserve_gib": 95.5}
+    cluster = read(nodes=[of_gpus(1, 1) | own], links={**mixed()["links"], "between": []})
+    assert cluster.usable_bytes == (2**29,)
+
+
+@pytest.mark.parametrize("curve", [[[4, 1], [4, 2]], [[4, 1], [2, 2]]])
+def test_a_links_curve_ascends(curve: list[list[float]]) -> None:
+    link = mixed()["links"]["inter_node"] | {"curve": curve}
+    with pytest.raises(InputError, match=r"^c.yaml: links.inter_node.curve: expected ascending bytes"):
+        read(links={**mixed()["links"], "inter_node": link})
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu-slow"])
+def test_cpus_of_any_name_do_not_talk_by_nccl(device: str) -> None:
+    data = cluster_of_types({device: 2}).model_dump(mode="json", by_alias=True)
+    assert Cluster.from_data(data | {"backend": "gloo"}, where="c.yaml").talks_by == "gloo"
+    with pytest.raises(InputError, match=r"^c.yaml: backend: nccl moves data between GPUs only"):
+        Cluster.from_data(data | {"backend": "nccl"}, where="c.yaml")

@@ -29,6 +29,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"shard_optimizer": "x"},
         "train.shard_optimizer: expected true or false (found 'x')",
     ),
+    "a large mapping": (
+        {"optimizer": {"name": "a" * 70, "of": "b" * 70}},
+        "train.optimizer: expected a text (found a mapping of 2 keys)",
+    ),
+    "a large list": ({"optimizer": ["a" * 30] * 4}, "train.optimizer: expected a text (found a list of 4)"),
     "none of these": ({"reduce": "x"}, "train.reduce: expected 'float32' or 'parameters' (found 'x')"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from math import ceil
 
 import pytest
 from hap_bench.alternate import alternate
@@ -19,10 +20,12 @@ from hypothesis import strategies as st
 from helpers.several_types import cluster_of_types
 from spindle_cli.costs.links import per_node, spread_collective_s
 from spindle_cli.costs.parameters.gradient_sums import (
+    ID_BYTES,
     MatrixGradient,
     Summing,
     factors_limit,
     fastest,
+    rows_limit,
     seconds_by_way,
 )
 from spindle_cli.files.cluster import Cluster
@@ -114,6 +117,52 @@ def test_the_search_over_all_rules_turns_where_the_closed_form_does(width: int, 
         assert ways[first.rule] is fastest(seconds)
         turns.append(first.rule)
     assert {turns[0], turns[-1]} == {Rule.FACTORS, Rule.DATA}
+
+
+def lookup(words: int, width: int, tokens: int) -> Operator:
+    sizes = (words * width * FLOAT_BYTES, tokens * ID_BYTES, tokens * width * FLOAT_BYTES)
+    return Operator("t/words", Kind.LOOKUP, float(tokens * width), *sizes, tokens=tokens)
+
+
+def test_an_embedding_by_rows_moves_a_row_and_an_id_for_each_token() -> None:
+    """Of 10 samples of 7 tokens 70 rows of 3 floats of 4 bytes, and 70 ids; whole, 20 rows."""
+    moved = {
+        step.rule: dict(step.moved)
+        for step in steps_from(Layout.SAMPLES, lookup(20, 3, 7), 10)
+        if step.given is Layout.SAMPLES
+    }
+    assert moved == {
+        Rule.DATA: {Moving.SUM: 240},
+        Rule.TOUCHED: {Moving.GATHER: 70 * 12 + 70 * 4},
+        Rule.GATHERED: {Moving.GATHER: 720},
+    }
+    (step,) = (s for s in steps_from(Layout.SAMPLES, lookup(20, 3, 7), 10) if s.rule is Rule.TOUCHED)
+    assert (step.cut_flops, step.whole_flops) == (3 * 10 * 21, 0)
+
+
+@pytest.mark.parametrize(("words", "width", "tokens"), [(1000, 64, 8), (30000, 256, 128), (50, 1, 1)])
+def test_the_search_over_all_rules_gathers_rows_up_to_where_the_closed_form_does(
+    words: int, width: int, tokens: int
+) -> None:
+    """As many samples as there may be, and one more; no latency, which would speak for rows."""
+    links = CLUSTER.links.model_copy(
+        update={"inter_node": CLUSTER.links.inter_node.model_copy(update={"latency_us": 0.0})}
+    )
+    prices = prices_of(1e30, 1e30, cluster=CLUSTER.with_links(links))
+    size = tokens * width * FLOAT_BYTES
+    behind = Operator("t/behind", Kind.OTHER, 1e33, 0.0, size, size)  # too long if whole on all devices
+    last = ceil(rows_limit(words, width) / tokens) - 1
+    for batch_size, rule in ((last, Rule.TOUCHED), (last + 1, Rule.DATA)):
+        first, _ = cheapest([lookup(words, width, tokens), behind], batch_size, prices, EVEN)
+        assert first.rule is rule
+
+
+def test_of_haps_cases_no_embedding_has_more_words_than_tokens() -> None:
+    for model in ("bert-base", "bert-moe"):
+        words, *_ = MODELS[model]
+        assert (words.kind, words.tokens, words.in_bytes) == (Kind.LOOKUP, 128, 512)
+        width = words.out_bytes / words.tokens / FLOAT_BYTES
+        assert words.tokens * 2048 > rows_limit(round(words.param_bytes / width / FLOAT_BYTES), round(width))
 
 
 def test_what_rules_and_layouts_move() -> None:

@@ -159,11 +159,11 @@ def test_a_merged_profile_can_be_merged_again() -> None:
         ),
         (
             of_one(SLOW, 2.0).model_copy(update={"scales_losses": True}),
-            r"1.json: scales_losses is True; expected False, as in 0.json",
+            r"1.json: scales_losses is true; expected false, as in 0.json",
         ),
         (
             of_one(SLOW, 2.0).model_copy(update={"environment": {"precision": "float32"}}),
-            r"1.json: environment.precision is 'float32'; expected None",
+            r"1.json: environment.precision is 'float32'; expected nothing, as in 0.json",
         ),
         (
             profile_of(metaop_of("t/other", 2, {1: 1.0})).model_copy(
@@ -226,7 +226,9 @@ def test_profiles_of_other_trainings_are_refused(key: str, own: object, other: o
 @pytest.mark.parametrize(("key", "other"), [("compile", "inductor"), ("float32_matmul", "high")])
 def test_profiles_of_other_arithmetic_are_refused(key: str, other: str) -> None:
     two = of_one(SLOW, 1.0).model_copy(update={"environment": {key: other}})
-    with pytest.raises(InputError, match=f"1.json: environment.{key} is '{other}'; expected None"):
+    with pytest.raises(
+        InputError, match=f"1.json: environment.{key} is '{other}'; expected nothing, as in 0.json"
+    ):
         merged(of_one(FAST, 1.0), two)
 
 

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from rich.console import Console
 
-from spindle_cli.errors import InputError, UsageError
+from spindle_cli.errors import InputError, UsageError, WorkloadError
+from spindle_cli.profile import profiling
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import Profile
 
@@ -30,6 +31,20 @@ def test_every_valid_number_of_devices_has_an_estimated_point(tiny: Profile) -> 
     assert [point.num_devices for point in tiny.by_name["classify/layers"].curve] == [1, 2, 4, 8]
     assert [point.num_devices for point in tiny.by_name["spread/loss"].curve] == [1]
     assert {point.source for metaop in tiny.metaops for point in metaop.curve} == {"estimated"}
+
+
+def test_a_workload_of_more_ops_than_can_be_planned_for_is_refused_before_anything_is_timed(
+    tiny: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = sum(metaop.num_ops for metaop in tiny.metaops)
+    monkeypatch.setattr(profiling, "MAX_OPS", count)
+    estimate_profile(TINY, tmp_path / "p.json", NOBODY, device_name="a800-80gb", num_devices=2)
+    monkeypatch.setattr(profiling, "MAX_OPS", count - 1)
+    with pytest.raises(
+        WorkloadError, match=f"{count} operators of all tasks together; at most {count - 1} can"
+    ):
+        estimate_profile(TINY, tmp_path / "q.json", NOBODY, device_name="a800-80gb", num_devices=2)
+    assert not (tmp_path / "q.json").exists()
 
 
 def test_shares_are_known_of_no_more_cuts_than_a_cluster_may_have_devices(tmp_path: Path) -> None:

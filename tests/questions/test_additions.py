@@ -58,14 +58,34 @@ def test_each_addition_is_planned_and_paid_by_itself() -> None:
     assert [before.energy_j, fast.energy_j, slow.energy_j] == pytest.approx([3200, 4200, 4000], rel=NEARLY)
     assert [before.co2_g, fast.co2_g, slow.co2_g] == pytest.approx([0.32, 0.42, 0.40], rel=NEARLY)
     assert [fast.speedup, slow.speedup] == pytest.approx([8 / 6, 1], rel=NEARLY)
-    assert (fast.best_by, slow.best_by) == (("time", "money"), ("energy",))
+    assert (fast.best_by, slow.best_by, result.none_better_by) == (("time",), (), ("money", "energy"))
     assert (before.num_devices, fast.num_devices) == (2, 3)
     assert fast.of_types == {"fast": 2, "slow": 1} and slow.of_types == {"fast": 1, "slow": 2}
     assert best_lines(result).splitlines() == [
         "best by time: 1 more fast: 1.33x as fast as without",
-        "best by money: 1 more fast: an iteration costs 25.0% more than without",
-        "best by energy: 1 more slow: an iteration draws 25.0% more than without",
+        "best by money: nothing added, as no addition is better (1 more fast: an iteration costs 25.0% "
+        "more than without)",
+        "best by energy: nothing added, as no addition is better (1 more slow: an iteration draws 25.0% "
+        "more than without)",
     ]
+    marked = list(additions_table(result).columns[-1].cells)
+    assert marked == ["money, energy", "time", ""]
+
+
+def test_an_addition_that_does_not_help_is_not_best_by_time() -> None:
+    """A device that takes a hundred seconds a sample gets none of them, or makes all wait."""
+    net = metaop_on_types("t/net", 2, {"fast": 1.0, "slow": 100.0}, batch_size=6)
+    profile, cluster = profile_on_types(net), one_of_each(slow=0)
+    result = additions(profile, cluster, asked(cluster, "slow=1,2", profile=profile))
+    assert result.as_it_is.iteration_s is not None
+    assert all((row.iteration_s or 0) >= result.as_it_is.iteration_s for row in result.additions)
+    assert result.none_better_by == ("time", "money", "energy")
+    assert all(row.best_by == () for row in result.additions)
+    assert (
+        best_lines(result)
+        .splitlines()[0]
+        .startswith("best by time: nothing added, as no addition is better (1 more slow")
+    )
 
 
 def test_what_is_added_may_pay_for_itself() -> None:
@@ -200,7 +220,7 @@ def test_the_command_answers_in_text_and_in_json(tmp_path: Path) -> None:
         ["1", "slow"],
         ["2", "slow"],
     ]
-    assert "best by money: 1 more fast" in text.out
+    assert "best by money: nothing added, as no addition is better (1 more fast" in text.out
     assert (
         text.err == "no CO2: 'mixed' says no co2_grams_per_kwh, the grams of CO2 of a kWh where it stands\n"
     )

@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from spindle_cli.check.types import Violation, located, place_of
 from spindle_cli.costs.shares.sizes import largest_samples, sizes
 from spindle_cli.costs.shares.times import share_on_type, times_of
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice
+from spindle_cli.profile.types import CurvePoint, ShareTime
+
+
+def of_known_types(plan: Plan) -> Iterator[Violation]:
+    """Points and shares of a cluster of several types each name one of these; on one of a single type they
+    are all of that. They ascend, as times of sizes between two are found so.
+    """
+    types = plan.cluster.types
+    sizes_of = {"curve": "num_devices", "shares": "samples"}
+    for metaop in plan.metaops:
+        tables: dict[str, Sequence[CurvePoint | ShareTime]] = {"curve": metaop.curve, "shares": metaop.shares}
+        for key, entries in tables.items():
+            named = dict.fromkeys(entry.device for entry in entries)
+            wrong = [each for each in named if plan.cluster.is_mixed and each not in types]
+            if not plan.cluster.is_mixed and len(named) > 1:
+                wrong = [each for each in named if each not in (None, types[0])]
+            orders = [[_place(entry) for entry in entries if entry.device == each] for each in named]
+            if wrong:
+                yield Violation(
+                    rule="types",
+                    where=f"metaops, {metaop.name}.{key}",
+                    value="an entry without `device`" if wrong[0] is None else f"an entry for {wrong[0]!r}",
+                    expected=f"entries for the cluster's devices: {', '.join(types)}",
+                )
+            elif any(order != sorted(set(order)) for order in orders):
+                yield Violation(
+                    rule="types",
+                    where=f"metaops, {metaop.name}.{key}",
+                    value="entries in another order, or one twice",
+                    expected=f"ascending {sizes_of[key]}, then tp, each once"
+                    + (", of each type of device" if plan.cluster.is_mixed else ""),
+                )
+
+
+def _place(entry: CurvePoint | ShareTime) -> tuple[int, int]:
+    return (entry.samples if isinstance(entry, ShareTime) else entry.num_devices), entry.tp
 
 
 def valid_allocations(plan: Plan) -> Iterator[Violation]:

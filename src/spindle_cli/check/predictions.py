@@ -81,7 +81,7 @@ def one_peak_a_device(plan: Plan) -> Iterator[Violation]:
         yield Violation(
             rule="peak-memory",
             where="predicted.peak_memory_bytes",
-            value=f"{stated} entries",
+            value="1 entry" if stated == 1 else f"{stated} entries",
             expected=f"one for each of the {expected} devices",
         )
 

@@ -41,15 +41,16 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
     found = [*structure.names_and_ranges(whole), *task_sets.parts_exist(whole)]
     if not found:
         found += structure.rows_of_shares(whole, is_complete=is_complete)
+        found += allocations.of_known_types(whole)
         found += parameters.matrices_are_gathered_alike(whole)
         found += parameters.tied_parameters_are_said_alike(whole)
         found += offload.ranges([*whole.waves, *(wave for each in whole.task_sets for wave in each.waves)])
     if not found:
-        found = _rules(whole, is_complete, states_ours=bool(plan.metaops))
+        found = _rules(whole, profile, is_complete, states_ours=bool(plan.metaops))
     if not found and plan.task_sets:
         found += task_sets.sound(whole)
         for tasks, of_set in whole.set_plans.items() if is_complete and not found else ():
-            own = _rules(of_set, is_complete, states_ours=bool(plan.metaops))
+            own = _rules(of_set, profile, is_complete, states_ours=bool(plan.metaops))
             found += [task_sets.located_in(tasks, violation) for violation in own]
     if profile is not None:
         found += against_profile.same_profile(whole, profile)
@@ -58,7 +59,7 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
     return tuple(found)
 
 
-def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violation]:
+def _rules(whole: Plan, profile: Profile | None, is_complete: bool, *, states_ours: bool) -> list[Violation]:
     """Of a plan by itself, whose parts exist. `is_complete`: its `metaops` are more than an outline.
     `states_ours`: what it predicts rests on our account of memory.
     """
@@ -81,7 +82,7 @@ def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violati
         found += structure.whole_micro_batches(whole)
         found += structure.shared_out(whole)
         found += [] if found else parameters.gathered_matrices_are_whole(whole)
-        found += schedule.durations(whole)
+        found += schedule.durations(whole, profile)
         found += schedule.producers_first(whole)
         # Who talks to whom is known of a plan with which nothing else is wrong.
         communicators = None if found else communicator_bytes(whole)

@@ -9,34 +9,72 @@ from itertools import pairwise
 from spindle_cli.check.allocations import curve_point
 from spindle_cli.check.types import Violation, exact_s, located, place_of, slack_s
 from spindle_cli.costs.recomputing import forwards_again
-from spindle_cli.plan.types import Plan, Slice, Wave
+from spindle_cli.costs.shares.sizes import sizes
+from spindle_cli.costs.shares.times import share_on_type
+from spindle_cli.plan.types import Plan, PlanMetaOp, Slice, Wave
+from spindle_cli.profile.types import MetaOpProfile, Profile
+from spindle_cli.units import counted
 
 
-def durations(plan: Plan) -> Iterator[Violation]:
+def durations(plan: Plan, profile: Profile | None = None) -> Iterator[Violation]:
     """A slice lasts at least ops x (forward_s + backward_s) of its curve point; where it has times for each
-    pass, each at least its own part.
+    pass, each at least its own part. One violation says both passes.
 
     An op with recomputation runs its forward pass twice, the second time before it runs backward.
+
+    Args:
+        profile: by whose curves, too, it is told which type of device a slice was timed by.
     """
     for wave, piece in located(plan):
-        point = curve_point(plan.by_name[piece.metaop], piece, plan.cluster)
+        metaop = plan.by_name[piece.metaop]
+        point = curve_point(metaop, piece, plan.cluster)
         if point is None:
             continue  # reported as an allocation
-        forward_s, backward_s = point
-        again_s = forwards_again(piece, plan.by_name[piece.metaop]) * forward_s
-        both_s = piece.num_ops * forward_s, again_s + piece.num_ops * backward_s
-        if piece.backward_s is None:
-            needed = [("lasts", sum(both_s))]
-        else:
-            needed = [("forward lasts", both_s[0]), ("backward lasts", both_s[1])]
-        for (what, least_s), (start_s, end_s) in zip(needed, piece.times_s, strict=True):
-            if end_s - start_s < least_s - slack_s(piece):
-                yield Violation(
-                    rule="duration",
-                    where=place_of(wave, piece),
-                    value=f"{what} {exact_s(end_s - start_s)}",
-                    expected=f"at least {exact_s(least_s)} for {piece.num_ops} ops on its curve",
-                )
+        passes = ("lasts",) if piece.backward_s is None else ("forward lasts", "backward lasts")
+        lasts = [end_s - start_s for start_s, end_s in piece.times_s]
+        needed = zip(passes, lasts, _least_s(piece, metaop, point), strict=True)
+        short = [each for each in needed if each[1] < each[2] - slack_s(piece)]
+        if not short:
+            continue
+        told = _timed_by(plan, metaop if profile is None else profile.by_name.get(metaop.name), piece)
+        kinds = dict.fromkeys(plan.cluster.type_of[device] for device in piece.devices)
+        its_curve = f"the curve of {' and '.join(kinds)}, its devices" if told else "its curve"
+        yield Violation(
+            rule="duration",
+            where=place_of(wave, piece),
+            value=" and ".join(f"{what} {exact_s(seconds)}" for what, seconds, _ in short)
+            + (f", as on a {told}" if told else ""),
+            expected=f"at least {' and '.join(exact_s(least_s) for *_, least_s in short)} "
+            f"for {counted(piece.num_ops, 'op')} on {its_curve}",
+        )
+
+
+def _least_s(piece: Slice, metaop: PlanMetaOp, op_s: tuple[float, float]) -> tuple[float, ...]:
+    """Seconds of a slice by those of one op forward and backward: of each stretch of `piece.times_s`."""
+    forward_s, backward_s = op_s
+    again_s = forwards_again(piece, metaop) * forward_s
+    both_s = piece.num_ops * forward_s, again_s + piece.num_ops * backward_s
+    return (sum(both_s),) if piece.backward_s is None else both_s
+
+
+def _timed_by(plan: Plan, source: PlanMetaOp | MetaOpProfile | None, piece: Slice) -> str | None:
+    """The type of device, if there is one, on which the slice would last as long as the plan says."""
+    if source is None or not plan.cluster.is_mixed:
+        return None
+    samples = sizes(piece) or (source.batch_size / piece.shares_of_batch,)
+    for kind in plan.cluster.types:
+        known = [share_on_type(source, kind, count, piece.tp) for count in samples]
+        found = [each for each in known if each is not None]
+        if len(found) < len(known):
+            continue
+        longest = max(op.forward_s for op in found), max(op.backward_s for op in found)
+        least_s = _least_s(piece, plan.by_name[piece.metaop], longest)
+        if all(
+            abs(end_s - start_s - seconds) <= slack_s(piece)
+            for (start_s, end_s), seconds in zip(piece.times_s, least_s, strict=True)
+        ):
+            return kind
+    return None
 
 
 def order_of_slices(plan: Plan) -> Iterator[Violation]:

@@ -53,9 +53,9 @@ def check(
         require_no_input("-o", complete, plan, profile)
         require_no_other("-o", complete, "plan")
     read, its_profile = read_with_profile(plan, profile)
-    if not read.metaops:
+    if not read.metaops and its_profile is None:
         output.note(f"warning: {plan}: no key 'metaops': batches, curves, inputs and memory need --profile")
-    elif read.predicted.memory_formula != MEMORY_FORMULA:
+    elif read.metaops and read.predicted.memory_formula != MEMORY_FORMULA:
         output.note(
             f"note: {plan}: peak_memory_bytes are by an earlier formula and were not compared; "
             "whether devices hold what they need was checked by today's"

@@ -19,16 +19,19 @@ if TYPE_CHECKING:
 
 # Slices of MetaOps or on devices that do not exist have no place in a picture or in a chain of slices.
 CANNOT_DRAW = frozenset({"unknown-metaop", "unknown-device"})
-# What else leaves a device without a program, or with one that does not come to its end.
+# What else leaves a device without a program, or with one that does not come to its end; or an op without a
+# time, as where devices of several types, or nodes, hold one share of it.
 CANNOT_LINK = CANNOT_DRAW | {
     "ops-range",
     "parameter-blocks",
+    "types",
     "coverage",
     "allocation",
     "rows",
     "device-twice",
     "order",
     "producer",
+    "tensor-parallel",
 }
 
 
@@ -81,7 +84,8 @@ def require(possible: bool, path: Path, violations: Sequence[Violation]) -> None
     """
     if not possible:
         raise InputError(
-            f"{path}: the plan is not valid: {violations[0]}", hint="`spindle check` lists every violation."
+            f"{path}: the plan is not valid: {violations[0]}",
+            hint="`spindle check` lists every violation; put them right, or make the plan again.",
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,16 +16,31 @@ from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
+    GetCoreSchemaHandler,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
 )
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_before_validator_function
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.parsing import MAX_BYTES, parse_json, parse_yaml, shown
 from spindle_cli.files.writing import write_text
+from spindle_cli.units import counted
+
+
+def _a_number(value: Any) -> Any:
+    if isinstance(value, str):
+        raise ValueError("expected a number")
+    return _no_truth(value)
+
+
+def _whole_number(value: Any) -> Any:
+    if isinstance(value, str):
+        raise ValueError("expected a whole number")
+    return _no_truth(value)
 
 
 def _no_truth(value: Any) -> Any:
@@ -33,17 +49,52 @@ def _no_truth(value: Any) -> Any:
     return value
 
 
-# Of a number in a file that people write: `true` would count as 1.
-A_NUMBER = BeforeValidator(_no_truth)
+# Of what pydantic says of a type, what is no type inside of it.
+_NO_TYPES = frozenset({"metadata", "serialization", "config", "default", "expected"})
+
+
+def _exact(schema: Any) -> Any:
+    """What pydantic says of a model, so that a value counts as nothing else: a text or a truth as no number,
+    these as no truth. Keys alone may be a number's text, as JSON has no others. What is exact stays as it is.
+    """
+    if isinstance(schema, list | tuple):
+        return type(schema)(map(_exact, schema))
+    if not isinstance(schema, dict):
+        return schema
+    kind, function = schema.get("type"), schema.get("function")
+    if isinstance(function, dict) and function.get("function") in (_a_number, _whole_number, _no_truth):
+        return schema
+    if kind in ("int", "float"):
+        return no_info_before_validator_function(_whole_number if kind == "int" else _a_number, schema)
+    if kind == "bool":
+        return {**schema, "strict": True}
+    return {key: _inside(key, value) for key, value in schema.items()}
+
+
+def _inside(key: str, schema: Any) -> Any:
+    if key in _NO_TYPES:
+        return schema
+    if key == "fields":
+        return {name: _exact(field) for name, field in schema.items()}
+    if key == "keys_schema" and schema["type"] == "int":
+        return no_info_before_validator_function(_no_truth, schema)
+    return _exact(schema)
 
 
 class Model(BaseModel):
     """Base of everything that is inside a file: frozen, finite numbers only.
 
-    Keys that we do not know are kept out but accepted, so that a newer minor version stays readable.
+    Keys that we do not know are kept out but accepted, so that a newer minor version stays readable. A value
+    is what it is written as: no text or truth counts as a number, no number or text as true or false.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """What pydantic reads it by."""
+        exact: CoreSchema = _exact(handler(source))
+        return exact
 
 
 class Sparse(Model):
@@ -95,6 +146,9 @@ class Artifact(Model):
 
 T = TypeVar("T", bound=BaseModel)
 
+# Characters of a mapping or list that a message shows; of a longer one it says the size. What is wrong inside
+# of a mapping with more keys names itself.
+_MOST_FOUND, _FEW_KEYS = 100, 2
 # Of 1, how like a key of ours another one is that is taken for it misspelt.
 ALIKE = 0.7
 
@@ -285,13 +339,36 @@ def _describe_problem(problem: Any) -> str:
             continue  # of a mapping, or one of several kinds that a value may be of: no part of the file
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
     if problem["type"] == "missing":
-        return f"{place}: this key is missing"
-    said = _EXPECTED.get(problem["type"])
-    if said is None:
-        message = problem["msg"].removeprefix("Value error, ")
+        return f"{place}: this {'entry' if isinstance(problem['loc'][-1], int) else 'key'} is missing"
+    value, said = problem["input"], _EXPECTED.get(problem["type"])
+    if said is not None:
+        message = f"expected {said.format(**problem.get('ctx', {}))}{_found(value)}"
     else:
-        message = f"expected {said.format(**problem.get('ctx', {}))}"
-    return f"{place}: {message} (found {shown(problem['input'])})" if place else message
+        inner, message = _inner_place(problem["msg"].removeprefix("Value error, "), value)
+        if place and not inner and not (isinstance(value, dict) and len(value) > _FEW_KEYS):
+            message += _found(value)
+        place += f".{inner}" if place and inner else inner
+    return f"{place}: {message}" if place else message
+
+
+def _found(value: Any) -> str:
+    """What there is in a file, for the end of a message; of much, how much it is."""
+    text = shown(value)
+    if len(text) > _MOST_FOUND and isinstance(value, dict | list | tuple):
+        is_mapping = isinstance(value, dict)
+        text = f"a mapping of {counted(len(value), 'key')}" if is_mapping else f"a list of {len(value)}"
+    return f" (found {text})"
+
+
+def _inner_place(message: str, value: Any) -> tuple[str, str]:
+    """The place inside of a mapping that a message about it begins with ('nodes[1].name: ...'), and the rest;
+    '' where it says none.
+    """
+    inner, colon, rest = message.partition(": ")
+    key = re.match(r"\w+", inner)
+    if colon and " " not in inner and key and isinstance(value, dict) and key.group() in value:
+        return inner, rest
+    return "", message
 
 
 def write_json(path: Path, model: BaseModel) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from spindle_cli.files.artifact import A_NUMBER, Artifact, require_none_misspelt
+from spindle_cli.files.artifact import Artifact, require_none_misspelt
 from spindle_cli.files.links import GroupLinks as GroupLinks
 from spindle_cli.files.links import Link as Link
 from spindle_cli.files.links import Links as Links
@@ -19,6 +19,7 @@ from spindle_cli.files.nodes.group import CPU as CPU
 from spindle_cli.files.nodes.group import MAX_MEMORY_GIB as MAX_MEMORY_GIB
 from spindle_cli.files.nodes.group import NodeGroup as NodeGroup
 from spindle_cli.files.nodes.group import is_cpu as is_cpu
+from spindle_cli.files.parsing import shown
 from spindle_cli.units import GIB
 
 # More ranks than torchrun has been seen with; planning keeps a few numbers for each.
@@ -42,7 +43,7 @@ class Cluster(Artifact):
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     links: Links
     backend: Backend | None = None
-    co2_grams_per_kwh: Annotated[float, Field(ge=0, le=MAX_CO2_GRAMS_PER_KWH), A_NUMBER] | None = None
+    co2_grams_per_kwh: Annotated[float, Field(ge=0, le=MAX_CO2_GRAMS_PER_KWH)] | None = None
 
     @classmethod
     def from_data(cls, data: Any, *, where: str) -> Cluster:
@@ -69,13 +70,18 @@ class Cluster(Artifact):
         named = Counter(group.name for group in self.nodes if group.name is not None)
         twice = [name for name, count in named.items() if count > 1]
         if twice:
-            raise ValueError(f"nodes: two groups are named {twice[0]!r}; expected each name once")
+            first, second = [place for place, group in enumerate(self.nodes) if group.name == twice[0]][:2]
+            raise ValueError(
+                f"nodes[{second}].name: {shown(twice[0])}, as nodes[{first}] is named; expected each name "
+                "once: rename one of them"
+            )
         known = Counter(group.label for group in self.nodes)
         as_types = [name for name in named if known[name] > 1]
         if as_types:
+            place = next(place for place, group in enumerate(self.nodes) if group.name == as_types[0])
             raise ValueError(
-                f"nodes: a group is named {as_types[0]!r}, and so is one without a name, by its "
-                "devices; expected each name once: name the second one, too"
+                f"nodes[{place}].name: {shown(as_types[0])}, as a group without a name is called by its "
+                "devices; expected each name once: name that one, too"
             )
         pairs: set[frozenset[str]] = set()
         for place, link in enumerate(self.links.between):

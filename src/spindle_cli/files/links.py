@@ -16,12 +16,14 @@ from pydantic import (
     model_validator,
 )
 
-from spindle_cli.files.artifact import A_NUMBER, Model
+from spindle_cli.files.artifact import Model
 from spindle_cli.units import GB, US
 
-BandwidthCurve = tuple[
-    tuple[Annotated[float, A_NUMBER], Annotated[float, A_NUMBER]], ...
-]  # (bytes, gb_per_s)
+# More, or less, is no link; what programs and simulations make of these stays finite.
+MOST_LATENCY_US = 1e9
+LEAST_GB_PER_S, MOST_GB_PER_S = 1e-6, 1e9
+
+BandwidthCurve = tuple[tuple[float, float], ...]  # (bytes, gb_per_s)
 
 
 class Link(Model):
@@ -32,8 +34,8 @@ class Link(Model):
     interpolated over log(bytes), and constant outside. Without it the one bandwidth holds for every size.
     """
 
-    latency_us: Annotated[float, Field(ge=0), A_NUMBER]
-    bandwidth_gb_per_s: Annotated[float, Field(gt=0), A_NUMBER]
+    latency_us: Annotated[float, Field(ge=0, le=MOST_LATENCY_US)]
+    bandwidth_gb_per_s: Annotated[float, Field(ge=LEAST_GB_PER_S, le=MOST_GB_PER_S)]
     curve: BandwidthCurve | None = None
 
     @field_validator("curve")
@@ -43,8 +45,11 @@ class Link(Model):
             return None
         if not curve:
             raise ValueError("expected at least one [bytes, gb_per_s] pair, or no curve at all")
-        if any(size <= 0 or speed <= 0 for size, speed in curve):
-            raise ValueError("expected positive bytes and gb_per_s in every pair")
+        if any(size <= 0 or not LEAST_GB_PER_S <= speed <= MOST_GB_PER_S for size, speed in curve):
+            raise ValueError(
+                f"expected positive bytes, and gb_per_s from {LEAST_GB_PER_S:g} to {MOST_GB_PER_S:g}, in "
+                "every pair"
+            )
         if any(later[0] <= earlier[0] for earlier, later in pairwise(curve)):
             raise ValueError("expected ascending bytes")
         return curve
@@ -136,7 +141,8 @@ def slowest_of(links: Iterable[Link]) -> Link:
     """
     each = list(dict.fromkeys(links))
     sizes = sorted({size for link in each for size, _ in link.curve or ()})
-    return Link(
+    # As it is: what several share may be less than a file may say.
+    return Link.model_construct(
         latency_us=max(link.latency_us for link in each),
         bandwidth_gb_per_s=min(link.bandwidth_gb_per_s for link in each),
         curve=tuple((size, min(gb_per_s(link, size) for link in each)) for size in sizes) or None,

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from spindle_cli.files.artifact import Model
+from spindle_cli.profile.points import OpNumber
 
 
 class BatchSum(Model):
@@ -43,7 +44,7 @@ class Matrix(Model):
         flops_per_s: in a plan, what its devices multiply factors with; None: nothing is multiplied.
     """
 
-    op: Annotated[int, Field(ge=0, le=1_000_000)]
+    op: OpNumber
     parameter: Annotated[str, Field(min_length=1)]
     way: Literal["rows", "factors"]
     outputs: Annotated[int, Field(ge=1, lt=2**31)]

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.parsing import shown
+from spindle_cli.profile.points import MAX_OPS
 
 Node = TypeVar("Node", bound=Hashable)
 
@@ -30,11 +31,18 @@ class GraphNode(Protocol):
     def inputs(self) -> tuple[str, ...]: ...
 
 
-def check_metagraph(metaops: Sequence[GraphNode]) -> None:
-    """Refuse what is not a DAG over uniquely named MetaOps.
+class NodeOfOps(GraphNode, Protocol):
+    """The same, with how many ops it stands for."""
+
+    @property
+    def num_ops(self) -> int: ...
+
+
+def check_metagraph(metaops: Sequence[NodeOfOps]) -> None:
+    """Refuse what is not a DAG over uniquely named MetaOps, or has more ops than can be planned for.
 
     Raises:
-        ValueError: a name twice, an unknown or repeated input, or a cycle; names the MetaOps.
+        ValueError: a name twice, an unknown or repeated input, a cycle, or too many ops; names the MetaOps.
     """
     names = [metaop.name for metaop in metaops]
     known = set(names)
@@ -51,6 +59,13 @@ def check_metagraph(metaops: Sequence[GraphNode]) -> None:
                 )
         if len(set(metaop.inputs)) < len(metaop.inputs):
             raise ValueError(f"metaops: {metaop.name!r} lists an input twice")
+    count = sum(metaop.num_ops for metaop in metaops)
+    if count > MAX_OPS:
+        most = max(metaops, key=lambda metaop: metaop.num_ops)
+        raise ValueError(
+            f"metaops: {count:,} ops together, {most.num_ops:,} of them of {most.name!r}; at most "
+            f"{MAX_OPS:,} can be planned for: make operators of larger parts of the model"
+        )
     topological_order(metaops)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from spindle_cli.files.artifact import Model
+from spindle_cli.profile.points import OpNumber
 
 
 class OptimizerBytes(Model):
@@ -41,7 +42,7 @@ class TiedParameters(Model):
             op does. An op that they are whole for then joins the parts.
     """
 
-    op: Annotated[int, Field(ge=0, le=1_000_000)]
+    op: OpNumber
     parameter: Annotated[str, Field(min_length=1)]
     num_bytes: Annotated[int, Field(ge=1, le=2**63 - 1)]
     keys: Annotated[tuple[str, ...], Field(min_length=1)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Annotated, Literal, Protocol, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -18,7 +18,10 @@ Bytes = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 Samples = Annotated[int, Field(ge=1, le=2**40)]  # of a batch
 Ratio = Annotated[float, Field(ge=0, le=1e6)]  # of bytes, or seconds of bytes, to others
-NumOps = Annotated[int, Field(ge=1, le=1_000_000)]  # of one MetaOp; they are counted one by one
+# Of a workload: every schedule that is looked at counts them one by one. Large models have some hundreds.
+MAX_OPS = 20_000
+NumOps = Annotated[int, Field(ge=1, le=MAX_OPS)]  # of one MetaOp
+OpNumber = Annotated[int, Field(ge=0, lt=MAX_OPS)]
 
 
 class CurvePoint(Model):
@@ -93,7 +96,7 @@ class OpMemory(Model):
     """
 
     tp: Devices = 1
-    first_op: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    first_op: OpNumber = 0
     kept_bytes: tuple[Bytes, Bytes]
     forward_bytes: tuple[Bytes, Bytes]
     backward_bytes: tuple[Bytes, Bytes]
@@ -163,4 +166,56 @@ def require_known(types: Set[DeviceType | None], known: Sequence[DeviceType], wh
         raise ValueError(
             f"{where}: entries without a device, which are of {known[0]!r}, and entries that name it; "
             "expected one way for all of them"
+        )
+
+
+def require_own_ops(numbers: Mapping[str, Iterable[int]], num_ops: int, name: str) -> None:
+    """Refuse what is said of an op that a MetaOp does not have.
+
+    Args:
+        numbers: of ops, by the key that says something of them.
+        name: of the MetaOp.
+
+    Raises:
+        ValueError: with the key and the number.
+    """
+    for key, said in numbers.items():
+        beyond = next((op for op in said if not 0 <= op < num_ops), None)
+        if beyond is not None:
+            raise ValueError(f"{key}: op {beyond} of {name!r}; expected one of its {num_ops}, from 0")
+
+
+class _Timed(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def curve(self) -> Sequence[CurvePoint]: ...
+    @property
+    def shares(self) -> Sequence[ShareTime]: ...
+    @property
+    def batch_sums(self) -> Sequence[object]: ...
+
+
+def require_whole(metaop: _Timed) -> None:
+    """Refuse what only a MetaOp has whose batch is split.
+
+    Raises:
+        ValueError: a point, a share, or sums over several devices' shares.
+    """
+    dp = max(point.dp for point in metaop.curve)
+    found = (
+        f"a point of the curve has dp {dp}"
+        if dp > 1
+        else "there are shares"
+        if metaop.shares
+        else "there are batch_sums"
+        if metaop.batch_sums
+        else None
+    )
+    if found is not None:
+        raise ValueError(
+            f"coupled: true of {metaop.name!r}, whose batch is then never split, and {found}; expected "
+            "neither: leave out `coupled`, or list its class under the workload's `coupled` and profile again"
         )

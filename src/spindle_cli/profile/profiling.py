@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from spindle_cli.costs.peaks import arithmetic_in
-from spindle_cli.errors import InputError, UsageError
+from spindle_cli.errors import InputError, UsageError, WorkloadError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.heads.chunked import whole_losses
@@ -32,6 +32,7 @@ from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.stand_ins import Analysed, load_analysed
 from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.op.timings import Limits
+from spindle_cli.profile.points import MAX_OPS
 from spindle_cli.profile.types import Profile
 from spindle_cli.workload.file import naming_the_file
 from spindle_cli.workload.metaops.repeated import unlisted_layers
@@ -150,10 +151,10 @@ def profile_workload(
 def _require_sound_training(
     source: str, analysed: Analysed, *, compiles_for: DeviceType | None = None
 ) -> None:
-    """Refuse train settings that the workload cannot be trained by.
+    """Refuse train settings that the workload cannot be trained by, and more ops than can be planned for.
 
     Raises:
-        WorkloadError: saying which.
+        WorkloadError: saying which, or how many.
     """
     train = analysed.loaded.train
     with naming_the_file(source):
@@ -162,6 +163,12 @@ def _require_sound_training(
         TaskWeights(train, analysed.loaded.workload.tasks).at(0)
         if compiles_for is not None:
             require_compiler(train, compiles_for)
+    count = sum(len(task.ops) for task in analysed.graph.tasks.values())
+    if count > MAX_OPS:
+        raise WorkloadError(
+            f"{source}: {count:,} operators of all tasks together; at most {MAX_OPS:,} can be planned for",
+            hint="Name classes of larger parts of the model in the workload's `operators`.",
+        )
 
 
 def _require_links(max_tp: int, cluster: Cluster | None, processes: int, cluster_out: Path | None) -> None:

@@ -36,6 +36,7 @@ from spindle_cli.profile.points import Fit as Fit
 from spindle_cli.profile.points import NumOps as NumOps
 from spindle_cli.profile.points import OfDevice as OfDevice
 from spindle_cli.profile.points import OpMemory as OpMemory
+from spindle_cli.profile.points import OpNumber as OpNumber
 from spindle_cli.profile.points import OpSeconds as OpSeconds
 from spindle_cli.profile.points import PhaseTimes as PhaseTimes
 from spindle_cli.profile.points import Ratio as Ratio
@@ -44,7 +45,7 @@ from spindle_cli.profile.points import Seconds as Seconds
 from spindle_cli.profile.points import ShareTime as ShareTime
 from spindle_cli.profile.points import Source as Source
 from spindle_cli.profile.points import by_device as by_device
-from spindle_cli.profile.points import require_known
+from spindle_cli.profile.points import require_known, require_own_ops, require_whole
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.settings.local_sgd import LocalSgd as LocalSgd
@@ -55,7 +56,7 @@ from spindle_cli.workload.settings.sampling import require_sound
 class Device(Model):
     """What curves are of. `type`: 'cpu', 'cuda', or a listed device such as 'a800-80gb'."""
 
-    type: str
+    type: Annotated[str, Field(min_length=1)]
     name: str
     memory_bytes: Bytes
 
@@ -109,6 +110,13 @@ class MetaOp(Model):
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
+        numbers = {
+            "extra_param_bytes": self.extra_param_bytes,
+            "field_bytes": self.field_bytes,
+            "memory": [entry.first_op for entry in self.memory],
+            "gathered": [matrix.op for matrix in self.gathered],
+        }
+        require_own_ops(numbers, self.num_ops, self.name)
         missing = [name for name in self.inputs_of_every_op if name not in self.inputs]
         if missing:
             raise ValueError(f"inputs_of_every_op: {missing[0]!r} is not among the inputs of {self.name!r}")
@@ -195,6 +203,9 @@ class MetaOpProfile(MetaOp):
                 raise ValueError(
                     f"curve: dp {point.dp} does not divide batch_size {self.batch_size} of {self.name!r}"
                 )
+        require_own_ops({"matrices": [matrix.op for matrix in self.matrices]}, self.num_ops, self.name)
+        if self.coupled:
+            require_whole(self)
         require_among_own(self.tied, self.num_ops, self._op_param_bytes, self.name)
         if self.parameter_blocks is not None and len(self.parameter_blocks) != self.num_ops:
             raise ValueError(

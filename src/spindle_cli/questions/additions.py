@@ -30,7 +30,8 @@ class Addition(OnCluster):
 
     `group`: the group of nodes that they are added to, by its name or else its type. `num_nodes`: of that
     group's size, which the `num_added` devices make. `speedup`: the iteration without them over this one;
-    None where there is no plan without. `best_by`: what no other addition is better by.
+    None where there is no plan without. `best_by`: what neither another addition is better by, nor the
+    cluster as it is as good by.
     """
 
     group: str
@@ -46,6 +47,7 @@ class Additions(Artifact):
 
     `price_per_device_hour`: of every device, where it was given instead of the prices of the cluster file.
     `task_sets`: where not every step runs all tasks, those that seconds are the mean of, by their shares.
+    `none_better_by`: what the cluster as it is is as good by as with any of the additions, or better.
     """
 
     KIND: ClassVar[str] = "additions"
@@ -58,6 +60,7 @@ class Additions(Artifact):
     task_sets: tuple[TaskShare, ...] = ()
     as_it_is: OnCluster
     additions: tuple[Addition, ...]
+    none_better_by: tuple[Aim, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -194,17 +197,30 @@ def additions(
         price_per_device_hour=price_per_device_hour,
         task_sets=profile.task_sets,
         as_it_is=before,
-        additions=_with_best(rows),
+        additions=_with_best(before, rows),
+        none_better_by=tuple(
+            aim for aim, low in _least(rows).items() if not _is_better(low, _MEASURES[aim].value(before))
+        ),
     )
 
 
-def _with_best(rows: Sequence[Addition]) -> tuple[Addition, ...]:
+def _least(rows: Sequence[Addition]) -> dict[Aim, float]:
+    """By each measure that is known, what the best of the additions has."""
+    known = {
+        aim: [value for row in rows if (value := measure.value(row)) is not None]
+        for aim, measure in _MEASURES.items()
+    }
+    return {aim: min(values) for aim, values in known.items() if values}
+
+
+def _is_better(value: float, before: float | None) -> bool:
+    """Than what the cluster has as it is; anything is better than no plan."""
+    return before is None or value < before
+
+
+def _with_best(before: OnCluster, rows: Sequence[Addition]) -> tuple[Addition, ...]:
     """The same with `best_by`; what is as good as the best is best, too."""
-    least: dict[Aim, float] = {}
-    for aim, measure in _MEASURES.items():
-        known = [value for row in rows if (value := measure.value(row)) is not None]
-        if known:
-            least[aim] = min(known)
+    least = {aim: low for aim, low in _least(rows).items() if _is_better(low, _MEASURES[aim].value(before))}
     return tuple(
         row.model_copy(
             update={"best_by": tuple(aim for aim, low in least.items() if _MEASURES[aim].value(row) == low)}
@@ -236,7 +252,7 @@ def additions_table(result: Additions) -> Table:
             f"{row.speedup:.2f}x" if isinstance(row, Addition) and row.speedup is not None else "",
             *(figure.cell(row) for figure in figures),
             "" if row.peak_memory_bytes is None else format_bytes(row.peak_memory_bytes),
-            ", ".join(row.best_by) if isinstance(row, Addition) else "",
+            ", ".join(row.best_by if isinstance(row, Addition) else result.none_better_by),
         )
     return table
 
@@ -251,15 +267,19 @@ def _added_in_full(row: Addition) -> str:
 
 
 def best_lines(result: Additions) -> str:
-    """A line for each measure that is known: the additions that are best by it, against adding nothing."""
+    """A line for each measure that is known: the additions that are best by it, against adding nothing; or
+    that none is better than that.
+    """
     lines = []
-    for aim, measure in _MEASURES.items():
-        best = [row for row in result.additions if aim in row.best_by]
-        if not best:
-            continue
-        before, after = measure.value(result.as_it_is), measure.value(best[0])
-        compared = f": {measure.than(after / before)}" if before and after is not None else ""
-        lines.append(f"best by {aim}: {' or '.join(map(_added_in_full, best))}{compared}")
+    for aim, low in _least(result.additions).items():
+        measure = _MEASURES[aim]
+        before = measure.value(result.as_it_is)
+        best = [row for row in result.additions if measure.value(row) == low]
+        named = " or ".join(map(_added_in_full, best))
+        told = f"{named}: {measure.than(low / before)}" if before else named
+        if aim in result.none_better_by:
+            told = f"nothing added, as no addition is better ({told})"
+        lines.append(f"best by {aim}: {told}")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import A_NUMBER, Artifact, Model, require_known_keys
+from spindle_cli.files.artifact import Artifact, Model, require_known_keys
 from spindle_cli.files.parsing import shown
 from spindle_cli.workload.names.init_from import InitSources
 from spindle_cli.workload.settings.average import Average
@@ -104,13 +104,13 @@ class TrainSettings(RampSettings):
 
     optimizer: Annotated[str, Field(min_length=1)] = "AdamW"
     contract: Contract | None = None
-    lr: Annotated[float, Field(gt=0), A_NUMBER] = 1e-3
+    lr: Annotated[float, Field(gt=0)] = 1e-3
     optimizer_args: dict[str, Any] = Field(default_factory=dict)
     groups: Annotated[tuple[GroupRule, ...], Field(min_length=1)] | None = None
-    steps: Annotated[int, Field(ge=1), A_NUMBER] = 200
-    seed: Annotated[int, Field(ge=0, lt=2**63), A_NUMBER] = 0
-    clip_norm: Annotated[float, Field(gt=0), A_NUMBER] | None = None
-    clip_value: Annotated[float, Field(gt=0), A_NUMBER] | None = None
+    steps: Annotated[int, Field(ge=1)] = 200
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    clip_value: Annotated[float, Field(gt=0)] | None = None
     schedule: Schedule | None = None
     ema: Average | None = None
     task_weights: TaskWeightSettings | None = None
@@ -120,10 +120,10 @@ class TrainSettings(RampSettings):
     loss_scale: LossScaleSettings | None = None
     reduce: Reduce | None = None
     float32_matmul: MatmulPrecision | None = None
-    accumulate: Annotated[int, Field(ge=1, le=1_000_000), A_NUMBER] = 1
+    accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     compile: CompileBackend | None = None
     callbacks: tuple[CallbackSettings, ...] = ()
-    eval_every: Annotated[int, Field(ge=1), A_NUMBER] | None = None
+    eval_every: Annotated[int, Field(ge=1)] | None = None
     loader: LoaderSettings = Field(default_factory=LoaderSettings)
     loss_chunks: LossChunks = "auto"
     local_sgd: LocalSgd | None = None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from spindle_cli.files.artifact import A_NUMBER, Model
+from spindle_cli.files.artifact import Model
 from spindle_cli.files.links import GroupLinks, Link
 from spindle_cli.units import GIB
 
@@ -42,20 +42,20 @@ class NodeGroup(Model):
     in; by default what is published for its type.
     """
 
-    count: Annotated[int, Field(ge=1), A_NUMBER] = 1
-    devices: Annotated[int, Field(ge=1), A_NUMBER]
-    device: str
-    memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB), A_NUMBER]
+    count: Annotated[int, Field(ge=1)] = 1
+    devices: Annotated[int, Field(ge=1)]
+    device: Annotated[str, Field(min_length=1)]
+    memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB)]
     name: Annotated[str, Field(min_length=1)] | None = None
     links: GroupLinks | None = None
-    nics: Annotated[int, Field(ge=1), A_NUMBER] | None = None
-    reserve_gib: Annotated[float, Field(ge=0), A_NUMBER] | None = None
-    host_memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB), A_NUMBER] | None = None
-    host_links: Annotated[int, Field(ge=1), A_NUMBER] | None = None
-    price_per_device_hour: Annotated[float, Field(ge=0, le=MAX_PRICE), A_NUMBER] | None = None
-    watts_per_device: Annotated[float, Field(gt=0, le=MAX_WATTS), A_NUMBER] | None = None
-    idle_watts_per_device: Annotated[float, Field(ge=0, le=MAX_WATTS), A_NUMBER] | None = None
-    peak_tflops: Annotated[float, Field(gt=0, le=MAX_TFLOPS), A_NUMBER] | None = None
+    nics: Annotated[int, Field(ge=1)] | None = None
+    reserve_gib: Annotated[float, Field(ge=0)] | None = None
+    host_memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB)] | None = None
+    host_links: Annotated[int, Field(ge=1)] | None = None
+    price_per_device_hour: Annotated[float, Field(ge=0, le=MAX_PRICE)] | None = None
+    watts_per_device: Annotated[float, Field(gt=0, le=MAX_WATTS)] | None = None
+    idle_watts_per_device: Annotated[float, Field(ge=0, le=MAX_WATTS)] | None = None
+    peak_tflops: Annotated[float, Field(gt=0, le=MAX_TFLOPS)] | None = None
 
     @model_validator(mode="after")
     def _idles_below_its_watts(self) -> NodeGroup:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from spindle_cli.errors import InputError
 from spindle_cli.profile.machine.devices import cluster_device_name
@@ -157,7 +160,9 @@ def _require_equal(first_path: Path, own: object, path: Path, other: object, key
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    """As a file has it."""
+    said = to_jsonable_python(value)
+    text = "nothing" if said is None else repr(said) if isinstance(said, str) else json.dumps(said)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

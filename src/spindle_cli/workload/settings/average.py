@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from spindle_cli.files.artifact import A_NUMBER, Model, require_known_keys
+from spindle_cli.files.artifact import Model, require_known_keys
 
 
 class Average(Model):
@@ -16,8 +16,8 @@ class Average(Model):
     then; the first time, the parameters themselves.
     """
 
-    decay: Annotated[float, Field(gt=0, lt=1), A_NUMBER]
-    every: Annotated[int, Field(ge=1), A_NUMBER] = 1
+    decay: Annotated[float, Field(gt=0, lt=1)]
+    every: Annotated[int, Field(ge=1)] = 1
 
     @model_validator(mode="before")
     @classmethod

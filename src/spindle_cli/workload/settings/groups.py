@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from spindle_cli.files.artifact import A_NUMBER, Model, require_known_keys
+from spindle_cli.files.artifact import Model, require_known_keys
 from spindle_cli.files.parsing import shown
 from spindle_cli.workload.settings.optimizers import Contract, ImportPath
 
@@ -53,7 +53,7 @@ class GroupRule(Model):
     rest: bool = False
     optimizer: Annotated[str, Field(min_length=1)] | None = None
     contract: Contract | None = None
-    lr: Annotated[float, Field(gt=0), A_NUMBER] | None = None
+    lr: Annotated[float, Field(gt=0)] | None = None
     optimizer_args: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import A_NUMBER, Model, require_known_keys
+from spindle_cli.files.artifact import Model, require_known_keys
 from spindle_cli.files.parsing import shown
 
-Workers = Annotated[int, Field(ge=0, le=1024), A_NUMBER]
-Prefetch = Annotated[int, Field(ge=1, le=1024), A_NUMBER]
+Workers = Annotated[int, Field(ge=0, le=1024)]
+Prefetch = Annotated[int, Field(ge=1, le=1024)]
 
 
 class _OnlyKnown(Model):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from spindle_cli.files.artifact import A_NUMBER, Model, require_known_keys
+from spindle_cli.files.artifact import Model, require_known_keys
 
 # Beyond it, what every step tells of each island's losses would be what takes time.
 MOST_ISLANDS = 64
@@ -24,8 +24,8 @@ class OuterSettings(Model):
     point is the islands' mean, as in local SGD.
     """
 
-    lr: Annotated[float, Field(gt=0), A_NUMBER] = 0.7
-    momentum: Annotated[float, Field(ge=0, lt=1), A_NUMBER] = 0.9
+    lr: Annotated[float, Field(gt=0)] = 0.7
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = True
 
     @model_validator(mode="before")
@@ -51,8 +51,8 @@ class LocalSgd(Model):
     island sends then; 32: as it is, else rounded.
     """
 
-    islands: Annotated[int, Field(ge=2, le=MOST_ISLANDS), A_NUMBER]
-    every: Annotated[int, Field(ge=1, le=1_000_000), A_NUMBER]
+    islands: Annotated[int, Field(ge=2, le=MOST_ISLANDS)]
+    every: Annotated[int, Field(ge=1, le=1_000_000)]
     outer: OuterSettings = Field(default_factory=OuterSettings)
     bits: Literal[32, 16, 8] = 32
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from spindle_cli.files.artifact import A_NUMBER, Model, require_known_keys
+from spindle_cli.files.artifact import Model, require_known_keys
 
 # Of float32, in which the scale and its inverse are; far beyond what float16 gradients can take.
 _SMALLEST, _LARGEST = 2.0**-100, 2.0**100
@@ -20,10 +20,10 @@ class LossScaleSettings(Model):
     `init_scale`; a number instead of all this is short for it.
     """
 
-    init_scale: Annotated[float, A_NUMBER] = 65536.0
-    growth_factor: Annotated[float, Field(gt=1), A_NUMBER] = 2.0
-    backoff_factor: Annotated[float, Field(gt=0, lt=1), A_NUMBER] = 0.5
-    growth_interval: Annotated[int, Field(ge=1, lt=2**31), A_NUMBER] = 2000
+    init_scale: float = 65536.0
+    growth_factor: Annotated[float, Field(gt=1)] = 2.0
+    backoff_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    growth_interval: Annotated[int, Field(ge=1, lt=2**31)] = 2000
     fixed: bool = False
 
     @model_validator(mode="before")

@@ -8,17 +8,17 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from spindle_cli.files.artifact import A_NUMBER, Model, require_known_keys
+from spindle_cli.files.artifact import Model, require_known_keys
 from spindle_cli.files.parsing import shown
 
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), A_NUMBER]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Every(Model):
     """A task runs at the steps `offset`, `offset + every`, ...; steps are counted from 0."""
 
-    every: Annotated[int, Field(ge=1, le=10_000), A_NUMBER]
-    offset: Annotated[int, Field(ge=0), A_NUMBER] = 0
+    every: Annotated[int, Field(ge=1, le=10_000)]
+    offset: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="before")
     @classmethod
@@ -50,11 +50,9 @@ class Draw(Model):
     temperature nearly evenly. `seed`: None: that of `train`.
     """
 
-    weights: Annotated[
-        Mapping[str, Annotated[float, Field(gt=0, allow_inf_nan=False), A_NUMBER]], Field(min_length=1)
-    ]
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False), A_NUMBER] = 1.0
-    seed: Annotated[int, Field(ge=0, lt=2**63), A_NUMBER] | None = None
+    weights: Annotated[Mapping[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -110,7 +108,7 @@ class TaskShare(Model):
     """
 
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
-    share: Annotated[float, Field(gt=0, le=1 + 1e-9), A_NUMBER]
+    share: Annotated[float, Field(gt=0, le=1 + 1e-9)]
 
     @field_validator("tasks")
     @classmethod

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from spindle_cli.files.artifact import A_NUMBER, Model
+from spindle_cli.files.artifact import Model
 
 
 class Schedule(Model):
@@ -69,11 +69,11 @@ class RampSettings(Model):
     `schedule`.
     """
 
-    warmup_steps: Annotated[int, Field(ge=0), A_NUMBER] | None = None
+    warmup_steps: Annotated[int, Field(ge=0)] | None = None
     decay: Decay | None = None
-    decay_steps: Annotated[int, Field(ge=1), A_NUMBER] | None = None
-    min_lr: Annotated[float, Field(ge=0), A_NUMBER] | None = None
-    final_fraction: Annotated[float, Field(ge=0, le=1), A_NUMBER] | None = None
+    decay_steps: Annotated[int, Field(ge=1)] | None = None
+    min_lr: Annotated[float, Field(ge=0)] | None = None
+    final_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
 
     def ramp_to(self, steps: int) -> Ramp | None:
         """What these keys say for a run of so many steps; None: nothing."""

@@ -8,11 +8,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from spindle_cli.files.artifact import A_NUMBER
 from spindle_cli.workload.settings.optimizers import ImportPath
 
 # [[step, weight], ...], steps counted from 0.
-Points = tuple[tuple[Annotated[int, Field(ge=0), A_NUMBER], Annotated[float, A_NUMBER]], ...]
+Points = tuple[tuple[Annotated[int, Field(ge=0)], float], ...]
 
 
 def _ascending(points: Points) -> Points:
