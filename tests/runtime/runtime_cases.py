@@ -160,11 +160,19 @@ SAVED_GROUPED = Case("saved-grouped", SCATTERED, train=GROUPED, steps=2, checkpo
 # By index and as streams, with and without a state, by loader workers; cut short in the middle of an epoch.
 BY_WORKERS = {"toys": "../helpers/data_toys", "train": {**SGD, "loader": {"workers": 1}}}
 SAVED_LOADED = Case("saved-loaded", (1, 3), steps=2, checkpoint_every=1, **BY_WORKERS)
+# Data that change from epoch to epoch, cut short in the middle of one's second and another's third.
+BY_EPOCHS = {
+    "toys": "item_toys",
+    "function": "build_epochs",
+    "train": {**SGD, "accumulate": 2, "loader": {"workers": 0, "tasks": {"loaded": {"workers": 2}}}},
+}
+SAVED_EPOCHS = Case("saved-epochs", (1, 3), steps=2, checkpoint_every=1, **BY_EPOCHS)
 SAVED_SAMPLED = Case("saved-sampled", SCATTERED, train=SAMPLED, sets=SETS, steps=2, checkpoint_every=1)
 LEFT = dict.fromkeys(SETS)
 GONE_ON_ELSEWHERE = (
     Case("gone-on-sampled", (2, 0), train=SAMPLED, sets=LEFT, goes_on_with=SAVED_SAMPLED.name),
     Case("gone-on-loaded", (2, 0), goes_on_with=SAVED_LOADED.name, **BY_WORKERS),
+    Case("gone-on-epochs", (2, 0), goes_on_with=SAVED_EPOCHS.name, **BY_EPOCHS),
     Case("gone-on-grouped", (3, 0), train=GROUPED, goes_on_with=SAVED_GROUPED.name),
     Case(
         "gone-on-elsewhere",
@@ -322,6 +330,7 @@ ON_FOUR = (
     SAVED_WHOLE,
     SAVED_GROUPED,
     SAVED_LOADED,
+    SAVED_EPOCHS,
     SAVED_SAMPLED,
     SAVED_SHARED_OUT,
     SAVED_BY_TEAMS,

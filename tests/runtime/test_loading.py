@@ -203,6 +203,21 @@ def test_a_stream_goes_on_where_it_was_with_the_same_draws(dataset: Any, workers
         assert torch.equal(one.rows(3, 0, 4)["x"], expected[3]["x"])
 
 
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_workers_tell_the_epoch_of_every_batch_that_they_load_ahead(workers: int) -> None:
+    class Curriculum(data_toys.ByIndex):
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            return {"epoch": torch.tensor(self.epoch)}
+
+    with read(task_of(Curriculum(9)), range(3, 11), workers, takers=2) as takers:  # 2 steps an epoch
+        for number in range(3, 11):
+            for taker in takers:
+                assert taker.rows(number, 0, 4)["epoch"].tolist() == [number // 2] * 4
+
+
 def test_a_stream_read_by_another_number_of_workers_is_not_gone_on_with() -> None:
     states = {"t": {"workers": 2}}
     assert _state_of(task_of([]), states, 2) == {"workers": 2}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spindle_cli.errors import SpindleError, WorkloadError
 from spindle_cli.workload.data.kind import is_stream
-from spindle_cli.workload.data.reading import StreamBatches, first_samples, open_batches
+from spindle_cli.workload.data.reading import StreamBatches, first_samples, open_batches, require_epochs
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.settings.lengths import FieldLengths, Looking, TaskLengths
 from spindle_cli.workload.training.batches import Batches, SampleShape, dataset_failure, num_samples
@@ -34,10 +34,12 @@ def find_lengths(workload: Workload, seed: int, looking: Looking) -> dict[str, T
     batches have one shape are left out.
 
     Raises:
-        WorkloadError: a batch cannot be read, or a field has another number of dimensions than before.
+        WorkloadError: a batch cannot be read, a field has another number of dimensions than before, or
+            set_epoch does not do what it has to.
     """
     found: dict[str, TaskLengths] = {}
     for task in workload.tasks:
+        require_epochs(task, FEW)
         if is_stream(task) or num_samples(task) >= task.batch_size:
             lengths = _lengths_of(task, seed, looking)
             if lengths is not None:
@@ -84,7 +86,8 @@ def _look_at(task: Task | FlowTask, seed: int, most: int) -> dict[str, list[Shap
     else:
         # A collate may need all of a batch to pad it.
         batches = Batches(task, seed, one_shape=False, whole=task.collate is not None)
-        most = min(most, batches.steps_per_epoch)
+        if not batches.has_epochs:  # later ones have the same samples
+            most = min(most, batches.steps_per_epoch)
         at_once = size if task.collate is not None else min(size, _AT_ONCE)
     seen: dict[str, list[Shape]] = {}
     began = time.monotonic()

@@ -8,12 +8,21 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from spindle_cli.errors import WorkloadError
+from spindle_cli.errors import SpindleError, WorkloadError
 from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.data.loaders import LoaderWorkers, read_stream
 from spindle_cli.workload.data.streams import Make, StreamPass
 from spindle_cli.workload.settings.loader import Loading
-from spindle_cli.workload.training.batches import Batches, require_same, samples_by_index
+from spindle_cli.workload.training.batches import (
+    Batches,
+    dataset_failure,
+    num_samples,
+    require_length,
+    require_same,
+    same_batch,
+    samples_by_index,
+)
+from spindle_cli.workload.training.epochs import Epochs
 from spindle_cli.workload.training.item_draws import generators_kept
 from spindle_cli.workload.types import FlowTask, Task
 
@@ -137,6 +146,35 @@ def first_samples(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
         if not is_stream(task):
             return require_same(task, lambda: samples_by_index(task, count))
         return require_same(task, lambda: _first_of_stream(task, count))
+
+
+def require_epochs(task: Task | FlowTask, count: int) -> None:
+    """Refuse a map-style dataset whose first `count` samples in its first epoch depend on what set_epoch was
+    called with before: a run that goes on, and a process that loads every other batch, call it for some
+    epochs alone.
+
+    Raises:
+        WorkloadError: they do; or it has another length in the second epoch.
+    """
+    epochs = Epochs(task, 0)
+    if is_stream(task) or not epochs.told:
+        return
+    with generators_kept():
+        known, before = num_samples(task), samples_by_index(task, count)
+        try:
+            with epochs.at(1):
+                require_length(task, 1, known)
+        except SpindleError:
+            raise
+        except Exception as error:  # code of the user's
+            raise dataset_failure(task, "its second epoch", error) from error
+        if not same_batch(before, samples_by_index(task, count)):
+            raise WorkloadError(
+                f"task {task.name!r}: after set_epoch(1) and then set_epoch(0) the dataset's samples are "
+                "others than after set_epoch(0) alone",
+                hint="Let set_epoch(epoch) make the dataset what it is in that epoch, whatever it was called "
+                "with before: a run that goes on calls it for its own epoch alone.",
+            )
 
 
 def _first_of_stream(task: Task | FlowTask, count: int) -> dict[str, Tensor]:

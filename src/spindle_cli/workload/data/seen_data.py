@@ -15,6 +15,7 @@ from torch import Tensor
 from spindle_cli.files.request import SeenData
 from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.training.batches import num_samples
+from spindle_cli.workload.training.epochs import Epochs
 from spindle_cli.workload.training.item_draws import SeededCalls, generators_kept
 from spindle_cli.workload.types import FlowTask, Task
 
@@ -29,8 +30,8 @@ class Digest(Protocol):
 
 
 def look_at(task: Task | FlowTask, indices: Collection[int] | None = None) -> SeenData:
-    """A dataset's length, and digests of its first and last sample and two between, or of those named; of a
-    stream, one of its first sample.
+    """A dataset's length, and digests of its first and last sample and two between, or of those named, in its
+    first epoch; of a stream, one of its first sample.
 
     What a sample draws it draws here from the same seed each time; the process's generators go on as if
     nothing had been drawn.
@@ -49,7 +50,7 @@ def look_at(task: Task | FlowTask, indices: Collection[int] | None = None) -> Se
         except Exception:  # anything that code of the user's raises
             return UNREADABLE
 
-    with generators_kept():
+    with generators_kept(), Epochs(task, 0).at(0):
         usual = {0, count // 3, 2 * count // 3, count - 1} if count else ()
         chosen = sorted(usual if indices is None else indices)
         return SeenData(num_samples=count, samples={index: digest(index) for index in chosen})

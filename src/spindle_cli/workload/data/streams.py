@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -24,6 +24,7 @@ from spindle_cli.workload.data.seen_data import digest_of
 from spindle_cli.workload.data.state_json import from_json, to_json
 from spindle_cli.workload.training.absent import filled
 from spindle_cli.workload.training.batches import collate
+from spindle_cli.workload.training.epochs import Epochs
 from spindle_cli.workload.training.item_draws import SeededCalls, generators_kept
 from spindle_cli.workload.types import FlowTask, Task
 
@@ -61,6 +62,7 @@ class StreamPass(IterableDataset[Piece[T]]):
         self._make = make
         self._reads = SeededCalls(seed, task.name, "stream", epoch)
         self._collates = SeededCalls(seed, task.name, "stream batch", epoch)
+        self._epochs = Epochs(task, seed)
         self._place: dict[str, Any] = {"samples": 0, "dataset": None, "iterator": None}
         self._begins_at = self._place
 
@@ -82,9 +84,10 @@ class StreamPass(IterableDataset[Piece[T]]):
 
         def load() -> Batch | None:
             nonlocal samples, asked, digest
-            with generators_kept(), _alone():
+            with generators_kept(), _alone(), ExitStack() as within:
                 if samples is None:
                     samples, asked = self._begun(worker, begins_at)
+                within.enter_context(self._epochs.at(self._epoch))
                 first = asked
                 items: list[Any] = []
                 while len(items) < self._task.batch_size:
@@ -106,9 +109,7 @@ class StreamPass(IterableDataset[Piece[T]]):
     def _begun(self, worker: int, place: Mapping[str, Any]) -> tuple[Iterator[Any], int]:
         """The dataset's iterator at that place, and how many samples it was asked for before."""
         dataset = self._task.dataset
-        if hasattr(dataset, "set_epoch"):
-            _own_epoch(dataset)
-            dataset.set_epoch(self._epoch)
+        self._epochs.begin(self._epoch)
         if place["dataset"] is not None:
             dataset.load_state_dict(from_json(place["dataset"]))
         samples: Any = iter(dataset)
@@ -156,15 +157,6 @@ def _alone() -> Iterator[None]:
             yield
     finally:
         dist.GroupMember.WORLD = world
-
-
-def _own_epoch(dataset: Any) -> None:
-    """Let this process have an epoch of its own. Hugging Face's datasets keep theirs in memory that all
-    workers share, and set it by adding what is missing: two that do so at once end with another number.
-    """
-    epoch = getattr(dataset, "_epoch", None)
-    if isinstance(epoch, Tensor) and epoch.is_shared():  # type: ignore[no-untyped-call]
-        dataset._epoch = epoch.clone()
 
 
 def _keeps_state(value: Any) -> bool:

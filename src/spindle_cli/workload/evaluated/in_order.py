@@ -14,6 +14,7 @@ from spindle_cli.workload.data.streams import StreamPass
 from spindle_cli.workload.graph import ValueSpec
 from spindle_cli.workload.training.absent import filled
 from spindle_cli.workload.training.batches import collate, num_samples
+from spindle_cli.workload.training.epochs import Epochs
 from spindle_cli.workload.training.item_draws import SeededCalls, generators_kept
 from spindle_cli.workload.types import FlowTask, Task
 
@@ -45,7 +46,8 @@ class InOrder:
     """A map-style dataset, batch by batch in its order; only the rows that are asked for are read, but where
     `reads_whole`.
 
-    What an item draws follows from the seed and its index, in every evaluation alike.
+    What an item draws follows from the seed and its index, in every evaluation alike; of a dataset with
+    epochs it is its first.
     """
 
     def __init__(self, task: Task | FlowTask, seed: int, *, varies: bool = False) -> None:
@@ -58,6 +60,7 @@ class InOrder:
         self.task = task
         # A collate may pad, or mix samples.
         self.reads_whole = varies or task.collate is not None
+        self._epochs = Epochs(task, seed)
         self._reads = SeededCalls(seed, task.name, "sample")
         self._collates = SeededCalls(seed, task.name, "batch")
         self.num_samples = num_samples(task)
@@ -92,8 +95,9 @@ class InOrder:
         start, stop = (0, self.size(number)) if whole else (first, min(last, self.size(number)))
         with generators_kept():
             try:
-                items = [self._item(index) for index in range(begin + start, begin + stop)]
-                batch = self._collates.call(partial(collate, self.task, items), 0, number)
+                with self._epochs.at(0):
+                    items = [self._item(index) for index in range(begin + start, begin + stop)]
+                    batch = self._collates.call(partial(collate, self.task, items), 0, number)
             except Exception as error:
                 error.add_note(
                     f"while loading samples {begin + start} to {begin + stop - 1} of the dataset that task "

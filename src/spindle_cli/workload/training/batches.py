@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -17,6 +18,7 @@ from torch.utils.data import default_collate
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.training.absent import filled
+from spindle_cli.workload.training.epochs import Epochs
 from spindle_cli.workload.training.item_draws import SeededCalls, generators_kept, no_draws, seed_of
 from spindle_cli.workload.types import FlowTask, Task
 
@@ -25,10 +27,13 @@ SampleShape = tuple[int | None, ...]  # None: a size that differs from batch to 
 
 @dataclass(frozen=True)
 class _Calls:
-    """How a task's dataset and its collate are called: what, and of which sample or batch."""
+    """How a task's dataset and its collate are called: what, and of which sample or batch; `may_draw`: random
+    numbers.
+    """
 
     read: Callable[..., Any]
     collate: Callable[..., dict[str, Tensor]]
+    may_draw: bool = True
 
 
 def _call(read: Callable[[], Any], *_: object) -> Any:
@@ -65,6 +70,7 @@ class Batches:
         self.seed = seed
         self.num_samples = num_samples(task)
         self.steps_per_epoch = self.num_samples // task.batch_size
+        self._epochs = Epochs(task, seed)
         self._reads = SeededCalls(seed, task.name, "sample")
         self._collates = SeededCalls(seed, task.name, "batch")
         self._order: tuple[int, np.ndarray[Any, Any]] | None = None  # epoch, and the samples in its order
@@ -81,20 +87,26 @@ class Batches:
             )
 
     @property
+    def has_epochs(self) -> bool:
+        """Whether samples may be others in another epoch (training/epochs.py)."""
+        return bool(self._epochs.told)
+
+    @property
     def draws(self) -> bool:
-        """Whether an item or a batch has drawn random numbers so far."""
-        return self._reads.draws or self._collates.draws
+        """Whether an item, a batch or set_epoch has drawn random numbers so far."""
+        return self._reads.draws or self._collates.draws or self._epochs.draws
 
     def indices(self, step: int) -> list[int]:
         """Dataset indices of the samples of a step (counted from 0), `batch_size` of them."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        if self._order is None or self._order[0] != epoch:
+        order = self._order
+        if order is None or order[0] != epoch:
             generator = torch.Generator().manual_seed(seed_of(self.seed, self.task.name, epoch))
-            order = torch.randperm(self.num_samples, generator=generator).numpy()
+            whole = torch.randperm(self.num_samples, generator=generator).numpy()
             # A list of so many numbers would take nine times as much memory, on every rank.
-            self._order = epoch, order.astype(np.int32) if self.num_samples < 2**31 else order
+            order = self._order = epoch, whole.astype(np.int32) if self.num_samples < 2**31 else whole
         first = position * self.task.batch_size
-        found: list[int] = self._order[1][first : first + self.task.batch_size].tolist()
+        found: list[int] = order[1][first : first + self.task.batch_size].tolist()
         return found
 
     def rows(
@@ -121,7 +133,7 @@ class Batches:
             DrawsError: random numbers are drawn.
         """
         with no_draws():
-            return self._rows(step, (first, last), fields, _Calls(_call, _call))
+            return self._rows(step, (first, last), fields, _Calls(_call, _call, may_draw=False))
 
     def _rows(
         self, step: int, rows: tuple[int, int], fields: Collection[str] | None, calls: _Calls
@@ -132,7 +144,9 @@ class Batches:
             batch = {name: value[first:last] for name, value in whole.items()}
         elif self.task.collate is None:
             # What nobody reads need not be put into a batch; a collate of the user's may need all of it.
-            batch = collate(self.task, [_only(item, fields) for item in self._items(step, rows, calls)])
+            with self._at(step, calls):
+                items = [_only(item, fields) for item in self._items(step, rows, calls)]
+            batch = collate(self.task, items)
         else:
             every = (0, self.task.batch_size)
             alone = rows == every or self._collates_shares
@@ -193,8 +207,18 @@ class Batches:
         return [filled(task.name, task.absent, item(index)) for index in self.indices(step)[slice(*rows)]]
 
     def _collated(self, step: int, rows: tuple[int, int], calls: _Calls) -> dict[str, Tensor]:
-        items = self._items(step, rows, calls)
-        return calls.collate(partial(collate, self.task, items), *divmod(step, self.steps_per_epoch))
+        with self._at(step, calls):
+            items = self._items(step, rows, calls)
+            return calls.collate(partial(collate, self.task, items), *divmod(step, self.steps_per_epoch))
+
+    @contextmanager
+    def _at(self, step: int, calls: _Calls) -> Iterator[None]:
+        """Inside the data are those of a step's epoch."""
+        epoch = step // self.steps_per_epoch
+        with self._epochs.at(epoch, may_draw=calls.may_draw):
+            if self.has_epochs:
+                require_length(self.task, epoch, self.num_samples)
+            yield
 
 
 class SampleShapes:
@@ -251,10 +275,13 @@ def samples_by_index(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
             raise dataset_failure(task, f"sample {index}", error) from error
         return filled(task.name, task.absent, found)
 
-    items = [item(index) for index in range(min(count, num_samples(task)))]
-    if not items:
-        raise WorkloadError(f"task {task.name!r}: the dataset is empty", hint="Give it at least one batch.")
-    return collates.call(partial(collate, task, items), 0, 0)
+    with Epochs(task, 0).at(0):
+        items = [item(index) for index in range(min(count, num_samples(task)))]
+        if not items:
+            raise WorkloadError(
+                f"task {task.name!r}: the dataset is empty", hint="Give it at least one batch."
+            )
+        return collates.call(partial(collate, task, items), 0, 0)
 
 
 def require_same(task: Task | FlowTask, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -287,7 +314,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def num_samples(task: Task | FlowTask) -> int:
-    """Length of the task's dataset.
+    """Length of the task's dataset, in its first epoch.
 
     Raises:
         WorkloadError: it is not a map-style dataset.
@@ -299,9 +326,26 @@ def num_samples(task: Task | FlowTask) -> int:
             hint="Give a map-style dataset: __len__ and __getitem__(index).",
         )
     try:
-        return len(task.dataset)
+        with generators_kept(), Epochs(task, 0).at(0):
+            return len(task.dataset)
     except Exception as error:  # code of the user's
         raise dataset_failure(task, "its length", error) from error
+
+
+def require_length(task: Task | FlowTask, epoch: int, known: int) -> None:
+    """Refuse a dataset that has another length in this epoch, which it was told of, than in its first.
+
+    Raises:
+        WorkloadError: it has.
+    """
+    count = len(task.dataset)
+    if count != known:
+        raise WorkloadError(
+            f"task {task.name!r}: the dataset has {count} samples after set_epoch({epoch}), and {known} "
+            "after set_epoch(0): which samples a step takes could not be told from the step",
+            hint="Let it have as many in every epoch (which ones these are may follow from the epoch), or "
+            "give a stream (torch.utils.data.IterableDataset), each pass of which may have another length.",
+        )
 
 
 def dataset_failure(task: Task | FlowTask, what: str, error: Exception) -> WorkloadError:
