@@ -12,7 +12,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.verify.counted import counted_losses
 from spindle_cli.verify.evaluated import evaluate_all
 from spindle_cli.verify.flow import run_flow
-from spindle_cli.verify.plain import backward, require_no_chance
+from spindle_cli.verify.plain import backward, generator_states, require_no_chance
 from spindle_cli.verify.stepping.arithmetic import Arithmetic, move_to
 from spindle_cli.verify.stepping.named import parameters_by_name
 from spindle_cli.workload.training.batches import Batches
@@ -124,11 +124,24 @@ def test_of_a_mean_over_several_batches_each_goes_backward_before_the_next_forwa
 
 def test_drawing_random_numbers_is_noticed() -> None:
     workload = Workload("w", [Task("t", nn.Sequential(nn.Dropout(0.5)), 2, items(1.0))])
-    before = torch.get_rng_state()
-    require_no_chance(workload, before)
+    cpu = torch.device("cpu")
+    before = generator_states(cpu)
+    require_no_chance(workload, before, cpu)
     torch.rand(1)
     with pytest.raises(WorkloadError, match=r"\(Dropout\)"):
-        require_no_chance(workload, before)
+        require_no_chance(workload, before, cpu)
+
+
+def test_drawing_on_any_cuda_device_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Workload("w", [Task("t", nn.Linear(1, 1), 2, items(1.0))])
+    states = [torch.zeros(16, dtype=torch.uint8), torch.zeros(16, dtype=torch.uint8)]
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [state.clone() for state in states])
+    gpu = torch.device("cuda")
+    before = generator_states(gpu)
+    require_no_chance(workload, before, gpu)
+    states[1][8] = 4  # the second's offset
+    with pytest.raises(WorkloadError, match="draws random numbers"):
+        require_no_chance(workload, before, gpu)
 
 
 class Halved(nn.Module):

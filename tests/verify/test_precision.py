@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.toy_plan import write_toy
+from spindle_cli.files.run_files import read_metrics
 from spindle_cli.verify.run import verify_plan
 from spindle_cli.verify.runs import VerifyOptions
 from spindle_cli.verify.types import TOLERANCE
@@ -56,3 +58,14 @@ def test_in_float64_what_rounding_decides_is_named_and_all_else_is_exact(tmp_pat
         **{f"large.blocks.{block}.key.bias": (16, 16) for block in range(2)},
         **{f"large.blocks.{block}.attention.in_proj_bias": (16, 48) for block in range(2)},
     }
+
+
+def test_neither_run_of_a_verification_rounds_convolutions_to_tf32(tmp_path: Path) -> None:
+    """cuDNN may by itself, and what its algorithms then give depends on how many samples there are."""
+    plan = write_toy(tmp_path, module="tf32_workload.py")
+    options = VerifyOptions(steps=1, run_dir=tmp_path / "verify")
+    assert torch.backends.cudnn.allow_tf32
+    verify_plan(plan, None, options, lambda line: None)
+    for run in ("plain", "plan"):
+        (step,) = read_metrics(tmp_path / "verify" / run)
+        assert step.task_losses == {"large": 0.0, "small": 0.0}, run

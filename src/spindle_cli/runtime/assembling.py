@@ -55,7 +55,11 @@ from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.task_weights import TaskWeights
 from spindle_cli.workload.training.callbacks import find_callbacks
 from spindle_cli.workload.training.no_randomness import computing_as_asked
-from spindle_cli.workload.training.precision import set_matmul_precision, widen_gradients
+from spindle_cli.workload.training.precision import (
+    compute_convolutions_in_float32,
+    set_matmul_precision,
+    widen_gradients,
+)
 
 
 def assemble(
@@ -122,6 +126,8 @@ def build_part(seat: Seat, plan: Plan) -> tuple[LocalModel, Computing]:
     request = seat.request
     model = localise(request, plan, seat.rank, seat.device)
     set_matmul_precision(model.train)
+    if request.capture_dir is not None:
+        compute_convolutions_in_float32()
     asked = None if request.dtype is None else dtype_of(request, model.train)
     computing = partial(computing_as_asked, asked, no_randomness=request.no_randomness)
     with computing():  # compiled code is for the constants' type

@@ -44,7 +44,11 @@ from spindle_cli.workload.data.reading import open_batches
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.lengths import Lengths
 from spindle_cli.workload.training.no_randomness import computing_as_asked
-from spindle_cli.workload.training.precision import convert_module
+from spindle_cli.workload.training.precision import (
+    compute_convolutions_in_float32,
+    convert_module,
+    set_matmul_precision,
+)
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
@@ -98,8 +102,8 @@ class PlainTraining:
         self._request, self._noise, self._train = request, noise, loaded.train
         self.train = loaded.train
         self.workload = loaded.workload
-        if loaded.train.float32_matmul is not None:
-            torch.set_float32_matmul_precision(loaded.train.float32_matmul)
+        set_matmul_precision(loaded.train)
+        compute_convolutions_in_float32()
         memo = None if request.memo is None else AnalysisMemo.read(request.memo)
         lengths = Plan.read(request.plan).workload.lengths
         self._arithmetic = Arithmetic.of(request, loaded.train)
@@ -144,7 +148,7 @@ class PlainTraining:
             WorkloadError: a task's loss is not a scalar, or chance takes part in it.
         """
         began = perf_counter()
-        before = torch.get_rng_state()
+        before = generator_states(self._arithmetic.device)
         weights = weights_at(self._train, self.workload.tasks, step)
         losses = {
             task.name: self._backward(task, weights[task.name])
@@ -152,7 +156,7 @@ class PlainTraining:
             if runs_at(self._train, task.name, step)
         }
         if not self._request.no_randomness:
-            require_no_chance(self.workload, before)
+            require_no_chance(self.workload, before, self._arithmetic.device)
         scale = None if self._scaling is None else self._scaling.now
         first = {
             name: parameter.grad.clone() if scale is None else parameter.grad / scale
@@ -299,13 +303,18 @@ def step_parameters(
     return skipped
 
 
-def require_no_chance(workload: Workload, before: Tensor) -> None:
-    """Refuse a workload that has drawn random numbers since the state `before` was taken.
+def generator_states(device: torch.device) -> list[Tensor]:
+    """Of the generators that a workload on a device draws from: the processor's, and on CUDA all devices'."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if device.type == "cuda" else ())]
+
+
+def require_no_chance(workload: Workload, before: Sequence[Tensor], device: torch.device) -> None:
+    """Refuse a workload that has drawn random numbers on a device since the states `before` were taken.
 
     Raises:
         WorkloadError: it has; no two runs would draw the same, so that nothing could be compared.
     """
-    if torch.equal(before, torch.get_rng_state()):
+    if all(map(torch.equal, before, generator_states(device))):
         return
     names = sorted(
         {

@@ -73,12 +73,14 @@ class OpShares:
         self._known = inputs
         self._cotangents: dict[str, Tensor] = {}
         self.watch = Watch()  # of the whole batch
+        self._draws = False  # whether the op draws anything, as `whole` has seen
 
     def whole(self, samples: int) -> Run:
         """On all samples."""
         self._values.start_anew()
-        with NoRandomness(), self.watch:
+        with NoRandomness() as chance, self.watch:
             run, leaves = self._forward(self._module, 0, samples)
+        self._draws = chance.replaced
         generator = torch.Generator().manual_seed(0)
         self._cotangents = {
             name: torch.randn(output.shape, generator=generator, dtype=output.dtype)
@@ -223,8 +225,8 @@ class OpShares:
             return self._forward(module, first, last, more)
 
     def _without_chance(self) -> AbstractContextManager[object]:
-        """After `whole`, which sees whether the op draws anything."""
-        return NoRandomness() if self.watch.draws else nullcontext()
+        """After `whole`."""
+        return NoRandomness() if self._draws else nullcontext()
 
     def _seeds(self, first: int, last: int) -> dict[str, Tensor]:
         """Of these samples; of copies without a batch dimension, the first share's alone is taken."""
@@ -369,16 +371,14 @@ def first_line(error: Exception) -> str:
 
 
 class Watch(TorchDispatchMode):
-    """Notes the coarsest floating-point numbers that are computed inside, and whether something is drawn."""
+    """Notes the coarsest floating-point numbers that are computed inside."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
         self.bits = 64
-        self.draws = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
         for tensor in result if isinstance(result, tuple | list) else (result,):
             if isinstance(tensor, Tensor) and not _is_whole(tensor):
                 self.bits = min(self.bits, torch.finfo(tensor.dtype).bits)

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import lru_cache
+from types import FunctionType
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spindle_cli.workload.mode_in_backward import ModeInBackward
 from spindle_cli.workload.training.precision import constants_in
+from spindle_cli.workload.wide.casts import handed_on
 
-# Arguments of torch's operations that are a probability to drop something.
-_RATES = ("p", "dropout_p", "dropout")
+# Arguments of torch's operations that are a probability to drop something; `p` where the name says dropout.
+_RATES = ("dropout_p", "dropout")
 _MASKS = frozenset({"bernoulli", "bernoulli_"})  # a call of dropout divides them by their mean
 _ORDERS = frozenset({"randperm"})
 _WHOLE_NUMBERS = frozenset({"randint", "randint_like", "random", "random_"})
 _HALF = 0.5
+# Of as many functions of torch it is remembered how they name what chance depends on.
+_REMEMBERED = 4096
 
 
-class NoRandomness(TorchDispatchMode):
+class NoRandomness:
     """Inside, torch's operations draw nothing.
 
     Dropout drops nothing. In the place of numbers is the mean of what they are drawn from (0 for randn, 0.5
@@ -29,10 +36,105 @@ class NoRandomness(TorchDispatchMode):
     alone, and not on how they are split or in which order things are run.
 
     The modules themselves are not changed, and neither is the workload's fingerprint.
+
+    Attributes:
+        replaced: whether anything would have been drawn.
     """
 
     def __init__(self) -> None:
+        self.replaced = False
+        self._entered = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._entered.enter_context(_Draws(self))
+        self._entered.enter_context(_Rates(self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._entered.close()
+
+
+class _Rates(ModeInBackward):
+    """Rates are 0 where torch's functions are called, so that autograd records none either: a kernel that
+    drops and scales at once (`native_dropout`, flash attention) has its rate in its backward pass, too.
+    """
+
+    def __init__(self, inside: NoRandomness) -> None:
+        super().__init__()
+        self._inside = inside
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = handed_on(func, kwargs)
+        for lists, places in _forms(func):
+            if _is_called_as(lists, args):
+                changed = list(args)
+                for name, (position, without) in places.items():
+                    if position < len(changed):
+                        self._inside.replaced |= changed[position] != without
+                        changed[position] = without
+                    else:
+                        self._inside.replaced |= kwargs.get(name, _UNSAID) != without
+                        kwargs = {**kwargs, name: without}
+                return self.call(func, changed, kwargs)
+        return self.call(func, args, kwargs)
+
+
+_UNSAID = object()
+# Of one form of a function: which of its arguments are lists, and, by name, where it takes what chance
+# depends on and what that is without it.
+_Form = tuple[tuple[bool, ...], Mapping[str, tuple[int, float | bool]]]
+
+
+@lru_cache(_REMEMBERED)
+def _forms(func: Any) -> tuple[_Form, ...]:
+    """The forms of a function that take what chance depends on."""
+    name = getattr(func, "__name__", "")
+    found: list[_Form] = []
+    if isinstance(func, FunctionType):
+        names = list(inspect.signature(func).parameters)
+        found.append(((), _places(name, names)))
+    else:
+        for schema in _schemas(func, name):
+            names = [argument.name for argument in schema.arguments]
+            lists = tuple(isinstance(argument.type, torch.ListType) for argument in schema.arguments)
+            found.append((lists, _places(schema.name, names)))
+    return tuple(form for form in found if form[1])
+
+
+def _schemas(func: Any, name: str) -> list[Any]:
+    """torch's own description of each form of an operation, or of the function that calls it."""
+    if isinstance(func, torch._ops.OpOverload):
+        return [func._schema]
+    packet = func if isinstance(func, torch._ops.OpOverloadPacket) else getattr(torch.ops.aten, name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return []
+    forms: list[str] = packet.overloads()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return [getattr(packet, form)._schema for form in forms]
+
+
+def _places(function: str, names: list[str]) -> dict[str, tuple[int, float | bool]]:
+    """Where a function takes what chance depends on, and what that is without it."""
+    without: dict[str, float | bool] = dict.fromkeys(_RATES, 0.0)
+    if "dropout" in function:
+        without["p"] = 1.0 if "_fused_dropout" in function else 0.0  # of that it is how much it keeps
+    if "rrelu" in function:
+        without["training"] = False
+    return {name: (place, without[name]) for place, name in enumerate(names) if name in without}
+
+
+def _is_called_as(lists: tuple[bool, ...], args: Any) -> bool:
+    pairs = zip(lists, args, strict=False)
+    return all(is_list == isinstance(given, list | tuple) for is_list, given in pairs)
+
+
+class _Draws(TorchDispatchMode):
+    """What operations draw is replaced where they are computed; and rates that no function was called with,
+    as a compiled library sets them.
+    """
+
+    def __init__(self, inside: NoRandomness) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
+        self._inside = inside
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -44,11 +146,12 @@ class NoRandomness(TorchDispatchMode):
         defaults = {each.name: each.default_value for each in arguments if each.has_default_value()}
         given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         name = func._schema.name.removeprefix("aten::")
-        rates = [rate for rate in _RATES if rate in names]
-        if rates and name not in _MASKS:
-            return func(**{**given, **dict.fromkeys(rates, 0.0)})
-        if "training" in names:  # rrelu
-            return func(**{**given, "training": False})
+        places = _places(name, names)
+        if places:
+            without = {rate: value for rate, (_, value) in places.items()}
+            self._inside.replaced |= any(given[rate] != value for rate, value in without.items())
+            return func(**{**given, **without})
+        self._inside.replaced = True
         result = func(*args, **kwargs)
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, Tensor):

@@ -78,6 +78,14 @@ def set_matmul_precision(train: TrainSettings) -> None:
         torch.set_float32_matmul_precision(train.float32_matmul)
 
 
+def compute_convolutions_in_float32() -> None:
+    """Let cuDNN take whole float32 numbers for convolutions and recurrent layers, in this process: by itself
+    it rounds them to TF32, of 10 bits behind the point, which differ by the algorithm that it picks for a
+    share of a batch. What is compared must not.
+    """
+    torch.backends.cudnn.allow_tf32 = False
+
+
 def widen_gradients(parameters: Iterable[Tensor], train: TrainSettings) -> None:
     """Have the gradients of these parameters added up in float32, where the train settings ask for it.
 

@@ -2,10 +2,6 @@
 
 Losses and norms are often written with `.float()` or `dtype=torch.float32`, for what is trained in fewer
 bits. In a comparison in float64 they would round to 1e-7, and shares of a mean otherwise than the whole.
-
-What runs forward again in a backward pass (recomputed layers, `torch.utils.checkpoint`), and backward passes
-that users write, are such code, too. Torch puts the mode away while one of its functions runs, and the walk
-back through a graph is one: it is put on again for that.
 """
 
 from __future__ import annotations
@@ -18,19 +14,16 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+
+from spindle_cli.workload.mode_in_backward import ModeInBackward
 
 _FLOAT: Callable[..., Any] = Tensor.float
 _COMPLEX: Callable[..., Any] = Tensor.cfloat  # type: ignore[attr-defined]  # torch gives it no type
 _TYPE: Callable[..., Any] = Tensor.type
-_BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
-# What all three of them call in the end: it asks no mode any more.
-_ENGINE = "_engine_run_backward"
-_RUN_ENGINE: Callable[..., Any] = getattr(torch.autograd, _ENGINE)
 _TYPE_NAMES = ("torch.FloatTensor", "torch.cuda.FloatTensor")
 
 
-class WideCasts(TorchFunctionMode):
+class WideCasts(ModeInBackward):
     """Inside, float64 stands wherever code says float32, and complex128 where it says complex64."""
 
     def __torch_function__(
@@ -49,19 +42,7 @@ class WideCasts(TorchFunctionMode):
                 break
         if kwargs:
             kwargs = {name: _widened(arg) for name, arg in kwargs.items()}
-        if func in _BACKWARD:
-            before = getattr(torch.autograd, _ENGINE)
-            setattr(torch.autograd, _ENGINE, self._run_engine)
-            try:
-                return func(*args, **kwargs)
-            finally:
-                setattr(torch.autograd, _ENGINE, before)
-        return func(*args, **kwargs)
-
-    def _run_engine(self, *args: Any, **kwargs: Any) -> Any:
-        """Walk a graph backward with the mode on."""
-        with self:
-            return _RUN_ENGINE(*args, **kwargs)
+        return self.call(func, args, kwargs)
 
 
 def handed_on(func: Callable[..., Any], kwargs: dict[str, Any] | None) -> dict[str, Any]:
