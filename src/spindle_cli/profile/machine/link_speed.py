@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +22,9 @@ LATENCY_ELEMENTS = 1
 CURVE_ELEMENTS = tuple(2**power for power in range(10, 23, 2))
 _SECONDS_PER_SIZE = 0.12
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 200
+# Processor time that a process computes for while a message is under way: at least, and times what it takes.
+_LEAST_BESIDE_S, _BESIDE_TIMES = 1e-3, 2.0
+_BESIDE_ELEMENTS = 2**13  # that are worked on then, few enough for torch to do it in one thread
 _TIMEOUT = timedelta(seconds=60)
 
 
@@ -45,7 +48,7 @@ def measure_link(rank: int, store_path: Path, device: torch.device) -> MeasuredL
 
 @dataclass(frozen=True)
 class OneWay:
-    """A message's seconds from one end to the other, and of each end's processor, all threads together."""
+    """Seconds of a message from one end to the other, and of one end's processor, all threads together."""
 
     seconds: float
     processor_s: float = 0.0
@@ -75,25 +78,43 @@ def as_measured(smallest: OneWay, larger: Mapping[int, OneWay]) -> MeasuredLink:
 
 
 def _one_way(rank: int, elements: int, device: torch.device) -> OneWay:
-    """Median of messages of `elements` float32; seconds are the same on both, processor time is their own."""
+    """A message of `elements` float32: the median of its seconds, and the processor time of one end of it
+    (of CPUs, where that is a device's own time); both are the same on both ends.
+    """
     message = torch.ones(elements, device=device)
     rounds = torch.zeros(1, device=device)
-    one_s = min(_round_trip(rank, message).seconds for _ in range(2))
+    one_s = min(_round_trip(rank, message) for _ in range(2))
     if rank == 0:
         rounds.fill_(min(max(_SECONDS_PER_SIZE / one_s, _MIN_ROUNDS), _MAX_ROUNDS))
     dist.broadcast(rounds, 0)
-    trips = [_round_trip(rank, message) for _ in range(int(rounds.item()))]
-    # A round trip is one message sent and one received, and has two ends here. Waiting takes some of the
-    # processor, too, so that a trip in which one of the two was stopped says little of a message.
-    processor_s = median(trip.processor_s for trip in trips) / 2
-    result = torch.tensor([median(trip.seconds for trip in trips) / 2], device=device)
+    count = int(rounds.item())
+    result = torch.tensor(
+        [median(_round_trip(rank, message) for _ in range(count)) / 2], device=device, dtype=torch.float64
+    )
     dist.broadcast(result, 0)
-    return OneWay(float(result.item()), processor_s)
+    seconds = float(result.item())
+    if device.type != "cpu":
+        return OneWay(seconds)
+    beside_s = max(_LEAST_BESIDE_S, _BESIDE_TIMES * seconds)
+    return OneWay(seconds, _of_one_end([_exchange(rank, message, beside_s) for _ in range(count)], seconds))
 
 
-def _round_trip(rank: int, message: torch.Tensor) -> OneWay:
-    """There and back: seconds, and those of this process's threads."""
-    started, processor_s = time.perf_counter(), time.process_time()
+def _of_one_end(exchanges: Sequence[float], one_way_s: float) -> float:
+    """Processor seconds of one end of a message, from those that this end's exchanges took, which are of two
+    messages each.
+
+    gloo's thread spins while the thread that it shares a connection with has been stopped; an end that this
+    often happens to says nothing of messages, so the end counts that took less. And what an end does of a
+    message is part of the way, so it takes no longer than that.
+    """
+    result = torch.tensor([median(exchanges) / 2], dtype=torch.float64)
+    dist.all_reduce(result, dist.ReduceOp.MIN)
+    return min(float(result.item()), one_way_s)
+
+
+def _round_trip(rank: int, message: torch.Tensor) -> float:
+    """Seconds of a message there and back."""
+    started = time.perf_counter()
     if rank == 0:
         dist.send(message, 1)
         dist.recv(message, 1)
@@ -102,7 +123,35 @@ def _round_trip(rank: int, message: torch.Tensor) -> OneWay:
         dist.send(message, 0)
     if message.is_cuda:
         torch.cuda.synchronize()
-    return OneWay(time.perf_counter() - started, time.process_time() - processor_s)
+    return time.perf_counter() - started
+
+
+def _exchange(rank: int, message: torch.Tensor, beside_s: float) -> float:
+    """Processor seconds that a message each way takes of this end beside its own work, as in training: it
+    computes for so many seconds while they are under way.
+
+    It is the time of the calls, and all of what other threads of the process take meanwhile.
+    """
+    received = torch.empty_like(message)
+    operations = [dist.P2POp(dist.irecv, received, 1 - rank), dist.P2POp(dist.isend, message, 1 - rank)]
+    process_s, thread_s = time.process_time(), time.thread_time()
+    works = dist.batch_isend_irecv(operations)
+    calls_s = time.thread_time() - thread_s
+    _compute(beside_s)
+    waiting_s = time.thread_time()
+    for work in works:
+        work.wait()
+    ended_s = time.thread_time()
+    others_s = (time.process_time() - process_s) - (ended_s - thread_s)
+    return calls_s + (ended_s - waiting_s) + max(others_s, 0.0)
+
+
+def _compute(seconds: float) -> None:
+    """Compute in this thread alone, for so much of its processor time."""
+    values = torch.ones(_BESIDE_ELEMENTS)
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        values.tanh_()
 
 
 def as_link(measured: MeasuredLink) -> Link:
