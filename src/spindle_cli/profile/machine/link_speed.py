@@ -24,7 +24,7 @@ _SECONDS_PER_SIZE = 0.12
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 200
 # Processor time that a process computes for while a message is under way: at least, and times what it takes.
 _LEAST_BESIDE_S, _BESIDE_TIMES = 1e-3, 2.0
-_BESIDE_ELEMENTS = 2**13  # that are worked on then, few enough for torch to do it in one thread
+_BESIDE_ELEMENTS = 2**10  # that are worked on then, few enough for torch to do it in one thread
 _TIMEOUT = timedelta(seconds=60)
 
 
