@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from spindle_cli.runtime.following.callback import Callback, RunInfo
     from spindle_cli.runtime.results import Step
     from spindle_cli.runtime.trainer import Trainer
-    from spindle_cli.workload.types import FlowTask, Task, Workload
+    from spindle_cli.workload.types import Constraint, FlowTask, Follows, Task, Workload
 
 __version__ = "0.1.0"
 __all__ = [
     "Callback",
+    "Constraint",
     "Evaluation",
     "FlowTask",
+    "Follows",
     "Plan",
     "Profile",
     "RunInfo",
@@ -41,8 +43,10 @@ __all__ = [
 
 _HOMES = {
     "Callback": "runtime.following.callback",
+    "Constraint": "workload.types",
     "Evaluation": "files.runs.evaluations",
     "FlowTask": "workload.types",
+    "Follows": "workload.types",
     "Plan": "plan.types",
     "Profile": "profile.types",
     "RunInfo": "runtime.following.callback",

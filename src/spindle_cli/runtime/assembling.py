@@ -46,6 +46,7 @@ from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.host_copies import HostMemory
 from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.runtime.training import Computing, Training
+from spindle_cli.runtime.update.following import FollowingParameters
 from spindle_cli.runtime.update.learning_rates import LearningRates
 from spindle_cli.runtime.update.loss_scale import LossScale
 from spindle_cli.runtime.update.masters import Masters
@@ -181,7 +182,7 @@ def make_state(seat: Seat, model: LocalModel, pool: GradientPool) -> TrainState:
     device = seat.device
     masters = Masters(pool.owned_ranges) if model.train.precision == "bf16" else None
     owned_ranges = pool.owned_ranges if masters is None else masters.owned_ranges
-    optimizers = Optimizers.of(model.train, model.groups, owned_ranges)
+    optimizers = Optimizers.of(model.train, model.groups, owned_ranges, model.graph.constraints)
     scale = LossScale.of(model.train, device)
     outer = None
     if seat.counterparts is not None:
@@ -326,6 +327,7 @@ def make_training(
         rates=LearningRates(model.train, model.groups, state.optimizers, steps.start),
         work=_work_of_steps(seat, model),
         at_lengths=at_lengths,
+        following=FollowingParameters(model.graph.following, model, pool, steps.start),
         outer_steps=make_outer_steps(seat, state),
     )
 

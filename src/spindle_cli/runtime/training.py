@@ -39,6 +39,7 @@ from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.losses import LossBoard, step_failure
 from spindle_cli.runtime.step.step_end import StepEnd
 from spindle_cli.runtime.update.average import WeightAverage
+from spindle_cli.runtime.update.following import FollowingParameters
 from spindle_cli.runtime.update.learning_rates import LearningRates
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
@@ -86,6 +87,7 @@ class Training:
     rates: LearningRates
     work: Mapping[tuple[str, ...], StepWork]
     at_lengths: TasksAtLengths
+    following: FollowingParameters
     outer_steps: OuterSteps | None = None
     iterations_s: list[float] = field(default_factory=list)
     last: Step | None = None  # the newest that was looked at
@@ -194,7 +196,7 @@ class Training:
         return found
 
     def _capture_end(self) -> None:
-        self.pool.await_all_parameters()
+        self.settle()
         self._capture_parameters("final")
         self._capture("final-buffers", self.model.all_buffers)
         if self.request.capture_dir is not None and self.optimizers.average is not None:
@@ -220,13 +222,15 @@ class Training:
         self.pool.hand_on_parameters()
 
     def settle(self) -> None:
-        """Look at all steps that are done, and wait until their parameters are in place.
+        """Look at all steps that are done, and wait until their parameters are in place, averages that follow
+        them among them; collective.
 
         Raises:
             RunFailedError: one has a loss that is not finite.
         """
         self._look_back(0)
         self.pool.await_all_parameters()
+        self.following.settle(self.done)
 
     def save(self) -> None:
         """Save a checkpoint of what is trained, unless there is one; collective.
@@ -276,6 +280,9 @@ class Training:
         batches, data_wait_s = self.model.train.accumulate, 0.0
         for number in range(step * batches, (step + 1) * batches):
             self.stopwatch.begin_step(apart)
+            if number == step * batches:
+                with self.stopwatch.timed(Activity.OPTIMIZER):
+                    self.following.begin_step(step)
             asked_s, traced_s = time.perf_counter(), self.at_lengths.seconds
             with self.stopwatch.timed(Activity.DATA):
                 batch = self.feed.take()

@@ -31,6 +31,7 @@ from spindle_cli.verify.evaluated import evaluate_all
 from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise, noise_of_gradients
 from spindle_cli.verify.stepping.arithmetic import Arithmetic, convert, float32_copies, move_to
+from spindle_cli.verify.stepping.declared import Declared
 from spindle_cli.verify.stepping.due import runs_at
 from spindle_cli.verify.stepping.islands import mean_metrics, outer_steps_of, request_of_island
 from spindle_cli.verify.stepping.named import as_real, buffer_places, buffers_at, parameters_by_name
@@ -122,6 +123,7 @@ class PlainTraining:
                     parameter.grad_dtype = torch.float32
         copies = self._arithmetic.has_copies
         self._stepped = float32_copies(self.parameters) if copies else self.parameters
+        self._declared = Declared.of(self.workload, self.parameters, self._stepped)
         self._optimizers = make_optimizers(loaded, self._stepped)
         self._schedules = [make_schedule(self._train, optimizer) for optimizer in self._optimizers]
         settings = self._arithmetic.scaling
@@ -150,6 +152,7 @@ class PlainTraining:
         began = perf_counter()
         before = generator_states(self._arithmetic.device)
         weights = weights_at(self._train, self.workload.tasks, step)
+        self._declared.follow("before_forward", step)
         losses = {
             task.name: self._backward(task, weights[task.name])
             for task in self.workload.tasks
@@ -166,7 +169,15 @@ class PlainTraining:
         if self._gradient_noise is not None:
             self._gradient_noise.add_to(self.parameters.values())
         clipping = self._train.clip_norm, self._train.clip_value
-        skipped = step_parameters(self.parameters, self._stepped, self._optimizers, clipping, self._scaling)
+        skipped = step_parameters(
+            self.parameters,
+            self._stepped,
+            self._optimizers,
+            clipping,
+            self._scaling,
+            self._declared.constrain,
+        )
+        self._declared.follow("after_update", step)
         if not skipped:
             self.first_gradients |= first
         for schedule in self._schedules:
@@ -272,9 +283,10 @@ def step_parameters(
     optimizers: Sequence[torch.optim.Optimizer],
     clipping: tuple[float | None, float | None],
     scaling: Scaling | None = None,
+    constrain: Callable[[], None] = lambda: None,
 ) -> bool | None:
     """One update from the parameters' gradients, which are forgotten. `stepped`: what the optimizers step.
-    `clipping`: by norm, and by value.
+    `clipping`: by norm, and by value. `constrain`: what is done to it behind the optimizers.
 
     Returns:
         Whether it was left out as a gradient has overflowed; None where losses are not scaled.
@@ -296,6 +308,7 @@ def step_parameters(
         if scaling is None:
             optimizer.step()
         optimizer.zero_grad()
+    constrain()
     if stepped is not parameters:
         with torch.no_grad():
             for name, parameter in parameters.items():

@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.after_update import described, find_constraints, find_following, hold_followed
 from spindle_cli.workload.data.lengths import varying_dims
 from spindle_cli.workload.evaluated.trace import trace_evaluations
 from spindle_cli.workload.fingerprint import fingerprint
@@ -77,8 +78,19 @@ class _Analyst:
     def analyse(self, workload: Workload, lengths: Lengths, *, evaluates: bool) -> WorkloadGraph:
         tasks = {task.name: self._task(task, workload, lengths.get(task.name)) for task in workload.tasks}
         _check_operators_occur(workload, tasks)
+        following = find_following(workload, tasks)
+        constraints = find_constraints(workload, tasks)
+        tasks = hold_followed(tasks, following)
         metaops = _make_metaops(tasks, self.training.observer.kinds)
-        graph = WorkloadGraph(workload, tasks, metaops, fingerprint(tasks, metaops), lengths=dict(lengths))
+        graph = WorkloadGraph(
+            workload,
+            tasks,
+            metaops,
+            fingerprint(tasks, metaops, described(following, constraints)),
+            lengths=dict(lengths),
+            following=following,
+            constraints=constraints,
+        )
         refuse_shared_moves(tasks)
         if not evaluates:
             return graph

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from spindle_cli.files.artifact import sha256_of
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec
 
 
-def fingerprint(tasks: dict[str, TaskGraph], metaops: tuple[MetaOp, ...]) -> str:
-    """'sha256:...' of the MetaGraph, the ops' structure, every shape, and who shares parameters with whom.
+def fingerprint(
+    tasks: dict[str, TaskGraph], metaops: tuple[MetaOp, ...], declared: Sequence[object] = ()
+) -> str:
+    """'sha256:...' of the MetaGraph, the ops' structure, every shape, who shares parameters with whom, and
+    what else is done to them (`after_update.described`).
 
     It does not depend on parameter values, on the dataset's contents, or on how the workload is trained.
     """
-    data = {
+    data: dict[str, Any] = {
         "metaops": [_metaop(metaop) for metaop in metaops],
         "tasks": {name: _task(task) for name, task in tasks.items()},
     }
+    if declared:
+        data["declared"] = list(declared)
     return sha256_of(data)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
+    from spindle_cli.workload.after_update import Constrained, Following
     from spindle_cli.workload.settings.lengths import TaskLengths
     from spindle_cli.workload.types import FlowTask, Task, Workload
 
@@ -101,6 +102,8 @@ class Op:
             outputs, and a loss's graph behind the loss.
         contrasts: it compares every sample with every other; its shares gather what they compare.
         changes: of `parameters` and `buffers`, those that its forward was seen to change.
+        followed: of `parameters`, those that it does not compute with, and that others which it computes with
+            are moving averages of: its devices have them to move these.
     """
 
     index: int
@@ -121,6 +124,12 @@ class Op:
     results: tuple[str, ...] = ()
     contrasts: bool = False
     changes: tuple[str, ...] = ()
+    followed: tuple[str, ...] = ()
+
+    @property
+    def computed_with(self) -> tuple[str, ...]:
+        """Those of `parameters` that its forward uses."""
+        return tuple(name for name in self.parameters if name not in self.followed)
 
     @property
     def talks(self) -> bool:
@@ -209,6 +218,8 @@ class WorkloadGraph:
             traced in eval mode. Those that are only evaluated have that dataset in place of their own.
         evaluated_metaops: of the tasks that are only evaluated.
         lengths: by task, of those whose batches have several shapes, with which they were traced.
+        following: parameters that are moving averages of trained ones.
+        constraints: what is done to trained parameters after every update.
     """
 
     workload: Workload
@@ -218,6 +229,8 @@ class WorkloadGraph:
     evaluations: dict[str, TaskGraph] = field(default_factory=dict)
     evaluated_metaops: tuple[MetaOp, ...] = ()
     lengths: dict[str, TaskLengths] = field(default_factory=dict)
+    following: tuple[Following, ...] = ()
+    constraints: tuple[Constrained, ...] = ()
 
     def only_evaluated(self, name: str) -> WorkloadGraph:
         """One of the tasks that are only evaluated, by itself."""

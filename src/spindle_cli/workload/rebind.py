@@ -46,6 +46,6 @@ def _root_of(task: Task | FlowTask, known: TaskGraph) -> nn.Module:
 
 def _has_what_is_used(root: nn.Module, known: TaskGraph) -> bool:
     try:
-        return all(names_used(root, op.graph) == (op.parameters, op.buffers) for op in known.ops)
+        return all(names_used(root, op.graph) == (op.computed_with, op.buffers) for op in known.ops)
     except AttributeError:  # torch's for a name that is not there
         return False

@@ -95,6 +95,45 @@ class FlowTask:
 
 
 @dataclass(eq=False)
+class Constraint:
+    """What is done to a parameter after every update of the optimizer, under no_grad.
+
+    Attributes:
+        of: a trained parameter, or a module, of which it is all trained parameters.
+        clamp: (low, high), either of them None: as `parameter.clamp_(low, high)`.
+        unit_norm: a dimension, along which vectors get length 1:
+            `parameter.copy_(functional.normalize(parameter, dim=unit_norm))`. It needs whole vectors, so every
+            device with the parameter keeps its optimizer state and steps all of it.
+    """
+
+    of: nn.Parameter | nn.Module
+    clamp: tuple[float | None, float | None] | None = None
+    unit_norm: int | None = None
+
+
+Moment = Literal["after_update", "before_forward"]
+
+
+@dataclass(eq=False)
+class Follows:
+    """Parameters that are a moving average of trained ones, as a teacher is of its student:
+    `slow.mul_(decay).add_(fast, alpha=1 - decay)`, once a step, under no_grad.
+
+    Attributes:
+        slow: a parameter that takes no gradient, or a module of such ones.
+        fast: the trained parameter, or the module, that it follows; of modules, what has the same name.
+        decay: a number, or a function that is given the step's number, counted from 0.
+        when: "after_update": behind the optimizer's update of every step; "before_forward": ahead of the
+            first forward of every step, so of the first step too, and not behind the last.
+    """
+
+    slow: nn.Parameter | nn.Module
+    fast: nn.Parameter | nn.Module
+    decay: float | Callable[[int], float]
+    when: Moment = "after_update"
+
+
+@dataclass(eq=False)
 class Workload:
     """Several tasks that train one model together.
 
@@ -115,6 +154,8 @@ class Workload:
             embeddings over the same ones; None: none.
         tp_sequence: between the parts of a layer that tensor parallelism splits, its devices have a part of
             the sequence each, where nothing there looks at several positions.
+        constraints: on trained parameters, applied after every update, in their order.
+        follows: parameters that are moving averages of trained ones.
     """
 
     name: str
@@ -126,6 +167,8 @@ class Workload:
     tp_vocabulary: int | None = 1024
     tp_sequence: bool = False
     evaluated: Sequence[Task | FlowTask] = ()
+    constraints: Sequence[Constraint] = ()
+    follows: Sequence[Follows] = ()
 
     @property
     def all_tasks(self) -> tuple[Task | FlowTask, ...]:

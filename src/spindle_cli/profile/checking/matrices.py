@@ -165,14 +165,16 @@ class _Seen:
         given = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
         shapes = tuple(
             (parameter.shape, parameter.dtype, parameter.requires_grad)
-            for parameter in map(task.root.get_parameter, op.parameters)
+            for parameter in map(task.root.get_parameter, op.computed_with)
         )
         specs = tuple((spec.shape, spec.dtype, spec.batch_dim, spec.requires_grad) for spec in given)
-        key = op.kind, shapes, specs, op.parameters if op.target is None else None
+        key = op.kind, shapes, specs, op.computed_with if op.target is None else None
         if key not in self.known:
             self.known[key] = tuple(_uses_of(task, op))
         return {
-            dotted: use for dotted, use in zip(op.parameters, self.known[key], strict=True) if use is not None
+            dotted: use
+            for dotted, use in zip(op.computed_with, self.known[key], strict=True)
+            if use is not None
         }
 
 
@@ -183,7 +185,7 @@ def _uses_of(task: TaskGraph, op: Op) -> Iterator[_Use | None]:
     cuts = next((n for n in range(2, samples + 1) if samples % n == 0), 1)
     whole = _run(task, op, samples)
     part = whole if cuts == 1 or op.coupled else _run(task, op, samples // cuts)
-    for dotted in op.parameters:
+    for dotted in op.computed_with:
         of_whole, of_part = whole.get(dotted), part.get(dotted)
         if of_whole is None or of_part is None or of_whole.way != of_part.way:
             yield None
@@ -251,7 +253,7 @@ def _run(task: TaskGraph, op: Op, samples: int) -> dict[str, _Note]:
         state = fake_state(module, None)
         specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
         inputs = [fake_input(spec, samples) for spec in specs]
-    trained = {name: state[name] for name in op.parameters if state[name].requires_grad}
+    trained = {name: state[name] for name in op.computed_with if state[name].requires_grad}
     notes = {id(tensor): _Note() for tensor in trained.values()}
     with torch.random.fork_rng(devices=[]), mode, Remembering(), Unread(), torch.enable_grad():
         with _Watching(notes) as watching, with_state(module, state):

@@ -259,6 +259,10 @@ class GradientPool:
             for bucket in taken:
                 bucket.give_up()
 
+    def fetched_bucket(self, name: str) -> FlatBucket | None:
+        """The bucket of a parameter that is whole in passes alone; None: it is always whole, or not here."""
+        return next((bucket for bucket in self._fetched_buckets() if name in bucket.keys), None)
+
     def in_passes(self, part: int, group: int) -> tuple[PassBucket | FrozenBucket, ...]:
         """The buckets of a program's group that passes gather or sum themselves."""
         buckets = self._parts[part].buckets.get(group, ())

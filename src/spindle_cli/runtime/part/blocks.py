@@ -33,7 +33,7 @@ def sharding_of(
         for name, found in degrees.items()
         if (least := next(degree for degree in Sharding if degree in found)).is_fetched
         or table.is_trainable(name)
-        if not table.is_trainable(name) or groups.choice_of(name).treats_elements_alone
+        if not table.is_trainable(name) or groups.treats_elements_alone(name)
         if name not in gathered
     }
 

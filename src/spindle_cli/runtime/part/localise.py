@@ -213,7 +213,7 @@ class _Linked:
 
 def is_stepped_whole(key: str, train: TrainSettings, groups: OptimizerGroups) -> bool:
     """Whether every rank that holds a trained parameter, or this part of it, keeps its optimizer state."""
-    return not (train.shard_optimizer and groups.choice_of(key).treats_elements_alone)
+    return not (train.shard_optimizer and groups.treats_elements_alone(key))
 
 
 def _turns(request: RunRequest, plan: Plan, graph: WorkloadGraph, train: TrainSettings) -> Turns:

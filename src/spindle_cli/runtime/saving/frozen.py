@@ -46,17 +46,24 @@ def frozen_names(model: LocalModel) -> list[str]:
 
 def moving_names(model: LocalModel) -> set[str]:
     """Canonical names of those that none trains, and that an op which is not split uses: it may change them,
-    as one does that moves a teacher or a codebook. Ops that are split are known not to.
+    as one does that moves a teacher or a codebook. Ops that are split are known not to. And of those that are
+    moving averages of trained ones.
     """
     table, tasks = model.table, model.graph.tasks
     whole = {(name, op.index) for name, task in tasks.items() for op in task.ops if op.coupled}
-    return {
+    by_operators = {
         name for name in model.cuts.by_name if not table.is_trainable(name) and whole & {*table.users[name]}
     }
+    return by_operators | averages(model)
+
+
+def averages(model: LocalModel) -> set[str]:
+    """Canonical names of the moving averages of trained parameters."""
+    return {slow for each in model.graph.following for slow, _ in each.pairs}
 
 
 def moved_here(model: LocalModel) -> set[str]:
-    """Those of `moving_names` that an op of this rank may move: others may have them as they began."""
+    """Those of `moving_names` that this rank moves: others may have them as they began."""
     used = {
         name
         for local in model.slices.values()
@@ -64,7 +71,7 @@ def moved_here(model: LocalModel) -> set[str]:
         if op.coupled
         for name in model.table.of_op(local.wired.task.task.name, op.parameters)
     }
-    return used & moving_names(model)
+    return (used & moving_names(model)) | averages(model)
 
 
 def find_frozen(

@@ -65,17 +65,15 @@ def held_by(state: TrainState, rank: int) -> dict[str, HeldTensor]:
     Buffers and random states are copies; all else changes with the next update.
     """
     held = HeldTensors()
-    for key, parameter in state.model.trained.items():
+    moved = moved_here(state.model)
+    for key, parameter in state.model.parameters.items():
         name, shape, region = place_of(key, state.model)
+        if not parameter.requires_grad and name not in moved:
+            continue
         if key not in state.fetched:
             held.add_part(model_key(name), shape, region, parameter)
         for owned in state.fetched.get(key, ()):
             held.add_part(model_key(name), shape, region, owned.tensor, owned.part)
-    moved = moved_here(state.model)
-    for key, parameter in state.model.parameters.items() if moved else ():
-        name, shape, region = place_of(key, state.model)
-        if name in moved:
-            held.add_part(model_key(name), shape, region, parameter)
     for group in state.optimizers.groups:
         for owned in group.owned_ranges:
             for key, value in _state_of(owned, group, state):

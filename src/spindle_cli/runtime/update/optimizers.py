@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.runtime.update.average import WeightAverage
+from spindle_cli.runtime.update.constraints import Constraints
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
+from spindle_cli.workload.after_update import Constrained
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.optimizing.learning_rate import make_schedule
@@ -56,19 +58,25 @@ class GroupOptimizer:
 
 @dataclass(frozen=True)
 class Optimizers:
-    """All of a rank's. `average`: of what they step, if the train settings ask for one."""
+    """All of a rank's. `average`: of what they step, if the train settings ask for one. `constraints`: on it."""
 
     groups: tuple[GroupOptimizer, ...]
     average: WeightAverage | None = None
+    constraints: Constraints | None = None
 
     @classmethod
     def of(
-        cls, train: TrainSettings, groups: OptimizerGroups, owned_ranges: Sequence[OwnedRange]
+        cls,
+        train: TrainSettings,
+        groups: OptimizerGroups,
+        owned_ranges: Sequence[OwnedRange],
+        constraints: Sequence[Constrained] = (),
     ) -> Optimizers:
         """Make them.
 
         Args:
             owned_ranges: all that this rank steps.
+            constraints: of the workload.
 
         Raises:
             WorkloadError: an optimizer or the schedule is unknown, refused, or its arguments do not fit.
@@ -82,15 +90,20 @@ class Optimizers:
             if optimizer is not None:
                 made.append(GroupOptimizer(choice, own, optimizer, make_schedule(train, optimizer)))
         average = None if train.ema is None else WeightAverage(train.ema, owned_ranges)
-        return cls(tuple(made), average)
+        return cls(tuple(made), average, Constraints(constraints, owned_ranges) if constraints else None)
 
     def step_part(self, names: frozenset[str]) -> None:
         """Update those of these parameters that have gradients; `step` comes behind it."""
         for group in self.groups:
             group.step(names)
+        self._constrain(names)
+
+    def _constrain(self, names: frozenset[str] | None) -> None:
+        if self.constraints is not None:
+            self.constraints.apply(names)
 
     def step(self, skips: Tensor | None = None, names: frozenset[str] | None = None) -> None:
-        """Update the parameters that have gradients and the average of all, then move every learning rate to
+        """Update the parameters that have gradients, by their constraints, and the average of all, then move every learning rate to
         the next step.
 
         Args:
@@ -103,6 +116,7 @@ class Optimizers:
         if skips is None or all(map(skips_by_itself, stepped)) or not is_left_out(skips):
             for group in self.groups:
                 group.step(names)
+        self._constrain(names)
         if self.average is not None:
             self.average.update()
         for group in self.groups:

@@ -146,7 +146,7 @@ def _difference(planned: TaskGraph, found: TaskGraph) -> str | None:
 
 
 def _outside(op: Op) -> tuple[Any, ...]:
-    return op.fields, op.inputs, op.outputs, op.parameters, op.buffers, op.batch_norms, op.is_loss
+    return op.fields, op.inputs, op.outputs, op.computed_with, op.buffers, op.batch_norms, op.is_loss
 
 
 def _shares(op: Op) -> tuple[Any, ...] | None:

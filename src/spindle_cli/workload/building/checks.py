@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.types import FlowTask, Task, Workload
+from spindle_cli.workload.types import Constraint, FlowTask, Follows, Moment, Task, Workload
 
 _CLASSES = ("operators", "coupled", "contrastive")
-_LISTS = {"tasks": "tasks", "evaluated": "tasks", **dict.fromkeys(_CLASSES, "classes")}
+_LISTS = {
+    "tasks": "tasks",
+    "evaluated": "tasks",
+    **dict.fromkeys(_CLASSES, "classes"),
+    "constraints": "spindle_cli.Constraint",
+    "follows": "spindle_cli.Follows",
+}
 
 
 def check_workload(workload: Any, where: str) -> Workload:
@@ -47,6 +53,10 @@ def check_workload(workload: Any, where: str) -> Workload:
                 f"{where}: {names.count(name)} tasks are named {name!r}", hint="Give each task its own name."
             )
     _check_splitting(workload, where)
+    for constraint in workload.constraints:
+        _check_constraint(constraint, where)
+    for follows in workload.follows:
+        _check_follows(follows, where)
     return workload
 
 
@@ -136,3 +146,69 @@ def _check_task(task: Any, where: str, key: str) -> None:
         )
     if task.reduction not in ("mean", "sum"):
         raise WorkloadError(f"{where}: reduction is {task.reduction!r}, expected 'mean' or 'sum'")
+
+
+def _check_constraint(constraint: Any, where: str) -> None:
+    if not isinstance(constraint, Constraint):
+        raise WorkloadError(
+            f"{where}: constraints: found a {type(constraint).__name__}, expected spindle_cli.Constraint"
+        )
+    _require_parameters(constraint.of, f"{where}: constraints: of")
+    clamp, unit_norm = constraint.clamp, constraint.unit_norm
+    if (clamp is None) == (unit_norm is None):
+        raise WorkloadError(
+            f"{where}: constraints: clamp is {clamp!r} and unit_norm {unit_norm!r}, expected one of them",
+            hint="Such as Constraint(model.logit_scale, clamp=(0, 4.6)) or "
+            "Constraint(model.prototypes.weight, unit_norm=1); give several in a list.",
+        )
+    if clamp is not None and not _is_interval(clamp):
+        raise WorkloadError(
+            f"{where}: constraints: clamp is {clamp!r:.80}, expected (low, high) with low <= high, "
+            "one of which may be None",
+        )
+    if unit_norm is not None and (not isinstance(unit_norm, int) or isinstance(unit_norm, bool)):
+        raise WorkloadError(
+            f"{where}: constraints: unit_norm is {unit_norm!r:.80}, expected a dimension, such as 1"
+        )
+
+
+def _is_interval(clamp: Any) -> bool:
+    if not isinstance(clamp, tuple | list) or len(clamp) != 2:
+        return False
+    given = [end for end in clamp if end is not None]
+    if not given or not all(_is_number(end) for end in given):
+        return False
+    return len(given) < 2 or given[0] <= given[1]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _require_parameters(of: Any, key: str) -> None:
+    if not isinstance(of, nn.Parameter | nn.Module):
+        raise WorkloadError(f"{key} is a {type(of).__name__}, expected an nn.Parameter or an nn.Module")
+
+
+def _check_follows(follows: Any, where: str) -> None:
+    if not isinstance(follows, Follows):
+        raise WorkloadError(
+            f"{where}: follows: found a {type(follows).__name__}, expected spindle_cli.Follows"
+        )
+    for key in ("slow", "fast"):
+        _require_parameters(getattr(follows, key), f"{where}: follows: {key}")
+    if isinstance(follows.slow, nn.Parameter) != isinstance(follows.fast, nn.Parameter):
+        raise WorkloadError(
+            f"{where}: follows: slow is a {type(follows.slow).__name__} and fast a "
+            f"{type(follows.fast).__name__}, expected two parameters or two modules"
+        )
+    decay = follows.decay
+    if not callable(decay) and not (_is_number(decay) and 0 <= decay <= 1):
+        raise WorkloadError(
+            f"{where}: follows: decay is {decay!r:.80}, expected a number from 0 to 1, or a function of the "
+            "step that gives one"
+        )
+    if follows.when not in get_args(Moment):
+        raise WorkloadError(
+            f"{where}: follows: when is {follows.when!r:.80}, expected one of {', '.join(get_args(Moment))}"
+        )

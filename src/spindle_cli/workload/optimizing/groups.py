@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -44,11 +44,12 @@ class Candidate:
 @dataclass(frozen=True)
 class OptimizerGroups:
     """The optimizer groups of a workload. `choices`: their settings; `of`: canonical name -> index of the
-    group, of every trained parameter.
+    group, of every trained parameter. `whole`: names of those that a constraint needs all of.
     """
 
     choices: tuple[OptimizerChoice, ...]
     of: Mapping[str, int]
+    whole: frozenset[str] = frozenset()
 
     def of_key(self, key: str) -> int:
         """Group of a parameter, or of a fragment of one by its key."""
@@ -57,6 +58,11 @@ class OptimizerGroups:
     def choice_of(self, key: str) -> OptimizerChoice:
         """Settings of a parameter, or of a fragment."""
         return self.choices[self.of_key(key)]
+
+    def treats_elements_alone(self, key: str) -> bool:
+        """Whether a part of a parameter can be updated without the rest; of a fragment, whether of it."""
+        is_whole = key in self.whole or (key not in self.of and parse_key(key)[0] in self.whole)
+        return self.choice_of(key).treats_elements_alone and not is_whole
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Canonical names of each group's parameters, by its name; empty where the settings name no group."""
@@ -126,7 +132,9 @@ def groups_of_graph(train: TrainSettings, graph: WorkloadGraph) -> OptimizerGrou
     """
     _require_masters_kept(train, graph)
     roots = {name: task.root for name, task in graph.tasks.items()}
-    groups = optimizer_groups(train, roots)
+    _require_declared(train, graph)
+    whole = frozenset(each.name for each in graph.constraints if not each.treats_elements_alone)
+    groups = replace(optimizer_groups(train, roots), whole=whole)
     for name, candidate in trained_candidates(roots).items():
         choice = groups.choice_of(name)
         if candidate.parameter.is_complex():
@@ -157,6 +165,26 @@ def _require_complex(
     if train.local_sgd is not None:
         raise WorkloadError(
             f"train.local_sgd averages real numbers, and parameter {name} is {kind}", hint=hint
+        )
+
+
+def _require_declared(train: TrainSettings, graph: WorkloadGraph) -> None:
+    """Refuse train settings that do not go with what the workload does to parameters beside the optimizer."""
+    for key, names in (
+        ("follows", [slow for each in graph.following for slow, _ in each.pairs]),
+        ("constraints", [each.name for each in graph.constraints]),
+    ):
+        if names and train.local_sgd is not None:
+            raise WorkloadError(
+                f"train.local_sgd does not go with the workload's {key}, such as of {names[0]}: the mean of "
+                "the islands would be taken without",
+                hint="Leave local_sgd out.",
+            )
+    for each in graph.following if train.precision == "bf16" else ():
+        raise WorkloadError(
+            f"train.precision: bf16 holds {each.pairs[0][0]} in 8 bits, in which a moving average with a decay "
+            "near 1 never moves",
+            hint="Use precision: bf16-autocast, which holds parameters in float32.",
         )
 
 
@@ -197,6 +225,11 @@ def require_elementwise(groups: OptimizerGroups, split: frozenset[str]) -> None:
     """
     for name in sorted(split & groups.of.keys()):
         choice = groups.choice_of(name)
+        if name in groups.whole:
+            raise WorkloadError(
+                f"constraints: unit_norm of {name} takes whole vectors, and tensor parallelism splits it",
+                hint="Plan from a profile without tp > 1.",
+            )
         if choice.treats_elements_alone:
             continue
         reason = _WHOLE_ONLY.get(choice.optimizer, "it is not known to treat each element by itself")

@@ -46,7 +46,7 @@ class StateSizes:
             index = self._groups.of[name]
             kept = num_bytes * self._per_param[index]
             total += num_bytes
-            if self._shards and not self._groups.choices[index].treats_elements_alone:
+            if self._shards and not self._groups.treats_elements_alone(name):
                 whole += kept
                 stepped_whole += num_bytes
             else:

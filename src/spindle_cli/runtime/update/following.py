@@ -1,0 +1,130 @@
+"""Parameters that are moving averages of trained ones: each rank moves those that it has.
+
+Whoever has an average also has what it follows (`workload/after_update.py`), with the values of the last
+update. What is due behind an update is done when the averages are used next: ahead of the next step, of a
+checkpoint or of an evaluation. Until then nothing else changes what they follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.runtime.part.shards import Cut
+from spindle_cli.runtime.update.owned_ranges import OwnedRange
+from spindle_cli.workload.after_update import Following, move_towards
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """An average and what it follows. `number`: of the workload's `follows`."""
+
+    number: int
+    slow: Cut
+    fast: Cut
+
+
+class FollowingParameters:
+    """A rank's averages."""
+
+    def __init__(
+        self, following: Sequence[Following], model: LocalModel, pool: GradientPool, first_step: int
+    ) -> None:
+        """`first_step`: counted from 0; what is due behind the steps before it is done."""
+        self._following = tuple(following)
+        self._model = model
+        self._pool = pool
+        self._settled = first_step
+        self._fetched: Mapping[str, tuple[OwnedRange, ...]] = pool.fetched
+        cuts = model.cuts.by_name
+        self._pairs = [
+            _Pair(number, cuts[slow], cuts[fast])
+            for number, each in enumerate(self._following)
+            for slow, fast in each.pairs
+        ]
+
+    def begin_step(self, step: int) -> None:
+        """Move what is due ahead of a step, counted from 0, and first what is still due behind the one
+        before. Collective.
+        """
+        self.settle(step)
+        self._move(
+            {
+                number: each.decay_at(step)
+                for number, each in enumerate(self._following)
+                if each.when == "before_forward"
+            }
+        )
+
+    def settle(self, steps_done: int) -> None:
+        """Move what is due behind the last of so many steps, unless that is done. Collective."""
+        if steps_done == self._settled:
+            return
+        self._settled = steps_done
+        self._move(
+            {
+                number: each.decay_at(steps_done - 1)
+                for number, each in enumerate(self._following)
+                if each.when == "after_update"
+            }
+        )
+
+    def _move(self, decays: Mapping[int, float]) -> None:
+        """By the numbers of what is due."""
+        due = [pair for pair in self._pairs if pair.number in decays]
+        if not due:
+            return
+        self._pool.await_all_parameters()
+        with torch.no_grad():
+            for _, pairs in groupby(due, key=self._fetched_with):
+                together = list(pairs)
+                with self._whole([key for pair in together for key in _keys(pair.fast)]):
+                    for pair in together:
+                        self._move_pair(pair, decays[pair.number])
+
+    def _fetched_with(self, pair: _Pair) -> object:
+        """Pairs with the same of it, one behind the other, are moved while what they follow is whole once."""
+        if pair.fast.count > 1:  # which other ranks may have in other buckets
+            return pair.fast.name
+        return self._pool.fetched_bucket(pair.fast.name)
+
+    def _whole(self, keys: Sequence[str]) -> AbstractContextManager[object]:
+        return self._pool.whole(keys) if not self._fetched.keys().isdisjoint(keys) else nullcontext()
+
+    def _move_pair(self, pair: _Pair, decay: float) -> None:
+        for index in range(pair.slow.count):
+            key = pair.slow.key(index)
+            if key not in self._model.parameters:
+                continue
+            for slow, elements in self._held(key):
+                fast = self._part_of(pair, index)
+                if elements is not None:
+                    fast = fast.reshape(-1)[slice(*elements)]
+                move_towards(slow, fast, decay)
+
+    def _held(self, key: str) -> Iterator[tuple[Tensor, tuple[int, int] | None]]:
+        """What this rank has of an average's leaf, with the elements that it is of."""
+        if key not in self._fetched:
+            yield self._model.parameters[key].detach(), None
+        for owned in self._fetched.get(key, ()):
+            yield owned.tensor.detach(), owned.part
+
+    def _part_of(self, pair: _Pair, index: int) -> Tensor:
+        """Of what an average follows, which is whole here, what a leaf of the average follows."""
+        leaves = [self._model.parameters[key].detach() for key in _keys(pair.fast)]
+        fast = leaves[0] if len(leaves) == 1 else torch.cat(leaves, pair.fast.dim)
+        if pair.slow.count == 1:
+            return fast
+        first, last = pair.slow.span(index)
+        return fast.narrow(pair.slow.dim, first, last - first)
+
+
+def _keys(cut: Cut) -> list[str]:
+    return [cut.key(index) for index in range(cut.count)]

@@ -1,0 +1,263 @@
+"""What a workload does to parameters beside the optimizer: constraints after its update, and moving averages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.graph import Op, TaskGraph
+from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.types import Constraint, Follows, Moment, Workload
+
+
+@dataclass(frozen=True)
+class Constrained:
+    """A trained parameter, by canonical name, that is changed after every update. See `Constraint`."""
+
+    name: str
+    clamp: tuple[float | None, float | None] | None
+    unit_norm: int | None
+
+    @property
+    def treats_elements_alone(self) -> bool:
+        """Whether a part of the parameter can be treated without the rest."""
+        return self.unit_norm is None
+
+    def apply(self, values: Tensor) -> None:
+        """Change values of the parameter: of all of it, or where elements are treated alone, of any."""
+        if self.clamp is not None:
+            values.clamp_(*self.clamp)
+        else:
+            assert self.unit_norm is not None, "a constraint says one of them"
+            values.copy_(nn.functional.normalize(values, dim=self.unit_norm))
+
+
+@dataclass(frozen=True)
+class Following:
+    """Parameters that are moving averages of trained ones. See `Follows`.
+
+    Attributes:
+        pairs: canonical names, of the average and of what it follows.
+        decay: by the step, counted from 0.
+    """
+
+    pairs: tuple[tuple[str, str], ...]
+    decay: float | Callable[[int], float]
+    when: Moment
+
+    def decay_at(self, step: int) -> float:
+        """Of a step, counted from 0.
+
+        Raises:
+            WorkloadError: the workload's function gives no number from 0 to 1.
+        """
+        found = self.decay(step) if callable(self.decay) else self.decay
+        number = found.item() if isinstance(found, Tensor) and found.numel() == 1 else found
+        if not isinstance(number, int | float) or not 0 <= number <= 1:
+            raise WorkloadError(
+                f"follows: decay gave {found!r:.80} for step {step}, expected a number from 0 to 1"
+            )
+        return float(number)
+
+
+def move_towards(slow: Tensor, fast: Tensor, decay: float) -> None:
+    """Make a moving average of the next value, in place."""
+    slow.mul_(decay).add_(fast, alpha=1 - decay)
+
+
+def find_following(workload: Workload, tasks: Mapping[str, TaskGraph]) -> tuple[Following, ...]:
+    """What follows what, by canonical names.
+
+    Raises:
+        WorkloadError: it cannot; with the parameter and what to do.
+    """
+    table = ParameterTable.of_tasks(tasks)
+    known = {id(parameter): name for name, parameter in table.parameters.items()}
+    moved = _moved_by_operators(tasks, table)
+    found: list[Following] = []
+    slow_ones: set[str] = set()
+    for follows in workload.follows:
+        pairs = []
+        for slow, fast in _pairs(workload, follows):
+            names = _name(workload, slow, known, "slow"), _name(workload, fast, known, "fast")
+            _require_can_follow(workload, table, names)
+            if names[0] in slow_ones or names[0] in moved:
+                by = "another of the workload's follows" if names[0] in slow_ones else "an operator's forward"
+                raise _refusal(
+                    workload, f"{names[0]!r} is moved by {by} too", "Let one of them alone move it."
+                )
+            slow_ones.add(names[0])
+            pairs.append(names)
+        found.append(Following(tuple(pairs), follows.decay, follows.when))
+    return tuple(found)
+
+
+def _refusal(workload: Workload, what: str, hint: str) -> WorkloadError:
+    return WorkloadError(f"workload {workload.name!r}: follows: {what}", hint=hint)
+
+
+def _pairs(workload: Workload, follows: Follows) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+    """The parameters of two modules that have the same name."""
+    if isinstance(follows.slow, nn.Parameter):
+        assert isinstance(follows.fast, nn.Parameter), "checked where the workload was built"
+        yield follows.slow, follows.fast
+        return
+    assert isinstance(follows.fast, nn.Module), "checked where the workload was built"
+    slow, fast = (dict(module.named_parameters()) for module in (follows.slow, follows.fast))
+    odd = next((name for name in (*slow, *fast) if name not in slow or name not in fast), None)
+    if odd is not None or not slow:
+        what = "has no parameters" if odd is None else f"and fast have not both a parameter {odd!r}"
+        raise _refusal(
+            workload,
+            f"slow (a {type(follows.slow).__name__}) {what}",
+            "Give modules of the same structure, as copy.deepcopy makes them, or pairs of parameters by "
+            "themselves.",
+        )
+    yield from ((slow[name], fast[name]) for name in slow)
+
+
+def _name(workload: Workload, parameter: nn.Parameter, known: Mapping[int, str], key: str) -> str:
+    name = known.get(id(parameter))
+    if name is None:
+        raise _refusal(
+            workload,
+            f"{key} has a parameter of shape {tuple(parameter.shape)} that the module of no trained task holds",
+            "Let the task's module hold both (self.teacher = teacher; self.student = student).",
+        )
+    return name
+
+
+def _require_can_follow(workload: Workload, table: ParameterTable, names: tuple[str, str]) -> None:
+    slow, fast = (table.parameters[name] for name in names)
+    if table.is_trainable(names[0]):
+        raise _refusal(
+            workload,
+            f"slow has {names[0]!r}, which takes a gradient, so that the optimizer would move it too",
+            "Freeze it where it is built: teacher.requires_grad_(False).",
+        )
+    if not table.is_trainable(names[1]):
+        raise _refusal(
+            workload,
+            f"fast has {names[1]!r}, which is not trained",
+            "Follow what is trained; what does not move needs no average.",
+        )
+    if (slow.shape, slow.is_complex()) != (fast.shape, fast.is_complex()):
+        shapes = (
+            f"{str(each.dtype).removeprefix('torch.')} of shape {tuple(each.shape)}" for each in (slow, fast)
+        )
+        raise _refusal(
+            workload,
+            f"{names[0]!r} and {names[1]!r} are {' and '.join(shapes)}",
+            "Give parameters of one shape.",
+        )
+    if not table.users[names[0]]:
+        raise _refusal(
+            workload,
+            f"no loss of a trained task depends on {names[0]!r}",
+            "For an average of the weights that is only saved and evaluated, set `ema` in the train settings.",
+        )
+
+
+def _moved_by_operators(tasks: Mapping[str, TaskGraph], table: ParameterTable) -> set[str]:
+    """The parameters that operators change in their own forward."""
+    return {
+        table.names[task.task.name, name]
+        for task in tasks.values()
+        for op in task.ops
+        for name in op.changes
+        if name in op.parameters
+    }
+
+
+def hold_followed(tasks: Mapping[str, TaskGraph], following: tuple[Following, ...]) -> dict[str, TaskGraph]:
+    """The tasks, with the ops that use an average holding what it follows: so whoever has one has the other,
+    with the values that the last update gave it.
+
+    Raises:
+        WorkloadError: a task has an average without what it follows.
+    """
+    fast_of = {slow: fast for each in following for slow, fast in each.pairs}
+    if not fast_of:
+        return dict(tasks)
+    table = ParameterTable.of_tasks(tasks)
+    return {
+        name: replace(task, ops=tuple(_holding(op, task, table, fast_of) for op in task.ops))
+        for name, task in tasks.items()
+    }
+
+
+def _holding(op: Op, task: TaskGraph, table: ParameterTable, fast_of: Mapping[str, str]) -> Op:
+    own = table.of_op(task.task.name, op.parameters)
+    missing = dict.fromkeys(fast_of[name] for name in own if name in fast_of and fast_of[name] not in own)
+    if not missing:
+        return op
+    dotted = {canonical: name for (owner, name), canonical in table.names.items() if owner == task.task.name}
+    lacking = next((name for name in missing if name not in dotted), None)
+    if lacking is not None:
+        raise WorkloadError(
+            f"follows: task {task.task.name!r} uses a moving average of {lacking!r}, which its module does not "
+            "hold",
+            hint="Let the modules of all tasks that use the teacher hold the student too "
+            "(self.student = student).",
+        )
+    followed = tuple(dotted[name] for name in missing)
+    return replace(op, parameters=(*op.parameters, *followed), followed=followed)
+
+
+def find_constraints(workload: Workload, tasks: Mapping[str, TaskGraph]) -> tuple[Constrained, ...]:
+    """The constraints on trained parameters, by canonical name, in the order in which they are applied.
+
+    Raises:
+        WorkloadError: one is of nothing that is trained, or of a parameter without such a dimension.
+    """
+    table = ParameterTable.of_tasks(tasks)
+    known = {id(parameter): name for name, parameter in table.parameters.items()}
+    found: list[Constrained] = []
+    for constraint in workload.constraints:
+        names = [known[id(each)] for each in _constrained(constraint) if id(each) in known]
+        trained = [name for name in names if table.is_trainable(name)]
+        if not trained:
+            raise WorkloadError(
+                f"workload {workload.name!r}: constraints: no trained task's module holds a trained parameter "
+                f"of {type(constraint.of).__name__} {tuple(getattr(constraint.of, 'shape', ()))}",
+                hint="Give a parameter that a task trains.",
+            )
+        for name in trained:
+            _require_dimension(workload, name, table.parameters[name], constraint)
+            clamp = None if constraint.clamp is None else (constraint.clamp[0], constraint.clamp[1])
+            found.append(Constrained(name, clamp, constraint.unit_norm))
+    return tuple(found)
+
+
+def _constrained(constraint: Constraint) -> Iterator[nn.Parameter]:
+    if isinstance(constraint.of, nn.Parameter):
+        yield constraint.of
+    else:
+        yield from constraint.of.parameters()
+
+
+def _require_dimension(
+    workload: Workload, name: str, parameter: nn.Parameter, constraint: Constraint
+) -> None:
+    where = f"workload {workload.name!r}: constraints: {name}"
+    if parameter.is_complex() and constraint.clamp is not None:
+        raise WorkloadError(
+            f"{where} is {str(parameter.dtype).removeprefix('torch.')}, which has no order to clamp by",
+            hint="Keep it as pairs of real numbers, and let forward take torch.view_as_complex of them.",
+        )
+    dim = constraint.unit_norm
+    if dim is not None and not -parameter.dim() <= dim < parameter.dim():
+        raise WorkloadError(
+            f"{where} has shape {tuple(parameter.shape)}, which has no dimension {dim} (unit_norm)",
+            hint="Count dimensions from 0: rows of a matrix get length 1 by unit_norm=1.",
+        )
+
+
+def described(following: tuple[Following, ...], constraints: tuple[Constrained, ...]) -> list[object]:
+    """What a fingerprint says of them: whether a plan fits depends on who has what."""
+    said: list[object] = [["follows", each.when, [list(pair) for pair in each.pairs]] for each in following]
+    said += [["whole", each.name] for each in constraints if not each.treats_elements_alone]
+    return said
