@@ -280,9 +280,8 @@ class Training:
         batches, data_wait_s = self.model.train.accumulate, 0.0
         for number in range(step * batches, (step + 1) * batches):
             self.stopwatch.begin_step(apart)
-            if number == step * batches:
-                with self.stopwatch.timed(Activity.OPTIMIZER):
-                    self.following.begin_step(step)
+            with self.stopwatch.timed(Activity.OPTIMIZER):
+                self.following.begin_batch(step, tasks, begins_step=number == step * batches)
             asked_s, traced_s = time.perf_counter(), self.at_lengths.seconds
             with self.stopwatch.timed(Activity.DATA):
                 batch = self.feed.take()

@@ -1,8 +1,8 @@
-"""What a workload does to parameters beside the optimizer: constraints after its update, and moving averages."""
+"""What a workload does to parameters beside the optimizer: constraints after its update, moving averages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -42,11 +42,14 @@ class Following:
     Attributes:
         pairs: canonical names, of the average and of what it follows.
         decay: by the step, counted from 0.
+        forwards_of: the task whose forward makes them by itself, at its start: once for each of its batches,
+            of which a step may have several; None: they are declared.
     """
 
     pairs: tuple[tuple[str, str], ...]
     decay: float | Callable[[int], float]
     when: Moment
+    forwards_of: str | None = None
 
     def decay_at(self, step: int) -> float:
         """Of a step, counted from 0.
@@ -76,27 +79,66 @@ def find_following(workload: Workload, tasks: Mapping[str, TaskGraph]) -> tuple[
     """
     table = ParameterTable.of_tasks(tasks)
     known = {id(parameter): name for name, parameter in table.parameters.items()}
-    moved = _moved_by_operators(tasks, table)
     found: list[Following] = []
-    slow_ones: set[str] = set()
     for follows in workload.follows:
-        pairs = []
-        for slow, fast in _pairs(workload, follows):
-            names = _name(workload, slow, known, "slow"), _name(workload, fast, known, "fast")
-            _require_can_follow(workload, table, names)
-            if names[0] in slow_ones or names[0] in moved:
-                by = "another of the workload's follows" if names[0] in slow_ones else "an operator's forward"
-                raise _refusal(
-                    workload, f"{names[0]!r} is moved by {by} too", "Let one of them alone move it."
-                )
-            slow_ones.add(names[0])
-            pairs.append(names)
-        found.append(Following(tuple(pairs), follows.decay, follows.when))
+        pairs = tuple(
+            (_name(workload, slow, known, "slow"), _name(workload, fast, known, "fast"))
+            for slow, fast in _pairs(workload, follows)
+        )
+        for names in pairs:
+            _require_can_follow(_declared(workload), table, names)
+        found.append(Following(pairs, follows.decay, follows.when))
+    for task in tasks.values():
+        found += _made_by_forward(task, table)
+    _require_moved_once(workload, found, _moved_by_operators(tasks, table))
     return tuple(found)
 
 
+def _declared(workload: Workload) -> str:
+    return f"workload {workload.name!r}: follows"
+
+
 def _refusal(workload: Workload, what: str, hint: str) -> WorkloadError:
-    return WorkloadError(f"workload {workload.name!r}: follows: {what}", hint=hint)
+    return WorkloadError(f"{_declared(workload)}: {what}", hint=hint)
+
+
+def _made_by_forward(task: TaskGraph, table: ParameterTable) -> Iterator[Following]:
+    """What a task's forward moves; alike ones together."""
+    name = task.task.name
+    pairs: dict[float, list[tuple[str, str]]] = {}
+    for move in task.moves:
+        slow, fast = table.names[name, move.slow], table.names[name, move.fast]
+        where = f"{move.place}: " if move.place else ""
+        _require_can_follow(
+            f"{where}task {name!r}: forward moves {slow!r} between operators", table, (slow, fast)
+        )
+        other = next((user for user, _ in table.users[slow] if user != name), None)
+        if other is not None:
+            raise WorkloadError(
+                f"{where}task {name!r}: forward moves {slow!r}, which task {other!r} uses too: whether moved "
+                "or not depends on the order in which they run",
+                hint="Declare it in the workload, to be done once a step: follows=[Follows(teacher, student, "
+                'decay, "before_forward")].',
+            )
+        pairs.setdefault(move.decay, []).append((slow, fast))
+    for decay, found in pairs.items():
+        yield Following(tuple(found), decay, "before_forward", name)
+
+
+def _require_moved_once(workload: Workload, found: Sequence[Following], by_operators: Set[str]) -> None:
+    """Refuse an average that is moved in two ways, or is itself followed."""
+    seen: set[str] = set()
+    for slow, fast in (pair for each in found for pair in each.pairs):
+        if slow in seen or slow in by_operators:
+            by = "by two of these" if slow in seen else "by an operator's forward too"
+            raise _refusal(workload, f"{slow!r} is moved {by}", "Let one of them alone move it.")
+        seen.add(slow)
+        if fast in by_operators:
+            raise _refusal(
+                workload,
+                f"{slow!r} follows {fast!r}, which an operator's forward changes, maybe on another device",
+                "Let the operator compute with what it would become, without writing it.",
+            )
 
 
 def _pairs(workload: Workload, follows: Follows) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
@@ -124,40 +166,38 @@ def _name(workload: Workload, parameter: nn.Parameter, known: Mapping[int, str],
     if name is None:
         raise _refusal(
             workload,
-            f"{key} has a parameter of shape {tuple(parameter.shape)} that the module of no trained task holds",
+            f"{key} has a parameter of shape {tuple(parameter.shape)} that no trained task's module holds",
             "Let the task's module hold both (self.teacher = teacher; self.student = student).",
         )
     return name
 
 
-def _require_can_follow(workload: Workload, table: ParameterTable, names: tuple[str, str]) -> None:
+def _require_can_follow(where: str, table: ParameterTable, names: tuple[str, str]) -> None:
+    """Refuse an average, by its name and that of what it follows, that cannot be kept."""
     slow, fast = (table.parameters[name] for name in names)
     if table.is_trainable(names[0]):
-        raise _refusal(
-            workload,
-            f"slow has {names[0]!r}, which takes a gradient, so that the optimizer would move it too",
-            "Freeze it where it is built: teacher.requires_grad_(False).",
+        raise WorkloadError(
+            f"{where}: {names[0]!r} takes a gradient, so that the optimizer would move it too",
+            hint="Freeze it where it is built: teacher.requires_grad_(False).",
         )
     if not table.is_trainable(names[1]):
-        raise _refusal(
-            workload,
-            f"fast has {names[1]!r}, which is not trained",
-            "Follow what is trained; what does not move needs no average.",
+        raise WorkloadError(
+            f"{where}: {names[0]!r} would follow {names[1]!r}, which is not trained",
+            hint="Follow what is trained; what does not move needs no average.",
         )
     if (slow.shape, slow.is_complex()) != (fast.shape, fast.is_complex()):
         shapes = (
             f"{str(each.dtype).removeprefix('torch.')} of shape {tuple(each.shape)}" for each in (slow, fast)
         )
-        raise _refusal(
-            workload,
-            f"{names[0]!r} and {names[1]!r} are {' and '.join(shapes)}",
-            "Give parameters of one shape.",
+        raise WorkloadError(
+            f"{where}: {names[0]!r} and {names[1]!r} are {' and '.join(shapes)}",
+            hint="Give parameters of one shape.",
         )
     if not table.users[names[0]]:
-        raise _refusal(
-            workload,
-            f"no loss of a trained task depends on {names[0]!r}",
-            "For an average of the weights that is only saved and evaluated, set `ema` in the train settings.",
+        raise WorkloadError(
+            f"{where}: no loss of a trained task depends on {names[0]!r}",
+            hint="For an average of the weights that is only saved and evaluated, set `ema` in the train "
+            "settings.",
         )
 
 
@@ -198,8 +238,8 @@ def _holding(op: Op, task: TaskGraph, table: ParameterTable, fast_of: Mapping[st
     lacking = next((name for name in missing if name not in dotted), None)
     if lacking is not None:
         raise WorkloadError(
-            f"follows: task {task.task.name!r} uses a moving average of {lacking!r}, which its module does not "
-            "hold",
+            f"follows: task {task.task.name!r} uses a moving average of {lacking!r}, which its module does "
+            "not hold",
             hint="Let the modules of all tasks that use the teacher hold the student too "
             "(self.student = student).",
         )
@@ -221,8 +261,8 @@ def find_constraints(workload: Workload, tasks: Mapping[str, TaskGraph]) -> tupl
         trained = [name for name in names if table.is_trainable(name)]
         if not trained:
             raise WorkloadError(
-                f"workload {workload.name!r}: constraints: no trained task's module holds a trained parameter "
-                f"of {type(constraint.of).__name__} {tuple(getattr(constraint.of, 'shape', ()))}",
+                f"workload {workload.name!r}: constraints: no trained task's module holds a trained "
+                f"parameter of {type(constraint.of).__name__} {tuple(getattr(constraint.of, 'shape', ()))}",
                 hint="Give a parameter that a task trains.",
             )
         for name in trained:
@@ -258,6 +298,8 @@ def _require_dimension(
 
 def described(following: tuple[Following, ...], constraints: tuple[Constrained, ...]) -> list[object]:
     """What a fingerprint says of them: whether a plan fits depends on who has what."""
-    said: list[object] = [["follows", each.when, [list(pair) for pair in each.pairs]] for each in following]
+    said: list[object] = [
+        ["follows", each.when, each.forwards_of, [list(pair) for pair in each.pairs]] for each in following
+    ]
     said += [["whole", each.name] for each in constraints if not each.treats_elements_alone]
     return said

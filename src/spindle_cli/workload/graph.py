@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from spindle_cli.workload.after_update import Constrained, Following
     from spindle_cli.workload.settings.lengths import TaskLengths
+    from spindle_cli.workload.tracing.moves import Move
     from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
@@ -155,6 +156,7 @@ class TaskGraph:
         loss_inside: an operator that gives a loss itself, if the last one does; by its dotted name.
         opened: operators that were traced into, as the losses in them can then be split; by dotted name.
         decided: places where forward decides by the size of the batch, as the whole batch has it.
+        moves: moving averages of parameters that forward makes at its start, once for every batch.
         results: specs of what forward returns in its dict beside the loss, where they are kept; `left_out`:
             the keys of what has no row for each sample.
         varying: fields whose samples have other sizes in other batches, and along which of their dimensions;
@@ -170,6 +172,7 @@ class TaskGraph:
     loss_inside: str | None = None
     opened: tuple[str, ...] = ()
     decided: tuple[str, ...] = ()
+    moves: tuple[Move, ...] = ()
     results: dict[str, ValueSpec] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     varying: dict[str, tuple[bool, ...]] = field(default_factory=dict)

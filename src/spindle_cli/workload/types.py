@@ -102,8 +102,8 @@ class Constraint:
         of: a trained parameter, or a module, of which it is all trained parameters.
         clamp: (low, high), either of them None: as `parameter.clamp_(low, high)`.
         unit_norm: a dimension, along which vectors get length 1:
-            `parameter.copy_(functional.normalize(parameter, dim=unit_norm))`. It needs whole vectors, so every
-            device with the parameter keeps its optimizer state and steps all of it.
+            `parameter.copy_(functional.normalize(parameter, dim=unit_norm))`. It needs whole vectors, so
+            every device with the parameter keeps its optimizer state and steps all of it.
     """
 
     of: nn.Parameter | nn.Module

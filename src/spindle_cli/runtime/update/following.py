@@ -7,7 +7,7 @@ checkpoint or of an evaluation. Until then nothing else changes what they follow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
@@ -50,16 +50,18 @@ class FollowingParameters:
             for slow, fast in each.pairs
         ]
 
-    def begin_step(self, step: int) -> None:
-        """Move what is due ahead of a step, counted from 0, and first what is still due behind the one
-        before. Collective.
+    def begin_batch(self, step: int, tasks: Collection[str], *, begins_step: bool) -> None:
+        """Move what is due ahead of one of a step's batches of these tasks; with `begins_step` what is due
+        ahead of a step, counted from 0, too, and first what is still due behind the one before. Collective.
         """
-        self.settle(step)
+        if begins_step:
+            self.settle(step)
         self._move(
             {
                 number: each.decay_at(step)
                 for number, each in enumerate(self._following)
                 if each.when == "before_forward"
+                if (begins_step if each.forwards_of is None else each.forwards_of in tasks)
             }
         )
 

@@ -58,7 +58,9 @@ class GroupOptimizer:
 
 @dataclass(frozen=True)
 class Optimizers:
-    """All of a rank's. `average`: of what they step, if the train settings ask for one. `constraints`: on it."""
+    """All of a rank's. `average`: of what they step, if the train settings ask for one; `constraints`: on
+    that.
+    """
 
     groups: tuple[GroupOptimizer, ...]
     average: WeightAverage | None = None
@@ -103,8 +105,8 @@ class Optimizers:
             self.constraints.apply(names)
 
     def step(self, skips: Tensor | None = None, names: frozenset[str] | None = None) -> None:
-        """Update the parameters that have gradients, by their constraints, and the average of all, then move every learning rate to
-        the next step.
+        """Update the parameters that have gradients, apply constraints, update the average of all, then move
+        every learning rate to the next step.
 
         Args:
             names: of the parameters that are not updated yet; None: of all.

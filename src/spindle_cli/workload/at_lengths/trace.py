@@ -124,6 +124,9 @@ def _difference(planned: TaskGraph, found: TaskGraph) -> str | None:
     ways = [[op.target or "its loss" for op in graph.ops] for graph in (planned, found)]
     if ways[0] != ways[1]:
         return f"it runs {', '.join(ways[1])} in place of {', '.join(ways[0])}"
+    moves = [[(move.slow, move.fast, move.decay) for move in graph.moves] for graph in (planned, found)]
+    if moves[0] != moves[1]:
+        return "it moves parameters in another way"
     for before, now in zip(planned.ops, found.ops, strict=True):
         name = now.target or "its loss"
         if _outside(before) != _outside(now):

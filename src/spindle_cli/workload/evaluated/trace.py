@@ -16,6 +16,7 @@ from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.sharing import still_buffers, tensors_of
 from spindle_cli.workload.metaops.task import analyse_task
 from spindle_cli.workload.names.modules import root_of
+from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.splitting.moved_parameters import refuse_shared_moves
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
@@ -66,6 +67,14 @@ def _traced(
         results = bool(task.metrics)
         found = analyse_task(task, workload, finder, keeps_results=results, shapes=shapes, like=trained)
     refuse_shared_moves({task.name: found})
+    if found.moves:
+        raise refusal(
+            task.name,
+            f"forward moves {found.moves[0].slow!r} in eval mode too, so that to evaluate would change what "
+            "is trained",
+            found.moves[0].place,
+            "Move it in training alone: `if self.training:`.",
+        )
     if trained is None:
         return replace(found, varying=_padded(task, found))
     _require_same_way(trained, found)

@@ -81,7 +81,9 @@ def _analyse_with(
 
     def traced_into(names: tuple[str, ...]) -> TaskGraph:
         traced = trace_task(task, workload, samples, finder.observer, names)
-        return replace(made_of(task.module, traced.graph), opened=names, decided=traced.decided)
+        return replace(
+            made_of(task.module, traced.graph), opened=names, decided=traced.decided, moves=traced.moves
+        )
 
     if like is not None:
         return traced_into(like.opened)

@@ -182,8 +182,8 @@ def _require_declared(train: TrainSettings, graph: WorkloadGraph) -> None:
             )
     for each in graph.following if train.precision == "bf16" else ():
         raise WorkloadError(
-            f"train.precision: bf16 holds {each.pairs[0][0]} in 8 bits, in which a moving average with a decay "
-            "near 1 never moves",
+            f"train.precision: bf16 holds {each.pairs[0][0]} in 8 bits, in which a moving average with a "
+            "decay near 1 never moves",
             hint="Use precision: bf16-autocast, which holds parameters in float32.",
         )
 

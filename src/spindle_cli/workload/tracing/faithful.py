@@ -23,6 +23,7 @@ from spindle_cli.workload.building.attributes import give_hooks, hooks_of
 from spindle_cli.workload.building.writes import written_by
 from spindle_cli.workload.graph import CONSTANT
 from spindle_cli.workload.refuse import place_of_caller, refusal
+from spindle_cli.workload.tracing.moves import DECLARE, Moves
 from spindle_cli.workload.tracing.proxies.capturing import MARKS
 from spindle_cli.workload.tracing.proxies.grids import keeps_for_generating
 from spindle_cli.workload.tracing.proxies.scratch import Scratch
@@ -70,12 +71,13 @@ def refuse_question(task: str, name: str) -> None:
 
 @contextlib.contextmanager
 def nothing_is_frozen(
-    task: str, root: nn.Module, scratch: Scratch, is_looking: Callable[[], bool]
+    task: str, root: nn.Module, scratch: Scratch, is_looking: Callable[[], bool], moves: Moves
 ) -> Iterator[None]:
     """Refuse, inside, what `forward` would do only while it is traced; leave the modules as they were.
 
     Args:
         scratch: which attributes may be set to traced values.
+        moves: takes what it writes into parameters.
         is_looking: whether modules are being run to find out what is known, which changes nothing.
 
     Raises:
@@ -88,8 +90,8 @@ def nothing_is_frozen(
     try:
         with (
             _attributes_kept(task, root, scratch, is_looking),
-            _memory_kept(task, root, is_looking),
-            _NothingDone(task, root, is_looking),
+            _memory_kept(task, root, is_looking, moves),
+            _NothingDone(task, root, is_looking, moves),
         ):
             yield
     finally:
@@ -172,8 +174,10 @@ def _is_normed(module: nn.Module, name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _memory_kept(task: str, root: nn.Module, is_looking: Callable[[], bool]) -> Iterator[None]:
-    """Refuse other memory for a parameter or buffer, no operation of torch: `teacher.data = ...`."""
+def _memory_kept(task: str, root: nn.Module, is_looking: Callable[[], bool], moves: Moves) -> Iterator[None]:
+    """Refuse other memory for a parameter or buffer, no operation of torch: `teacher.data = ...`; but for a
+    moving average.
+    """
     names = {id(tensor): name for name, tensor in [*root.named_parameters(), *root.named_buffers()]}
     tensor_class: Any = Tensor
     original: Any = tensor_class.__base__.data
@@ -181,7 +185,10 @@ def _memory_kept(task: str, root: nn.Module, is_looking: Callable[[], bool]) -> 
     def give(tensor: Tensor, value: Any) -> None:
         name = names.get(id(tensor))
         if name is not None and not is_looking():
-            raise _frozen(task, f"forward changes {name!r} between operators", place_of_caller())
+            if moves.assign(name, value):
+                return
+            what = f"forward changes {name!r} between operators"
+            raise _frozen(task, what, place_of_caller(), f"{DECLARE} Or: {_IN_OPERATOR}")
         original.__set__(tensor, value)
 
     tensor_class.data = property(original.__get__, give)
@@ -192,11 +199,14 @@ def _memory_kept(task: str, root: nn.Module, is_looking: Callable[[], bool]) -> 
 
 
 class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Refuses operators that draw, or change a parameter or buffer, while `forward` is traced."""
+    """Refuses operators that draw, or change a buffer or parameter, while `forward` is traced; but moving
+    averages of parameters are noted.
+    """
 
-    def __init__(self, task: str, root: nn.Module, is_looking: Callable[[], bool]) -> None:
+    def __init__(self, task: str, root: nn.Module, is_looking: Callable[[], bool], moves: Moves) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._task = task
+        self._moves = moves
         self._is_looking = is_looking
         tensors = [*root.named_parameters(), *root.named_buffers()]
         self._held = {tensor.untyped_storage()._cdata: name for name, tensor in tensors}
@@ -204,15 +214,16 @@ class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not self._is_looking():
-            self._check(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        if self._is_looking():
+            return func(*args, **(kwargs or {}))
+        self._check(func, args, kwargs or {})
+        return self._moves.run(func, args, kwargs or {})
 
     def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise _frozen(self._task, "forward draws random numbers between operators", place_of_caller())
         for tensor in written_by(func, args, kwargs):
             name = self._held.get(tensor.untyped_storage()._cdata)
-            if name is not None:
+            if name is not None and not self._moves.holds(tensor):
                 what = f"forward changes {name!r} between operators"
                 raise _frozen(self._task, what, place_of_caller())

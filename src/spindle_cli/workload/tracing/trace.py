@@ -20,6 +20,7 @@ from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.refuse import place_of_caller, place_of_error, refusal
 from spindle_cli.workload.tracing.faithful import note_contexts, nothing_is_frozen, refuse_question
 from spindle_cli.workload.tracing.inplace import is_in_place_name
+from spindle_cli.workload.tracing.moves import Move, Moves
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.proxies import selecting
 from spindle_cli.workload.tracing.proxies.asking import classes_are_known, draws_are_sized
@@ -288,10 +289,13 @@ def _flattened(batch: fx.Node) -> tuple[str, str, tuple[Any, ...], dict[str, Any
 
 @dataclass(frozen=True)
 class Traced:
-    """A task's forward as a graph; `decided`: where it has decided by the size of the batch."""
+    """A task's forward as a graph; `decided`: where it has decided by the size of the batch; `moves`: moving
+    averages that it makes.
+    """
 
     graph: fx.Graph
     decided: tuple[str, ...]
+    moves: tuple[Move, ...]
 
 
 def trace_task(
@@ -315,6 +319,7 @@ def trace_task(
     check_signature(task, tuple(samples))
     inside = tuple(task.module.get_submodule(name) for name in opened)
     tracer = OperatorTracer(workload.operator_classes, task, samples, observer, inside)
+    moves = Moves(task.name, task.module, lambda: tracer.graph)
     try:
         with (
             creators_traced(tracer),
@@ -325,7 +330,7 @@ def trace_task(
             grids_are_calls(task.module, tracer),
             torch.enable_grad(),
             not_validated(),
-            nothing_is_frozen(task.name, task.module, tracer.scratch, tracer.is_looking),
+            nothing_is_frozen(task.name, task.module, tracer.scratch, tracer.is_looking, moves),
             tracer.autocast.seeing(tracer.refuse_question),
             MadeInFloat64(tracer.is_looking),
         ):
@@ -337,7 +342,7 @@ def trace_task(
     forget_equal_twins(task.module)
     end = next(node for node in graph.nodes if node.op == "output")
     end.meta["place"] = place_of_function(type(task.module).forward)
-    return Traced(graph, tuple(tracer.known.decided))
+    return Traced(graph, tuple(tracer.known.decided), moves.found)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,246 @@
+"""Moving averages that a forward makes between operators: a teacher that follows its student, as BYOL, DINO
+and MoCo have it.
+
+    with torch.no_grad():
+        for slow, fast in zip(self.teacher.parameters(), self.student.parameters()):
+            slow.mul_(0.99).add_(fast, alpha=0.01)
+
+While a forward is traced, nothing of it is done. What it would make of each parameter is kept as a sum of
+parameters, each times a number; what that comes to is done by whoever has them, as if it were declared
+(`Workload.follows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from spindle_cli.workload.building.writes import written_by
+from spindle_cli.workload.refuse import place_of_caller, refusal
+
+DECLARE = (
+    "Declare it in the workload, where it is done by whoever holds the parameters: "
+    "follows=[Follows(teacher, student, decay)] for a moving average, constraints=[Constraint(parameter, "
+    "clamp=(low, high))] for bounds."
+)
+# By how much the numbers of an average may miss 1 together: 0.999 and 0.001 as they are rounded.
+_ROUNDING = 1e-6
+
+# A sum of parameters by their dotted names, each times a number.
+Sum = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Move:
+    """`slow` becomes `decay` times itself and the rest of `fast`, by dotted names. `place`: in user code."""
+
+    slow: str
+    fast: str
+    decay: float
+    place: str | None
+
+
+class Moves:
+    """What a forward that is traced would make of the parameters of its task."""
+
+    def __init__(self, task: str, root: nn.Module, nodes: Callable[[], fx.Graph]) -> None:
+        """`nodes`: gives the trace so far."""
+        self._task = task
+        self._root = root
+        self._graph = nodes
+        self._parameters = dict(root.named_parameters())
+        self._names = {each.untyped_storage()._cdata: name for name, each in self._parameters.items()}
+        self._now: dict[str, Sum] = {}  # of those that are changed
+        self._places: dict[str, str | None] = {}
+        self._made: dict[int, tuple[Tensor, Sum]] = {}  # by storage, with the tensor, so that it stays
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a parameter, or another name of all of it."""
+        name = self._names.get(tensor.untyped_storage()._cdata)
+        return name is not None and _is_all_of(tensor, self._parameters[name])
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Do a call of torch's, but write nothing into parameters.
+
+        Raises:
+            WorkloadError: it writes something into one that is no sum of parameters.
+        """
+        written = written_by(func, args, kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        found = self._sums(name.removesuffix("_"), args, kwargs) if self._takes_known(args) else None
+        if not any(self.holds(tensor) for tensor in written):
+            result = func(*args, **kwargs)
+            self._note(written or result, found)
+            return result
+        for number, tensor in enumerate(written):
+            self._write(tensor, None if found is None else found[number])
+        return None if name.startswith("_foreach") else args[0]
+
+    def assign(self, name: str, value: Any) -> bool:
+        """Forward gives a parameter other memory (`slow.data = value`). Whether that is a sum of parameters,
+        which is then noted.
+        """
+        found = self._sum_of(value) if isinstance(value, Tensor) and name in self._parameters else None
+        if found is None:
+            return False
+        self._set(name, found)
+        return True
+
+    @property
+    def found(self) -> tuple[Move, ...]:
+        """All of them, in the order of the parameters.
+
+        Raises:
+            WorkloadError: one is no moving average of another parameter.
+        """
+        return tuple(self._move(name) for name in self._parameters if name in self._now)
+
+    def _move(self, slow: str) -> Move:
+        sum_ = {name: factor for name, factor in self._now[slow].items() if factor != 0}
+        others = [name for name in sum_ if name != slow]
+        if len(others) != 1 or abs(sum(sum_.values()) - 1) > _ROUNDING:
+            terms = " + ".join(f"{factor:.6g} {name}" for name, factor in sum_.items()) or "0"
+            raise refusal(
+                self._task,
+                f"forward makes of {slow!r} between operators {terms}, which is no moving average of another "
+                "parameter",
+                self._places[slow],
+                "Let the factors of the two be 1 together. Or compute with what it would become, without "
+                "writing it.",
+            )
+        return Move(slow, others[0], sum_.get(slow, 0.0), self._places[slow])
+
+    def _write(self, tensor: Tensor, found: Sum | None) -> None:
+        name = self._names.get(tensor.untyped_storage()._cdata)
+        if name is None:
+            return
+        if found is None or not _is_all_of(tensor, self._parameters[name]) or self._would_be_trained(name):
+            raise refusal(
+                self._task,
+                f"forward changes {name!r} between operators, which a trace does once and for all",
+                place_of_caller(),
+                DECLARE,
+            )
+        self._set(name, found)
+
+    def _would_be_trained(self, name: str) -> bool:
+        """Whether autograd would see what is written."""
+        return torch.is_grad_enabled() and self._parameters[name].requires_grad
+
+    def _set(self, name: str, found: Sum) -> None:
+        if self._is_used(name):
+            raise refusal(
+                self._task,
+                f"forward changes {name!r} between operators after it has computed with it",
+                place_of_caller(),
+                "Change it at the start of forward. " + DECLARE,
+            )
+        self._now[name] = found
+        self._places[name] = place_of_caller()
+
+    def _is_used(self, name: str) -> bool:
+        parameter = self._parameters[name]
+        for node in self._graph().nodes:
+            if node.op == "call_module":
+                if any(each is parameter for each in self._root.get_submodule(str(node.target)).parameters()):
+                    return True
+            elif node.op == "get_attr" and self._parameters.get(str(node.target)) is parameter:
+                return True
+        return False
+
+    def _takes_known(self, args: tuple[Any, ...]) -> bool:
+        return any(self._sum_of(tensor) is not None for tensor in _tensors(args))
+
+    def _sum_of(self, tensor: Any) -> Sum | None:
+        """What a tensor has; None: something else than a sum of parameters."""
+        if not isinstance(tensor, Tensor):
+            return None
+        storage = tensor.untyped_storage()._cdata
+        name = self._names.get(storage)
+        if name is not None:
+            is_all = _is_all_of(tensor, self._parameters[name])
+            return self._now.get(name, {name: 1.0}) if is_all else None
+        made = self._made.get(storage)
+        return made[1] if made is not None and _is_all_of(tensor, made[0]) else None
+
+    def _note(self, given: Any, found: list[Sum | None] | None) -> None:
+        for number, tensor in enumerate(_tensors(given)):
+            storage = tensor.untyped_storage()._cdata
+            if storage in self._names:
+                continue
+            known = None if found is None or number >= len(found) else found[number]
+            if known is None:
+                self._made.pop(storage, None)
+            else:
+                self._made[storage] = tensor, known
+
+    def _sums(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Sum | None] | None:
+        """What a call gives, of each tensor; None: nothing is known of such calls."""
+        if name.startswith("_foreach_"):
+            lists = [each for each in args if isinstance(each, list | tuple)]
+            if any(len(each) != len(lists[0]) for each in lists):
+                return None
+            one = name.removeprefix("_foreach_")
+            each_args = (
+                tuple(arg[number] if isinstance(arg, list | tuple) else arg for arg in args)
+                for number in range(len(lists[0]))
+            )
+            return [self._sum(one, own, kwargs) for own in each_args]
+        return [self._sum(name, args, kwargs)]
+
+    def _sum(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sum | None:
+        sums = [self._sum_of(each) for each in args]
+        numbers = [each if isinstance(each, int | float) else None for each in args]
+        first = sums[0]
+        match name, len(args):
+            case (("detach" | "clone" | "alias" | "view_as" | "lift_fresh"), _):
+                return first
+            case "neg", 1:
+                return None if first is None else _times(first, -1)
+            case "copy", (2 | 3):
+                return sums[1]
+            case "mul", 2:
+                known, factor = (first, numbers[1]) if first is not None else (sums[1], numbers[0])
+                return None if known is None or factor is None else _times(known, factor)
+            case "div", 2 if not kwargs:
+                return None if first is None or not numbers[1] else _times(first, 1 / numbers[1])
+            case (("add" | "sub"), (2 | 3)):
+                alpha = kwargs.get("alpha", args[2] if len(args) == 3 else 1)
+                if first is None or sums[1] is None or not isinstance(alpha, int | float):
+                    return None
+                return _added(first, _times(sums[1], alpha if name == "add" else -alpha))
+            case "lerp", 3:
+                if first is None or sums[1] is None or numbers[2] is None:
+                    return None
+                return _added(_times(first, 1 - numbers[2]), _times(sums[1], numbers[2]))
+        return None
+
+
+def _is_all_of(tensor: Tensor, whole: Tensor) -> bool:
+    """Whether a tensor in the memory of another has its elements in the same order, and no others."""
+    return (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype) == (
+        whole.shape,
+        whole.stride(),
+        whole.storage_offset(),
+        whole.dtype,
+    )
+
+
+def _times(sum_: Sum, factor: float) -> Sum:
+    return {name: factor * each for name, each in sum_.items()}
+
+
+def _added(one: Sum, other: Sum) -> Sum:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in (*one, *other)}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)

@@ -1,0 +1,175 @@
+"""Averages that follow trained parameters, and bounds on these, are what a plain loop makes by hand, wherever
+teacher and student run and whatever devices share out.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from case_runs import ADAMW, Case, captured, run_cases
+from following_toys import DECAY, HIGH, LOW, grows
+from hand_plans import Placement
+from plain_loop import PlainTraining
+from test_training_is_exact import close
+from torch import nn
+
+from spindle_cli.checkpoint.files import find_checkpoint
+from spindle_cli.checkpoint.whole import WholeTensors
+from spindle_cli.files.fragments import parse_key
+from spindle_cli.files.run_files import read_metrics
+from spindle_cli.files.sharding import Sharding
+
+MOMENTUM = {"optimizer": "SGD", "lr": 0.3, "optimizer_args": {"momentum": 0.9}}
+TOYS = "following_toys"
+# Teacher and student on devices of their own, on common ones, and partly so.
+APART: tuple[Placement, ...] = (
+    ("one/teacher", (0, 2), (2, 3)),
+    ("one/teacher", (2, 3), (3,)),
+    ("one/student", (0, 3), (0, 1)),
+    ("two/teacher", (0, 3), (1,)),
+    ("two/student", (0, 1), (0,)),
+    ("two/student", (1, 3), (3, 2)),
+    ("one/loss", (0, 1), (0, 3)),
+    ("two/loss", (0, 1), (1,)),
+)
+# All by one team, so that what teacher and student have is shared out as ops use it.
+TOGETHER: tuple[Placement, ...] = tuple(
+    (f"{task}/{part}", (0, length), (0, 1, 2, 3))
+    for part, length in (("teacher", 3), ("student", 3), ("loss", 1))
+    for task in ("one", "two")
+)
+# The teacher in two parts, the student in four and in two; neither everywhere.
+SPLIT: tuple[Placement, ...] = (
+    ("one/teacher", (0, 3), (2, 3), 2),
+    ("one/student", (0, 2), (0, 1, 2, 3), 4),
+    ("one/student", (2, 3), (0, 1), 2),
+    ("two/teacher", (0, 3), (0, 1)),
+    ("two/student", (0, 3), (2, 3), 2),
+    ("one/loss", (0, 1), (1,)),
+    ("two/loss", (0, 1), (0, 2)),
+)
+BEFORE = {"when": "before_forward"}
+FROM_THE_FIRST = Case("saved", APART, TOYS, args=BEFORE, train=ADAMW, steps=2, checkpoint_every=1)
+CASES = (
+    Case("apart", APART, TOYS, train=MOMENTUM),
+    Case("ahead", APART, TOYS, args=BEFORE, train={**ADAMW, "accumulate": 2}, apart=1),
+    Case("whole", APART, TOYS, args={"schedule": True}, train={**MOMENTUM, "shard_optimizer": False}),
+    Case("by-parts", APART, TOYS, train={**MOMENTUM, "shard_optimizer": False}, by_parts=True, apart=2),
+    Case("clipped", APART, TOYS, args=BEFORE, train={**MOMENTUM, "clip_norm": 0.2}),
+    Case("gradients", TOGETHER, TOYS, train=MOMENTUM, sharding=Sharding.GRADIENTS, apart=3),
+    Case(
+        "parameters",
+        TOGETHER,
+        TOYS,
+        args={"schedule": True, **BEFORE},
+        train={**ADAMW, "accumulate": 2},
+        sharding=Sharding.PARAMETERS,
+        weights=(1, 3, 2, 5),
+        micro_batches={"one": 2},
+        apart=4,
+    ),
+    Case("kept", TOGETHER, TOYS, train=MOMENTUM, sharding=Sharding.KEPT, apart=5),
+    Case("split", SPLIT, TOYS, train=MOMENTUM),
+    Case("split-ahead", SPLIT, TOYS, args={"schedule": True, **BEFORE}, train=ADAMW),
+    FROM_THE_FIRST,
+    Case("gone-on", APART, TOYS, args=BEFORE, train=ADAMW, goes_on_with="saved"),
+    Case(
+        "saved-shared-out",
+        TOGETHER,
+        TOYS,
+        train=MOMENTUM,
+        steps=2,
+        checkpoint_every=1,
+        sharding=Sharding.PARAMETERS,
+        apart=6,
+    ),
+    Case("gone-on-split", SPLIT, TOYS, train=MOMENTUM, goes_on_with="saved-shared-out"),
+    Case("evaluated", APART, TOYS, train={**MOMENTUM, "eval_every": 1}),
+)
+
+
+@pytest.fixture(scope="module")
+def followed(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("followed")
+    run_cases(forker, CASES, 4, folder, fails=False)
+    return folder
+
+
+def by_hand(case: Case, folder: Path) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    """A plain loop: losses, and all parameters at the end."""
+    training = PlainTraining(str(folder / case.name / "workload.yaml"), torch.float64)
+    model = training.tasks[0].module
+
+    @torch.no_grad()
+    def follow(step: int) -> None:
+        decay = grows(step) if case.args.get("schedule") else DECAY
+        for slow, fast in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+            slow.mul_(decay).add_(fast, alpha=1 - decay)
+
+    @torch.no_grad()
+    def constrain() -> None:
+        model.scale.clamp_(LOW, HIGH)
+        for parameter in model.student.blocks[1].down.parameters():
+            parameter.clamp_(max=HIGH)
+        model.prototypes.copy_(nn.functional.normalize(model.prototypes, dim=1))
+
+    losses = []
+    ahead = case.args.get("when") == "before_forward"
+    for step in range(3 if case.goes_on_with else case.steps):
+        if ahead:
+            follow(step)
+        losses.append(training.step(step)[0])
+        constrain()
+        if not ahead:
+            follow(step)
+    return losses, training.values
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_is_what_a_plain_loop_makes_by_hand(case: Case, followed: Path) -> None:
+    losses, values = by_hand(case, followed)
+    if case.goes_on_with is None and not any(each.goes_on_with == case.name for each in CASES):
+        for line, expected in zip(read_metrics(followed / case.name), losses, strict=True):
+            assert line.task_losses == pytest.approx(expected, rel=1e-10)
+    held = captured(followed / case.name, "final", 4)
+    seen = set()
+    for rank, tensors in enumerate(held):
+        for key, tensor in tensors.items():
+            name, part = parse_key(key)
+            expected = values[name]
+            if part is not None:
+                expected = expected.narrow(part.dim, part.first, part.last - part.first)
+            assert close(tensor, expected, 1e-10), f"{case.name}: {key} on rank {rank}"
+            seen.add(name)
+    assert seen == set(values)
+
+
+@pytest.mark.processes
+def test_the_bounds_are_reached_and_the_teacher_has_moved(followed: Path) -> None:
+    _, values = by_hand(CASES[0], followed)
+    assert values["one.scale"].item() in (LOW, HIGH)
+    assert (values["one.student.blocks.1.down.weight"] == HIGH).sum() > 3
+    initial = captured(followed / "apart", "initial", 4)[3]
+    assert not torch.allclose(initial["one.teacher.mix"], values["one.teacher.mix"], atol=1e-3)
+
+
+@pytest.mark.processes
+def test_a_checkpoint_has_the_teacher_as_it_was_moved(followed: Path) -> None:
+    found = find_checkpoint(followed / "saved-shared-out", step=2)
+    _, values = by_hand(next(case for case in CASES if case.name == "saved-shared-out"), followed)
+    with WholeTensors(found.folder, found.checkpoint) as saved:
+        for name in ("one.teacher.mix", "one.teacher.blocks.0.up.weight"):
+            assert close(saved.read(f"model.{name}"), values[name], 1e-10)
+
+
+@pytest.mark.processes
+def test_it_goes_on_bit_for_bit(followed: Path) -> None:
+    # Its third step is trained by "gone-on" alone; "ahead" is another case, with two batches a step.
+    losses, _ = by_hand(next(case for case in CASES if case.name == "gone-on"), followed)
+    assert [line.step for line in read_metrics(followed / "saved")] == [1, 2, 3]
+    for line, expected in zip(read_metrics(followed / "saved"), losses, strict=True):
+        assert line.task_losses == pytest.approx(expected, rel=1e-10)
