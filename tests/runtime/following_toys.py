@@ -44,14 +44,19 @@ class Tower(nn.Module):
 class Distilled(nn.Module):
     """What the student makes of one view is to be what the teacher makes of the other."""
 
-    def __init__(self, student: Tower, teacher: Tower) -> None:
+    def __init__(self, student: Tower, teacher: Tower, *, moves: bool = False) -> None:
+        """`moves`: the teacher, at the start of forward."""
         super().__init__()
+        self.moves = moves
         self.student, self.teacher = student, teacher
         self.scale = nn.Parameter(torch.tensor(0.1))
         self.prototypes = nn.Parameter(torch.randn(5, WIDTH))
 
     def forward(self, x: Tensor, view: Tensor) -> Tensor:
         with torch.no_grad():
+            if self.moves and self.training:
+                for slow, fast in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                    slow.data = slow.data * DECAY + fast.data * (1 - DECAY)
             target = self.teacher(x)
         scores = self.student(view) @ self.prototypes.T
         return (
@@ -79,10 +84,11 @@ def grows(step: int) -> float:
     return 1 - 0.5 / (step + 2)
 
 
-def build(when: str = "after_update", schedule: bool = False, tasks: int = 2) -> Workload:
+def build(when: str = "after_update", schedule: bool = False, written: bool = False) -> Workload:
+    """`written`: one task alone, whose forward moves the teacher by itself."""
     student = Tower()
     teacher = copy.deepcopy(student).requires_grad_(False)
-    one, two = (Distilled(student, teacher) for _ in range(2))
+    one, two = (Distilled(student, teacher, moves=written) for _ in range(2))
     decay: float | Callable[[int], float] = grows if schedule else DECAY
     made = [
         Task("one", one, batch_size=8, dataset=Pairs(1), eval_dataset=Pairs(3)),
@@ -90,10 +96,10 @@ def build(when: str = "after_update", schedule: bool = False, tasks: int = 2) ->
     ]
     return Workload(
         name="distilled",
-        tasks=made[:tasks],
+        tasks=made[:1] if written else made,
         operators=(Block,),
         tp_plans={Block: {"up": "colwise", "down": "rowwise"}},
-        follows=[Follows(teacher, student, decay, when)],
+        follows=[] if written else [Follows(teacher, student, decay, when)],
         constraints=[
             Constraint(one.scale, clamp=(LOW, HIGH)),
             Constraint(student.blocks[1].down, clamp=(None, HIGH)),

@@ -87,6 +87,23 @@ CASES = (
         apart=6,
     ),
     Case("gone-on-split", SPLIT, TOYS, train=MOMENTUM, goes_on_with="saved-shared-out"),
+    Case(
+        "written",
+        tuple(placement for placement in APART if placement[0].startswith("one/")),
+        TOYS,
+        args={"written": True},
+        train={**MOMENTUM, "accumulate": 2},
+    ),
+    Case(
+        "written-shared-out",
+        tuple(placement for placement in TOGETHER if placement[0].startswith("one/")),
+        TOYS,
+        args={"written": True},
+        train={**ADAMW, "eval_every": 1},
+        micro_batches={"one": 2},
+        sharding=Sharding.PARAMETERS,
+        apart=7,
+    ),
     Case("evaluated", APART, TOYS, train={**MOMENTUM, "eval_every": 1}),
 )
 
@@ -119,11 +136,11 @@ def by_hand(case: Case, folder: Path) -> tuple[list[dict[str, float]], dict[str,
     losses = []
     ahead = case.args.get("when") == "before_forward"
     for step in range(3 if case.goes_on_with else case.steps):
-        if ahead:
+        if ahead and not case.args.get("written"):
             follow(step)
         losses.append(training.step(step)[0])
         constrain()
-        if not ahead:
+        if not ahead and not case.args.get("written"):
             follow(step)
     return losses, training.values
 

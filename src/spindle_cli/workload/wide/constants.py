@@ -58,7 +58,8 @@ class MadeInFloat64(TorchFunctionMode):
         before = {id(each) for each in given}
         others = [each for each in _leaves(wide) if isinstance(each, Tensor)]
         for one, other in zip(made, others, strict=True):
-            if id(one) not in before:  # what lives on might be another by the time that it is asked for
+            # What lives on might be another by the time that it is asked for; a view of a parameter is none.
+            if id(one) not in before and not _lie_in_one_memory(one, other):
                 setattr(one, _TWIN, other)
         return result
 
@@ -101,6 +102,12 @@ def _in_float64(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return _NOT_MADE
     finally:
         torch.set_default_dtype(before)
+
+
+def _lie_in_one_memory(one: Tensor, other: Tensor) -> bool:
+    if one.layout is not torch.strided or other.layout is not torch.strided:
+        return False
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _wide(value: Any) -> Any:
