@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from spindle_cli.verify.stepping.arithmetic import Arithmetic
+from spindle_cli.workload.after_update import move_as_forward
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.at_lengths.trace import LengthTracer, module_over
 from spindle_cli.workload.building.abstract import load_abstract
@@ -88,7 +89,9 @@ class CountedLoss:
         counted = [self._at(batch).counter.count(_on_cpu(batch), share) for batch in batches]
         counts = torch.stack(counted).sum(0)
         shapes = {tuple((name, field.shape[1:]) for name, field in batch.items()) for batch in batches}
-        if bool((counts == 0).any()) or (self._is_coupled and len(batches) > 1) or len(shapes) > 1:
+        # Joined, a forward that moves parameters would do so once for several.
+        is_each_by_itself = self._is_coupled or bool(self._graph.moves)
+        if bool((counts == 0).any()) or (is_each_by_itself and len(batches) > 1) or len(shapes) > 1:
             return [partial(self._by_ops, batch, share, counts) for batch in batches]
         joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
         return [partial(call, joined)]
@@ -96,6 +99,7 @@ class CountedLoss:
     def _by_ops(self, batch: Batch, share: float, counts: Tensor) -> Tensor:
         """What one of the batches adds to the loss."""
         at = self._at(batch)
+        move_as_forward(self._graph)
         values: dict[str, Tensor] = {}
         for op in at.graph.ops:
             arguments = [*(batch[name] for name in op.fields), *(values[name] for name in op.inputs)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
@@ -69,6 +70,14 @@ class Following:
 def move_towards(slow: Tensor, fast: Tensor, decay: float) -> None:
     """Make a moving average of the next value, in place."""
     slow.mul_(decay).add_(fast, alpha=1 - decay)
+
+
+@torch.no_grad()
+def move_as_forward(task: TaskGraph) -> None:
+    """Do to the task's modules what its forward does to parameters at its start, and its ops do not."""
+    for move in task.moves:
+        slow, fast = (task.root.get_parameter(name) for name in (move.slow, move.fast))
+        move_towards(slow, fast, move.decay)
 
 
 def find_following(workload: Workload, tasks: Mapping[str, TaskGraph]) -> tuple[Following, ...]:

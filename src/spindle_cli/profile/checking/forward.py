@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.compare import Watch, first_line, relative_difference, require_dense
 from spindle_cli.profile.checking.values import Values
+from spindle_cli.workload.after_update import move_as_forward
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.ops import op_module
@@ -18,7 +19,8 @@ from spindle_cli.workload.types import Task
 
 
 def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: Values) -> str | None:
-    """None: loss and gradients agree on a whole batch; else why that cannot be told.
+    """None: loss and gradients agree on a whole batch, and what forward makes of parameters at its start; else
+    why that cannot be told.
 
     Raises:
         WorkloadError: they differ.
@@ -30,9 +32,12 @@ def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: V
                 plain = _loss_of(task, batch)
             with NoRandomness():  # a layer may run again in its backward pass
                 expected = _gradients(plain, trained)
+            moved = _moved(task)
             values.start_anew()
             values.give_parameters_anew(parameters)  # an operator may move a teacher
             with watching(task.root), NoRandomness():
+                move_as_forward(task)
+                averages = _moved(task)
                 loss = _run_ops(task, batch)
                 found = _gradients(loss, trained)
         except Exception as error:  # the user's code, on parameters and numbers that are not its own
@@ -40,7 +45,7 @@ def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: V
     require_dense(task.task.name, trained, expected)
     if not plain.isfinite() or watch.tolerance is None:
         return "its loss is not finite in float64, or computed in few bits"
-    what, relative = _largest(plain, loss, expected, found)
+    what, relative = _largest(plain, loss, (*expected, *moved), (*found, *averages))
     if relative > watch.tolerance:
         raise WorkloadError(
             f"task {task.task.name!r}: what was traced of it is not what its forward computes: on "
@@ -68,6 +73,11 @@ def _run_ops(task: TaskGraph, batch: Mapping[str, Tensor]) -> Tensor:
     last = task.ops[-1]
     loss: Tensor = op_module(task, last)(*(known[name] for name in (*last.fields, *last.inputs)))
     return loss
+
+
+def _moved(task: TaskGraph) -> list[Tensor]:
+    """Copies of the parameters that forward moves, as they are now."""
+    return [task.root.get_parameter(move.slow).detach().clone() for move in task.moves]
 
 
 def _gradients(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> Sequence[Tensor | None]:

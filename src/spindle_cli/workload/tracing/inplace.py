@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx, nn
 
 from spindle_cli.workload.refuse import refusal
+from spindle_cli.workload.tracing.moves import DECLARE
 
 # Of Python's operators, those that change their first argument; `and_` and its like are only called so as
 # `and` is a keyword.
@@ -26,6 +27,13 @@ APART = (
 HINT = "Use what returns a new tensor (add instead of add_, inplace=False, x = x + y instead of x += y)."
 
 
+def way_out(root: nn.Module, held: fx.Node) -> str:
+    """What to do instead of changing what a module holds."""
+    owner, _, name = str(held.target).rpartition(".")
+    is_parameter = isinstance(getattr(root.get_submodule(owner), name, None), nn.Parameter)
+    return f"{DECLARE} Or: {APART}" if is_parameter else APART
+
+
 def check_in_place(task: str, root: nn.Module, graph: fx.Graph) -> None:
     """Refuse glue that changes a tensor in place and is not its only user.
 
@@ -41,7 +49,7 @@ def check_in_place(task: str, root: nn.Module, graph: fx.Graph) -> None:
         state = _state(changed, root)
         if state is not None:
             what = f"{node.name!r} changes {str(state.target)!r} in place, which a trace would lose"
-            raise refusal(task, what, node.meta.get("place"), APART)
+            raise refusal(task, what, node.meta.get("place"), way_out(root, state))
         if not node.users or len(changed.users) > 1:
             raise _refusal(task, node, changed)
 

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.faithful import NO_GRAD
-from spindle_cli.workload.tracing.inplace import APART, HINT, is_in_place_name
+from spindle_cli.workload.tracing.inplace import HINT, is_in_place_name, way_out
 from spindle_cli.workload.tracing.observe import Observer, storage_of
 from spindle_cli.workload.tracing.proxies.overlap import reads_what_it_writes
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
@@ -213,7 +213,10 @@ class Changes:
             held = next((node for node in self._nodes if node.op == "get_attr" and node in sharing), None)
             if held is not None:
                 raise _refusal(
-                    task, change, f"changes {str(held.target)!r} in place, which a trace would lose", APART
+                    task,
+                    change,
+                    f"changes {str(held.target)!r} in place, which a trace would lose",
+                    way_out(root, held),
                 )
             if seen or is_held or loss in sharing:
                 raise _refusal(
