@@ -28,12 +28,13 @@ class Block(nn.Module):
 
 
 class Tower(nn.Module):
-    """Blocks, and a matrix between operators."""
+    """Blocks, a matrix between operators, and one that nothing uses."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block() for _ in range(3))
         self.mix = nn.Parameter(0.3 * torch.randn(WIDTH, WIDTH))
+        self.spare = nn.Parameter(torch.randn(3))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -88,6 +89,10 @@ def build(when: str = "after_update", schedule: bool = False, written: bool = Fa
     """`written`: one task alone, whose forward moves the teacher by itself."""
     student = Tower()
     teacher = copy.deepcopy(student).requires_grad_(False)
+    with torch.no_grad():
+        teacher.spare.add_(1)
+        teacher.blocks[0].up.bias.add_(1)
+    student.blocks[0].up.bias.requires_grad_(False)
     one, two = (Distilled(student, teacher, moves=written) for _ in range(2))
     decay: float | Callable[[int], float] = grows if schedule else DECAY
     made = [

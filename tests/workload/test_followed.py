@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -164,7 +165,7 @@ def test_a_forward_that_moves_its_teacher_is_followed_however_it_is_written(
     way(model)  # for real
     for slow, fast in found.pairs:
         made = before[slow.removeprefix("t.")].clone()
-        move_towards(made, before[fast.removeprefix("t.")], found.decay_at(0))
+        move_towards([made], [before[fast.removeprefix("t.")]], found.decay_at(0))
         assert torch.allclose(made, values(model)[slow.removeprefix("t.")], rtol=0, atol=1e-7)
 
 
@@ -177,6 +178,32 @@ def test_whoever_has_the_average_has_what_it_follows_and_the_fingerprint_says_so
     model = Distilled()
     declared = analyse(workload(model, follows=[Follows(model.teacher, model.student, 0.75)]))
     assert len({graph.fingerprint, declared.fingerprint, analyse(workload(Distilled())).fingerprint}) == 3
+
+
+@torch.no_grad()
+def of_the_state(model: Distilled) -> None:
+    student = model.student.state_dict()
+    for name, value in model.teacher.state_dict().items():
+        if value.dtype.is_floating_point:
+            value *= 0.75
+            value += 0.25 * student[name].detach()
+
+
+def test_a_whole_state_is_moved_with_what_no_loss_takes_and_what_is_frozen() -> None:
+    model = Distilled(of_the_state)
+    for part in (model.student, model.teacher):
+        part.spare = nn.Linear(2, 2)
+        part.forward = partial(_chained, part)
+    model.teacher.requires_grad_(False)
+    model.student[0].requires_grad_(False)
+    graph = analyse(workload(model))
+    assert len(graph.following[0].pairs) == 6
+    first = next(op for op in graph.tasks["t"].ops if op.target == "teacher.0")
+    assert {"teacher.spare.weight", "student.spare.weight", "student.0.linear.bias"} <= set(first.followed)
+
+
+def _chained(part: nn.Sequential, x: Tensor) -> Tensor:
+    return part[1](part[0](x))
 
 
 @torch.no_grad()
@@ -205,6 +232,12 @@ def by_sizes(model: Distilled) -> None:
 
 
 @torch.no_grad()
+def by_a_buffer(model: Distilled) -> None:
+    for slow, _ in pairs(model):
+        slow.mul_(model.center[0])
+
+
+@torch.no_grad()
 def the_student(model: Distilled) -> None:
     for slow, fast in pairs(model):
         fast.copy_(slow)
@@ -223,6 +256,7 @@ REFUSED = {
     by_rows: "forward changes 'teacher.0.linear.weight' between operators",
     by_sizes: "forward changes 'teacher.0.linear.weight' between operators",
     the_student: "'t.student.0.linear.weight' takes a gradient, so that the optimizer would move it too",
+    by_a_buffer: "forward changes a parameter by mul_ of a traced value, between operators",
     a_buffer: "forward changes 'center' between operators",
 }
 
@@ -303,7 +337,7 @@ WRONG = [
     (declared(fast=lambda model: model.scale), "slow is a Sequential and fast a Parameter, expected two"),
     (declared(fast=lambda model: model.student[0]), "slow (a Sequential) and fast have not both a parameter"),
     (declared(slow=lambda model: model.student), "'t.student.0.linear.weight' takes a gradient"),
-    (declared(fast=lambda model: model.teacher), "'t.teacher.0.linear.weight', which is not trained"),
+    (declared(fast=lambda model: model.teacher), "'t.teacher.0.linear.weight', which is itself an average"),
     (
         declared(fast=lambda model: copy.deepcopy(model.student)),
         "fast has a parameter of shape (4, 4) that no",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -67,9 +67,11 @@ class Following:
         return float(number)
 
 
-def move_towards(slow: Tensor, fast: Tensor, decay: float) -> None:
-    """Make a moving average of the next value, in place."""
-    slow.mul_(decay).add_(fast, alpha=1 - decay)
+def move_towards(slow: Sequence[Tensor], fast: Sequence[Tensor], decay: float) -> None:
+    """Give moving averages their next values, in place: `slow.mul_(decay).add_(fast, alpha=1 - decay)`."""
+    if slow:  # torch takes no empty lists
+        torch._foreach_mul_(slow, decay)
+        torch._foreach_add_(slow, fast, alpha=1 - decay)
 
 
 @torch.no_grad()
@@ -77,7 +79,7 @@ def move_as_forward(task: TaskGraph) -> None:
     """Do to the task's modules what its forward does to parameters at its start, and its ops do not."""
     for move in task.moves:
         slow, fast = (task.root.get_parameter(name) for name in (move.slow, move.fast))
-        move_towards(slow, fast, move.decay)
+        move_towards([slow], [fast], move.decay)
 
 
 def find_following(workload: Workload, tasks: Mapping[str, TaskGraph]) -> tuple[Following, ...]:
@@ -94,6 +96,7 @@ def find_following(workload: Workload, tasks: Mapping[str, TaskGraph]) -> tuple[
             (_name(workload, slow, known, "slow"), _name(workload, fast, known, "fast"))
             for slow, fast in _pairs(workload, follows)
         )
+        _require_used(_declared(workload), table, pairs)
         for names in pairs:
             _require_can_follow(_declared(workload), table, names)
         found.append(Following(pairs, follows.decay, follows.when))
@@ -115,9 +118,10 @@ def _made_by_forward(task: TaskGraph, table: ParameterTable) -> Iterator[Followi
     """What a task's forward moves; alike ones together."""
     name = task.task.name
     pairs: dict[float, list[tuple[str, str]]] = {}
-    for move in task.moves:
-        slow, fast = table.names[name, move.slow], table.names[name, move.fast]
+    both = [(table.names[name, move.slow], table.names[name, move.fast]) for move in task.moves]
+    for move, (slow, fast) in zip(task.moves, both, strict=True):
         where = f"{move.place}: " if move.place else ""
+        _require_used(f"{where}task {name!r}: forward moves a parameter", table, both)
         _require_can_follow(
             f"{where}task {name!r}: forward moves {slow!r} between operators", table, (slow, fast)
         )
@@ -147,6 +151,13 @@ def _require_moved_once(workload: Workload, found: Sequence[Following], by_opera
                 workload,
                 f"{slow!r} follows {fast!r}, which an operator's forward changes, maybe on another device",
                 "Let the operator compute with what it would become, without writing it.",
+            )
+    for slow, fast in (pair for each in found for pair in each.pairs):
+        if fast in seen:
+            raise _refusal(
+                workload,
+                f"{slow!r} follows {fast!r}, which is itself an average",
+                "Let both follow what is trained.",
             )
 
 
@@ -181,6 +192,16 @@ def _name(workload: Workload, parameter: nn.Parameter, known: Mapping[int, str],
     return name
 
 
+def _require_used(where: str, table: ParameterTable, pairs: Sequence[tuple[str, str]]) -> None:
+    """Refuse averages of which nobody computes with any."""
+    if pairs and not any(table.users[slow] for slow, _ in pairs):
+        raise WorkloadError(
+            f"{where}: no loss of a trained task depends on {pairs[0][0]!r}",
+            hint="For an average of the weights that is only saved and evaluated, set `ema` in the train "
+            "settings.",
+        )
+
+
 def _require_can_follow(where: str, table: ParameterTable, names: tuple[str, str]) -> None:
     """Refuse an average, by its name and that of what it follows, that cannot be kept."""
     slow, fast = (table.parameters[name] for name in names)
@@ -189,11 +210,6 @@ def _require_can_follow(where: str, table: ParameterTable, names: tuple[str, str
             f"{where}: {names[0]!r} takes a gradient, so that the optimizer would move it too",
             hint="Freeze it where it is built: teacher.requires_grad_(False).",
         )
-    if not table.is_trainable(names[1]):
-        raise WorkloadError(
-            f"{where}: {names[0]!r} would follow {names[1]!r}, which is not trained",
-            hint="Follow what is trained; what does not move needs no average.",
-        )
     if (slow.shape, slow.is_complex()) != (fast.shape, fast.is_complex()):
         shapes = (
             f"{str(each.dtype).removeprefix('torch.')} of shape {tuple(each.shape)}" for each in (slow, fast)
@@ -201,12 +217,6 @@ def _require_can_follow(where: str, table: ParameterTable, names: tuple[str, str
         raise WorkloadError(
             f"{where}: {names[0]!r} and {names[1]!r} are {' and '.join(shapes)}",
             hint="Give parameters of one shape.",
-        )
-    if not table.users[names[0]]:
-        raise WorkloadError(
-            f"{where}: no loss of a trained task depends on {names[0]!r}",
-            hint="For an average of the weights that is only saved and evaluated, set `ema` in the train "
-            "settings.",
         )
 
 
@@ -223,24 +233,31 @@ def _moved_by_operators(tasks: Mapping[str, TaskGraph], table: ParameterTable) -
 
 def hold_followed(tasks: Mapping[str, TaskGraph], following: tuple[Following, ...]) -> dict[str, TaskGraph]:
     """The tasks, with the ops that use an average holding what it follows: so whoever has one has the other,
-    with the values that the last update gave it.
+    with the values that the last update gave it. Averages that no op uses are held by the first op that uses
+    one which is moved with them.
 
     Raises:
         WorkloadError: a task has an average without what it follows.
     """
-    fast_of = {slow: fast for each in following for slow, fast in each.pairs}
-    if not fast_of:
-        return dict(tasks)
     table = ParameterTable.of_tasks(tasks)
+    wanted: dict[tuple[str, int], dict[str, None]] = {}
+    for each in following:
+        first = next(user for slow, _ in each.pairs for user in table.users[slow])
+        for slow, fast in each.pairs:
+            for user in table.users[slow] or (first,):
+                wanted.setdefault(user, {}).update(dict.fromkeys((slow, fast)))
     return {
-        name: replace(task, ops=tuple(_holding(op, task, table, fast_of) for op in task.ops))
+        name: replace(
+            task,
+            ops=tuple(_holding(op, task, table, wanted.get((name, op.index), {})) for op in task.ops),
+        )
         for name, task in tasks.items()
     }
 
 
-def _holding(op: Op, task: TaskGraph, table: ParameterTable, fast_of: Mapping[str, str]) -> Op:
+def _holding(op: Op, task: TaskGraph, table: ParameterTable, names: Iterable[str]) -> Op:
     own = table.of_op(task.task.name, op.parameters)
-    missing = dict.fromkeys(fast_of[name] for name in own if name in fast_of and fast_of[name] not in own)
+    missing = [name for name in names if name not in own]
     if not missing:
         return op
     dotted = {canonical: name for (owner, name), canonical in table.names.items() if owner == task.task.name}

@@ -103,8 +103,8 @@ class Op:
             outputs, and a loss's graph behind the loss.
         contrasts: it compares every sample with every other; its shares gather what they compare.
         changes: of `parameters` and `buffers`, those that its forward was seen to change.
-        followed: of `parameters`, those that it does not compute with, and that others which it computes with
-            are moving averages of: its devices have them to move these.
+        followed: of `parameters`, those that it does not compute with: what others of them are moving
+            averages of, so that its devices can move these, or averages that nothing computes with.
     """
 
     index: int

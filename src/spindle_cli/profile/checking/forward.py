@@ -19,8 +19,8 @@ from spindle_cli.workload.types import Task
 
 
 def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: Values) -> str | None:
-    """None: loss and gradients agree on a whole batch, and what forward makes of parameters at its start; else
-    why that cannot be told.
+    """None: loss and gradients agree on a whole batch, and what forward makes of parameters at its start;
+    else why that cannot be told.
 
     Raises:
         WorkloadError: they differ.

@@ -88,8 +88,7 @@ class FollowingParameters:
             for _, pairs in groupby(due, key=self._fetched_with):
                 together = list(pairs)
                 with self._whole([key for pair in together for key in _keys(pair.fast)]):
-                    for pair in together:
-                        self._move_pair(pair, decays[pair.number])
+                    self._move_pairs(together, decays)
 
     def _fetched_with(self, pair: _Pair) -> object:
         """Pairs with the same of it, one behind the other, are moved while what they follow is whole once."""
@@ -100,16 +99,25 @@ class FollowingParameters:
     def _whole(self, keys: Sequence[str]) -> AbstractContextManager[object]:
         return self._pool.whole(keys) if not self._fetched.keys().isdisjoint(keys) else nullcontext()
 
-    def _move_pair(self, pair: _Pair, decay: float) -> None:
+    def _move_pairs(self, pairs: Sequence[_Pair], decays: Mapping[int, float]) -> None:
+        lists: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
+        for pair in pairs:
+            averages, followed = lists.setdefault(decays[pair.number], ([], []))
+            for slow, fast in self._both(pair):
+                averages.append(slow)
+                followed.append(fast)
+        for decay, (averages, followed) in lists.items():
+            move_towards(averages, followed, decay)
+
+    def _both(self, pair: _Pair) -> Iterator[tuple[Tensor, Tensor]]:
+        """What this rank has of an average, and the same elements of what it follows."""
         for index in range(pair.slow.count):
             key = pair.slow.key(index)
             if key not in self._model.parameters:
                 continue
             for slow, elements in self._held(key):
                 fast = self._part_of(pair, index)
-                if elements is not None:
-                    fast = fast.reshape(-1)[slice(*elements)]
-                move_towards(slow, fast, decay)
+                yield slow, fast if elements is None else fast.reshape(-1)[slice(*elements)]
 
     def _held(self, key: str) -> Iterator[tuple[Tensor, tuple[int, int] | None]]:
         """What this rank has of an average's leaf, with the elements that it is of."""

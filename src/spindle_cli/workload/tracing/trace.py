@@ -20,7 +20,7 @@ from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.refuse import place_of_caller, place_of_error, refusal
 from spindle_cli.workload.tracing.faithful import note_contexts, nothing_is_frozen, refuse_question
 from spindle_cli.workload.tracing.inplace import is_in_place_name
-from spindle_cli.workload.tracing.moves import Move, Moves
+from spindle_cli.workload.tracing.moves import DECLARE, Move, Moves
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.proxies import selecting
 from spindle_cli.workload.tracing.proxies.asking import classes_are_known, draws_are_sized
@@ -147,6 +147,9 @@ class OperatorTracer(fx.Tracer):
         written = args[0] if args else None
         if kind != "call_method" or not isinstance(written, Tensor):
             return
+        if isinstance(written, nn.Parameter) and is_in_place_name(target):
+            what = f"forward changes a parameter by {target} of a traced value, between operators"
+            raise refusal(self._task.name, what, place_of_caller(), DECLARE)
         if target == "__setitem__" or is_in_place_name(target):
             what = f"{str(written.dtype).removeprefix('torch.')} of shape {tuple(written.shape)}"
             raise refusal(
