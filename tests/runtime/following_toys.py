@@ -92,7 +92,8 @@ def build(when: str = "after_update", schedule: bool = False, written: bool = Fa
     with torch.no_grad():
         teacher.spare.add_(1)
         teacher.blocks[0].up.bias.add_(1)
-    student.blocks[0].up.bias.requires_grad_(False)
+    for block in student.blocks:
+        block.up.bias.requires_grad_(False)
     one, two = (Distilled(student, teacher, moves=written) for _ in range(2))
     decay: float | Callable[[int], float] = grows if schedule else DECAY
     made = [
