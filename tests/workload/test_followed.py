@@ -175,6 +175,10 @@ def test_whoever_has_the_average_has_what_it_follows_and_the_fingerprint_says_so
     assert by_target["teacher.0"].followed == ("student.0.linear.weight", "student.0.linear.bias")
     assert by_target["teacher.0"].computed_with == ("teacher.0.linear.weight", "teacher.0.linear.bias")
     assert by_target["student.0"].followed == ()
+    assert graph.notes == (
+        "task 't': 4 parameters that forward moves at its start (t.teacher.0.linear.weight towards "
+        "t.student.0.linear.weight, say) are moved ahead of its batches by whoever holds them",
+    )
     model = Distilled()
     declared = analyse(workload(model, follows=[Follows(model.teacher, model.student, 0.75)]))
     assert len({graph.fingerprint, declared.fingerprint, analyse(workload(Distilled())).fingerprint}) == 3

@@ -247,8 +247,8 @@ class WorkloadGraph:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """For people: MetaOps that were found to be coupled although the workload does not list them, and
-        fields that are taken as the same in every sample.
+        """For people: MetaOps that were found to be coupled although the workload does not list them, fields
+        that are taken as the same in every sample, and parameters that a forward moves.
         """
         coupled = (
             f"{metaop.name} is never split over the batch: {reason}"
@@ -262,4 +262,11 @@ class WorkloadGraph:
             for spec in task.fields.values()
             if spec.row is not None
         )
-        return (*coupled, *fixed)
+        moved = (
+            f"task {each.forwards_of!r}: {len(each.pairs)} parameters that forward moves at its start "
+            f"({each.pairs[0][0]} towards {each.pairs[0][1]}, say) are moved ahead of its batches by whoever "
+            "holds them"
+            for each in self.following
+            if each.forwards_of is not None
+        )
+        return (*coupled, *fixed, *moved)
