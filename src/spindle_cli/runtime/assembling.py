@@ -16,6 +16,7 @@ from spindle_cli.files.request import RunRequest
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.allocator import keep_freed_memory
 from spindle_cli.process.environment import WorkerEnvironment
+from spindle_cli.runtime.averages import FollowingParameters
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.transfers import Exchange
@@ -46,7 +47,6 @@ from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.host_copies import HostMemory
 from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.runtime.training import Computing, Training
-from spindle_cli.runtime.update.following import FollowingParameters
 from spindle_cli.runtime.update.learning_rates import LearningRates
 from spindle_cli.runtime.update.loss_scale import LossScale
 from spindle_cli.runtime.update.masters import Masters

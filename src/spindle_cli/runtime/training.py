@@ -18,6 +18,7 @@ from spindle_cli.files.request import CaptureStage, RunRequest
 from spindle_cli.files.run_files import StepMetrics
 from spindle_cli.files.runs.evaluations import Evaluation, append_evaluation, forget_evaluations_after
 from spindle_cli.process.worker_session import is_lost_peer
+from spindle_cli.runtime.averages import FollowingParameters
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.evaluating.evaluator import Evaluator
 from spindle_cli.runtime.following.callback import RunInfo
@@ -39,7 +40,6 @@ from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.losses import LossBoard, step_failure
 from spindle_cli.runtime.step.step_end import StepEnd
 from spindle_cli.runtime.update.average import WeightAverage
-from spindle_cli.runtime.update.following import FollowingParameters
 from spindle_cli.runtime.update.learning_rates import LearningRates
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-    from spindle_cli.workload.after_update import Constrained, Following
+    from spindle_cli.workload.moving import Constrained, Following, Move
     from spindle_cli.workload.settings.lengths import TaskLengths
-    from spindle_cli.workload.tracing.moves import Move
     from spindle_cli.workload.types import FlowTask, Task, Workload
 
 

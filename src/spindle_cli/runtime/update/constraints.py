@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from spindle_cli.files.fragments import parse_key
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
-from spindle_cli.workload.after_update import Constrained
+from spindle_cli.workload.moving import Constrained
 
 
 class Constraints:

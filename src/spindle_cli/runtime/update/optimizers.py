@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from spindle_cli.runtime.update.average import WeightAverage
 from spindle_cli.runtime.update.constraints import Constraints
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
-from spindle_cli.workload.after_update import Constrained
 from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.moving import Constrained
 from spindle_cli.workload.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.optimizing.learning_rate import make_schedule
 from spindle_cli.workload.optimizing.optimizer import make_optimizer

@@ -13,13 +13,13 @@ parameters, each times a number; what that comes to is done by whoever has them,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from spindle_cli.workload.building.writes import written_by
+from spindle_cli.workload.moving import Move
 from spindle_cli.workload.refuse import place_of_caller, refusal
 
 DECLARE = (
@@ -32,16 +32,6 @@ _ROUNDING = 1e-6
 
 # A sum of parameters by their dotted names, each times a number.
 Sum = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Move:
-    """`slow` becomes `decay` times itself and the rest of `fast`, by dotted names. `place`: in user code."""
-
-    slow: str
-    fast: str
-    decay: float
-    place: str | None
 
 
 class Moves:

@@ -17,10 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.fixed.refusal import ReadsValuesError
+from spindle_cli.workload.moving import Move
 from spindle_cli.workload.refuse import place_of_caller, place_of_error, refusal
 from spindle_cli.workload.tracing.faithful import note_contexts, nothing_is_frozen, refuse_question
 from spindle_cli.workload.tracing.inplace import is_in_place_name
-from spindle_cli.workload.tracing.moves import DECLARE, Move, Moves
+from spindle_cli.workload.tracing.moves import DECLARE, Moves
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.proxies import selecting
 from spindle_cli.workload.tracing.proxies.asking import classes_are_known, draws_are_sized
