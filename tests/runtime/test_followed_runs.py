@@ -99,7 +99,7 @@ CASES = (
         tuple(placement for placement in TOGETHER if placement[0].startswith("one/")),
         TOYS,
         args={"written": True},
-        train={**ADAMW, "eval_every": 1},
+        train={**ADAMW, "eval_every": 1, "accumulate": 2},
         micro_batches={"one": 2},
         sharding=Sharding.PARAMETERS,
         apart=7,
