@@ -5,7 +5,7 @@ The names of parameters are canonical ones (`ParameterTable`), but for those of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -80,7 +80,7 @@ class Following:
         return float(number)
 
 
-def move_towards(slow: Sequence[Tensor], fast: Sequence[Tensor], decay: float) -> None:
+def move_towards(slow: list[Tensor], fast: list[Tensor], decay: float) -> None:
     """Give moving averages their next values, in place: `slow.mul_(decay).add_(fast, alpha=1 - decay)`."""
     if slow:  # torch takes no empty lists
         torch._foreach_mul_(slow, decay)
