@@ -165,6 +165,33 @@ SUMS: dict[str, Loss] = {
 }
 # Pairs of samples are compared, which may be split with what is compared gathered.
 PAIRED: dict[str, Loss] = {"contrast": _contrast, "batch x batch": _square}
+
+
+def _unless_none(self: Head, g: Given) -> Tensor:
+    """Of the samples with a label above the middle, if there are any."""
+    chosen = g.label > WIDTH // 2
+    if chosen.sum() == 0:
+        return 0 * g.x.sum()
+    return functional.mse_loss(g.x[:, 0][chosen], g.target[chosen]) ** 2
+
+
+def _hardest(self: Head, g: Given) -> Tensor:
+    losses = (g.x[:, 0] - g.target).pow(2).mean(1)
+    return losses.topk(int(0.3 * losses.numel())).values.mean()
+
+
+def _above(self: Head, g: Given) -> Tensor:
+    losses, _ = (g.x[:, 0] - g.target).pow(2).mean(1).sort(descending=True)
+    if losses[2] > 1.0:
+        return losses[losses > 1.0].mean()
+    return losses[:3].mean()
+
+
+def _weighed(self: Head, g: Given) -> Tensor:
+    scale = g.mask.sum().item()
+    return g.x.pow(2).mean() / max(scale, 1.0) + 0.1 * g.x[:, 0].abs().max()
+
+
 COUPLED: dict[str, Loss] = {
     "root": lambda self, g: functional.mse_loss(g.x[:, 0], g.target).sqrt(),
     "softplus of a mean": lambda self, g: functional.softplus(g.x.mean()),
@@ -180,5 +207,9 @@ COUPLED: dict[str, Loss] = {
     "own mask": lambda self, g: g.x.pow(2).sum() / (g.x > 0).sum(),
     "chosen by itself": lambda self, g: torch.where(g.x > 0, g.x, math.nan).nanmean(),
     "sum of means over length": lambda self, g: g.x.pow(2).sum() / len(g.label) ** 2,
+    "unless there is none": _unless_none,
+    "hardest": _hardest,
+    "above a threshold": _above,
+    "by a number": _weighed,
     "square of a count": lambda self, g: (g.x.pow(2).mean(-1) * g.mask).sum() / g.mask.sum().pow(2),
 }

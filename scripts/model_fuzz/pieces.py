@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 TOKENS, WIDTH, HEADS = 4, 8, 2
 Step = Callable[["Piece", Tensor], Tensor]
@@ -89,6 +90,39 @@ def _backwards(self: Piece, x: Tensor) -> Tensor:
     return x + 0.1 * x[torch.arange(x.shape[0] - 1, -1, -1)]
 
 
+def _by_a_value(self: Piece, x: Tensor) -> Tensor:
+    if x.mean() > 0:
+        x = x - x.mean(0)
+    return self.layer(x)
+
+
+def _by_a_loop(self: Piece, x: Tensor) -> Tensor:
+    while x.norm() > 2.0:
+        x = x / 2
+    return self.layer(x)
+
+
+def _by_numpy(self: Piece, x: Tensor) -> Tensor:
+    order = torch.from_numpy(x.detach().mean((1, 2)).numpy().argsort())
+    return self.layer(x) + x[order]
+
+
+def _rows_of_a_mask(self: Piece, x: Tensor) -> Tensor:
+    chosen = (x.mean((1, 2)) > 0).nonzero().squeeze(1)
+    return x.index_add(0, chosen, self.layer(x[chosen]))
+
+
+def _two_views(self: Piece, x: Tensor) -> Tensor:
+    one, other = self.layer(torch.cat([x, x.flip(0)])).chunk(2)
+    return x + one * other.sigmoid()
+
+
+def _packed(self: Piece, x: Tensor) -> Tensor:
+    lengths = (x.detach().mean((1, 2)) > 0).long() + TOKENS - 1
+    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    return x + pad_packed_sequence(self.layer(packed)[0], batch_first=True, total_length=TOKENS)[0]
+
+
 SEPARATE: dict[str, Step] = {
     "linear": lambda self, x: x + functional.gelu(self.layer(x)),
     "layer norm": lambda self, x: self.layer(x) * 2,
@@ -138,6 +172,12 @@ COUPLING: dict[str, Step] = {
     "few samples": _few_samples,
     "moving average": _moving_average,
     "flat norm": lambda self, x: self.layer(x) / x.norm(),
+    "by a value": _by_a_value,
+    "by a loop": _by_a_loop,
+    "by numpy": _by_numpy,
+    "rows of a mask": _rows_of_a_mask,
+    "two views": _two_views,
+    "packed": _packed,
 }
 _LAYERS: dict[str, Callable[[], nn.Module]] = {
     "layer norm": lambda: nn.LayerNorm(WIDTH),
@@ -145,6 +185,7 @@ _LAYERS: dict[str, Callable[[], nn.Module]] = {
     "fixed batch norm": lambda: nn.BatchNorm1d(WIDTH).eval(),
     "attention": lambda: nn.MultiheadAttention(WIDTH, HEADS, batch_first=True),
     "across": lambda: nn.MultiheadAttention(WIDTH, HEADS),
+    "packed": lambda: nn.GRU(WIDTH, WIDTH, batch_first=True),
     "recurrent": lambda: nn.GRU(WIDTH, WIDTH, batch_first=True),
     "convolution": lambda: nn.Conv1d(WIDTH, WIDTH, 3, padding=1),
     "batch norm": lambda: nn.BatchNorm1d(WIDTH),

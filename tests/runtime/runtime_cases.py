@@ -12,6 +12,7 @@ from length_cases import LENGTHS
 from norm_cases import NORMED
 from shard_cases import BY_TEAMS, ON_SOME, ON_TEAMS, SAVED_BY_TEAMS, SHARED_OUT, STATE_WHOLE
 from shard_cases import SAVED as SAVED_SHARED_OUT
+from whole_cases import WHOLE
 
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.workload.graph import WorkloadGraph
@@ -318,6 +319,7 @@ EXACT_ON_FOUR = (
     Case("random-0", partial(scatter_at_random, 0, 4), train=ADAMW, long=True),
     Case("random-3", partial(scatter_at_random, 3, 4), train=ADAMW, apart=3, weights=(1, 1, 1, 30)),
     *NORMED,
+    *WHOLE,
     *CONTRASTED,
     *LENGTHS,
     *SHARED_OUT,

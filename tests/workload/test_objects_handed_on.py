@@ -131,14 +131,6 @@ def test_gradients_that_are_asked_for_between_operators_are_refused_as_such() ->
         analysed(workload(Penalised(), nn.Linear))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_a_module_that_torch_jit_has_compiled_is_refused_as_such() -> None:
-    net = Penalised()
-    net.layer = torch.jit.script(net.layer)
-    with pytest.raises(WorkloadError, match=r"task 't': 'layer' is compiled by torch\.jit"):
-        analysed(workload(net, nn.Linear))
-
-
 class Rebuilt(nn.Module):
     """Makes the named tuple anew between its layers."""
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from helpers.analysed import analysed
 from spindle_cli.workload.types import Task, Workload
 
-from .test_refusals import Net, of_forward
+from .test_refusals import Net, of_forward, whole_of
 from .toy import WIDTH, Block, Items
 
 
@@ -37,8 +37,8 @@ def test_an_instance_norm_with_running_statistics_before_an_operator() -> None:
     def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
         return self.second(self.norm(self.block(x))).mean()
 
-    message = of_forward(forward, norm=nn.InstanceNorm1d(4, track_running_stats=True))
-    assert "Make 'norm' with track_running_stats=False" in message
+    whole = whole_of(forward, norm=nn.InstanceNorm1d(4, track_running_stats=True))
+    assert "its forward changes 'running_mean'" in whole["second"]
 
 
 class OwnNorm(nn.Module):
@@ -64,8 +64,9 @@ def test_a_function_that_changes_buffers_before_an_operator() -> None:
     def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
         return self.second(self.norm(self.block(x))).mean()
 
-    message = of_forward(forward, norm=OwnNorm(_by_instance))
-    assert "'instance_norm' mixes the samples" in message and "it changes a parameter or buffer" in message
+    (why,) = whole_of(forward, norm=OwnNorm(_by_instance)).values()
+    assert "'instance_norm', which leads to it, mixes the samples" in why
+    assert "it changes a parameter or buffer" in why
 
 
 @pytest.mark.parametrize(

@@ -144,5 +144,5 @@ def test_values_that_are_not_rows_of_samples_are_no_fill_by_sample() -> None:
             return self.words(y.masked_scatter((marks > 0).unsqueeze(-1), shown) + x.mean()).mean()
 
     torch.manual_seed(0)
-    with pytest.raises(WorkloadError):
-        analysed(Workload("w", [Task("t", Whole(lambda x: x), BATCH, Marked())], (Block,)))
+    graph = analysed(Workload("w", [Task("t", Whole(lambda x: x), BATCH, Marked())], (Block,)))
+    assert [op.coupled for op in graph.tasks["t"].ops if op.target == "words"] == [True]

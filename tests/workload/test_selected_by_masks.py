@@ -220,17 +220,27 @@ def test_a_selection_of_nothing_counts_nothing_among_batches(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "use"),
+    "loss",
     [
-        (lambda n, x, y, label, mask, seen: n.hidden(x)[mask].std(), "std"),
-        (lambda n, x, y, label, mask, seen: n.second(n.first(x)[mask]).mean(), "second"),
-        (lambda n, x, y, label, mask, seen: (n.hidden(x)[mask] - x[seen]).mean(), "sub"),
-        (lambda n, x, y, label, mask, seen: n.hidden(x)[mask].softmax(0).square().sum(), "softmax"),
-        (lambda n, x, y, label, mask, seen: _by_masks_that_differ_in_a_keyword(n, x), "sub"),
+        lambda n, x, y, label, mask, seen: n.hidden(x)[mask].std(),
+        lambda n, x, y, label, mask, seen: n.second(n.first(x)[mask]).mean(),
+        lambda n, x, y, label, mask, seen: n.hidden(x)[mask].softmax(0).square().sum(),
     ],
 )
-def test_what_needs_the_rows_themselves_is_refused_and_named(loss: Loss, use: str) -> None:
-    with pytest.raises(WorkloadError, match=f"'{use}' is given what a mask selects"):
+def test_what_needs_the_rows_themselves_runs_whole(loss: Loss) -> None:
+    _check_whole(loss)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda n, x, y, label, mask, seen: (n.hidden(x)[mask] - x[seen]).mean(),
+        lambda n, x, y, label, mask, seen: _by_masks_that_differ_in_a_keyword(n, x),
+    ],
+)
+def test_what_fails_on_the_rows_themselves_is_refused_and_named(loss: Loss) -> None:
+    """Two masks select other numbers of rows."""
+    with pytest.raises(WorkloadError, match="'sub' is given what a mask selects"):
         analysed(workload_of(loss))
 
 
@@ -244,5 +254,18 @@ def test_what_shares_memory_with_a_selection_is_not_left_behind(share: Callable[
         picked *= 2
         return part.square().mean()
 
-    with pytest.raises(WorkloadError, match="selected_by_masks"):
-        analysed(workload_of(loss))
+    _check_whole(loss)
+
+
+def _check_whole(loss: Loss) -> None:
+    """Some op runs whole, and all of them compute what forward does."""
+    made = workload_of(loss)
+    task = analysed(made).tasks["t"]
+    assert any(op.coupled for op in task.ops)
+    fields = default_collate([task.task.dataset[index] for index in range(SAMPLES)])  # type: ignore[index]
+    plain = run_plain(made.tasks[0], fields)
+    expected = gradients_of(plain, dict(made.tasks[0].module.named_parameters()))  # type: ignore[union-attr]
+    found = run_cut(task, [fields], {op.index: [0, 2, SAMPLES] for op in task.ops})
+    torch.testing.assert_close(found, plain)
+    for key, gradient in gradients_of(found, dict(task.root.named_parameters())).items():
+        torch.testing.assert_close(gradient, expected[key])

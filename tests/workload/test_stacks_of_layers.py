@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
-from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH, BATCH, LENGTH, LAYERS = 8, 4, 5, 3
@@ -105,7 +104,7 @@ def test_layers_of_a_stack_are_operators_where_they_are_listed(
 
 
 @pytest.mark.parametrize("operator", [ENCODER, nn.TransformerEncoder])
-def test_a_stack_that_looks_at_values_is_refused(operator: type[nn.Module]) -> None:
+def test_a_stack_that_looks_at_values_runs_whole(operator: type[nn.Module]) -> None:
     task = Task("task", Looking(), BATCH, dataset=[{"x": torch.randn(LENGTH, WIDTH)}] * BATCH)  # type: ignore[arg-type]
-    with pytest.raises(WorkloadError, match=r"values that are known only when it runs|reads the values"):
-        analysed(Workload("stacks", (task,), operators=(operator,)))
+    graph = analysed(Workload("stacks", (task,), operators=(operator,)))
+    assert [op.coupled for op in graph.tasks["task"].ops] == [True]

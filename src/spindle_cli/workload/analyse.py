@@ -23,6 +23,7 @@ from spindle_cli.workload.names.modules import root_of
 from spindle_cli.workload.settings.lengths import Lengths, TaskLengths
 from spindle_cli.workload.splitting.moved_parameters import refuse_shared_moves
 from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.tracing.regions import Region
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
@@ -110,6 +111,15 @@ def _check_operators_occur(workload: Workload, tasks: dict[str, TaskGraph]) -> N
         for task in tasks.values()
         for op in task.ops
         if op.target is not None
+    ]
+    used += [
+        module
+        for task in tasks.values()
+        for op in task.ops
+        for node in op.graph.nodes
+        if node.op == "call_module"
+        and isinstance(region := task.root.get_submodule(str(node.target)), Region)
+        for module in region.modules()
     ]
     opened = [task.root.get_submodule(name) for task in tasks.values() for name in task.opened]
     only_evaluated = [module for task in workload.evaluated for module in root_of(task).modules()]

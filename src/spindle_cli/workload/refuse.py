@@ -8,8 +8,9 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
@@ -29,6 +30,14 @@ _ENTRY = str(_PACKAGE / "workload" / "analyse.py")
 _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
+@dataclass(frozen=True)
+class Frame:
+    """Where code of the user's was: which function's, and in which line of its file."""
+
+    code: CodeType
+    line: int
+
+
 def refusal(task: str, what: str, place: str | None, hint: str | None = None) -> WorkloadError:
     """A `WorkloadError` that names the task and the place in the user's code."""
     where = f"{place}: " if place else ""
@@ -43,6 +52,34 @@ def sparse_gradient(task: str, parameter: str) -> WorkloadError:
         hint="Leave sparse=True out: SGD and Adagrad do the same with dense gradients. `spindle plan` has "
         "the rows that a batch uses summed alone where that is faster.",
     )
+
+
+def is_of_the_user(code: CodeType) -> bool:
+    """Whether code is neither torch's, nor Python's, nor our own."""
+    file = code.co_filename
+    installed = len(re.split(r"(?:site|dist)-packages[/\\]", file)) > 1
+    is_python = file.startswith(_STDLIB) and not installed
+    return not (file.startswith(("<", _TORCH)) or _is_ours(file) or is_python)
+
+
+def frames_of_error(error: BaseException) -> tuple[Frame, ...]:
+    """The frames that an exception came through, the innermost last."""
+    frames: list[Frame] = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(Frame(trace.tb_frame.f_code, trace.tb_lineno))
+        trace = trace.tb_next
+    return tuple(frames)
+
+
+def frames_of_caller() -> tuple[Frame, ...]:
+    """The frames on the present stack, inside the analysis, the innermost last."""
+    found: list[Frame] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != _ENTRY:
+        found.append(Frame(frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(reversed(found))
 
 
 def place_of_error(error: BaseException) -> str | None:

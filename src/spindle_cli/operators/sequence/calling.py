@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from spindle_cli.operators.sequence.recording import NotBySequenceError
+from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.fixed.marks import rows_of
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.metaops.ops import op_module
-from spindle_cli.workload.tracing.observe import swapped_tensors
 from spindle_cli.workload.unread import Unread
 
 # That a layer is tried on.

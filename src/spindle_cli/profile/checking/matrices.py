@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from spindle_cli.costs.parameters.gradient_sums import MatrixGradient
@@ -21,7 +20,7 @@ from spindle_cli.operators.factors.capture import Capturing
 from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.batch_sums import Matrix
-from spindle_cli.profile.op.counting import fake_input, fake_state, with_state
+from spindle_cli.profile.op.counting import OpTensors, with_state, with_tensors
 from spindle_cli.profile.op.tensor_parallel import tensors_of
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
@@ -247,12 +246,17 @@ class _Watching(Capturing):
 
 def _run(task: TaskGraph, op: Op, samples: int) -> dict[str, _Note]:
     """By dotted name, what a share of so many samples brings to each matrix that nothing else uses."""
-    module = timed_op(task, op, samples, 1, None).module
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return with_tensors(task, op, samples, _notes)
+
+
+def _notes(tensors: OpTensors) -> dict[str, _Note]:
+    op, mode = tensors.op, tensors.mode
+    module = timed_op(tensors.task, op, tensors.rows, 1, None).module
     with mode:
-        state = fake_state(module, None)
-        specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
-        inputs = [fake_input(spec, samples) for spec in specs]
+        state = tensors.state(module, None)
+        inputs = tensors.inputs()
+    if tensors.is_real or not state.keys() >= set(op.computed_with):
+        return {}  # it decides by values what it uses, and how
     trained = {name: state[name] for name in op.computed_with if state[name].requires_grad}
     notes = {id(tensor): _Note() for tensor in trained.values()}
     with torch.random.fork_rng(devices=[]), mode, Remembering(), Unread(), torch.enable_grad():

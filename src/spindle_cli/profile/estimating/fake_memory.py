@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from spindle_cli.operators.batch_norm import summing_over
 from spindle_cli.operators.contrastive import named_in, pairs_over_shares
@@ -17,7 +16,7 @@ from spindle_cli.operators.heads.chunked import sampled, timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.operators.whole.selective import selective_checkpoint
 from spindle_cli.profile.machine.devices import Precision
-from spindle_cli.profile.op.counting import fake_input, fake_state, itemsizes, with_state
+from spindle_cli.profile.op.counting import OpTensors, itemsizes, with_state, with_tensors
 from spindle_cli.profile.op.op_memory import live_meter, share_memory, with_selective
 from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts
 from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence, tensors_of
@@ -48,17 +47,32 @@ def fake_memory(
     forward pass, what runs again where it is recomputed but for what takes longest, if that is to be looked
     at.
     """
+
+    def look(tensors: OpTensors) -> ShareMemory:
+        return _memory(tensors, precision, train, split, sums_shares=sums_shares, again=again)
+
+    return with_tensors(task, op, rows, look)
+
+
+def _memory(
+    tensors: OpTensors,
+    precision: Precision,
+    train: TrainSettings,
+    split: LayerSplit | None,
+    *,
+    sums_shares: bool,
+    again: float | None,
+) -> ShareMemory:
+    task, op, rows, mode = tensors.task, tensors.op, tensors.rows, tensors.mode
     is_cast = train.autocast is not None
     own = None if split is None else split.own_words(SumCounter((0,), 0, torch.device("cpu")))
     timed = timed_op(task, op, rows, train.loss_chunks, own)
     module = timed.module
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         more = timed.more_arguments(torch.device("cpu"))
-        state = fake_state(module, split)
-        specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
+        state = tensors.state(module, split)
         along = SumCounter((0,), 0, torch.device("cpu"))
-        positions = OwnPositions(split, along, [fake_input(spec, rows) for spec in specs])
+        positions = OwnPositions(split, along, tensors.inputs())
         inputs = positions.inputs
 
     def run(*, selects: bool = False) -> Sequence[Tensor]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +30,14 @@ from spindle_cli.profile.machine.roofline import Kernel
 from spindle_cli.profile.op.op_run import SavedStorages
 from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, equal_cuts
 from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence, noting_sums, tensors_of
+from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.fixed.marks import rows_of, tensors_in
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.unread import Unread
 
+T = TypeVar("T")
 _aten = torch.ops.aten
 # Operations that start no kernel although torch does not call them views.
 _FREE = {
@@ -106,9 +109,25 @@ def count_work(
     `sums_shares` that of one of several shares, which sum or gather something. `loss_chunks`: of the train
     settings.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return with_tensors(
+        task,
+        op,
+        rows,
+        lambda tensors: _count(tensors, precision, split, sums_shares=sums_shares, loss_chunks=loss_chunks),
+    )
+
+
+def _count(
+    tensors: OpTensors,
+    precision: Precision,
+    split: LayerSplit | None,
+    *,
+    sums_shares: bool,
+    loss_chunks: LossChunks,
+) -> Work:
+    task, op, rows, mode = tensors.task, tensors.op, tensors.rows, tensors.mode
     itemsize = itemsizes(precision)
-    fake = _FakeOp.of(task, op, rows, mode, itemsize, split, loss_chunks)
+    fake = _FakeOp.of(tensors, itemsize, split, loss_chunks)
     counter = _KernelCounter(itemsize)
     saved = SavedStorages([*fake.state.values(), *fake.inputs])
     module, batch_sums = fake.module, SumCounter((0,), 0, torch.device("cpu"))
@@ -148,7 +167,7 @@ def count_work(
 
 
 @contextmanager
-def _counting(mode: FakeTensorMode, counter: _KernelCounter) -> Iterator[ExitStack]:
+def _counting(mode: AbstractContextManager[object], counter: _KernelCounter) -> Iterator[ExitStack]:
     """Inside, nothing is computed, and what would be is counted; what the stack has entered lasts as long."""
     with (
         torch.random.fork_rng(devices=[]),
@@ -187,22 +206,19 @@ class _FakeOp:
     @classmethod
     def of(
         cls,
-        task: TaskGraph,
-        op: Op,
-        rows: int,
-        mode: FakeTensorMode,
+        tensors: OpTensors,
         itemsize: Callable[[torch.dtype], int],
         split: LayerSplit | None,
         loss_chunks: LossChunks,
     ) -> _FakeOp:
+        task, op, rows, mode = tensors.task, tensors.op, tensors.rows, tensors.mode
         cpu = torch.device("cpu")
         of_words, along = (SumCounter((0,), 0, cpu, itemsize=itemsize) for _ in range(2))
         timed = timed_op(task, op, rows, loss_chunks, None if split is None else split.own_words(of_words))
         with mode:
             more = timed.more_arguments(cpu)
-            state = fake_state(timed.module, split)
-            specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
-            positions = OwnPositions(split, along, [fake_input(spec, rows) for spec in specs])
+            state = tensors.state(timed.module, split)
+            positions = OwnPositions(split, along, tensors.inputs())
         return cls(timed.module, timed.loss_chunks, state, positions, more, of_words, along)
 
     @property
@@ -226,7 +242,7 @@ def with_state(module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[None]
     places = [
         f"{path}.{name}" if path else name
         for path, part in module.named_modules()
-        for name in (*part._parameters, *part._buffers)
+        for name in (*part._parameters.keys(), *part._buffers.keys())
     ]
     with _reparametrize_module(module, {name: state[name] for name in places if name in state}):
         yield
@@ -348,6 +364,61 @@ def itemsizes(precision: Precision) -> Callable[[torch.dtype], int]:
 def value_bytes(spec: ValueSpec, precision: Precision) -> int:
     """Bytes of a value between ops, for the whole batch, when computed in `precision`."""
     return math.prod(spec.shape) * itemsizes(precision)(spec.dtype)
+
+
+@dataclass(frozen=True)
+class OpTensors:
+    """What an op is run on to see what it takes: fake tensors, or, where it cannot do without values, real
+    ones: samples of the dataset, and any numbers for the rest.
+    """
+
+    task: TaskGraph
+    op: Op
+    rows: int
+    is_real: bool
+
+    @cached_property
+    def mode(self) -> AbstractContextManager[object]:
+        """In which it is run; may be entered again."""
+        return nullcontext() if self.is_real else FakeTensorMode(allow_non_fake_inputs=True)
+
+    def state(self, module: nn.Module, split: LayerSplit | None) -> dict[str, Tensor]:
+        """The parameters and buffers of the op's module, or one device's part of them."""
+        state = fake_state(module, split)
+        if self.is_real:
+            made = {id(each): _drawn(each, each.requires_grad) for each in state.values()}
+            state = {name: made[id(each)] for name, each in state.items()}
+        return state
+
+    def inputs(self) -> list[Tensor]:
+        """Its fields, then the values of other ops that it takes."""
+        fields = [self.task.fields[name] for name in self.op.fields]
+        values = [self.task.values[name] for name in self.op.inputs]
+        if not self.is_real:
+            return [fake_input(spec, self.rows) for spec in (*fields, *values)]
+        batch = first_batch(self.task, 0, self.rows)
+        drawn = [_drawn(fake_input(spec, self.rows), spec.requires_grad) for spec in values]
+        return [*(batch[name] for name in self.op.fields), *drawn]
+
+
+def _drawn(like: Tensor, requires_grad: bool) -> Tensor:
+    if not (like.is_floating_point() or like.is_complex()):
+        return torch.zeros(like.shape, dtype=like.dtype)
+    return (torch.randn(tuple(like.shape), dtype=like.dtype) / 2).requires_grad_(requires_grad)
+
+
+def with_tensors(task: TaskGraph, op: Op, rows: int, run: Callable[[OpTensors], T]) -> T:
+    """What running an op on so many samples gives: on fake tensors, and on real ones where that fails."""
+    try:
+        return run(OpTensors(task, op, rows, is_real=False))
+    except Exception as error:
+        if not op.coupled:
+            raise
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return run(OpTensors(task, op, rows, is_real=True))
+        except Exception:  # it fails on real samples, too: what was said first says why
+            raise error from None
 
 
 def fake_state(module: nn.Module, split: LayerSplit | None) -> dict[str, Tensor]:

@@ -23,7 +23,13 @@ def copy_of(module: nn.Module) -> nn.Module:
     torch.nn.utils.weight_norm does until its next forward, is copied as a value: torch copies leaves alone.
     """
     kept = [value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor)]
-    return copy.deepcopy(module, {id(value): value.detach().clone() for value in kept if not value.is_leaf})
+    made = copy.deepcopy(module, {id(value): value.detach().clone() for value in kept if not value.is_leaf})
+    for part in made.modules():
+        if isinstance(part, torch.jit.ScriptModule):  # whose copies are no leaves
+            for name, value in list(part._parameters.items()):
+                if value is not None:
+                    part._parameters[name] = nn.Parameter(value.detach(), value.requires_grad)
+    return made
 
 
 class Clock(Protocol):

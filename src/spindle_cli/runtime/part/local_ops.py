@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,12 +28,12 @@ from spindle_cli.runtime.part.shards import Cut, Cuts, take_parts
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.at_lengths.trace import is_same_graph, module_over
 from spindle_cli.workload.building.abstract import swap
+from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.initial.own import OwnValues
 from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.tracing.observe import swapped_tensors
 from spindle_cli.workload.training.precision import convert_module, dtype_in
 
 
@@ -75,7 +76,8 @@ class LocalOps:
         # Made while all parameters have their shapes.
         self._modules = {each.index: self._modules_of(each) for each in self._wired}
         self.own: dict[str, OwnValues] = {}
-        self.leaves = self._take_leaves({} if own is None else own)
+        with self._compiled_by_jit():
+            self.leaves = self._take_leaves({} if own is None else own)
 
     def slices(self) -> dict[int, LocalSlice]:
         """The rank's slices, by index."""
@@ -202,6 +204,19 @@ class LocalOps:
     def _own_words(self, wired: WiredSlice, position: int, group: TensorGroup | None) -> OwnWords | None:
         split = self._splits.by_op.get((wired.index, position))
         return None if split is None or group is None else split.own_words(group)
+
+    @contextmanager
+    def _compiled_by_jit(self) -> Iterator[None]:
+        """Let modules that torch.jit has compiled have their parameters again at the end: they hold what the
+        tensors were, and see nothing of an exchange.
+        """
+        parts = [part for own in self._modules.values() for op in own for part in op.modules()]
+        compiled = [part for part in parts if isinstance(part, torch.jit.ScriptModule)]
+        held = [(part, dict(part._parameters.items())) for part in compiled]
+        yield
+        for part, parameters in held:
+            for name, parameter in parameters.items():
+                part._parameters[name] = parameter
 
     def _take_leaves(self, own: Mapping[int, Sequence[OwnValues]]) -> dict[str, nn.Parameter]:
         """Every leaf of this rank, on its device, in the workload's order; of those that are shared out

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.random_streams import mix
 from spindle_cli.operators.sequence.exchange import Shared
 from spindle_cli.operators.split_op import PartialOp
@@ -130,7 +131,28 @@ def run_forward(
             values.pop(name, None)
     if copies is not None:
         copies.end_forward()
-    return ForwardRun(leaves, {spec.name: _whole(values, spec.name) for spec in local.wired.outputs}, loss)
+    outputs = {spec.name: _whole(values, spec.name) for spec in local.wired.outputs}
+    check_shapes(local, outputs)
+    return ForwardRun(leaves, outputs, loss)
+
+
+def check_shapes(local: LocalSlice, outputs: Mapping[str, Tensor]) -> None:
+    """Check what ops hand on that run whole, as their code may decide by values what shapes it gives.
+
+    Raises:
+        WorkloadError: one has another shape than was seen on the dataset's first samples.
+    """
+    task = local.wired.task
+    if task.varying or not any(op.coupled for op in local.wired.ops):
+        return
+    for spec in local.wired.outputs:
+        found = tuple(outputs[spec.name].shape)
+        if found != spec.shape:
+            raise WorkloadError(
+                f"task {task.task.name!r}: {spec.name!r} has shape {found} for this batch, and {spec.shape} "
+                "for the dataset's first samples: what goes on to other devices has one shape",
+                hint="Give packed sequences total_length, pad to a fixed length.",
+            )
 
 
 def _run_op(local: LocalSlice, place: int, arguments: Sequence[Any], copies: SliceCopies | None) -> Any:

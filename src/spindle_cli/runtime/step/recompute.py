@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from spindle_cli.operators.batch_norm import OverShares
 from spindle_cli.operators.contrastive import PairsOverShares
@@ -46,11 +46,14 @@ def run_recomputed(
     """
     state = ChangedState(module, may_move=may_move, moves_trained=moves_trained)
     function = module.remembering() if isinstance(module, OverShares | PairsOverShares) else module
-    if selective:
-        return selective_checkpoint(function, arguments, state.contexts)
-    return checkpoint(
-        function, *arguments, use_reentrant=False, context_fn=state.contexts, preserve_rng_state=True
-    )
+    # What torch.jit has compiled cannot be left midway, as soon as the backward pass has all that it needs.
+    is_compiled = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
+    with set_checkpoint_early_stop(not is_compiled):
+        if selective:
+            return selective_checkpoint(function, arguments, state.contexts)
+        return checkpoint(
+            function, *arguments, use_reentrant=False, context_fn=state.contexts, preserve_rng_state=True
+        )
 
 
 class ChangedState:

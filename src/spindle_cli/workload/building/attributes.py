@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 _PLAIN = (bool, int, float, complex, str, bytes)
 
@@ -52,7 +53,11 @@ def hold_parameter(module: nn.Module, name: str, parameter: Tensor) -> None:
 @contextlib.contextmanager
 def watching(root: nn.Module) -> Iterator[Changes]:
     """Note what is changed in a module's attributes inside, and undo it at the end."""
-    before = [_look(name, module) for name, module in root.named_modules()]
+    # What torch.jit has compiled keeps no attributes that Python sees.
+    parts = [(name, part) for name, part in root.named_modules() if not isinstance(part, ScriptModule)]
+    before = [_look(name, module) for name, module in parts]
+    # Of a part of forward that runs whole: the modules whose methods it was taken from.
+    before += [_look("", module) for module in getattr(root, "owners", ())]
     changes = Changes()
     try:
         yield changes
@@ -124,3 +129,32 @@ def _undo(before: _Before) -> None:
     module.__dict__.clear()
     module.__dict__.update(before.values)
     give_hooks(module, before.hooks)
+
+
+@contextlib.contextmanager
+def swapped_tensors(root: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Put other tensors in the place of a module's parameters and buffers, and its own ones back."""
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+
+    def replace(holder: dict[str, Any], name: str, value: Any) -> None:
+        undo.append((holder, name, holder[name]))
+        holder[name] = value
+
+    try:
+        for module in root.modules():
+            for holder in (module._parameters, module._buffers):
+                for name, tensor in holder.items():
+                    if tensor is not None:
+                        replace(holder, name, stand_in(tensor))
+            for name, value in module.__dict__.items():
+                # nn.LSTM and its like keep a second list of their parameters
+                if (
+                    isinstance(value, list)
+                    and value
+                    and all(isinstance(item, nn.Parameter) for item in value)
+                ):
+                    replace(module.__dict__, name, [stand_in(item) for item in value])
+        yield
+    finally:
+        for holder, name, value in reversed(undo):
+            holder[name] = value

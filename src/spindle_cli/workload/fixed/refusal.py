@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from torch import fx
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.refuse import Frame
 
+# Key of a node's meta: the frames that it was made in.
+FRAMES = "frames"
 # What torch says where a tensor without values becomes an array of numpy (by itself, or in a call of scipy).
 _NO_ARRAY = ".numpy() is not supported for tensor subclasses"
+# What it says of code that torch.jit has compiled, which runs on tensors with values.
+_SCRIPTED = "failed in the TorchScript interpreter"
 _FIXED_SHAPES = (
     "Compute with tensors of fixed shapes (torch.where instead of `if`, a mask instead of a selection), or "
     "move it into the dataset."
@@ -19,15 +29,21 @@ _OPERATION = (
 
 
 class ReadsValuesError(WorkloadError):
-    """Values are read before there are any; `fields`: of the batch, those that they come from."""
+    """Values are read before there are any.
+
+    `fields`: of the batch, those that they come from; `frames`: where, the innermost last.
+    """
 
     fields: frozenset[str] = frozenset()
+    frames: tuple[Frame, ...] = ()
 
     @classmethod
-    def at(cls, error: WorkloadError, fields: frozenset[str]) -> ReadsValuesError:
-        """The same error, which knows the fields."""
+    def at(
+        cls, error: WorkloadError, fields: frozenset[str] = frozenset(), frames: tuple[Frame, ...] = ()
+    ) -> ReadsValuesError:
+        """The same error, which knows the fields and the frames."""
         made = cls(*error.args, hint=error.hint)
-        made.fields = fields
+        made.fields, made.frames = fields, frames
         return made
 
 
@@ -40,6 +56,12 @@ def fields_behind(node: fx.Node) -> frozenset[str]:
                 seen.add(source)
                 left.append(source)
     return frozenset(str(each.target) for each in seen if each.op == "placeholder")
+
+
+def reads_values(error: Exception) -> bool:
+    """Whether an error says that code cannot do without the values of tensors."""
+    reads = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+    return isinstance(error, reads) or leaves_torch(error) or _SCRIPTED in str(error)
 
 
 def leaves_torch(error: Exception) -> bool:

@@ -49,6 +49,7 @@ from spindle_cli.workload.losses.operations import (
     SUMS,
 )
 from spindle_cli.workload.tracing.faithful import NO_AUTOCAST
+from spindle_cli.workload.tracing.regions import Region
 from spindle_cli.workload.tracing.shapes import Shapes, growth
 
 
@@ -130,6 +131,10 @@ class LossForms:
         return Form(Kind.ROWS, 0, Copy(node)) if self._has_batch(node) else self._of_own_loss(node)
 
     def _find(self, node: fx.Node) -> Form:
+        if node.op == "call_module" and isinstance(self._root.get_submodule(str(node.target)), Region):
+            raise NotKnownError(
+                "what forward does there is decided by values, so that it runs as it is written", node
+            )
         if not self._shapes.is_tensor(node):
             return self._of_number(node)
         if node not in self._mixed:

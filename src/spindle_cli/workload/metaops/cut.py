@@ -22,6 +22,7 @@ from spindle_cli.workload.splitting.coupling import LISTED, Trace
 from spindle_cli.workload.tracing.faithful import NO_AUTOCAST
 from spindle_cli.workload.tracing.kind import Kinds, nodes_signature
 from spindle_cli.workload.tracing.questions import ask, can_answer, question_of
+from spindle_cli.workload.tracing.regions import Region, names_of
 
 
 class Cutter:
@@ -56,14 +57,6 @@ class Cutter:
                 f"{node.name!r} goes to another op, and is a {kind}",
                 node.meta.get("place"),
                 "What operators give to others has to be in tensors; their sizes can be asked of them again.",
-            )
-        if not self._trace.samples.is_cut_by_rows(node):
-            raise refusal(
-                self._trace.task.name,
-                f"{node.name!r} goes to another op, but the rows of a sample do not lie together in it",
-                node.meta.get("place"),
-                "Put each sample's rows together before (torch.stack([a, b], 1).flatten(0, 1) instead of "
-                "torch.cat, batch first instead of time first).",
             )
         return self._trace.shapes.spec(node, self._trace.task.name)
 
@@ -264,7 +257,13 @@ def names_used(root: nn.Module, graph: fx.Graph) -> tuple[tuple[str, ...], tuple
             continue
         owner, _, name = str(node.target).rpartition(".")
         value, prefix = getattr(root.get_submodule(owner), name), f"{node.target}."
-        if isinstance(value, nn.Module):
+        if isinstance(value, Region):
+            own, kept = names_of(value, root)
+            for inside in own:
+                parameters.setdefault(id(root.get_parameter(inside)), inside)
+            for inside in kept:
+                buffers.setdefault(id(root.get_buffer(inside)), inside)
+        elif isinstance(value, nn.Module):
             for inside, parameter in value.named_parameters():
                 parameters.setdefault(id(parameter), prefix + inside)
             for inside, buffer in value.named_buffers():

@@ -23,12 +23,13 @@ from spindle_cli.workload.losses.find import LossPart, find_part, find_part_of_w
 from spindle_cli.workload.losses.forms import NotKnownError
 from spindle_cli.workload.losses.operations import ARITHMETIC
 from spindle_cli.workload.metaops.sharing import AtHand
-from spindle_cli.workload.refuse import refusal
-from spindle_cli.workload.rules.batch_norms import has_other_norms, shared_norms, without_statistics
+from spindle_cli.workload.rules.batch_norms import has_other_norms, shared_norms
 from spindle_cli.workload.rules.states import Batch, Whole
 from spindle_cli.workload.splitting.coupling import (
     BATCH_NORM,
+    MIXES_BEFORE,
     NO_MEAN,
+    OUT_OF_ORDER,
     WHOLE,
     WHOLE_IN_SUM,
     Trace,
@@ -42,6 +43,7 @@ from spindle_cli.workload.splitting.randomness import draws_random_numbers
 from spindle_cli.workload.tracing.inplace import changed_in_place
 from spindle_cli.workload.tracing.prepare import is_put_together
 from spindle_cli.workload.tracing.questions import question_of
+from spindle_cli.workload.tracing.regions import Region
 from spindle_cli.workload.tracing.shapes import is_projection
 from spindle_cli.workload.types import Workload
 
@@ -65,9 +67,6 @@ def find_homes(trace: Trace, workload: Workload, at_hand: AtHand | None = None) 
     """Give every node its op, and find the ops that must not be split over the batch.
 
     `at_hand`: the tensors that devices have for each op; None: whatever it takes.
-
-    Raises:
-        WorkloadError: a value that mixes samples feeds an operator that is not coupled.
     """
     coupled: dict[int, str] = {}
     for index, node in enumerate(trace.operators):
@@ -84,9 +83,15 @@ def find_homes(trace: Trace, workload: Workload, at_hand: AtHand | None = None) 
 
 
 def _placed(trace: Trace, coupled: dict[int, str], at_hand: AtHand | None) -> tuple[_Placement, Homes]:
-    """All nodes in their homes; again, where these lack what some of the glue takes."""
+    """All nodes in their homes; again, where these lack what some of the glue takes, or where ops hand on
+    rows that cannot be cut: glue behind these that takes samples apart again is then theirs.
+    """
     placement = _Placement(trace, dict(coupled), at_hand, {})
     homes = placement.place()
+    while not placement.unordered.keys() <= coupled.keys():
+        coupled = {**coupled, **placement.unordered}
+        placement = _Placement(trace, dict(coupled), at_hand, {})
+        homes = placement.place()
     if at_hand and (moved := at_hand.moved(trace.graph, homes.op, placement.consumers)):
         placement = _Placement(trace, dict(coupled), at_hand, moved)
         homes = placement.place()
@@ -112,6 +117,7 @@ class _Placement:
         self._reordering: set[fx.Node] = set()  # of those, rows that depend on other samples'
         self._taken_out: set[fx.Node] = set()  # losses that the last operator gives among other things
         self._loss_home = len(trace.operators)  # the loss as an op of its own
+        self.unordered: dict[int, str] = {}  # ops that hand on rows of which no share can be cut
 
     def place(self) -> Homes:
         """Homes of all nodes."""
@@ -143,15 +149,35 @@ class _Placement:
 
     def _couple_whole_outputs(self) -> None:
         """Shares of an op would each hand on another value without a batch dimension: then there is one
-        share.
+        share. Rows of a sample that do not lie together cannot be cut: then neither who hands them on nor who
+        takes them is split.
         """
         for node, home in self._home.items():
-            if home in self._coupled or not self._shapes.is_tensor(node) or self._has_batch(node):
+            if not self._shapes.is_tensor(node):
+                continue
+            takers = {self._home.get(user, home) for user in self._users_behind_glue(node)} - {home}
+            if takers and not self._trace.samples.is_cut_by_rows(node):
+                self.unordered.setdefault(home, OUT_OF_ORDER.format(place=node.meta.get("place")))
+                for op in (home, *takers):
+                    self._coupled.setdefault(op, self.unordered[home])
+            if home in self._coupled or self._has_batch(node):
                 continue
             if node not in self._trace.operators and is_same_for_all(self._trace, node):
                 continue  # whoever takes it takes one of the copies
             if any(self._home.get(user, home) != home for user in node.users):
                 self._coupled[home] = WHOLE
+
+    def _users_behind_glue(self, node: fx.Node) -> set[fx.Node]:
+        """The nodes with a home that use a node, seen through what is computed where it is used."""
+        found: set[fx.Node] = set()
+        pending = list(node.users)
+        while pending:
+            user = pending.pop()
+            if user in self._home:
+                found.add(user)
+            elif question_of(user, self._shapes) is None:
+                pending.extend(user.users)
+        return found
 
     def _place_glue(self, node: fx.Node) -> None:
         if not self._shapes.gives_tensors(node) or is_put_together(node):
@@ -180,14 +206,19 @@ class _Placement:
             self._attach(node, min(self.consumers[node]))
 
     def _happens_once(self, node: fx.Node) -> bool:
-        """Whether a node draws random numbers, is what they are drawn into, or counts its batch."""
+        """Whether a node draws random numbers, is what they are drawn into, counts its batch, or is code that
+        may do anything.
+        """
         root = self._trace.root
         if any(
             draws_random_numbers(each, root) and (each is node or changed_in_place(each, root) is node)
             for each in (node, *node.users)
         ):
             return True
-        return node.op == "call_module" and bool(shared_norms(self._module_of(node)))
+        if node.op != "call_module":
+            return False
+        module = self._module_of(node)
+        return isinstance(module, Region) or bool(shared_norms(module))
 
     def _best_home(self, node: fx.Node, producers: set[int]) -> int:
         latest = max(producers)
@@ -234,12 +265,7 @@ class _Placement:
         if why_mixing(self._trace, node) is not None:
             self._reordering.add(node)
             return True
-        return self._feeds_operators_out_of_order(node)
-
-    def _feeds_operators_out_of_order(self, node: fx.Node) -> bool:
-        """Whether an operator takes rows of a sample that do not lie together, so that a share has others."""
-        feeds = any(user in self._trace.operators for user in node.users)
-        return feeds and not self._trace.samples.is_cut_by_rows(node)
+        return False
 
     def _is_own_loss(self, node: fx.Node) -> bool:
         """Whether a node is an uncoupled operator's output without a batch: a loss of its own share."""
@@ -255,34 +281,23 @@ class _Placement:
         return bool(self._shapes.values[node] != self._shapes.doubled[node])
 
     def _place_mixing(self, node: fx.Node) -> None:
+        """Let the first operator that what mixes samples leads to run whole, with it; what leads to none
+        joins the loss.
+        """
         consumers = self.consumers[node]
-        strangers = sorted(consumers - self._coupled.keys())
-        if strangers:
-            consumer = self._trace.operators[strangers[0]]
-            name = self._class_of(consumer)
-            own = f"{self._class_of(node)} or " if self._is_batch_norm(node) else ""
-            raise refusal(
-                self._trace.task.name,
-                f"{node.name!r} mixes the samples of the batch and feeds {consumer.target!r} ({name}), "
-                f"which may be split over the batch{self._because(node)}",
-                node.meta.get("place"),
-                f"{without_statistics(node, self._trace.root)}List {own}{name} in the workload's `coupled`, "
-                f"or compute {node.name!r} for each sample by itself (rows of one sample must lie together: "
-                "torch.stack([a, b], 1).flatten(0, 1), not torch.cat).",
-            )
-        if consumers:
-            self._attach(node, min(consumers))
-        else:
+        if not consumers:
             self._mixed.add(node)
-
-    def _class_of(self, node: fx.Node) -> str:
-        return type(self._module_of(node)).__name__
+            return
+        self._attach(node, min(consumers))
+        reason = MIXES_BEFORE.format(name=node.name, why=self._because(node))
+        self._coupled.setdefault(self._home[node], reason)
 
     def _because(self, node: fx.Node) -> str:
+        """Why a node mixes samples, and where, as far as it is known."""
         if self._is_batch_norm(node):
             return f": {BATCH_NORM}"
         why = self._trace.samples.why_not(node)
-        return "" if why is None else f": {why.why}"
+        return f" ({node.meta.get('place')})" if why is None else f": {why}"
 
     def _place_loss(self) -> None:
         """Put everything that mixes samples into the op that holds the loss; couple that op if its loss

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
@@ -21,6 +20,7 @@ from spindle_cli.workload.metaops.opening import better_opened, said_why
 from spindle_cli.workload.metaops.ops import make_ops
 from spindle_cli.workload.refuse import sparse_gradient
 from spindle_cli.workload.tracing.flow import flow_graph
+from spindle_cli.workload.tracing.regions import Regions, UnfitError
 from spindle_cli.workload.tracing.trace import trace_task
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
@@ -47,18 +47,27 @@ def analyse_task(
         WorkloadError: it cannot be traced or run as it is written.
     """
     _check_not_lazy(task)
-    _check_not_scripted(task)
     _check_dense(task)
     samples = at_shapes(first_samples(task, FEW), shapes or {})
+    finder.observer.samples.pop(task.name, None)
+    regions = Regions()
+    first: ReadsValuesError | None = None
     while True:
         try:
-            return _analyse_with(task, samples, workload, finder, keeps_results=keeps_results, like=like)
+            return _analyse_with(
+                task, samples, workload, finder, regions, keeps_results=keeps_results, like=like
+            )
         except ReadsValuesError as error:
+            first = first or error
             read = error.fields - set(shapes or {})
             fixed = with_fixed(samples, read, partial(first_samples, task, SEEN))
-            if fixed is None:
-                raise
-            samples = fixed
+            if fixed is not None:
+                samples = fixed
+            elif task.name not in finder.observer.samples:
+                # What cannot do without values runs whole from now on.
+                finder.observer.samples[task.name] = partial(_more_samples, task, samples)
+            elif not regions.extended(error):
+                raise (first if isinstance(error, UnfitError) else error) from None
 
 
 def _analyse_with(
@@ -66,6 +75,7 @@ def _analyse_with(
     samples: Mapping[str, Tensor],
     workload: Workload,
     finder: Finder,
+    regions: Regions,
     *,
     keeps_results: bool,
     like: TaskGraph | None,
@@ -80,7 +90,7 @@ def _analyse_with(
         return made_of(flows.root, flows.graph)
 
     def traced_into(names: tuple[str, ...]) -> TaskGraph:
-        traced = trace_task(task, workload, samples, finder.observer, names)
+        traced = trace_task(task, workload, samples, finder.observer, names, regions)
         return replace(
             made_of(task.module, traced.graph), opened=names, decided=traced.decided, moves=traced.moves
         )
@@ -102,21 +112,17 @@ def _analyse_with(
     return said_why(made, reasons[0]) if reasons else made
 
 
+def _more_samples(task: Task | FlowTask, samples: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """More of a task's samples than those that it is traced with, in the same shapes."""
+    try:
+        seen = first_samples(task, SEEN)
+    except WorkloadError:  # samples of several lengths, which make no batch
+        return samples
+    return at_shapes(seen, {name: tuple(value.shape[1:]) for name, value in samples.items()})
+
+
 def _modules(task: Task | FlowTask) -> list[nn.Module]:
     return [task.module] if isinstance(task, Task) else [flow.consumer for flow in task.flows]
-
-
-def _check_not_scripted(task: Task | FlowTask) -> None:
-    """Refuse modules that torch.jit has compiled: their tensors cannot be swapped for others."""
-    for module in _modules(task):
-        for name, part in module.named_modules():
-            if isinstance(part, torch.jit.ScriptModule):
-                raise WorkloadError(
-                    f"task {task.name!r}: {name or 'the module'!r} is compiled by torch.jit, so it cannot be "
-                    "followed",
-                    hint="Use the module that was scripted; `compile: true` in the workload file compiles "
-                    "operators.",
-                )
 
 
 def _check_dense(task: Task | FlowTask) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.graph import LossShares, Op, TaskGraph, ValueSpec
 from spindle_cli.workload.memo import key_of, portable
 from spindle_cli.workload.pairs.follow import Argument
@@ -20,7 +21,7 @@ from spindle_cli.workload.pairs.steps import Gather
 from spindle_cli.workload.rules.states import MixesError
 from spindle_cli.workload.tracing.behaviour import name_of
 from spindle_cli.workload.tracing.kind import Kinds
-from spindle_cli.workload.tracing.observe import Observer, swapped_tensors
+from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.types import Workload
 
 NAMED = "it is named as contrastive, but it cannot be split: {why}"

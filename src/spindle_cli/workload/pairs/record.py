@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from spindle_cli.workload.building.attributes import Changes, watching
+from spindle_cli.workload.building.attributes import Changes, swapped_tensors, watching
 from spindle_cli.workload.pairs.follow import Argument, PairsFollower, Recording
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.rules.states import Mixed, MixesError
 from spindle_cli.workload.rules.tape import Tape
-from spindle_cli.workload.tracing.observe import failures_unlogged, swapped_tensors
+from spindle_cli.workload.tracing.observe import failures_unlogged
 
 # Sizes of the batch to run with besides its own: as those of `Samples`.
 _TRIED = (3, 5, 7)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -79,12 +79,3 @@ def by_fixed_statistics(module: nn.Module | None, *, is_whole: bool = False) -> 
 
     with with_forward(() if module is None else shared_norms(module).values(), forward):
         yield given
-
-
-def without_statistics(node: fx.Node, root: nn.Module) -> str:
-    """What to do with an instance norm that keeps running statistics, which alone couple its samples; nothing
-    for any other node.
-    """
-    module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
-    tracks = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
-    return f"Make {node.target!r} with track_running_stats=False. " if tracks else ""

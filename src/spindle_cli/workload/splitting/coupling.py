@@ -22,6 +22,8 @@ WHOLE = "it hands on a tensor without a batch dimension"
 DEPENDENT = "it is not known to act on samples one by one: {why}"
 TRIED = "what it gives for a sample was seen to depend on the batch's other samples"
 NO_MEAN = "its loss is not the {reduction} of one loss per sample"
+MIXES_BEFORE = "{name!r}, which leads to it, mixes the samples of the batch{why}"
+OUT_OF_ORDER = "the rows of a sample do not lie together in what it takes or hands on ({place})"
 WHOLE_IN_SUM = "it adds a loss of the whole batch to a sum over samples"
 
 

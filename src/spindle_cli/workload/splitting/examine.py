@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from spindle_cli.workload.building.attributes import Changes, watching
+from spindle_cli.workload.building.attributes import Changes, swapped_tensors, watching
 from spindle_cli.workload.building.writes import written_by
 from spindle_cli.workload.fixed.marks import is_fixed, state_of_values
+from spindle_cli.workload.fixed.refusal import reads_values
 from spindle_cli.workload.memo import FindingsRecord, StateRecord, packed, unpacked
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
@@ -23,7 +24,7 @@ from spindle_cli.workload.rules.states import Batch, Mixed, MixesError, Reduced,
 from spindle_cli.workload.rules.tape import Tape, tensors_in
 from spindle_cli.workload.splitting.carried import carried_on, kept_by
 from spindle_cli.workload.splitting.follow import Follower, check_shapes
-from spindle_cli.workload.tracing.observe import Observer, failures_unlogged, swapped_tensors
+from spindle_cli.workload.tracing.observe import Observer, failures_unlogged
 from spindle_cli.workload.tracing.shapes import leaves_of
 from spindle_cli.workload.unread import Unread
 
@@ -112,7 +113,8 @@ def examine(
         watched = {**own, **_given(faked[0], held)}
         found = _examine(run, faked, states, sizes, watched, module)
     if found.results is None:
-        return found
+        seen = None if module is None else observer.changed.get(observer.kinds.behaviour(module))
+        return found if seen is None else replace(found, changed=seen)
     results = pytree.tree_map(lambda item: empty_like(item, "meta"), found.results)
     return Findings(results, found.states, found.why_not, found.changed)
 
@@ -145,6 +147,8 @@ def _examine(
         except Exception as error:
             text = str(error).strip().split("\n")[0]
             why = f"it fails for a batch of {size}: {type(error).__name__}: {text}"
+            if reads_values(error):
+                why = "it decides by the values of its batch, so that it runs as it is written"
             changed = _changed(module, watched, (*tapes, tape), changes, is_cut_short=not tapes)
             return Findings(None, (), Mixed(why, place_of_error(error)), changed)
         tapes.append(tape)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from spindle_cli.workload.building.attributes import watching
+from spindle_cli.workload.building.attributes import swapped_tensors, watching
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed import marks
 from spindle_cli.workload.fixed.marks import rows_for
@@ -25,7 +25,7 @@ from spindle_cli.workload.splitting.randomness import draws_by_itself, draws_ran
 from spindle_cli.workload.splitting.samples import Verdicts
 from spindle_cli.workload.tracing.behaviour import name_of
 from spindle_cli.workload.tracing.kind import Kinds
-from spindle_cli.workload.tracing.observe import Observer, swapped_tensors
+from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.shapes import BatchDim, Shapes, growth
 
 _TOGETHER, *_PARTS = 5, 1, 4  # samples: all together, then in two parts

@@ -84,7 +84,9 @@ def nothing_is_frozen(
         WorkloadError: it sets an attribute, changes a parameter or buffer, or draws random numbers.
     """
     before = [
-        (module, dict(module.__dict__), dict(module._buffers), hooks_of(module)) for module in root.modules()
+        (module, dict(module.__dict__), dict(module._buffers), hooks_of(module))
+        for module in root.modules()
+        if not isinstance(module, torch.jit.ScriptModule)
     ]
     drawn = _python_draws()
     try:

@@ -10,28 +10,26 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Set
+from functools import partial
 from typing import Any
 
 import torch
 from pydantic import JsonValue
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.attributes import watching
+from spindle_cli.workload.building.attributes import swapped_tensors, watching
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed.marks import describe, is_fixed, rows_for
 from spindle_cli.workload.fixed.refusal import (
+    FRAMES,
     ReadsValuesError,
     after_selection,
     fields_behind,
-    leaves_torch,
     reading,
+    reads_values,
 )
 from spindle_cli.workload.memo import AnalysisMemo, key_of, packed, portable, unpacked
 from spindle_cli.workload.refuse import place_of_error, refusal
@@ -40,6 +38,7 @@ from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.tracing.proxies.row_by_row import USE
 from spindle_cli.workload.tracing.proxies.scratch import SeenAttributes
+from spindle_cli.workload.tracing.seen import OtherShapesError, Samples, seen_result
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
 from spindle_cli.workload.unread import Unread
 
@@ -67,6 +66,10 @@ class Observer:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.kinds = Kinds()
         self.attributes = SeenAttributes()
+        # by task, samples of its dataset to see what gives no shapes without values; of others it fails
+        self.samples: dict[str, Samples] = {}
+        # by the behaviour of modules that were seen on these, what they were seen to change
+        self.changed: dict[str, tuple[str, ...]] = {}
         # by id, with the tensor itself, so that its id stays its own
         self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
         self._calls: Findings[Any] = Findings(self._told)
@@ -101,12 +104,41 @@ class Observer:
             Run(self, root, graph, task, samples, 2 * batch_size, doubled=True),
         )
 
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a module gives, from memory if an equal one was given equal inputs."""
+    def call(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        otherwise: Callable[[Exception], Any] | None = None,
+    ) -> Any:
+        """What a module gives, from memory if an equal one was given equal inputs.
+
+        Args:
+            otherwise: finds it where the module fails on fake tensors, or raises what it is given.
+        """
+
+        def find() -> Any:
+            try:
+                return self._run(module, args, kwargs)
+            except (_ChangesItsInputError, _ReplacesParameterError):
+                raise
+            except Exception as error:
+                if otherwise is None:
+                    raise
+                return pytree.tree_map(self._like, otherwise(error))
+
         described = pytree.tree_map(_describe, (args, kwargs))
         unnumbered, numbered = (f"{text} {described}" for text in self.kinds.behaviours(module))
-        found = self._calls.of((unnumbered, numbered), module, lambda: self._run(module, args, kwargs))
+        found = self._calls.of((unnumbered, numbered), module, find)
         return pytree.tree_map(again, found)
+
+    def _like(self, value: Any) -> Any:
+        """A fake tensor like a real one that was computed."""
+        if not isinstance(value, Tensor):
+            return value
+        with self.mode:
+            made = torch.empty(tuple(value.shape), dtype=value.dtype)
+        return made.requires_grad_().clone() if value.requires_grad else made
 
     def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
@@ -167,35 +199,6 @@ class Observer:
                 made = nn.Parameter(made, tensor.requires_grad)
             self._fakes[id(tensor)] = (tensor, made)
         return self._fakes[id(tensor)][1]
-
-
-@contextlib.contextmanager
-def swapped_tensors(root: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Put other tensors in the place of a module's parameters and buffers, and its own ones back."""
-    undo: list[tuple[dict[str, Any], str, Any]] = []
-
-    def replace(holder: dict[str, Any], name: str, value: Any) -> None:
-        undo.append((holder, name, holder[name]))
-        holder[name] = value
-
-    try:
-        for module in root.modules():
-            for holder in (module._parameters, module._buffers):
-                for name, tensor in holder.items():
-                    if tensor is not None:
-                        replace(holder, name, stand_in(tensor))
-            for name, value in module.__dict__.items():
-                # nn.LSTM and its like keep a second list of their parameters
-                if (
-                    isinstance(value, list)
-                    and value
-                    and all(isinstance(item, nn.Parameter) for item in value)
-                ):
-                    replace(module.__dict__, name, [stand_in(item) for item in value])
-        yield
-    finally:
-        for holder, name, value in reversed(undo):
-            holder[name] = value
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -261,6 +264,7 @@ class Run(fx.Interpreter):
         self._samples = samples
         self._count = count
         self._doubled = doubled
+        self._node: Any = None  # that is being run
 
     def advance(self) -> None:
         """Run all nodes of the graph that have not run yet.
@@ -278,6 +282,7 @@ class Run(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
+        self._node = n
         try:
             value = super().run_node(n)
         except WorkloadError:
@@ -313,8 +318,38 @@ class Run(fx.Interpreter):
         return torch.empty((self._count, *sample.shape[1:]), dtype=sample.dtype)
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a module with fake parameters."""
-        return self._observer.call(self.fetch_attr(str(target)), args, kwargs)
+        """Call a module with fake parameters; one that cannot do without values, with real ones."""
+        module = self.fetch_attr(str(target))
+        return self._observer.call(module, args, kwargs, partial(self._seen, self._node, module))
+
+    def _more_samples(self) -> Mapping[str, Tensor]:
+        return {**self._samples, **self._observer.samples[self._task]()}
+
+    def _seen(self, node: fx.Node, module: nn.Module, error: Exception) -> Any:
+        """What a module gives that fails on fake tensors.
+
+        Raises:
+            WorkloadError: another thing for other samples.
+            Exception: what it was given, as the module fails on real ones too.
+        """
+        if self._task not in self._observer.samples:
+            raise error
+        try:
+            result, changed = seen_result(node, module, self._more_samples, self._count, self.env)
+            self._observer.changed[self._observer.kinds.behaviour(module)] = changed
+            return result
+        except OtherShapesError as other:
+            made = refusal(
+                self._task,
+                f"{self._called(node)} decides by the values of its batch, so that it runs whole and as it "
+                f"is written; but {other}",
+                node.meta.get("place"),
+                "What goes on to other operators has one shape, whichever samples a batch has: give packed "
+                "sequences total_length, pad to a fixed length, and return tensors alone.",
+            )
+            raise ReadsValuesError.at(made, frames=node.meta.get(FRAMES, ())) from error
+        except Exception:  # it fails on real samples, too: what was said first says why
+            raise error from None
 
     def get_attr(self, target: Any, *_: Any) -> Any:
         """A parameter, buffer or other attribute; fake if it is a tensor."""
@@ -346,7 +381,8 @@ class Run(fx.Interpreter):
             said, hint = after_selection(use)
         else:
             said, hint = reading(what, error, is_operator=node.op == "call_module")
-        return ReadsValuesError.at(refusal(self._task, said, place, hint), fields_behind(node))
+        made = refusal(self._task, said, place, hint)
+        return ReadsValuesError.at(made, fields_behind(node), node.meta.get(FRAMES, ()))
 
     def _refusal(self, node: fx.Node, error: Exception) -> WorkloadError:
         what = self._called(node)
@@ -368,8 +404,7 @@ class Run(fx.Interpreter):
                 "Put what is differentiated and its gradient into one nn.Module and list its class in the "
                 "workload's `operators` (it is then run as it is).",
             )
-        reads = isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
-        if reads or leaves_torch(error):
+        if reads_values(error):
             return self._reading(what, node, place, error)
         shapes = ", ".join(
             _describe(value) for value in pytree.tree_leaves(self.fetch_args_kwargs_from_env(node))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.autocast import AutocastSeen
-from spindle_cli.workload.fixed.refusal import ReadsValuesError
+from spindle_cli.workload.fixed.refusal import FRAMES, ReadsValuesError
 from spindle_cli.workload.moving import Move
-from spindle_cli.workload.refuse import place_of_caller, place_of_error, refusal
+from spindle_cli.workload.refuse import (
+    frames_of_caller,
+    frames_of_error,
+    place_of_caller,
+    place_of_error,
+    refusal,
+)
 from spindle_cli.workload.tracing.faithful import note_contexts, nothing_is_frozen, refuse_question
 from spindle_cli.workload.tracing.inplace import is_in_place_name
 from spindle_cli.workload.tracing.moves import DECLARE, Moves
@@ -39,6 +45,8 @@ from spindle_cli.workload.tracing.proxies.rows import (
 from spindle_cli.workload.tracing.proxies.scratch import Scratch
 from spindle_cli.workload.tracing.proxies.selected_calls import made_of
 from spindle_cli.workload.tracing.proxies.selecting import Selected
+from spindle_cli.workload.tracing.regions import HeldRegions, Region, Regions, UnfitError
+from spindle_cli.workload.tracing.shapes import leaves_of
 from spindle_cli.workload.tracing.signature import check_signature, place_of_function
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.workload.unread import not_validated
@@ -77,6 +85,7 @@ class OperatorTracer(fx.Tracer):
         self._known: Known | None = None
         self.autocast = AutocastSeen()
         self.selections = 0  # by masks
+        self.regions = HeldRegions(task.module)
         self.scratch = Scratch(task.name, task.module, leaves, observer.attributes)
 
     @property
@@ -104,6 +113,8 @@ class OperatorTracer(fx.Tracer):
             return True
         if m is self.root:
             return False
+        if isinstance(m, torch.jit.ScriptModule):
+            return True  # no trace can follow it
         if isinstance(m, _STACKS) and any(isinstance(inner, self._leaves) for inner in m.modules()):
             return False
         return super().is_leaf_module(m, module_qualified_name)
@@ -117,6 +128,7 @@ class OperatorTracer(fx.Tracer):
         kind, target, args, kwargs = self._at_once(kind, target, args, kwargs)
         node = super().create_node(kind, target, args, kwargs, *more, **named)
         node.meta["place"] = place_of_caller()
+        node.meta[FRAMES] = frames_of_caller()
         is_operator = node.op == "call_module" and isinstance(
             self.root.get_submodule(str(node.target)), self._leaves
         )
@@ -161,6 +173,31 @@ class OperatorTracer(fx.Tracer):
                 "Make it of the batch's, so that it is made anew in every step: x.new_zeros(...), "
                 "torch.zeros_like(x), torch.zeros(..., device=x.device).",
             )
+
+    def run_region(self, region: Region, given: Sequence[Any]) -> Any:
+        """What a region gives, as traced values.
+
+        Raises:
+            UnfitError: it cannot be where it is; with what may do.
+        """
+        if self.is_looking():
+            return region(*given)
+        if any(self.known.shares_memory(given[place]) for place in region.changed_places()):
+            raise UnfitError.here("it changes in place what lies in the memory of others", starts=True)
+        target = self.regions.add(region)
+        try:
+            name = f"region_{len(self.regions.names)}"
+            made = super().create_proxy("call_module", target, tuple(given), {}, name)
+            found = self.known.unpacked(made)
+        except WorkloadError as error:
+            raise UnfitError.here(str(error), starts=True, ends=True) from error
+        plain = [leaf for leaf in leaves_of(found) if leaf is not None and not self._is_traced_tensor(leaf)]
+        if plain:
+            raise UnfitError.here(f"it gives {plain[0]!r}, which is no tensor", ends=True)
+        return found
+
+    def _is_traced_tensor(self, value: Any) -> bool:
+        return isinstance(value, fx.Proxy) and self.is_tensor(value)
 
     def create_rows(self, select: Callable[..., Any], of: Any, by: Any) -> fx.Proxy:
         """A proxy for the rows that a mask selects."""
@@ -308,6 +345,7 @@ def trace_task(
     samples: Mapping[str, Tensor],
     observer: Observer,
     opened: tuple[str, ...] = (),
+    regions: Regions | None = None,
 ) -> Traced:
     """The task's forward as a graph of operators and glue.
 
@@ -315,6 +353,7 @@ def trace_task(
         samples: a small collated batch, for the names and shapes of the fields.
         observer: of the whole workload.
         opened: dotted names of operators that are traced into.
+        regions: parts of forward that are not traced.
 
     Raises:
         WorkloadError: the fields are not forward's arguments, or forward cannot be traced; with the place and
@@ -326,6 +365,7 @@ def trace_task(
     moves = Moves(task.name, task.module, lambda: tracer.graph)
     try:
         with (
+            (regions or Regions()).called_by(tracer.run_region),
             creators_traced(tracer),
             _own_gradients_refused(task.name),
             numbers_are_known(tracer),
@@ -344,6 +384,7 @@ def trace_task(
     except Exception as error:
         raise _untraceable(task.name, error) from error
     forget_equal_twins(task.module)
+    tracer.regions.hold()
     end = next(node for node in graph.nodes if node.op == "output")
     end.meta["place"] = place_of_function(type(task.module).forward)
     return Traced(graph, tuple(tracer.known.decided), moves.found)
@@ -389,10 +430,12 @@ def _untraceable(task: str, error: Exception) -> WorkloadError:
         what = "forward depends on values that are known only when it runs, so it cannot be traced"
         what += f": {text}" if text else ""
         made = refusal(task, what, place_of_error(error), _WRAP_HINT)
-        return ReadsValuesError.at(made, error.fields) if isinstance(error, UnknownError) else made
-    return refusal(
+        fields = error.fields if isinstance(error, UnknownError) else frozenset[str]()
+        return ReadsValuesError.at(made, fields, frames_of_error(error))
+    made = refusal(
         task,
         f"forward failed while being traced: {type(error).__name__}: {text}",
         place_of_error(error),
         _WRAP_HINT,
     )
+    return ReadsValuesError.at(made, frames=frames_of_error(error))

@@ -19,11 +19,11 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.fixed.marks import is_fixed
-from spindle_cli.workload.fixed.refusal import fields_behind
-from spindle_cli.workload.refuse import place_of_caller, refusal
-from spindle_cli.workload.tracing.observe import Observer
+from spindle_cli.workload.fixed.refusal import ReadsValuesError, fields_behind
+from spindle_cli.workload.refuse import frames_of_caller, place_of_caller, refusal
+from spindle_cli.workload.tracing.observe import Observer, storage_of
 from spindle_cli.workload.tracing.proxies.selecting import seen_as
-from spindle_cli.workload.tracing.shapes import depends_on_batch_size, find_batch_dim
+from spindle_cli.workload.tracing.shapes import depends_on_batch_size, find_batch_dim, leaves_of
 
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
 
@@ -158,6 +158,17 @@ class Known:
             for node in nodes
         )
 
+    def shares_memory(self, proxy: fx.Proxy) -> bool:
+        """Whether a traced tensor lies in memory that others of the trace look at, too."""
+        own, _ = self._look(proxy)
+        if not isinstance(own, Tensor):
+            return False
+        return any(
+            isinstance(leaf, Tensor) and leaf is not own and storage_of(leaf) == storage_of(own)
+            for value in self._runs[0].env.values()
+            for leaf in leaves_of(value)
+        )
+
     def _look(self, proxy: fx.Proxy) -> tuple[Any, Any]:
         node = proxy.node
         self._look_at_all()
@@ -176,13 +187,14 @@ class Known:
             run.advance()
 
     def _depends_on_batch(self) -> WorkloadError:
-        return refusal(
+        made = refusal(
             self._task,
             "forward decides by the size of the batch, which a share of the batch does not have",
             place_of_caller(),
             "Use x.shape[0] or len(x) for shapes (view, expand, arange), to divide by and in `if`, not in "
             "`range`, `int` or `float`.",
         )
+        return ReadsValuesError.at(made, frames=frames_of_caller())
 
 
 def _unpacked(proxy: Any, value: Any) -> Any:

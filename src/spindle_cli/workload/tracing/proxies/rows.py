@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from spindle_cli.workload.fixed.refusal import FRAMES, ReadsValuesError
 from spindle_cli.workload.refuse import refusal
 
 _ROW = "row"  # key of a node's meta: which sample's part of which node it is
@@ -72,13 +73,14 @@ def check_rows(task: str, graph: fx.Graph) -> None:
     """
     for node in graph.nodes:
         if _ROW in node.meta:
-            raise refusal(
+            made = refusal(
                 task,
                 "forward decides by the size of the batch, which a share of the batch does not have: it "
                 "works through the samples one after another",
                 node.meta.get("place"),
                 "Compute with all samples at once.",
             )
+            raise ReadsValuesError.at(made, frames=node.meta.get(FRAMES, ()))
 
 
 def filled_by_sample(tensor: Tensor, mask: Tensor, values: Tensor) -> Tensor:

@@ -1,0 +1,361 @@
+"""What forward decides by values between operators runs as it is written, on the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from helpers.analysed import analysed
+from spindle_cli.errors import WorkloadError
+from spindle_cli.profile.checking.forward import compare_with_forward
+from spindle_cli.profile.checking.values import Values
+from spindle_cli.workload.graph import TaskGraph
+from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.types import Task, Workload
+
+from .toy import WIDTH, Block, Items
+
+CLASSES = 4
+LABELS = torch.tensor([0, -1, 2, 3, -1, -1, 3, 2, 1, 0, -1, 3, -1, 1, 2, -1])
+
+
+class Net(nn.Module):
+    def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.run = run
+        self.first, self.head = nn.Linear(3, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.a, self.b, self.c = Block(), Block(), Block()
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor, label: Tensor) -> Any:
+        return self.run(self, x, label)
+
+    def features(self, x: Tensor) -> Tensor:
+        made: Tensor = self.c(self.b(self.a(self.first(x))))
+        return made
+
+    def losses(self, x: Tensor, label: Tensor) -> Tensor:
+        logits = self.head(self.features(x))
+        return functional.cross_entropy(logits, label.clamp(min=0), reduction="none")
+
+    def __private(self, x: Tensor) -> Tensor:
+        return self.scale * x
+
+    def by_private(self, x: Tensor, label: Tensor) -> Tensor:
+        losses = self.losses(x, label)
+        if (label >= 0).any():
+            return self.__private(losses).mean()
+        return losses.mean()
+
+
+def items() -> Items:
+    data = Items(16, x=(3,), label=((), CLASSES))
+    data.data["label"] = LABELS.clone()
+    return data
+
+
+def task_of(run: Callable[..., Any], net: Callable[[Callable[..., Any]], nn.Module] = Net) -> TaskGraph:
+    return analysed(Workload("w", [Task("t", net(run), 8, items())], operators=(Block,))).tasks["t"]
+
+
+def whole_ops(task: TaskGraph) -> list[str]:
+    return [op.target or "loss" for op in task.ops if op.coupled]
+
+
+def batches() -> dict[str, dict[str, Tensor]]:
+    """With several labels, with all, with one and with none."""
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    labels = {"some": LABELS[:8], "all": LABELS[:8].clamp(min=0), "one": LABELS[:8].clone()}
+    labels["one"][1:] = -1
+    return {
+        name: {"x": x, "label": label} for name, label in {**labels, "none": torch.full((8,), -1)}.items()
+    }
+
+
+def focal(chances: Tensor, label: Tensor, gamma: float = 2.0) -> Tensor:
+    count = (label >= 0).sum()
+    if count == 0:
+        return 0 * chances.sum()
+    right = chances.gather(1, label.clamp(min=0)[:, None])[:, 0]
+    return (-((1 - right) ** gamma) * right.log() * (label >= 0)).sum() / count
+
+
+def by_helper(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    logits = self.head(self.features(x))
+    return focal(logits.softmax(-1), label) + 0.1 * logits.square().mean()
+
+
+def by_count(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    losses = self.losses(x, label)
+    count = (label >= 0).sum().item()
+    weight = self.scale / max(count, 1)
+    return (losses * (label >= 0)).sum() * weight
+
+
+def by_largest(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    losses = self.losses(x, label)
+    k = int(0.25 * losses.numel())
+    return losses.topk(k).values.mean()
+
+
+def by_threshold(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    ordered, _ = self.losses(x, label).sort(descending=True)
+    kept = ordered[:3]
+    if ordered[3] > 1.0:
+        kept = ordered[ordered > 1.0]
+    return kept.mean()
+
+
+def by_selection(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    losses = self.losses(x, label)[label >= 0]
+    return losses.mean() if len(losses) > 1 else self.scale * self.head(self.first(x)).mean()
+
+
+def by_rows(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.features(x)
+    rows = (label >= 0).nonzero().squeeze(1)
+    if rows.numel() == 0:
+        return 0 * x.sum()
+    return functional.cross_entropy(self.head(x[rows]), label[rows])
+
+
+def by_loop(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x, total = self.features(x), 0 * self.scale
+    for i in range(len(x)):
+        if label[i] >= 0:
+            total = total + functional.cross_entropy(self.head(x[i])[None], label[i][None])
+    return total / (label >= 0).sum().clamp(min=1)
+
+
+def by_while(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.features(x)
+    while x.norm() > 2:
+        x = x / 2
+    return functional.cross_entropy(self.head(x), label.clamp(min=0))
+
+
+def by_unique(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.features(x)
+    kinds, inverse = torch.unique(label, return_inverse=True)
+    centers = torch.zeros(len(kinds), WIDTH, dtype=x.dtype).index_add(0, inverse, x)
+    return (x - centers[inverse]).square().mean() + self.head(x).mean()
+
+
+def by_numpy(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.features(x)
+    counts = torch.from_numpy(np.bincount(label.clamp(min=0).numpy(), minlength=CLASSES))
+    return functional.cross_entropy(self.head(x), label.clamp(min=0), weight=1 / (1 + counts).to(x.dtype))
+
+
+def by_classes(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.features(x)
+    with torch.no_grad():
+        weight = torch.ones(CLASSES, dtype=x.dtype)
+        for kind in label.unique():
+            if kind >= 0:
+                weight[kind] = 1.0 / (label == kind).sum()
+    return functional.cross_entropy(self.head(x), label.clamp(min=0), weight=weight)
+
+
+def by_own_loss(self: Net, x: Tensor, label: Tensor) -> dict[str, Tensor]:
+    loss = self.losses(x, label).mean()
+    if loss > 1.2:
+        return {"loss": loss + self.scale**2, "other": x}
+    return {"loss": loss, "other": x}
+
+
+@torch.jit.script
+def scripted(x: Tensor, y: Tensor) -> Tensor:
+    if bool(x.sum() > 0):
+        return (x - y).pow(2).mean()
+    return (x + y).pow(2).mean()
+
+
+def by_scripted(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.head(self.features(x))
+    return scripted(x, functional.one_hot(label.clamp(min=0), CLASSES).to(x.dtype))
+
+
+def by_private(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    return self.by_private(x, label)
+
+
+IN_LOSS = [by_helper, by_count, by_largest, by_threshold, by_selection, by_rows, by_loop, by_while, by_unique]
+IN_LOSS += [by_numpy, by_classes, by_own_loss, by_scripted, by_private]
+
+
+def scaled_between(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.a(self.first(x))
+    scale = self.scale
+    if (label >= 0).sum() > 3:
+        scale, x = 2 * scale, x - x.mean(0)
+    x = x * scale
+    return functional.cross_entropy(self.head(self.c(self.b(x))), label.clamp(min=0))
+
+
+def pooled_between(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.a(self.first(x))
+    pooled = x.new_zeros(int(label.max()) + 2, WIDTH).index_add(0, label + 1, x)
+    x = x + pooled[label + 1]
+    return functional.cross_entropy(self.head(self.c(self.b(x))), label.clamp(min=0))
+
+
+def changed_between(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.a(self.first(x))
+    n, x = int((label >= 0).sum()), x.clone()
+    x[:n] = 2 * x[:n] - self.scale
+    return functional.cross_entropy(self.head(self.c(self.b(x))), label.clamp(min=0))
+
+
+def twice_between(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """Each place is a region of its own."""
+    x = self.a(self.first(x))
+    if label[0] >= 0:
+        x = x - x.mean(0)
+    x = self.c(self.b(x))
+    if label[1] < 0:
+        x = self.scale * x
+    return functional.cross_entropy(self.head(x), label.clamp(min=0))
+
+
+def layer_left_out(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """The layer that is decided upon runs with the op that its result goes into."""
+    x = self.a(self.first(x))
+    if (label >= 0).sum() > 3:
+        x = self.b(x)
+    return functional.cross_entropy(self.head(self.c(x)), label.clamp(min=0))
+
+
+BETWEEN = {
+    scaled_between: ["b"],
+    pooled_between: ["b"],
+    changed_between: ["b"],
+    twice_between: ["b", "loss"],
+    layer_left_out: ["c"],
+}
+
+
+def check(task: TaskGraph, batch: Mapping[str, Tensor]) -> None:
+    """The same loss, gradients and structure as in plain PyTorch."""
+    if task.task.name == "t":
+        assert compare_with_forward(task, batch, Values.of_task(task, torch.float64)) is None
+
+
+@pytest.mark.parametrize("run", IN_LOSS, ids=lambda run: run.__name__)
+def test_a_loss_that_decides_by_values(run: Callable[..., Any]) -> None:
+    task = task_of(run)
+    assert whole_ops(task) == ["loss"]
+    for batch in batches().values():
+        check(task, batch)
+
+
+@pytest.mark.parametrize("run", BETWEEN, ids=lambda run: run.__name__)
+def test_features_that_are_decided_by_values(run: Callable[..., Any]) -> None:
+    """The op behind runs whole, and no other."""
+    task = task_of(run)
+    assert whole_ops(task) == BETWEEN[run]
+    for batch in batches().values():
+        check(task, batch)
+
+
+def test_what_a_region_may_use_is_what_its_op_has() -> None:
+    task = task_of(scaled_between)
+    whole = next(op for op in task.ops if op.coupled)
+    assert sorted(whole.parameters) == sorted(
+        ["scale", *(f"b.{name}" for name, _ in Block().named_parameters())]
+    )
+    assert not any("spindle" in name for name, _ in task.root.named_parameters())
+    assert not any("spindle" in name for name in task.root.state_dict())
+
+
+def test_gradients_of_a_branch_that_is_not_taken_are_none() -> None:
+    """As in plain PyTorch, for whom a parameter was not used."""
+
+    def run(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        losses = self.losses(x, label)
+        if (label >= 0).any():
+            return losses.mean() * self.scale
+        return losses.mean()
+
+    task = task_of(run)
+    *_, loss = task.ops
+    assert "scale" in loss.parameters
+    module = op_module(task, loss)
+    for name, batch in batches().items():
+        fields = {key: batch[key].float() if key == "x" else batch[key] for key in loss.fields}
+        given = torch.randn(8, WIDTH, requires_grad=True)
+        found = torch.autograd.grad(module(*fields.values(), given), [task.root.scale], allow_unused=True)  # type: ignore[list-item]
+        assert (found[0] is None) == (name == "none")
+
+
+def test_a_buffer_that_a_region_counts_in() -> None:
+    def run(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        losses = self.losses(x, label)
+        self.seen += int((label >= 0).sum())
+        return losses.sum() / self.seen
+
+    task = task_of(run)
+    assert (whole_ops(task), task.ops[-1].changes) == (["loss"], ("seen",))
+    module = op_module(task, task.ops[-1])
+    batch = batches()["some"]
+    given = {"x": batch["x"].float(), "label": batch["label"]}
+    module(*(given[name] for name in task.ops[-1].fields), torch.randn(8, WIDTH))
+    assert task.root.seen.item() == 5
+
+
+def test_a_check_that_only_raises_is_left_out() -> None:
+    def run(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.a(self.first(x))
+        if torch.isnan(x).any():
+            raise ValueError("no numbers")
+        return functional.cross_entropy(self.head(self.c(self.b(x))), label.clamp(min=0))
+
+    assert whole_ops(task_of(run)) == []
+
+
+def test_a_number_for_the_log_keeps_the_layers_split() -> None:
+    def run(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        loss = self.losses(x, label).mean()
+        self.last = loss.item()
+        return loss
+
+    task = task_of(run)
+    assert whole_ops(task) == ["loss"]
+    assert not hasattr(task.root, "last")
+
+
+def test_code_that_cannot_be_written_anew_is_refused() -> None:
+    class Lambda(Net):
+        forward = lambda self, x, label: self.losses(x, label).mean() * (2 if label[0] > 0 else 1)  # noqa: E731
+
+    with pytest.raises(WorkloadError, match="depends on values that are known only when it runs"):
+        task_of(by_count, Lambda)
+
+
+def test_a_forward_that_fails_says_so() -> None:
+    def run(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        if label[0] >= -5:
+            raise KeyError("nothing there")
+        return self.losses(x, label).mean()
+
+    with pytest.raises(WorkloadError, match="depends on values that are known only when it runs"):
+        task_of(run)
+
+
+def test_what_goes_on_has_one_shape() -> None:
+    """Nothing behind it gives one again but the loss, so that all of the rest runs whole."""
+
+    def run(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.a(self.first(x))
+        rows = (label >= 0).nonzero().squeeze(1)
+        x = self.b(x[rows])
+        return x.square().sum() / 8
+
+    assert whole_ops(task_of(run)) == ["loss"]
