@@ -217,3 +217,9 @@ def test_afterwards_chance_is_back() -> None:
     with NoRandomness():
         pass
     assert functional.dropout(torch.ones(1000), 0.5).min() == 0
+
+
+def test_operators_of_python_around_functions_of_c_are_computed() -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    with NoRandomness():
+        assert (x**2.0 - 2.0**x).tolist() == [-1.0, 0.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -91,7 +92,9 @@ def _forms(func: Any) -> tuple[_Form, ...]:
     name = getattr(func, "__name__", "")
     found: list[_Form] = []
     if isinstance(func, FunctionType):
-        names = list(inspect.signature(func).parameters)
+        names: list[str] = []
+        with contextlib.suppress(ValueError):  # it is around a function of C, as x ** y is
+            names = list(inspect.signature(func).parameters)
         found.append(((), _places(name, names)))
     else:
         for schema in _schemas(func, name):
