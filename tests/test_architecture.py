@@ -51,7 +51,7 @@ MAY_IMPORT = {
     },
     "elastic": {"launch", "plan", "check", "questions"},
     "export": {"workload", "runtime", "checkpoint"},
-    "init": {"workload", "profile"},
+    "init": {"workload", "profile", "process"},
     "verify": {"launch", "runtime", "workload", "check", "process"},
     "simulate": {"program", "costs", "account"},
     "questions": {"plan", "costs"},

@@ -16,7 +16,7 @@ from memory_bench.rank import by_plan, write_peak
 
 from spindle_cli.files.request import RunRequest
 from spindle_cli.process.environment import WorkerEnvironment
-from spindle_cli.runtime.connecting import connected, select_device
+from spindle_cli.runtime.connecting import connected, select_device, settle_process
 from spindle_cli.runtime.worker import train_plan
 
 
@@ -24,6 +24,7 @@ def main() -> None:
     """Train, and write the peak."""
     path = Path(sys.argv[1])
     request, environment = RunRequest.read(path), WorkerEnvironment.read()
+    settle_process(request, environment)
     device = select_device(request, environment)
     with connected(request, environment, device):
         if device.type == "cuda":

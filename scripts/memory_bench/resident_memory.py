@@ -24,7 +24,7 @@ def write_each(folder: Path, what: str, measure: Measure) -> None:
     environment, device = WorkerEnvironment.read(), torch.device("cpu")
     for path in sorted(folder.glob("*/request.json")):
         request = RunRequest.read(path)
-        settle_process(request)
+        settle_process(request, environment)
         with connected(request, environment, device):
             forget_peak()
             found = list(measure(_made(request, environment, device)))

@@ -1,34 +1,65 @@
-"""`make gpu-check` without a GPU: what it says of what it finds, inside its time."""
+"""`make gpu-check` without a GPU: what it says, inside its time, and what is left when it is cut short."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gpu_check
+import psutil
 import pytest
 import torch
-from gpu_bench.commands import CommandFailedError, Commands, NotReachedError
+import yaml
+from gpu_bench.commands import CommandFailedError, Commands, NotReachedError, run_until
 from gpu_bench.record import Line, document, memory_line, passed, share_of_peak, table, time_line
+from gpu_bench.steps import (
+    ONE_RANK,
+    TWO_RANKS,
+    Machine,
+    Step,
+    Subject,
+    flops_of,
+    gpu_tests,
+    guarded,
+    memory,
+    probe,
+    steps_of,
+    taken,
+    timed,
+)
 
 from helpers.plans import metaop_of
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.workload.building.load import load
 
 H200 = "h200-141gb"
+HERE = Machine("cuda", H200, 2**31)
 
 
 def ended(out: str = "", code: int = 0, err: str = "") -> Any:
     return lambda command, **_: subprocess.CompletedProcess(command, code, out, err)
 
 
+def too_slow(out: str = "") -> Any:
+    def run(command: list[str], *, timeout: float, **_: Any) -> Any:
+        raise subprocess.TimeoutExpired(command, timeout, out)
+
+    return run
+
+
 def test_without_a_gpu_it_says_so_and_ends_with_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu_check.main(["-o", str(tmp_path / "found.json")]) == 3
+    assert gpu_check.main(["-o", str(tmp_path / "found")]) == 3
     assert "there is no GPU here" in capsys.readouterr().out
-    assert not (tmp_path / "found.json").exists()
+    assert not (tmp_path / "found").exists()
 
 
 @pytest.mark.parametrize(
@@ -56,36 +87,99 @@ def test_commands_end_with_the_budget() -> None:
     commands = Commands(100.0, run=ended("said"), clock=lambda: now[0])
     assert commands.spindle("plan") == "said"
     now[0] = 86.0
-    with pytest.raises(NotReachedError):
+    with pytest.raises(NotReachedError, match="no time was left"):
         commands.spindle("plan")
+    with pytest.raises(NotReachedError, match="did not end in 100 s") as stopped:
+        Commands(100.0, run=too_slow("half"), clock=lambda: 0.0).spindle("plan")
+    assert stopped.value.out == "half"
 
-    def too_slow(command: list[str], *, timeout: float, **_: Any) -> Any:
-        raise subprocess.TimeoutExpired(command, timeout)
 
-    with pytest.raises(NotReachedError):
-        Commands(100.0, run=too_slow).spindle("plan")
+def test_commands_end_with_their_step_and_what_follows_has_its_own_time() -> None:
+    now, had = [0.0], list[float]()
+
+    def run(command: list[str], *, timeout: float, **_: Any) -> Any:
+        had.append(timeout)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    commands = Commands(100.0, run=run, clock=lambda: now[0])
+    with commands.step("one", 40.0):
+        commands.python("-V")
+        now[0] = 30.0
+        with pytest.raises(NotReachedError):
+            commands.python("-V")
+    with commands.step("other", 90.0), commands.beside("part") as part:
+        part.python("-V")
+    commands.python("-V")
+    assert had == [40.0, 70.0, 70.0]
+
+
+def test_every_command_is_in_the_packed_logs_at_once(tmp_path: Path) -> None:
+    commands = Commands(100.0, tmp_path, ended("said", 1, "why"))
+    with commands.step("tests/gpu", 50.0):
+        with pytest.raises(CommandFailedError):
+            commands.spindle("plan")
+        with commands.beside("a part") as part, pytest.raises(CommandFailedError):
+            part.spindle("verify")
+        with tarfile.open(tmp_path / "logs.tar.gz") as archive:
+            assert archive.getnames() == ["logs/00-tests-gpu.log", "logs/01-a-part.log"]
+            texts = [archive.extractfile(name).read().decode() for name in archive.getnames()]  # type: ignore[union-attr]
+    assert [word in texts[0] for word in ("spindle_cli plan", "said", "why", "exit code 1")] == [True] * 4
+    assert "spindle_cli verify" in texts[1]
+
+
+def test_a_command_whose_time_is_up_ends_with_all_it_has_started(tmp_path: Path) -> None:
+    files = tmp_path / "running.out", tmp_path / "running.err"
+    child = "import os, sys, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(60)"
+    run = f"subprocess.run([sys.executable, '-c', {child!r}])"
+    parent = f"import subprocess, sys; print('begun', flush=True); {run}"
+    with pytest.raises(subprocess.TimeoutExpired) as stopped:
+        run_until([sys.executable, "-c", parent], cwd=tmp_path, timeout=3, env={}, files=files)
+    begun, number = stopped.value.output.split()
+    assert begun == "begun"
+    assert files[0].read_text() == stopped.value.output
+    for _ in range(100):
+        if not psutil.pid_exists(int(number)) or psutil.Process(int(number)).status() == "zombie":
+            return
+        time.sleep(0.1)
+    pytest.fail("a session of its own was left running")
 
 
 def test_a_failed_command_is_a_failed_line_and_what_is_not_reached_is_none() -> None:
     commands = Commands(100.0, run=ended(code=4, err="\nno plan\nhint\n"))
     with pytest.raises(CommandFailedError, match="exit code 4: no plan / hint"):
         commands.spindle("plan")
-    (line,) = gpu_check.guarded("tests", "tests/gpu", lambda: gpu_check.gpu_tests(commands))
+    (line,) = guarded("tests", "tests/gpu", lambda: gpu_tests(commands))
     assert (line.status, passed([line])) == ("failed", False)
-    late = Commands(0.0, run=ended())
-    (line,) = gpu_check.guarded("tests", "tests/gpu", lambda: gpu_check.gpu_tests(late))
+    late = Commands(0.0, run=too_slow())
+    (line,) = guarded("tests", "tests/gpu", lambda: gpu_tests(late))
     assert (line.status, passed([line])) == ("not reached", True)
 
 
 @pytest.mark.parametrize(("out", "status"), [("5 skipped in 1s", "skipped"), ("4 passed in 9s", "ok")])
 def test_tests_that_are_skipped_show_nothing(out: str, status: str) -> None:
-    (line,) = gpu_check.gpu_tests(Commands(100.0, run=ended(out)))
+    (line,) = gpu_tests(Commands(100.0, run=ended(out)))
     assert line.status == status
+
+
+def test_what_a_probe_has_said_counts_however_it_ends(tmp_path: Path) -> None:
+    said = json.dumps({"probe": "one", "status": "ok", "said": "well", "seconds": 1.0})
+    bad = said.replace('"ok"', '"failed"')
+    step = Step("kernels", "cuda", 50.0, probe("kernels", "gpu_bench.kernels"))
+
+    def statuses(run: Any, number: int) -> list[str]:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        return [line.status for line in taken(Commands(100.0, run=run), folder, step)]
+
+    assert statuses(ended(f"torch says\n{said}\n"), 0) == ["ok"]
+    assert statuses(ended(f"{said}\n", code=-11), 1) == ["ok", "failed"]
+    assert statuses(ended(f"{said}\n{bad}\n", code=1), 2) == ["ok", "failed"]
+    assert statuses(too_slow(f'{said}\n{{"probe": "oth'), 3) == ["ok", "not reached"]
 
 
 def test_what_follows_a_plan_is_not_reached_without_one(tmp_path: Path) -> None:
     commands = Commands(100.0, run=ended())
-    for find in (gpu_check.timed, gpu_check.memory):
+    for find in (timed, memory):
         with pytest.raises(NotReachedError):
             list(find(commands, tmp_path, "digits"))
 
@@ -102,3 +196,72 @@ def test_table_and_document_have_every_line() -> None:
     written = json.loads(json.dumps(document("a device", 2**30, 1.5, lines)))
     assert (written["passed"], written["memory_gib"], len(written["lines"])) == (False, 1.0, 3)
     assert written["lines"][1]["values"] == {"predicted_bytes": 100, "measured_bytes": 200}
+
+
+def test_the_table_stands_when_it_is_stopped_in_the_middle(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def find(_: Commands, __: Path) -> Iterator[Line]:
+        yield Line("a", "first", "ok", "well", {})
+        raise KeyboardInterrupt
+
+    def steps(*_: object) -> list[Step]:
+        return [Step("a", "first", 9.0, find), Step("b", "second", 9.0, find)]
+
+    monkeypatch.setattr(gpu_check, "steps_of", steps)
+    monkeypatch.setenv("PYTHONPATH", "")
+    with pytest.raises(KeyboardInterrupt):
+        gpu_check.main(["--device", "cpu", "-o", str(tmp_path)])
+    lines = json.loads((tmp_path / "gpu-check.json").read_text())["lines"]
+    assert [(line["subject"], line["status"]) for line in lines] == [
+        ("first", "ok"),
+        ("first", "not reached"),
+        ("second", "not reached"),
+    ]
+    assert "2 not looked at" in (tmp_path / "gpu-check.txt").read_text()
+
+
+def test_ranks_that_share_a_device_share_its_memory(tmp_path: Path) -> None:
+    cluster = Cluster.read(HERE.write_cluster(tmp_path / "c.yaml", 2))
+    assert (cluster.num_devices, cluster.nodes[0].memory_gib, cluster.nodes[0].device) == (2, 1.0, H200)
+
+
+def test_subjects_are_workloads_that_load(tmp_path: Path) -> None:
+    seen = set()
+    for variant in (*ONE_RANK, *TWO_RANKS):
+        path = variant.subject.write(tmp_path / "w.yaml")
+        key = path.read_text()
+        if variant.subject.source != "noisy" or key in seen:
+            continue
+        seen.add(key)
+        loaded = load(str(path))
+        assert [task.name for task in loaded.workload.tasks] == ["one", "other"]
+        for name, value in variant.subject.train.items():
+            if name == "precision":
+                assert loaded.train.precision == value
+    wide = Subject("stack", {"precision": "bf16-autocast"}, {"width": 64, "layers": 2}).write(
+        tmp_path / "s.yaml"
+    )
+    assert yaml.safe_load(wide.read_text())["args"] == {"width": 64, "layers": 2}
+    (task,) = load(str(wide)).workload.tasks
+    assert len(task.module.layers) == 2  # type: ignore[union-attr]
+    digits = yaml.safe_load(Subject("digits", {"precision": "bf16"}).write(tmp_path / "d.yaml").read_text())
+    assert (digits["train"]["precision"], digits["train"]["optimizer"]) == ("bf16", "AdamW")
+
+
+def test_the_work_of_an_iteration_is_three_passes_of_every_op() -> None:
+    metaops = (
+        metaop_of("a/m", 3, {1: 1.0}, flops_per_op=10.0),
+        metaop_of("a/n", 2, {1: 1.0}),
+        metaop_of("b/m", 1, {1: 1.0}, flops_per_op=4.0),
+    )
+    assert flops_of(type("P", (), {"metaops": metaops})()) == 3 * (3 * 10.0 + 4.0)  # type: ignore[arg-type]
+
+
+def test_each_step_has_a_name_and_a_limit_of_its_own(tmp_path: Path) -> None:
+    for size in ("full", "toy"):
+        steps = list(steps_of(HERE, size, tmp_path / "trace"))
+        names = [(step.section, step.subject) for step in steps]
+        assert len(set(names)) == len(names)
+        assert all(15 < step.limit_s <= 120 for step in steps)
+        assert names[0] == ("machine", "cuda")

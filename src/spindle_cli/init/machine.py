@@ -11,6 +11,7 @@ import torch
 
 from spindle_cli.errors import RunFailedError, UsageError
 from spindle_cli.files.cluster import Link
+from spindle_cli.process.gpus import gpu_of, places_on_gpus
 from spindle_cli.profile.machine.cluster_file import cluster_text, one_node
 from spindle_cli.profile.machine.link_speed import as_link, measure_link
 from spindle_cli.profile.machine.machine import DeviceType, describe_device, device_of_type, own_cores
@@ -41,7 +42,7 @@ def machine_text(num_devices: int | None) -> str:
 def _count(kind: DeviceType, asked: int | None) -> int:
     if kind == "cpu":
         return asked or min(len(own_cores()), _MOST_PROCESSES)
-    there = torch.cuda.device_count()
+    there = places_on_gpus()
     if asked is not None and asked > there:
         raise UsageError(f"--nproc {asked}: this machine has {there} GPUs")
     return asked or there
@@ -62,7 +63,7 @@ def _measured(kind: DeviceType) -> MeasuredLink:
 
 def _end(rank: int, store: Path, kind: DeviceType) -> MeasuredLink:
     torch.set_num_threads(1)
-    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    device = torch.device(kind, gpu_of(rank)) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)
     return measure_link(rank, store, device)

@@ -13,6 +13,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.cores import cpu_model, usable_cores
 from spindle_cli.process.environment import chosen_threads
+from spindle_cli.process.gpus import gpu_of, places_on_gpus
 from spindle_cli.profile.mixed.seen import is_known_as
 from spindle_cli.profile.types import Device
 from spindle_cli.units import MIB, format_bytes
@@ -41,9 +42,7 @@ def devices_here(plan: Plan) -> int | None:
     """How many devices of the plan's kind this machine has; None on CPUs, where each is only a process."""
     if plan.cluster.is_cpu:
         return None
-    import torch
-
-    return torch.cuda.device_count()
+    return places_on_gpus()
 
 
 def missing_devices(plan: Plan, processes: int, node_rank: int | None = 0) -> tuple[str, ...]:
@@ -108,7 +107,7 @@ def _require_types(plan: Plan, processes: int, node_rank: int) -> None:
 
     first = cluster.first_device_of[node_rank]
     for local, wanted in enumerate(cluster.type_of[first : first + processes]):
-        here = Device(type="cuda", name=torch.cuda.get_device_name(local), memory_bytes=0)
+        here = Device(type="cuda", name=torch.cuda.get_device_name(gpu_of(local)), memory_bytes=0)
         if not is_known_as(here, wanted):
             raise InputError(
                 f"device {first + local} of the plan, GPU {local} of this node (rank {node_rank}), is a "

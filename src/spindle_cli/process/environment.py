@@ -11,6 +11,7 @@ from pathlib import Path
 from spindle_cli.errors import UsageError
 
 REQUEST_VARIABLE = "SPINDLE_REQUEST"
+RANKS_PER_GPU_VARIABLE = "SPINDLE_RANKS_PER_GPU"
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,20 @@ def set_unless_chosen(defaults: Mapping[str, str]) -> None:
 def chosen_interface() -> str | None:
     """The network interface that the user has chosen for the workers, if any; the name is gloo's own."""
     return os.environ.get("GLOO_SOCKET_IFNAME") or None
+
+
+def ranks_per_gpu() -> int:
+    """How many ranks share each GPU, by SPINDLE_RANKS_PER_GPU: one, but in tests (docs/gpu.md).
+
+    Raises:
+        UsageError: it is no number of ranks.
+    """
+    text = os.environ.get(RANKS_PER_GPU_VARIABLE) or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(
+            f"{RANKS_PER_GPU_VARIABLE}={text}: expected a number of ranks, 1 or more", hint="Unset it."
+        )
+    return int(text)
 
 
 def chosen_threads() -> int | None:

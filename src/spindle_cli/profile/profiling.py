@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from spindle_cli.costs.peaks import arithmetic_in
@@ -18,6 +17,7 @@ from spindle_cli.operators.tensor_parallel import kept_whole
 from spindle_cli.operators.whole.compiled import require_compiler
 from spindle_cli.process.cores import usable_cores
 from spindle_cli.process.environment import chosen_threads
+from spindle_cli.process.gpus import places_on_gpus
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers, with_whole
 from spindle_cli.profile.estimating.estimate import EstimateSettings, estimate
 from spindle_cli.profile.machine.cluster_file import write_cluster
@@ -328,7 +328,7 @@ def _share_of_cores(device: DeviceType, processes: int, cluster: Cluster | None)
 
 def _num_processes(device: DeviceType, cluster: Cluster | None, nproc: int | None) -> int:
     """Processes busy at once: those asked for, else one per device of a node, as far as they are here."""
-    available = torch.cuda.device_count() if device == "cuda" else usable_cores()
+    available = places_on_gpus() if device == "cuda" else usable_cores()
     if nproc is not None:
         most = available if device == "cuda" else _MOST_ASKED_FOR_PER_CORE * available
         if nproc > most:

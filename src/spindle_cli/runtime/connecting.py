@@ -14,37 +14,39 @@ from torch.distributed.rendezvous import rendezvous
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.process.allocator import give_back_freed_memory
-from spindle_cli.process.environment import WorkerEnvironment, set_unless_chosen
+from spindle_cli.process.environment import WorkerEnvironment, join_environment, set_unless_chosen
+from spindle_cli.process.gpus import gpu_of, places_on_gpus, sharing_settings
 from spindle_cli.runtime.backends.nccl import nccl_settings
 from spindle_cli.runtime.backends.strict_backend import STRICT_BACKENDS, register_strict_backends
 from spindle_cli.runtime.islands.counterparts import Counterparts
 from spindle_cli.runtime.islands.island import Island
 
 
-def settle_process(request: RunRequest) -> None:
-    """Make this process what a request says, before it joins the others."""
+def settle_process(request: RunRequest, environment: WorkerEnvironment) -> None:
+    """Make this process what a request says of it, before it joins the others."""
     torch.set_num_threads(request.threads)
     give_back_freed_memory()  # until it trains
     if request.backend == "nccl":
         set_unless_chosen(nccl_settings(request.run_dir))
+        join_environment(sharing_settings(environment.rank))
 
 
 def select_device(request: RunRequest, environment: WorkerEnvironment) -> torch.device:
-    """This worker's device; of a node's CUDA devices, the one of its local rank.
+    """This worker's device; of a node's CUDA devices, the one of its local rank (`process/gpus.py`).
 
     Raises:
         InputError: there is no such CUDA device.
     """
     if request.device_type != "cuda":
         return torch.device(request.device_type)
-    found = torch.cuda.device_count()
+    found = places_on_gpus()
     if environment.local_rank >= found:
         raise InputError(
             f"the plan's cluster has {environment.local_world_size} devices on this node, "
             f"but torch finds {found}",
             hint="Plan for a cluster with as many devices per node as there are.",
         )
-    device = torch.device("cuda", environment.local_rank)
+    device = torch.device("cuda", gpu_of(environment.local_rank))
     torch.cuda.set_device(device)
     return device
 

@@ -115,7 +115,7 @@ class Trainer:
         self, request: RunRequest, environment: WorkerEnvironment, callbacks: Sequence[Callback] = ()
     ) -> None:
         clock = StartClock(request)
-        settle_process(request)
+        settle_process(request, environment)
         stop = StopRequest(request.run_dir)
         stop.heed_sigterm()
         device = select_device(request, environment)

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 from spindle_cli.files.cluster import Link
+from spindle_cli.process.environment import join_environment
+from spindle_cli.process.gpus import sharing_settings
 from spindle_cli.profile.curves.isotonic import non_decreasing
 from spindle_cli.profile.types import MeasuredLink
 from spindle_cli.units import GB, US
@@ -36,6 +38,7 @@ def measure_link(rank: int, store_path: Path, device: torch.device) -> MeasuredL
     computed. Both return what they saw.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
+    join_environment(sharing_settings(rank))
     store = dist.FileStore(str(store_path), 2)  # type: ignore[attr-defined]  # documented, not listed in __all__
     dist.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=_TIMEOUT)
     try:

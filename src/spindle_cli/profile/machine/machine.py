@@ -11,6 +11,7 @@ import torch
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import CPU, is_cpu
 from spindle_cli.process.cores import cpu_model
+from spindle_cli.process.environment import ranks_per_gpu
 from spindle_cli.profile.types import Device
 
 DeviceType = Literal["cpu", "cuda"]
@@ -42,9 +43,9 @@ def device_of_type(name: str | None) -> DeviceType:
 
 
 def describe_device(kind: DeviceType, processes: int, called: str | None = None) -> Device:
-    """What each of `processes` processes of this machine has: a GPU, or its part of the host's memory."""
+    """What each of `processes` processes of this machine has: a GPU or its part of one, or of the host."""
     if kind == "cpu":
         memory_bytes = psutil.virtual_memory().total // processes
         return Device(type=called or CPU, name=cpu_model(), memory_bytes=memory_bytes)
     properties = torch.cuda.get_device_properties(0)
-    return Device(type="cuda", name=properties.name, memory_bytes=properties.total_memory)
+    return Device(type="cuda", name=properties.name, memory_bytes=properties.total_memory // ranks_per_gpu())

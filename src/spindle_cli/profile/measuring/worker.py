@@ -25,6 +25,7 @@ from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.operators.whole.compiled import LayerCompiler
 from spindle_cli.process.allocator import keep_freed_memory
+from spindle_cli.process.gpus import gpu_of
 from spindle_cli.profile.machine.link_speed import measure_link
 from spindle_cli.profile.measuring.messages import (
     Failed,
@@ -109,7 +110,7 @@ class _Worker:
         self._is_first = rank == 0
         self._device = torch.device("cpu")
         if settings.device == "cuda":
-            self._device = torch.device("cuda", rank)
+            self._device = torch.device("cuda", gpu_of(rank))
             torch.cuda.set_device(self._device)
         found = analysed or load_analysed(settings.source, settings.folder, settings.lengths)
         self._graph = found.graph

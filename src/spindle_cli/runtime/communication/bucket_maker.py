@@ -21,7 +21,7 @@ from spindle_cli.runtime.communication.gathered_bucket import GatheredBucket
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
 from spindle_cli.runtime.communication.teams.team_bucket import TeamBucket
 from spindle_cli.runtime.communication.teams.team_ranges import Teams
-from spindle_cli.runtime.memory.gather_memory import ALIGNMENT_BYTES, GatherMemory
+from spindle_cli.runtime.memory.gather_memory import ALIGNMENT_BYTES, EXCHANGES_STORAGES, GatherMemory
 from spindle_cli.runtime.update.owned_ranges import round_up
 from spindle_cli.workload.initial.own import OwnValues
 
@@ -124,8 +124,10 @@ def lay_out(
     runs: Collection[int] | None = None,
 ) -> GatherMemory | None:
     """Give each bucket that is fetched its place in one piece of memory. `buckets`: by group. `runs`: the
-    slices that this rank runs; None: all that are said.
+    slices that this rank runs; None: all that are said. Gives nothing where this torch has no way to.
     """
+    if not EXCHANGES_STORAGES:
+        return None
     lots: dict[FlatBucket, Lot] = {}
     for group in groups:
         uses = map(Span, group.slices, group.first_ops, group.last_ops)

@@ -2,6 +2,9 @@
 
 A flat tensor that is given up has a storage without memory; while it is fetched, its storage has its place in
 the piece. So nothing is asked of the allocator in a pass. A place that somebody still has is never lent.
+
+A torch that cannot exchange what two storages have (before 2.13) has no such piece: parameters are then
+gathered into memory that the allocator gives for each gather.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Whether this torch can exchange what two storages have.
+EXCHANGES_STORAGES = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 # Places begin at multiples of so many bytes, as torch's allocator of GPUs lays out what it gives.
 ALIGNMENT_BYTES = 512
 

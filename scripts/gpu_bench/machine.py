@@ -1,0 +1,61 @@
+"""What is on a machine: versions, free memory, and whether every module of ours can be imported.
+
+python -m gpu_bench.machine
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+import psutil
+import torch
+
+import spindle_cli
+from gpu_bench.probe import report, require
+from spindle_cli.units import GIB
+
+PACKAGES = ("pydantic", "pulp", "highspy", "torchdata", "numpy", "safetensors", "transformers", "triton")
+
+
+def versions() -> str:
+    """Of Python, torch and what is installed beside it."""
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"no {name}")
+    nccl = ""
+    if torch.cuda.is_available():
+        nccl = f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+    return f"Python {sys.version.split()[0]}, torch {torch.__version__}{nccl}; {', '.join(found)}"
+
+
+def memory() -> str:
+    """Of the device and of the host, free now."""
+    host = f"host {psutil.virtual_memory().available / GIB:.1f} GiB free, {psutil.cpu_count()} cores"
+    if not torch.cuda.is_available():
+        return host
+    free, total = torch.cuda.mem_get_info()
+    return f"{torch.cuda.get_device_name()}: {free / GIB:.1f} of {total / GIB:.1f} GiB free; {host}"
+
+
+def imports() -> str:
+    """Every module of the package."""
+    names = [each.name for each in pkgutil.walk_packages(spindle_cli.__path__, "spindle_cli.")]
+    failed = []
+    for name in names:
+        if not name.endswith("__main__"):
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                failed.append(f"{name}: {error}")
+    require(not failed, "; ".join(failed))
+    return f"{len(names)} modules"
+
+
+if __name__ == "__main__":
+    sys.exit(report({"versions": versions, "memory": memory, "imports": imports}))
