@@ -38,6 +38,7 @@ test-many: $(SETUP)  ## the properties that hold of random inputs, on nine times
 test-strict: $(SETUP)  ## the runtime's exactness tests over a backend as strict as NCCL; about 3 minutes
 	SPINDLE_BACKEND=strict-serial $(PYTHON) -m pytest tests/runtime/test_training_is_exact.py tests/runtime/test_split_layers.py $(TEST_ARGS)
 
+# Without PIP_ARGS (above) it takes a build of torch with CUDA, of several GB; it runs without a GPU too.
 test-lowest:  ## the tests that start no workers, with the lowest versions that pyproject.toml claims
 	$(PYTHON3) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt $(PIP_ARGS) --editable '.[demo]' \
@@ -56,7 +57,7 @@ format: $(SETUP)  ## format the code and sort its imports
 	$(VENV)/bin/ruff check --fix-only .
 	$(VENV)/bin/ruff format .
 
-gpu-check: $(SETUP)  ## everything that only a GPU can show, in less than ten minutes: a table, and build/gpu-check.json
+gpu-check: $(SETUP)  ## everything that only a GPU can show, in nine minutes: a table and logs in build/gpu-check
 	$(PYTHON) scripts/gpu_check.py $(GPU_CHECK_ARGS)
 
 bench: bench-plan bench-predictions bench-runtime bench-mixed bench-gpu  ## every benchmark

@@ -19,6 +19,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,8 @@ from spindle_cli.profile.machine.machine import describe_device
 
 FAILED, NO_DEVICE = 1, 3
 TRACE = "trace.json.gz"
+# Limits are those of a machine with a GPU; on a CPU commands have so many times as long.
+SLOWER = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine = Machine(asked.device, cluster_device_name(described), described.memory_bytes)
     commands = Commands(asked.budget, output)
     lines: list[Line] = []
-    steps = list(steps_of(machine, asked.size, output / TRACE))
+    slower = 1 if asked.device == "cuda" else SLOWER
+    steps = [
+        replace(step, limit_s=slower * step.limit_s) for step in steps_of(machine, asked.size, output / TRACE)
+    ]
     keep = partial(write, output, described.name, described.memory_bytes)
     with tempfile.TemporaryDirectory() as scratch:
         for number, step in enumerate(steps):

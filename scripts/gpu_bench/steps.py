@@ -405,7 +405,7 @@ def steps_of(machine: Machine, size: str, trace: Path) -> Iterator[Step]:
     """All of it, what says most first."""
     kind, is_full = machine.kind, size == "full"
     one, two = (ONE_RANK, TWO_RANKS) if is_full else (ONE_RANK[:1], TWO_RANKS[:1])
-    yield Step("machine", kind, 40, probe("machine", "gpu_bench.machine"))
+    yield Step("machine", kind, 60, probe("machine", "gpu_bench.machine"))
     yield Step("kernels", kind, 60, probe("kernels", "gpu_bench.kernels", kind))
     yield Step("tests", "tests/gpu", 120, lambda commands, _: gpu_tests(commands))
     yield Step("ranks", "operations", 30, probe("ranks", "gpu_bench.ranks", "operations", kind))

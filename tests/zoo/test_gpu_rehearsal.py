@@ -1,0 +1,88 @@
+"""What of a GPU is tried without one: where ops put their tensors, and walks back in other threads."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import gpu_rehearsal
+import pytest
+import torch
+
+LAYERS = """
+import torch
+from torch import nn
+from spindle_cli.workload.types import Task, Workload
+from spindle_cli.zoo.synthetic import FloatField, SyntheticDataset
+
+class Fine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(8, 8)
+    def forward(self, x):
+        return self.map(x) + torch.arange(8.0, device=x.device)
+
+class OnTheHost(Fine):
+    def forward(self, x):
+        return self.map(x) + torch.arange(8.0)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = Fine(), OnTheHost()
+    def forward(self, x):
+        return self.other(self.one(x)).square().mean()
+
+def build():
+    data = SyntheticDataset({"x": FloatField((8,))}, 64)
+    return Workload("w", [Task("t", Model(), 4, data)], operators=(Fine, OnTheHost))
+"""
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no CUDA, not even for fake tensors")
+def test_an_op_that_mixes_devices_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "layers.py").write_text(LAYERS)
+    workload = tmp_path / "w.yaml"
+    workload.write_text("schema: spindle.workload/1\nmodel: layers.py:build\n")
+    assert gpu_rehearsal.main(["placement", str(workload)]) == 1
+    out = capsys.readouterr().out
+    assert "w t/1: RuntimeError" in out and "cuda:0, cpu" in out
+    assert "w t/0" not in out
+
+
+def test_a_build_without_cuda_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert gpu_rehearsal.main(["placement"]) == 3
+    assert "nothing was tried" in capsys.readouterr().out
+
+
+class Doubled(torch.autograd.Function):
+    """Notes the thread of its backward pass."""
+
+    seen: threading.Thread | None = None
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        Doubled.seen = threading.current_thread()
+        if gradient.isnan().any():
+            raise ValueError("not a number")
+        return 2 * gradient
+
+
+def test_walks_back_are_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", run)  # as it was behind the test
+    gpu_rehearsal.run_backward_elsewhere()
+    x = torch.ones(3, requires_grad=True)
+    Doubled.apply(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [2.0, 2.0, 2.0]
+    assert Doubled.seen not in (None, threading.current_thread())
+    with pytest.raises(ValueError, match="not a number"):
+        (Doubled.apply(x) * float("nan")).sum().backward()
