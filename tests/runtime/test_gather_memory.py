@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from helpers.torch_versions import exchanges_storages
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication.bucket_maker import lay_out
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.flat_bucket import FrozenBucket
-from spindle_cli.runtime.memory.gather_memory import EXCHANGES_STORAGES, GatherMemory
+from spindle_cli.runtime.memory.gather_memory import GatherMemory
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
 
-pytestmark = pytest.mark.skipif(
-    not EXCHANGES_STORAGES, reason="this torch cannot exchange what two storages have: before 2.13"
-)
+pytestmark = exchanges_storages
 
 
 def given_up(num_elements: int) -> torch.Tensor:

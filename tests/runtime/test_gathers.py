@@ -11,8 +11,10 @@ import torch.distributed as dist
 from alone import world_of_one
 from torch import nn
 
+from helpers.torch_versions import exchanges_storages
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.runtime.communication import bucket_maker
 from spindle_cli.runtime.communication.bucket_maker import lay_out
 from spindle_cli.runtime.communication.collectives import Members, start_gather
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
@@ -44,6 +46,7 @@ def address_of(bucket: PassBucket) -> int:
     return address
 
 
+@exchanges_storages
 def test_what_two_ops_in_a_row_use_lies_apart_and_what_is_kept_elsewhere() -> None:
     """Four ops, of 256, 128, 512 and 128 elements; the last one's are kept. Backward groups come first."""
     levels = [Sharding.PARAMETERS] * 3 + [Sharding.KEPT]
@@ -121,3 +124,17 @@ def test_a_gather_is_through_when_all_have_sent(monkeypatch: pytest.MonkeyPatch)
     work.wait()
     assert work.is_completed()
     assert future.done()
+
+
+def test_a_torch_that_cannot_exchange_storages_gathers_into_memory_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bucket_maker, "EXCHANGES_STORAGES", False)
+    buckets = {op: (bucket_of(4, Sharding.PARAMETERS),) for op in range(2)}
+    assert lay_out([used_by(op, op, Sharding.PARAMETERS) for op in range(2)], buckets) is None
+    for (bucket,) in buckets.values():
+        bucket.start_fetch()
+        bucket.finish_fetch()
+        assert bucket.parameters[0].tolist() == [0.0, 1.0, 2.0, 3.0]
+        bucket.give_up()
+        assert bucket.parameters[0].untyped_storage().nbytes() == 0

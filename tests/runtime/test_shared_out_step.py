@@ -11,6 +11,7 @@ import torch
 from alone import world_of_one
 from torch import nn
 
+from helpers.torch_versions import exchanges_storages
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication import pass_bucket
@@ -287,6 +288,7 @@ def test_what_the_optimizer_has_stepped_is_what_is_fetched_next(world: None) -> 
     assert weight.tolist() == [[10.0, 20.0], [30.0, 40.0]]
 
 
+@exchanges_storages
 def test_parameters_are_gathered_into_the_memory_they_are_given_unless_it_is_lent(world: None) -> None:
     """Two buckets with the same place, as if nothing used both at once."""
     (one, weight, _), (other, second, _) = (bucket_of(Sharding.PARAMETERS) for _ in range(2))
