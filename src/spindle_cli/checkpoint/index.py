@@ -106,6 +106,7 @@ class Checkpoint(Artifact):
         groups: by name, what each optimizer group had, where `train` has groups; the two above are then
             empty.
         streams: of each task whose dataset is a stream, where it was.
+        step_values: of the numbers that callbacks set (`Task.step_values`), what the next step reads.
         loss_scale: of the step after, where losses are scaled.
     """
 
@@ -128,6 +129,7 @@ class Checkpoint(Artifact):
     schedule: dict[str, Any] = Field(default_factory=dict)
     groups: dict[str, SavedGroup] = Field(default_factory=dict)
     streams: dict[str, Any] = Field(default_factory=dict)
+    step_values: dict[str, float] = Field(default_factory=dict)
     loss_scale: SavedLossScale | None = None
 
     @cached_property

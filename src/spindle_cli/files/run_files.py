@@ -81,6 +81,8 @@ class StepMetrics(Model):
     What lines of older versions lack is None, or empty:
         task_weights: of the tasks' losses in `loss`.
         learning_rates: that this step's update took, by parameter group.
+        step_values: numbers that tasks declare (`Task.step_values`) as this step's forward passes read them,
+            by 'task/path'; in the file where there are any.
         gradient_norm: of all gradients together, before clipping; None where the train settings do not clip.
         loss_scale: what the losses were multiplied by before their backward passes; not in `loss`. None, and
             not in the file, where they were not.
@@ -106,6 +108,7 @@ class StepMetrics(Model):
     uncounted_tasks: tuple[str, ...] = ()
     task_weights: dict[str, float] = Field(default_factory=dict)
     learning_rates: dict[str, float] = Field(default_factory=dict)
+    step_values: dict[str, float] = Field(default_factory=dict)
     gradient_norm: Norm | None = None
     loss_scale: Annotated[float, Field(ge=0)] | None = None
     skipped: bool | None = None
@@ -117,7 +120,7 @@ class StepMetrics(Model):
 
     def to_line(self) -> str:
         """One line of JSON with its newline; every finite number reads back as it was."""
-        left_out = set() if self.uncounted_tasks else {"uncounted_tasks"}
+        left_out = {name for name in ("uncounted_tasks", "step_values") if not getattr(self, name)}
         if self.loss_scale is None:
             left_out |= {"loss_scale", "skipped"}
         data = self.model_dump(mode="json", exclude=left_out)

@@ -90,7 +90,7 @@ def find_workload(
         from spindle_cli.workload.parameters import ParameterTable
         from spindle_cli.workload.sampling.sets import sets_of
         from spindle_cli.workload.sampling.turns import turns_of
-        from spindle_cli.workload.training.callbacks import find_callbacks
+        from spindle_cli.workload.watched.setters import refuse_setters
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
     loaded = load_abstract(source, reads_initial=reads_initial)
@@ -105,7 +105,7 @@ def find_workload(
     require_same_islands(plan, plan_path, loaded.train, source)
     with naming_the_file(source):
         require_trainable(loaded.train)
-        find_callbacks(loaded.train, source)
+        refuse_setters(loaded.train, source, loaded.workload)
         require_compiler(loaded.train, "cpu" if plan.cluster.is_cpu else "cuda")
         TaskWeights(loaded.train, loaded.workload.tasks).at(0)
         sets = sets_of(turns_of(loaded.train, loaded.workload.tasks))

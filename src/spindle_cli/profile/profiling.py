@@ -41,6 +41,7 @@ from spindle_cli.workload.optimizing.kept import stepped_whole
 from spindle_cli.workload.optimizing.learning_rate import require_trainable
 from spindle_cli.workload.optimizing.task_weights import TaskWeights
 from spindle_cli.workload.settings.lengths import Looking
+from spindle_cli.workload.watched.setters import refuse_setters
 
 # Points of a curve that are measured; a batch with more divisors has the others fitted between.
 MAX_POINTS = 8
@@ -160,6 +161,7 @@ def _require_sound_training(
     with naming_the_file(source):
         require_trainable(train)
         groups_of_graph(train, analysed.graph)
+        refuse_setters(train, source, analysed.loaded.workload)
         TaskWeights(train, analysed.loaded.workload.tasks).at(0)
         if compiles_for is not None:
             require_compiler(train, compiles_for)

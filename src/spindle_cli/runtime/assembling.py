@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from spindle_cli.check.run import check_plan
-from spindle_cli.errors import InputError
+from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.files.journal import JournalWriter
 from spindle_cli.files.request import RunRequest
 from spindle_cli.plan.types import Plan
@@ -24,6 +23,7 @@ from spindle_cli.runtime.evaluating.evaluator import Evaluator
 from spindle_cli.runtime.feeding import make_feed
 from spindle_cli.runtime.following.callback import Callback
 from spindle_cli.runtime.following.calls import Callbacks, require_callbacks
+from spindle_cli.runtime.following.set_values import SetValues
 from spindle_cli.runtime.islands.counterparts import Counterparts
 from spindle_cli.runtime.islands.outer import OuterOptimizer
 from spindle_cli.runtime.islands.outer_steps import OuterSteps
@@ -38,7 +38,7 @@ from spindle_cli.runtime.part.localise import LocalModel, dtype_of, is_stepped_w
 from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.part.warm_up import compile_layers
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
-from spindle_cli.runtime.saving.going_on import resume
+from spindle_cli.runtime.saving.going_on import Start, resume
 from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.saving.train_state import TrainState
 from spindle_cli.runtime.seat import Seat
@@ -61,6 +61,8 @@ from spindle_cli.workload.training.precision import (
     set_matmul_precision,
     widen_gradients,
 )
+from spindle_cli.workload.values.step_values import StepValues
+from spindle_cli.workload.watched.watch import Watch
 
 
 def assemble(
@@ -87,6 +89,7 @@ def assemble(
     plan = Plan.read(request.plan)
     require_runnable(plan, request, environment.world_size)
     model, computing = build_part(seat, plan)
+    watch = Watch.of(model.graph.workload, request.workload)
     clock.ends("workload")
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
     torch.manual_seed(model.train.seed + seat.rank_among_all)
@@ -103,7 +106,7 @@ def assemble(
     steps = range(start.step, total_steps)
     followers = (*require_callbacks(callbacks), *named_callbacks(seat, model.train))
     training = make_training(
-        seat, state, pool, communicators, steps, computing, clock, followers, start.streams
+        seat, state, pool, communicators, steps, computing, clock, followers, start, watch
     )
     training.stop = stop or StopRequest(request.run_dir)
     if counterparts is not None:
@@ -281,16 +284,22 @@ def make_training(
     computing: Computing,
     clock: StartClock,
     callbacks: Sequence[Callback],
-    streams: Mapping[str, Any],
+    start: Start,
+    watch: Watch,
 ) -> Training:
-    """Put a rank's parts together; collective. `streams`: where they go on."""
+    """Put a rank's parts together; collective. `start`: where training goes on. `watch`: since the workload
+    was traced.
+    """
     request, device, model = seat.request, seat.device, state.model
     stopwatch = Stopwatch(device, request.timeline_steps, watches_collectives=request.traces)
     pool.watch_with(stopwatch.watch)
     board = make_board(seat, model)
     at_lengths = TasksAtLengths(model, request.workload)
-    feed = make_feed(seat, model, board, steps, streams, at_lengths)
+    feed = make_feed(seat, model, board, steps, start.streams, at_lengths)
     place = Place(seat.rank, seat.first_of_node)
+    values = StepValues.of(model.graph.workload)
+    set_values = make_set_values(seat, values, start)
+    values.begin(max(0, steps.start - 1))  # as the step before the first one has left them
     passes = start_evaluation_loaders(model.graph.workload.all_tasks, model.train, place)
     return Training(
         rank=seat.rank,
@@ -308,7 +317,7 @@ def make_training(
         optimizers=state.optimizers,
         update=make_update(state),
         masters=state.masters,
-        checkpoints=Checkpoints(request, state, seat.rank, steps.start, feed.states),
+        checkpoints=Checkpoints(request, state, seat.rank, steps.start, feed.states, set_values.saved),
         stopwatch=stopwatch,
         log=MetricsLog(request.run_dir, steps.start) if seat.rank == 0 else None,
         clock=clock,
@@ -328,8 +337,27 @@ def make_training(
         work=_work_of_steps(seat, model),
         at_lengths=at_lengths,
         following=FollowingParameters(model.graph.following, model, pool, steps.start),
+        values=values,
+        set_values=set_values,
+        watch=watch,
         outer_steps=make_outer_steps(seat, state),
     )
+
+
+def make_set_values(seat: Seat, values: StepValues, start: Start) -> SetValues:
+    """What callbacks set.
+
+    Raises:
+        WorkloadError: there is such a number, and islands, which take no step together.
+    """
+    made = SetValues(values, seat.rank, start.step_values)
+    if seat.counterparts is not None and made.saved():
+        raise WorkloadError(
+            f"step_values: {', '.join(made.saved())}: numbers that callbacks set do not go with "
+            "train.local_sgd, as islands take no step together",
+            hint="Give them a function of the step.",
+        )
+    return made
 
 
 def _work_of_steps(seat: Seat, model: LocalModel) -> dict[tuple[str, ...], StepWork]:

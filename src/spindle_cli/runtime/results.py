@@ -100,6 +100,7 @@ def metrics_of(
         uncounted_tasks=uncounted,
         task_weights={name: weights[name] for name in weights if name in due},
         learning_rates=outcome.learning_rates,
+        step_values=outcome.step_values,
         gradient_norm=outcome.norm_value,
         loss_scale=outcome.scale_value,
         skipped=outcome.is_skipped,

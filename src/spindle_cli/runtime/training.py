@@ -23,6 +23,7 @@ from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.evaluating.evaluator import Evaluator
 from spindle_cli.runtime.following.callback import RunInfo
 from spindle_cli.runtime.following.calls import Callbacks
+from spindle_cli.runtime.following.set_values import SetValues
 from spindle_cli.runtime.islands.outer_steps import OuterSteps
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.measuring.outcome import StepOutcome
@@ -45,6 +46,8 @@ from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.update import Update
 from spindle_cli.runtime.update.verdict import Verdict
+from spindle_cli.workload.values.step_values import StepValues
+from spindle_cli.workload.watched.watch import Watch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,6 +91,9 @@ class Training:
     work: Mapping[tuple[str, ...], StepWork]
     at_lengths: TasksAtLengths
     following: FollowingParameters
+    values: StepValues
+    set_values: SetValues
+    watch: Watch
     outer_steps: OuterSteps | None = None
     iterations_s: list[float] = field(default_factory=list)
     last: Step | None = None  # the newest that was looked at
@@ -133,6 +139,7 @@ class Training:
     def _begin(self) -> None:
         if self.rank == 0:
             forget_evaluations_after(self.request.run_dir, self.steps.start)
+        self.watch.record_buffers()
         self.followers.at_start(
             RunInfo(
                 workload=self.model.graph.workload.name,
@@ -141,6 +148,7 @@ class Training:
                 first_step=self.steps.start + 1,
                 total_steps=self.steps.stop,
                 train=self.model.train,
+                set_value=self.set_values.ask,
             )
         )
         self._capture_parameters("initial")
@@ -190,6 +198,7 @@ class Training:
         """
         self.settle()
         found = self.evaluator.evaluate(name, dataset, self.done)
+        self.watch.record_buffers()
         if self.rank == 0:
             append_evaluation(self.request.run_dir, found)
         self.followers.at_evaluation(found)
@@ -230,7 +239,9 @@ class Training:
         """
         self._look_back(0)
         self.pool.await_all_parameters()
+        self.watch.check(self.done)
         self.following.settle(self.done)
+        self.watch.record_buffers()
 
     def save(self) -> None:
         """Save a checkpoint of what is trained, unless there is one; collective.
@@ -275,6 +286,9 @@ class Training:
         if self.stop.asked():
             self.board.ask_to_stop()
         self.board.weigh_for(step)
+        self.watch.check(step)
+        self.set_values.share()
+        numbers = self.values.begin(step)
         tasks = self.model.schedule.of_step(step)
         executor, apart = self.executors[tasks], tasks if self.model.program.plan.task_sets else None
         batches, data_wait_s = self.model.train.accumulate, 0.0
@@ -282,6 +296,7 @@ class Training:
             self.stopwatch.begin_step(apart)
             with self.stopwatch.timed(Activity.OPTIMIZER):
                 self.following.begin_batch(step, tasks, begins_step=number == step * batches)
+            self.watch.record_buffers()
             asked_s, traced_s = time.perf_counter(), self.at_lengths.seconds
             with self.stopwatch.timed(Activity.DATA):
                 batch = self.feed.take()
@@ -294,8 +309,10 @@ class Training:
                 with self.stopwatch.timed(Activity.DATA):
                     counts = self.feed.counts(step + 1)
                 self.board.count_next(counts)
+            self.watch.check(step)
             with self.computing():
                 executor.run(batch, number, ends_step=ends_step)
+            self.watch.record()
             if not ends_step:
                 self.stopwatch.end_step(step)
         with self.stopwatch.timed(Activity.WAIT, cause="losses"):
@@ -310,9 +327,10 @@ class Training:
             with self.stopwatch.timed(Activity.WAIT, cause="islands"):
                 self.outer_steps.step(self.pool)
         self.rates.step()
+        self.watch.record_buffers()
         self.stopwatch.end_step(step)
         tell = None if self.outer_steps is None else self.outer_steps.teller(self.board.of_islands)
-        self._unread.append(StepOutcome.of(step, losses, verdict, rates, begin, tell))
+        self._unread.append(StepOutcome.of(step, losses, verdict, rates, numbers, begin, tell))
         if self._unread[-1].has_arrived():
             self.clock.ends("first step")
 

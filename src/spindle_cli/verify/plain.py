@@ -51,6 +51,8 @@ from spindle_cli.workload.training.precision import (
     set_matmul_precision,
 )
 from spindle_cli.workload.types import FlowTask, Task, Workload
+from spindle_cli.workload.values.step_values import StepValues
+from spindle_cli.workload.watched.watch import Watch
 
 
 def train(request: RunRequest, noise: RoundingNoise | OperatorNoise | None = None) -> None:
@@ -111,6 +113,9 @@ class PlainTraining:
         self._counted = counted_losses(self.workload, request.workload, memo, lengths, self._arithmetic)
         move_to(self.workload, self._arithmetic.device, self._arithmetic.dtype)
         self.parameters = parameters_by_name(self.workload)
+        self._values = StepValues.of(self.workload)
+        self._watch = Watch.of(self.workload)
+        self._step = 0
         self.first_gradients: dict[str, Tensor] = {}
         self._gradient_noise = noise_of_gradients(noise, request.dtype, loaded.train.precision)
         self._make_steppers(loaded)
@@ -152,7 +157,11 @@ class PlainTraining:
         began = perf_counter()
         before = generator_states(self._arithmetic.device)
         weights = weights_at(self._train, self.workload.tasks, step)
+        self._step = step
+        self._watch.check(step)
+        self._values.begin(step)
         self._declared.follow("before_forward", step)
+        self._watch.record_buffers()
         losses = {
             task.name: self._backward(task, weights[task.name])
             for task in self.workload.tasks
@@ -178,6 +187,7 @@ class PlainTraining:
             self._declared.constrain,
         )
         self._declared.follow("after_update", step)
+        self._watch.record_buffers()
         if not skipped:
             self.first_gradients |= first
         for schedule in self._schedules:
@@ -227,8 +237,11 @@ class PlainTraining:
         if counted is not None:
             counted.fit(taken)
         asked = None if self._request.dtype is None else self._arithmetic.dtype
+        self._watch.check(self._step)
         with computing_as_asked(asked, no_randomness=self._request.no_randomness), self._rounding_again():
-            return backward(task, taken, self._arithmetic, counted, weight, self._scaling)
+            loss = backward(task, taken, self._arithmetic, counted, weight, self._scaling)
+        self._watch.record()
+        return loss
 
     def _rounding_again(self) -> AbstractContextManager[object]:
         """What passes run in where operators are to round once more."""

@@ -25,6 +25,7 @@ from spindle_cli.workload.splitting.moved_parameters import refuse_shared_moves
 from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.tracing.regions import Region
 from spindle_cli.workload.types import FlowTask, Task, Workload
+from spindle_cli.workload.values.step_values import StepValues
 
 
 def analyse(
@@ -47,7 +48,8 @@ def analyse(
         WorkloadError: a task cannot be traced or run as it is written; with the place in the user's code and
             what to do.
     """
-    return _Analyst(memo).analyse(workload, lengths or {}, evaluates=evaluates)
+    with StepValues.of(workload).asked():
+        return _Analyst(memo).analyse(workload, lengths or {}, evaluates=evaluates)
 
 
 def analyse_for_others(
@@ -61,7 +63,8 @@ def analyse_for_others(
     raises.
     """
     analyst = _Analyst(memo)
-    graph = analyst.analyse(workload, lengths or {}, evaluates=evaluates)
+    with StepValues.of(workload).asked():
+        graph = analyst.analyse(workload, lengths or {}, evaluates=evaluates)
     return graph, analyst.training.found().with_more(analyst.evaluation.found())
 
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 Reduction = Literal["mean", "sum"]
 Metric = Callable[[dict[str, Tensor]], float]
+# A function of the step; [[step, number], ...], linear between two; or what it is until a callback sets it.
+StepSchedule = Callable[[int], float] | Sequence[tuple[int, float]] | float
 
 
 @dataclass(eq=False)
@@ -32,6 +34,9 @@ class Task:
             None: it is not.
         metrics: by name, functions for that: each is given what forward returns in its dict beside the loss,
             {key: tensor of all samples, in the dataset's order}, and gives a number.
+        step_values: numbers that forward reads and that change from step to step, by the attribute that holds
+            them ('beta', 'decoder.temperature'; '*.dropout.p' for several; 'package.module:NAME'): a
+            function of the step, counted from 0; [[step, number], ...]; or a number that callbacks set.
     """
 
     name: str
@@ -44,6 +49,7 @@ class Task:
     absent: Mapping[str, Tensor] = field(default_factory=dict)
     eval_dataset: Any = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    step_values: Mapping[str, StepSchedule] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -83,6 +89,7 @@ class FlowTask:
     absent: Mapping[str, Tensor] = field(default_factory=dict)
     eval_dataset: Any = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    step_values: Mapping[str, StepSchedule] = field(default_factory=dict)
 
     def add_flow(
         self, producer: nn.Module | str, consumer: nn.Module, argument: str | None = None

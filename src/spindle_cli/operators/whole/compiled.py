@@ -19,6 +19,7 @@ from torch import fx, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.values.step_values import reads_step_values
 
 # Shares of a batch, with and without gradients, that one kind of layer may meet on a rank; torch's 8 is less
 # than what a plan may give it, and what is beyond the limit would not be compiled, only a warning said.
@@ -44,13 +45,14 @@ class LayerCompiler:
 
     def compile_layer(self, module: fx.GraphModule, target: str | None) -> fx.GraphModule:
         """The same op, over the same parameters, with its layer compiled (when it first runs); the op itself
-        where it has no layer.
+        where it has no layer, or one that a number changes in between steps: it would be compiled again in
+        each of them.
 
         Args:
             module: an op (`op_module`); it is left as it is.
             target: dotted name of the layer.
         """
-        if target is None:
+        if target is None or reads_step_values(module.get_submodule(target)):
             return module
         graph = copy.deepcopy(module.graph)
         for node in graph.nodes:

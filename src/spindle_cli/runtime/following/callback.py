@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ class RunInfo:
     """What is known of a run before its first step.
 
     `first_step`: the first that these workers train, counted from 1; more than 1 where a run goes on.
+    `set_value`: given the name of a number that a task declares for callbacks to set ('task/beta', of
+    `Task.step_values`) and a number, lets every rank read it in all steps that have not begun. What rank 0
+    says counts.
     """
 
     workload: str
@@ -26,6 +30,7 @@ class RunInfo:
     first_step: int
     total_steps: int
     train: TrainSettings
+    set_value: Callable[[str, float], None] = field(repr=False)
 
 
 class Callback:

@@ -24,7 +24,7 @@ _ALONE = (
     "data_wait_s",
 )
 # What is one number for each of several.
-_FOR_EACH = ("task_losses", "task_weights", "learning_rates")
+_FOR_EACH = ("task_losses", "task_weights", "learning_rates", "step_values")
 
 
 def of_step(metrics: StepMetrics) -> dict[str, float]:

@@ -40,6 +40,7 @@ class StepOutcome:
         losses: as `LossBoard.take` gives them. `norm`, `scaling`: as `Verdict` has them. All on the host, and
             not to be looked at before the device has passed `end`.
         learning_rates: that the update took, by parameter group.
+        step_values: that forward passes read, by name.
         begin, end: of the step.
         told: on islands, what makes the losses and the norm those of all; None: there are none.
     """
@@ -49,6 +50,7 @@ class StepOutcome:
     norm: Tensor | None
     scaling: Tensor | None
     learning_rates: dict[str, float]
+    step_values: dict[str, float]
     begin: Mark
     end: Mark
     told: Told | None = None
@@ -60,6 +62,7 @@ class StepOutcome:
         losses: Tensor,
         verdict: Verdict,
         learning_rates: dict[str, float],
+        step_values: dict[str, float],
         begin: Mark,
         tell: Callable[[Sequence[Tensor]], Told] | None = None,
     ) -> StepOutcome:
@@ -73,7 +76,8 @@ class StepOutcome:
             told = tell([on_host] if norm is None else [on_host, norm])
             if losses.device.type == "cpu":  # else the results are not there yet
                 told.begin()
-        return cls(step, on_host, norm, scaling, learning_rates, begin, take_mark(losses.device), told)
+        end = take_mark(losses.device)
+        return cls(step, on_host, norm, scaling, learning_rates, step_values, begin, end, told)
 
     def has_arrived(self) -> bool:
         """Whether `wait` would not wait."""

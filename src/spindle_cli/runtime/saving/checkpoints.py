@@ -8,7 +8,7 @@ the copy while training goes on.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,6 +41,7 @@ class Checkpoints:
         rank: int,
         began: int,
         streams: Mapping[str, Any] | None = None,
+        step_values: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """Collective: ranks tell each other whether they write into one folder.
 
@@ -48,6 +49,7 @@ class Checkpoints:
             began: steps that were done when these workers were started.
             streams: where those are that this rank takes samples of, behind the step that is saved; it
                 changes from step to step.
+            step_values: gives those that callbacks set, as the next step reads them.
 
         Raises:
             InputError: checkpoints are asked for, but the ranks' folders are on different disks.
@@ -57,6 +59,7 @@ class Checkpoints:
         self._rank = rank
         self._began = began
         self._streams: Mapping[str, Any] = {} if streams is None else streams
+        self._step_values = step_values
         self._saved: frozenset[int] = frozenset()  # after these steps, by these workers
         self._under_way: int | None = None  # after this step, in the background
         self._whole: list[int] = []  # of which nobody was told
@@ -97,7 +100,7 @@ class Checkpoints:
 
         target = checkpoint_folder(self._request.run_dir, step)
         scale = None if self._state.loss_scale is None else self._state.loss_scale.saved()
-        draft, keep = partial(self._draft, step, scale), self._request.keep
+        draft, keep = partial(self._draft, step, scale, dict(self._step_values())), self._request.keep
         writer = ShardWriter(target, self._rank, draft, keep, self._saved, self._began)
         copied = None if self._background is None else threading.Event()
         held, numbers = held_by(self._state, self._rank), numbers_of(self._state)
@@ -137,7 +140,7 @@ class Checkpoints:
         except Exception as second:
             error.add_note(str(second))
 
-    def _draft(self, step: int, scale: SavedLossScale | None) -> Checkpoint:
+    def _draft(self, step: int, scale: SavedLossScale | None, step_values: dict[str, float]) -> Checkpoint:
         model, graph, frozen = self._state.model, self._state.model.graph, self._frozen
         assert frozen is not None, "known before anything is saved"
         return Checkpoint(
@@ -160,6 +163,7 @@ class Checkpoints:
             tensors=frozen.tensors,
             frozen=frozen.file,
             loss_scale=scale,
+            step_values=step_values,
         )
 
 

@@ -19,10 +19,13 @@ from spindle_cli.runtime.saving.train_state import TrainState
 
 @dataclass(frozen=True)
 class Start:
-    """Where training begins: steps that are done, and where streams were behind them, by task."""
+    """Where training begins: steps that are done, where streams were behind them, by task, and the numbers
+    that callbacks have set, by name.
+    """
 
     step: int = 0
     streams: Mapping[str, Any] = field(default_factory=dict)
+    step_values: Mapping[str, float] = field(default_factory=dict)
 
 
 def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) -> Start:
@@ -60,4 +63,4 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
     restore(found.folder, found.checkpoint, state, rank, carried)
     there = {key: value for key, value in state.model.parameters.items() if key not in state.fetched}
     check_replicas(state.model.cuts.keys, there, state.device)
-    return Start(found.checkpoint.step, found.checkpoint.streams)
+    return Start(found.checkpoint.step, found.checkpoint.streams, found.checkpoint.step_values)

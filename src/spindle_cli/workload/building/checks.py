@@ -140,6 +140,13 @@ def _check_task(task: Any, where: str, key: str) -> None:
             f"{where}: metrics is {task.metrics!r:.80}, expected a function by name",
             hint="Such as metrics={'mean_score': lambda out: out['score'].mean()}.",
         )
+    if not isinstance(task.step_values, Mapping) or not all(
+        isinstance(path, str) and path for path in task.step_values
+    ):
+        raise WorkloadError(
+            f"{where}: step_values is {task.step_values!r:.80}, expected a schedule by attribute",
+            hint="Such as step_values={'beta': lambda step: min(1.0, step / 1000)}.",
+        )
     if task.collate is not None and not callable(task.collate):
         raise WorkloadError(
             f"{where}: collate is {task.collate!r:.80}, expected a function from a list of items to a batch"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.workload.building.checks import check_workload
@@ -13,8 +15,10 @@ from spindle_cli.workload.building.islands import as_on_an_island
 from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.initial.matching import InitialValues, fill_whole, find_initial
+from spindle_cli.workload.names.modules import flow_modules
 from spindle_cli.workload.refuse import place_of_error
-from spindle_cli.workload.types import Workload
+from spindle_cli.workload.types import FlowTask, Workload
+from spindle_cli.workload.values.step_values import StepValues
 
 
 @dataclass(frozen=True)
@@ -68,4 +72,32 @@ def build(source: Source) -> Workload:
         raise WorkloadError(
             f"{where}building the workload {source.text!r} failed: {type(error).__name__}: {error}"
         ) from error
-    return as_on_an_island(check_workload(workload, source.text), source.train, source.text)
+    built = as_on_an_island(check_workload(workload, source.text), source.train, source.text)
+    StepValues.of(built).reset()
+    _remember(built, source.text)
+    return built
+
+
+_built: list[tuple[str, str, str, weakref.ref[nn.Module]]] = []
+
+
+def _remember(workload: Workload, source: str) -> None:
+    _built[:] = [each for each in _built if each[-1]() is not None]
+    _built.extend((source, task, name, weakref.ref(module)) for task, name, module in modules_of(workload))
+
+
+def modules_of(workload: Workload) -> list[tuple[str, str, nn.Module]]:
+    """By their tasks' names, with their own names in the task ('': it is the task's own)."""
+    return [
+        (task.name, name, module)
+        for task in workload.all_tasks
+        for module, name in (
+            flow_modules(task).items() if isinstance(task, FlowTask) else [(task.module, "")]
+        )
+    ]
+
+
+def built_modules(source: str) -> list[tuple[str, str, nn.Module]]:
+    """The same of all builds of a workload in this process that somebody still holds."""
+    found = [(task, name, module()) for text, task, name, module in _built if text == source]
+    return [(task, name, module) for task, name, module in found if module is not None]

@@ -159,16 +159,36 @@ def import_file(path: Path, where: str, wanted: Wanted) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     _make_importable(path.parent)
+    if _is_imported_as(path.stem) == path:  # what others import by its name is the same module
+        sys.modules[name] = sys.modules[path.stem]
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    is_named = path.stem not in sys.modules and _found_as(path.stem) == path
+    if is_named:
+        sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
+        if is_named:
+            del sys.modules[path.stem]
         raise _import_failed(str(path), error) from error
     return module
+
+
+def _is_imported_as(name: str) -> Path | None:
+    """The file of a module that is imported by a name."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return None if file is None else Path(file).resolve()
+
+
+def _found_as(name: str) -> Path | None:
+    """The file that would be imported by a name."""
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
 def _make_importable(folder: Path) -> None:

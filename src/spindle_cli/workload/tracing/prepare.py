@@ -18,6 +18,7 @@ from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.tracing.faithful import NO_GRAD
 from spindle_cli.workload.tracing.shapes import BatchDim, Shapes
 from spindle_cli.workload.types import FlowTask, Task
+from spindle_cli.workload.values.step_values import depends_on_step
 
 # Methods that take a tensor's dtype and device, as the functions that are told them.
 _MADE_LIKE: dict[Any, Any] = {
@@ -49,6 +50,7 @@ def inline_constants(graph: fx.Graph, shapes: Shapes) -> None:
             node.op not in ("call_function", "call_method")
             or not _is_plain(value)
             or value != shapes.doubled[node]
+            or depends_on_step(node)
         ):
             continue
         for user in list(node.users):

@@ -50,6 +50,7 @@ from spindle_cli.workload.tracing.shapes import leaves_of
 from spindle_cli.workload.tracing.signature import check_signature, place_of_function
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.workload.unread import not_validated
+from spindle_cli.workload.values.step_values import StepValues, TracedValues
 from spindle_cli.workload.wide.casts import l1_loss_weight
 from spindle_cli.workload.wide.constants import MadeInFloat64, forget_equal_twins
 
@@ -75,6 +76,7 @@ class OperatorTracer(fx.Tracer):
         samples: Mapping[str, Tensor],
         observer: Observer,
         opened: tuple[nn.Module, ...] = (),
+        values: StepValues | None = None,
     ) -> None:
         super().__init__()
         self._opened = opened
@@ -87,6 +89,8 @@ class OperatorTracer(fx.Tracer):
         self.selections = 0  # by masks
         self.regions = HeldRegions(task.module)
         self.scratch = Scratch(task.name, task.module, leaves, observer.attributes)
+        self._step_values = StepValues() if values is None else values
+        self._traced_values = TracedValues(self, ())
 
     @property
     def task_name(self) -> str:
@@ -99,7 +103,13 @@ class OperatorTracer(fx.Tracer):
         if self._known is None:
             task = self._task
             self._known = Known(
-                self._observer, task.module, self.graph, task.name, self._samples, task.batch_size
+                self._observer,
+                task.module,
+                self.graph,
+                task.name,
+                self._samples,
+                task.batch_size,
+                lambda: self._traced_values.plain(),
             )
         return self._known
 
@@ -264,11 +274,11 @@ class OperatorTracer(fx.Tracer):
         mean in Python.
         """
         proxies = {name: self.create_proxy("placeholder", name, (), {}) for name in self._samples}
+        self._traced_values = self._step_values.traced(self, self._task.module)
 
         def call() -> Any:
-            with self.scratch.watching(
-                self.is_looking
-            ):  # here, as torch.fx has put its own way of asking in place by now
+            # here, as torch.fx has put its own way of asking in place by now
+            with self.scratch.watching(self.is_looking), self._traced_values.read():
                 return self.root.forward(**proxies)
 
         return call, []
@@ -361,7 +371,9 @@ def trace_task(
     """
     check_signature(task, tuple(samples))
     inside = tuple(task.module.get_submodule(name) for name in opened)
-    tracer = OperatorTracer(workload.operator_classes, task, samples, observer, inside)
+    tracer = OperatorTracer(
+        workload.operator_classes, task, samples, observer, inside, StepValues.of(workload)
+    )
     moves = Moves(task.name, task.module, lambda: tracer.graph)
     try:
         with (

@@ -34,14 +34,26 @@ def find_callbacks(train: TrainSettings, source: str) -> tuple[Callable[[], Any]
         InputError: no such file, module or class.
         WorkloadError: the user's file fails while being imported.
     """
+    return tuple(
+        partial(_make, function, asked.args, f"{source}: train.callbacks[{number}]")
+        for number, (asked, function) in enumerate(
+            zip(train.callbacks, callback_classes(train, source), strict=True)
+        )
+    )
+
+
+def callback_classes(train: TrainSettings, source: str) -> tuple[Callable[..., Any], ...]:
+    """The class of each callback, or what makes one; arguments and errors as of `find_callbacks`."""
     folder = Path(source).parent if source.endswith((".yaml", ".yml", ".json")) else Path.cwd()
-    found = []
-    for number, asked in enumerate(train.callbacks):
-        where = f"{source}: train.callbacks[{number}]"
-        name = _OWN.get(asked.callback, asked.callback)
-        function = named_function(name, folder, where=where, wanted=_CALLBACK)
-        found.append(partial(_make, function, asked.args, where))
-    return tuple(found)
+    return tuple(
+        named_function(
+            _OWN.get(asked.callback, asked.callback),
+            folder,
+            where=f"{source}: train.callbacks[{number}]",
+            wanted=_CALLBACK,
+        )
+        for number, asked in enumerate(train.callbacks)
+    )
 
 
 def _make(function: Callable[..., Any], args: dict[str, Any], where: str) -> Any:

@@ -24,6 +24,7 @@ from spindle_cli.workload.refuse import frames_of_caller, place_of_caller, refus
 from spindle_cli.workload.tracing.observe import Observer, storage_of
 from spindle_cli.workload.tracing.proxies.selecting import seen_as
 from spindle_cli.workload.tracing.shapes import depends_on_batch_size, find_batch_dim, leaves_of
+from spindle_cli.workload.values.step_values import refuse_decision
 
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
 
@@ -50,7 +51,10 @@ class Known:
         task: str,
         samples: Mapping[str, Tensor],
         batch_size: int,
+        around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
+        """`around`: what modules are run in to find out what they give."""
+        self._around = around
         self._task = task
         self._batch_size = batch_size
         self.decided: dict[str, None] = {}
@@ -65,6 +69,7 @@ class Known:
             WorkloadError: it depends on the size of the batch.
         """
         value, doubled = map(_entry, self._look(proxy))
+        refuse_decision(self._task, proxy.node, place_of_caller())
         if not isinstance(value, _PLAIN):
             raise UnknownError(fields_behind(proxy.node))
         if value != doubled or depends_on_batch_size(proxy.node, self._runs[0].env, self._runs[1].env):
@@ -118,6 +123,7 @@ class Known:
             UnknownError: it is a tensor, or something else with tensors in it.
         """
         value, doubled = map(_entry, self._look(proxy))
+        refuse_decision(self._task, proxy.node, place_of_caller())
         if not isinstance(value, _PLAIN):
             raise UnknownError(fields_behind(proxy.node))
         if value != doubled or depends_on_batch_size(proxy.node, self._runs[0].env, self._runs[1].env):
@@ -178,7 +184,8 @@ class Known:
         self.looking = True
         try:
             # Without the context variables of forward: some code hands its hooks what to record in them.
-            contextvars.Context().run(self._advance)
+            with self._around():
+                contextvars.Context().run(self._advance)
         finally:
             self.looking = False
 

@@ -1,0 +1,290 @@
+"""Numbers that change from step to step and that tasks declare (`Task.step_values`).
+
+Each is a function of the step, so that every rank and every process knows it without being told. Before a
+step the number is put where forwards read it. Operators read it there. Between operators a trace has a node
+that asks the `StepValue` for its number, which the task's module holds for that, by a name of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+from torch import fx, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.files.parsing import shown
+from spindle_cli.workload.names.modules import root_of
+from spindle_cli.workload.refuse import place_of_error, refusal
+from spindle_cli.workload.settings.task_weights import between
+from spindle_cli.workload.types import FlowTask, StepSchedule, Workload
+from spindle_cli.workload.values.asked import DECIDE_IN_SCHEDULE, AskedNumber
+from spindle_cli.workload.values.places import Place, find_places, is_number
+
+# How the names begin by which roots of traces hold step values.
+HELD_AS = "spindle_step_value_"
+_READS = "_spindle_reads_step_values"  # a mark of modules that hold a place
+
+
+@dataclass(eq=False)
+class StepValue:
+    """A declared number. `name`: 'task/path'. `places`: where it is read. `now`: of the step that runs."""
+
+    name: str
+    schedule: StepSchedule
+    places: tuple[Place, ...]
+    now: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"step value {self.name}"
+
+    @property
+    def is_set_by_callbacks(self) -> bool:
+        """Whether it stays as it is until a callback sets another."""
+        return is_number(self.schedule)
+
+    def at(self, step: int) -> float:
+        """The number of a step counted from 0; of what callbacks set, the first one.
+
+        Raises:
+            WorkloadError: the user's function fails, or gives something else than a finite number.
+        """
+        if callable(self.schedule):
+            return self._of_function(self.schedule, step)
+        if isinstance(self.schedule, Sequence):
+            return between(self.schedule, step)
+        return float(self.schedule)
+
+    def _of_function(self, function: Callable[[int], float], step: int) -> float:
+        try:
+            found: Any = function(step)
+        except Exception as error:  # code of the user's
+            place = place_of_error(error)
+            raise WorkloadError(
+                f"step_values: {self.name} failed for step {step}: {type(error).__name__}: {error}"
+                f"{f', at {place}' if place else ''}"
+            ) from error
+        number = getattr(found, "item", lambda: found)()  # of numpy or torch
+        if not is_number(number) or not isfinite(number):
+            raise WorkloadError(
+                f"step_values: {self.name} gave {found!r:.80} for step {step}; expected a finite number"
+            )
+        return float(number)
+
+    def put(self, number: float) -> None:
+        """Let forwards read it from here on."""
+        self.now = number
+        for place in self.places:
+            place.put(number)
+
+
+def number_of(value: StepValue) -> float:
+    """What a node of a trace asks."""
+    return value.now
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """All of a workload, by name."""
+
+    by_name: Mapping[str, StepValue] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, workload: Workload) -> StepValues:
+        """Those that its tasks declare; the same objects each time, as its modules hold them.
+
+        Raises:
+            WorkloadError: one names no number, or has no schedule; or two have different ones for one place.
+        """
+        found: dict[str, StepValue] = {}
+        for task in workload.all_tasks:
+            root = root_of(task) if task.step_values else None
+            for path, schedule in task.step_values.items():
+                assert root is not None, "it has declared some"
+                name = f"{task.name}/{path}"
+                where = f"task {task.name!r}: step_values"
+                made = StepValue(name, _checked(schedule, path, where), find_places(path, root, where))
+                other = next((each for each in found.values() if _overlap(each, made)), None)
+                if other is None:
+                    found[name] = made
+                elif other.schedule != schedule or len(other.places) != len(made.places):
+                    raise WorkloadError(
+                        f"{where}: {shown(path)} is declared twice, as {other.name} too, with different "
+                        "schedules",
+                        hint="Tasks that share a module have one number there: give both the same function.",
+                    )
+        return cls(
+            {name: _held(value, number, workload) for number, (name, value) in enumerate(found.items())}
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.by_name)
+
+    def at(self, step: int) -> dict[str, float]:
+        """The numbers of a step counted from 0; of those that callbacks set, what they are now."""
+        return {
+            name: value.now if value.is_set_by_callbacks else value.at(step)
+            for name, value in self.by_name.items()
+        }
+
+    def begin(self, step: int) -> dict[str, float]:
+        """Let forwards read the numbers of a step counted from 0, and say them; raises what `at` raises."""
+        numbers = self.at(step)
+        for name, number in numbers.items():
+            self.by_name[name].put(number)
+        return numbers
+
+    def reset(self) -> None:
+        """Let forwards read the numbers of the first step."""
+        for value in self.by_name.values():
+            value.put(value.at(0))
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[None]:
+        """Inside, code that decides by one of the numbers is refused."""
+        for value in self.by_name.values():
+            for place in value.places:
+                place.put(AskedNumber(value.now, value.name))
+        try:
+            yield
+        finally:
+            for value in self.by_name.values():
+                value.put(value.now)
+
+    def traced(self, tracer: fx.Tracer, root: nn.Module) -> TracedValues:
+        """What stands in the places while a root is traced; operators' own, too, as others may read them."""
+        return TracedValues(
+            tracer,
+            [
+                (f"{HELD_AS}{number}", value.places)
+                for number, value in enumerate(self.by_name.values())
+                if hasattr(root, f"{HELD_AS}{number}")
+            ],
+        )
+
+
+class TracedValues:
+    """Lets forward read traced numbers while it is traced."""
+
+    def __init__(self, tracer: fx.Tracer, found: Sequence[tuple[str, Sequence[Place]]]) -> None:
+        self._tracer = tracer
+        self._found = found
+        self._now: list[tuple[Place, Any, fx.Proxy]] = []
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[None]:
+        """Inside, forward reads them."""
+        for name, places in self._found:
+            held = self._tracer.create_proxy("get_attr", name, (), {})
+            proxy = self._tracer.create_proxy("call_function", number_of, (held,), {})
+            self._now += [(place, place.get(), proxy) for place in places]
+        try:
+            for place, _, proxy in self._now:
+                place.put(proxy)
+            yield
+        finally:
+            for place, number, _ in self._now:
+                place.put(number)
+            self._now.clear()
+
+    @contextlib.contextmanager
+    def plain(self) -> Iterator[None]:
+        """Inside that, modules that are run to find out what is known read numbers."""
+        for place, number, _ in self._now:
+            place.put(number)
+        try:
+            yield
+        finally:
+            for place, _, proxy in self._now:
+                place.put(proxy)
+
+
+def refuse_decision(task: str, node: fx.Node, place: str | None) -> None:
+    """Refuse that forward decides by a node, or makes a plain number of it, where a step value is in it.
+
+    Raises:
+        WorkloadError: it is.
+    """
+    if depends_on_step(node):
+        raise refusal(
+            task,
+            "forward decides by a value that changes between steps (step_values), or makes a number of it "
+            "that a trace would keep",
+            place,
+            DECIDE_IN_SCHEDULE,
+        )
+
+
+# What tells of a tensor something else than its values.
+_OF_SHAPES = frozenset({"size", "dim", "numel", "nelement", "stride", "shape", "dtype", "device", "ndim"})
+
+
+def depends_on_step(node: fx.Node) -> bool:
+    """Whether a step value is in a node's number or tensor."""
+    pending, seen = [node], {node}
+    while pending:
+        each = pending.pop()
+        if each.target is number_of:
+            return True
+        if each.target in _OF_SHAPES or (each.target is getattr and each.args[1] in _OF_SHAPES):
+            continue
+        fresh = [source for source in each.all_input_nodes if source not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return False
+
+
+def _overlap(one: StepValue, other: StepValue) -> bool:
+    return any(place.is_same(each) for place in one.places for each in other.places)
+
+
+def _checked(schedule: Any, path: str, where: str) -> StepSchedule:
+    is_points = isinstance(schedule, list | tuple) and schedule and all(map(_is_point, schedule))
+    if is_points and [step for step, _ in schedule] == sorted({step for step, _ in schedule}):
+        return tuple((step, float(number)) for step, number in schedule)
+    if callable(schedule) or (is_number(schedule) and isfinite(schedule)):
+        return schedule  # type: ignore[no-any-return]
+    raise WorkloadError(
+        f"{where}: {shown(path)} has {schedule!r:.80}, expected a function of the step, "
+        "[[step, number], ...] by ascending step, or a number that callbacks set",
+        hint="Such as step_values={'beta': lambda step: min(1.0, step / 1000)}; steps count from 0.",
+    )
+
+
+def _is_point(value: Any) -> bool:
+    is_pair = isinstance(value, list | tuple) and len(value) == 2
+    return (
+        is_pair and isinstance(value[0], int) and value[0] >= 0 and is_number(value[1]) and isfinite(value[1])
+    )
+
+
+def _held(made: StepValue, number: int, workload: Workload) -> StepValue:
+    """The step value that the roots of all traces hold: that of before, if it is the same."""
+    roots = [task.module for task in workload.all_tasks if not isinstance(task, FlowTask)]
+    name = f"{HELD_AS}{number}"
+    for root in roots:
+        before = root.__dict__.get(name)
+        if isinstance(before, StepValue) and before.name == made.name and _same_places(before, made):
+            before.schedule = made.schedule
+            made = before
+            break
+    for root in roots:
+        root.__dict__[name] = made
+    for place in made.places:
+        if isinstance(place.holder, nn.Module):
+            place.holder.__dict__[_READS] = True
+    return made
+
+
+def reads_step_values(layer: nn.Module) -> bool:
+    """Whether a module or one of its parts holds a number that changes between steps."""
+    return any(_READS in part.__dict__ for part in layer.modules())
+
+
+def _same_places(one: StepValue, other: StepValue) -> bool:
+    return len(one.places) == len(other.places) and all(
+        place.is_same(each) for place, each in zip(one.places, other.places, strict=True)
+    )

@@ -1,0 +1,1 @@
+"""What forwards read that nobody else may change while the model is trained, and noticing who does."""

@@ -1,0 +1,354 @@
+"""Notice that what forwards read was changed from outside of them: by a callback, a dataset, a script.
+
+Between operators a trace has what was there when it was traced; in an operator the change is one of this
+process alone. Either way another model would be trained than in plain PyTorch, so the run ends. What a
+forward changes itself, while it runs, is none of this.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.load import built_modules, modules_of
+from spindle_cli.workload.building.source import settled_module_name
+from spindle_cli.workload.types import Workload
+from spindle_cli.workload.values.places import is_number
+from spindle_cli.workload.values.step_values import HELD_AS, StepValues
+from spindle_cli.workload.watched.reads import OF_MODULES, Reads, is_users
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_DEPTH = 4
+_MOST_ENTRIES = 256  # of a list or dict; of longer ones it is seen that they are others, or grow
+_MOST_ELEMENTS = 4096  # of an array
+_GONE = object()
+DECLARE = (
+    "A number that changes while the model is trained is declared: "
+    "Task(..., step_values={{{path!r}: function}}), function(step) giving it for a step counted from 0; or "
+    "{path!r}: number, and run.set_value({name!r}, number) in a callback."
+)
+_FIXED = (
+    "Let it stay what it is while the run lasts. Numbers may change that tasks declare (Task.step_values)."
+)
+
+
+@dataclass(slots=True)
+class Entry:
+    """A name whose value is watched. `path`: how `step_values` names it, from the task's module. `held`: what
+    it was. `seen`: what told of its inside; None: nothing can change there. `is_buffer`: what
+    runs around passes may change it, too.
+    """
+
+    holder: Mapping[str, Any]
+    key: str
+    path: str
+    task: str
+    held: Any
+    seen: Any
+    is_buffer: bool = False
+
+    @property
+    def settable(self) -> tuple[str, ...]:
+        """The names by which code sets it, or an entry of a dict; of what passes change by themselves, and of
+        modes, none.
+        """
+        if self.is_buffer or self.key == "training":
+            return ()
+        inside = self.seen if isinstance(self.seen, dict) else ()
+        return (self.key, *(key for key in inside if isinstance(key, str)))
+
+    def way_to_declare(self, name: str) -> str:
+        """What to do where code sets it, or the entry `name` of it."""
+        path = self.path if name == self.key else f"{self.path}.{name}"
+        return DECLARE.format(path=path, name=f"{self.task or 'TASK'}/{path}")
+
+    def now(self) -> Any:
+        """The value."""
+        return self.holder.get(self.key, _GONE)
+
+    def record(self) -> None:
+        """Take it as it is now."""
+        self.held = self.now()
+        self.seen = _inside(self.held, _DEPTH)
+
+    def has_changed(self) -> bool:
+        """Whether it is another now."""
+        value = self.now()
+        if value is self.held:
+            return self.seen is not None and bool(_inside(value, _DEPTH) != self.seen)
+        if self.seen is None and isinstance(value, (*_PLAIN, tuple)) and type(value) is type(self.held):
+            return bool(value != self.held and repr(value) != repr(self.held))
+        if isinstance(value, Tensor | nn.Module) or isinstance(self.held, Tensor | nn.Module):
+            return True
+        return self.seen is None or bool(_inside(value, _DEPTH) != self.seen)
+
+
+@dataclass
+class Watch:
+    """Everything that the forwards of a workload read and that is to stay as it is.
+
+    `trains`: of each parameter, whether it takes a gradient.
+    """
+
+    reads: Reads
+    values: StepValues
+    entries: list[Entry] = field(default_factory=list)
+    trains: list[tuple[str, str, nn.Parameter, bool]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, workload: Workload, source: str | None = None) -> Watch:
+        """As it is now.
+
+        Args:
+            workload: the build that is trained.
+            source: of the workload, where code of the user's may hold other builds of it, and change those;
+                None: there are none, or they are others' to watch.
+        """
+        held = modules_of(workload) if source is None else built_modules(source)
+        reads = Reads()
+        for _, _, module in held:
+            for part in module.modules():
+                reads.of_module(part)
+        reads.finish()
+        values = StepValues.of(workload)
+        finder = _Finder(reads, values)
+        for task, name, module in held:
+            finder.look_into(task, name, module)
+        finder.look_around()
+        return cls(reads, values, finder.entries, finder.trains)
+
+    def check(self, step: int) -> None:
+        """See whether anything is another than it was; in front of a pass of a step, counted from 0.
+
+        Raises:
+            WorkloadError: something is.
+        """
+        for entry in self.entries:
+            is_plain = entry.seen is None  # most are the same number or text as ever
+            if is_plain and entry.holder.get(entry.key, _GONE) is entry.held:
+                continue
+            if entry.has_changed():
+                raise self._refusal(entry, step)
+        for value in self.values.by_name.values():
+            for place in value.places:
+                if place.get() != value.now:
+                    raise WorkloadError(
+                        f"before step {step + 1}: {value.name} is {place.get()!r:.80}; its step_values give "
+                        f"{value.now:g} for it, and somebody else has set it",
+                        hint="Let the function of the step alone say what it is; or declare a number, and "
+                        f"call run.set_value({value.name!r}, number) in a callback.",
+                    )
+        for task, name, parameter, trains in self.trains:
+            if parameter.requires_grad is not trains:
+                what = "takes no gradient any more" if trains else "takes a gradient now"
+                raise WorkloadError(
+                    f"before step {step + 1}: task {task!r}: the parameter {name!r} {what}, which was "
+                    "decided when the workload was profiled and planned",
+                    hint="Let the workload be built with what is to be trained, and profile and plan it "
+                    "again; a run of it begins with this one's values by `init_from`.",
+                )
+
+    def record(self) -> None:
+        """Take what passes have changed."""
+        for entry in self.entries:
+            if entry.seen is not None or entry.holder.get(entry.key, _GONE) is not entry.held:
+                entry.record()
+
+    def record_buffers(self) -> None:
+        """Take what was changed in buffers around passes."""
+        for entry in self.entries:
+            if entry.is_buffer:
+                entry.record()
+
+    def _refusal(self, entry: Entry, step: int) -> WorkloadError:
+        path, before, now = _told(entry)
+        place = self.reads.place_of(path.rpartition(".")[2].rpartition(":")[2])
+        where = f"{place}: " if place else ""
+        of_task = f"task {entry.task!r}: " if entry.task else ""
+        number = is_number(before) and is_number(now) and not entry.is_buffer
+        said = f"was {_shown(before)} when it was traced and is {_shown(now)}"
+        return WorkloadError(
+            f"{where}{of_task}forward reads {path}, which {said} before step {step + 1}: it was changed from "
+            "outside, and what is traced, and other devices, do not have that",
+            hint=DECLARE.format(path=path, name=f"{entry.task or 'TASK'}/{path}") if number else _FIXED,
+        )
+
+
+class _Finder:
+    """Finds what is to be watched, each thing once."""
+
+    def __init__(self, reads: Reads, values: StepValues) -> None:
+        self._reads = reads
+        self._declared = [place for value in values.by_name.values() for place in value.places]
+        self._seen: set[tuple[int, str]] = set()
+        self._inside: set[int] = set()
+        self.entries: list[Entry] = []
+        self.trains: list[tuple[str, str, nn.Parameter, bool]] = []
+
+    def look_into(self, task: str, name: str, root: nn.Module) -> None:
+        """A module of a task, by its name from the task's, and all below it."""
+        names = self._reads.names
+        for dotted, module in root.named_modules(prefix=name):
+            prefix = f"{dotted}." if dotted else ""
+            is_own = is_users(type(module))
+            for key in list(module.__dict__):
+                if (
+                    key in OF_MODULES
+                    or key.startswith(HELD_AS)
+                    or (is_own and key != "training" and key not in names)
+                ):
+                    continue
+                self._watch(module, module.__dict__, key, prefix + key, task)
+            for base in type(module).__mro__ if is_own else ():
+                if base not in self._reads.classes:
+                    continue
+                for key, value in base.__dict__.items():
+                    if key in names and isinstance(value, (*_PLAIN, list, dict, tuple)) and key[:2] != "__":
+                        self._watch(module, module.__dict__, key, prefix + key, task)
+                        self._watch(base, base.__dict__, key, prefix + key, task)
+            for key in module._buffers:
+                self._watch(module, module._buffers, key, prefix + key, task, is_buffer=True)
+        for dotted, parameter in root.named_parameters(prefix=name):
+            self.trains.append((task, dotted, parameter, parameter.requires_grad))
+
+    def look_around(self) -> None:
+        """Names of Python modules, and variables around functions."""
+        for around, name in list(self._reads.globals.values()):
+            self._watch(
+                around, around, name, f"{settled_module_name(str(around.get('__name__')))}:{name}", ""
+            )
+        for cls in self._reads.classes:
+            for key, value in cls.__dict__.items():
+                if key in self._reads.names and isinstance(value, _PLAIN) and key[:2] != "__":
+                    path = f"{settled_module_name(cls.__module__)}:{cls.__qualname__}.{key}"
+                    self._watch(cls, cls.__dict__, key, path, "")
+        for cell, name in self._reads.cells.values():
+            self._watch(cell, _Cell(cell), name, name, "")
+
+    def _watch(
+        self,
+        owner: Any,
+        holder: Mapping[str, Any],
+        key: str,
+        path: str,
+        task: str,
+        *,
+        is_buffer: bool = False,
+    ) -> None:
+        if (id(owner), key) in self._seen:
+            return
+        self._seen.add((id(owner), key))
+        if any(_is_at(place.holder, owner, holder) and place.key == key for place in self._declared):
+            return
+        value = holder.get(key, _GONE)
+        if callable(value) and not is_buffer:
+            if not isinstance(
+                value, type | types.FunctionType | types.MethodType | types.BuiltinFunctionType | nn.Module
+            ):
+                self._object(value, path, task)
+            return
+        if isinstance(value, types.ModuleType | nn.Module):
+            return
+        entry = Entry(holder, key, path, task, value, _inside(value, _DEPTH), is_buffer)
+        if any(place.holder is value for place in self._declared):
+            return  # a dict or list of declared numbers
+        self.entries.append(entry)
+        self._object(value, path, task)
+
+    def _object(self, value: Any, path: str, task: str, depth: int = 3) -> None:
+        """Attributes of plain objects."""
+        held = getattr(value, "__dict__", None)
+        is_plain = isinstance(value, (*_PLAIN, Tensor, nn.Module, np.ndarray, np.generic, weakref.ref))
+        if not isinstance(held, dict) or is_plain or depth == 0 or id(value) in self._inside:
+            return
+        self._inside.add(id(value))
+        for key in self._reads.names & held.keys():
+            self._watch(value, held, key, f"{path}.{key}", task)
+
+
+class _Cell(Mapping[str, Any]):
+    """A variable of a function as a dict with one entry."""
+
+    def __init__(self, cell: types.CellType) -> None:
+        self._cell = cell
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._cell.cell_contents
+        except ValueError as error:
+            raise KeyError(name) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 1
+
+
+def _is_at(holder: Any, owner: Any, mapping: Mapping[str, Any]) -> bool:
+    return holder is owner or holder is mapping or getattr(holder, "__dict__", None) is mapping
+
+
+def _inside(value: Any, depth: int) -> Any:
+    """What tells whether a value's inside has changed; None: it has none that could."""
+    if isinstance(value, _PLAIN) or value is _GONE:
+        return None
+    if isinstance(value, Tensor):
+        return id(value), -1 if value.is_inference() else value._version
+    if isinstance(value, np.generic):
+        return "number", repr(value.item())
+    if isinstance(value, np.ndarray):
+        return (
+            value.tobytes()
+            if value.size <= _MOST_ELEMENTS and value.dtype != object
+            else (id(value), value.shape)
+        )
+    if isinstance(value, list | tuple | set | frozenset | Mapping) and not isinstance(value, nn.Module):
+        if depth == 0 or len(value) > _MOST_ENTRIES:
+            return id(value), len(value)
+        if isinstance(value, Mapping):
+            return {key: _entry(item, depth) for key, item in value.items()}
+        if isinstance(value, tuple) and all(isinstance(item, _PLAIN) for item in value):
+            return None
+        items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+        return type(value), [_entry(item, depth) for item in items]
+    return None if isinstance(value, type | types.FunctionType) else id(value)
+
+
+def _entry(value: Any, depth: int) -> Any:
+    if isinstance(value, _PLAIN):
+        return type(value), repr(value)  # not-a-number is no other than it was
+    return _inside(value, depth - 1)
+
+
+def _told(entry: Entry) -> tuple[str, Any, Any]:
+    """What has changed, what it was, and what it is, for people; in a dict, of the entry there."""
+    value = entry.now()
+    if isinstance(value, Mapping) and isinstance(entry.seen, dict):
+        for key, item in value.items():
+            before = entry.seen.get(key, _GONE)
+            if isinstance(key, str) and before != _entry(item, _DEPTH):
+                return f"{entry.path}.{key}", _noted(before), item
+    return entry.path, entry.held if entry.held is not value else "another", value
+
+
+def _noted(before: Any) -> Any:
+    """A number as `_entry` has noted it."""
+    is_number_noted = isinstance(before, tuple) and before[0] in (int, float)
+    return before[0](before[1]) if is_number_noted else "another" if before is not _GONE else before
+
+
+def _shown(value: Any) -> str:
+    if value is _GONE:
+        return "not there"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{value!r:.60}"
