@@ -295,7 +295,7 @@ def test_what_forward_does_not_read_may_change(does: Callable[[Net], None], tmp_
 def test_a_declared_number_is_set_by_nobody_else(tmp_path: Path) -> None:
     with (
         pytest.raises(
-            WorkloadError, match=r"before step 3: net/beta is 0.9; its step_values give 0.5 for it"
+            WorkloadError, match=r"before step 3: net/beta is 0.9; its step_values give 0.25 for it"
         ),
         trainer_of(
             tmp_path / "run", [Does(lambda net: setattr(net, "beta", 0.9))], {"declared": True}

@@ -127,6 +127,7 @@ class Training:
             self._begin()
         try:
             for step in range(self.done, self.steps.stop):
+                self.set_values.share()
                 self.step(step, is_first=step == self.steps.start)
                 yield self._after(step + 1)
             self._look_back(0)
@@ -287,7 +288,6 @@ class Training:
             self.board.ask_to_stop()
         self.board.weigh_for(step)
         self.watch.check(step)
-        self.set_values.share()
         numbers = self.values.begin(step)
         tasks = self.model.schedule.of_step(step)
         executor, apart = self.executors[tasks], tasks if self.model.program.plan.task_sets else None
