@@ -135,10 +135,12 @@ class _Setting:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in self._globals:
             return node.id
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            key = node.slice
-            is_text = isinstance(key, ast.Constant) and isinstance(key.value, str)
-            return str(key.value) if is_text else None
+            return _text(node.slice)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
-            named = node.args[1] if len(node.args) > 1 else None
-            return str(named.value) if isinstance(named, ast.Constant) else None
+            return _text(node.args[1]) if len(node.args) > 1 else None
         return None
+
+
+def _text(node: ast.expr) -> str | None:
+    """What a node says, if it is a text."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None

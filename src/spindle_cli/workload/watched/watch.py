@@ -199,14 +199,10 @@ class _Finder:
         for dotted, module in root.named_modules(prefix=name):
             prefix = f"{dotted}." if dotted else ""
             is_own = is_users(type(module))
-            for key in list(module.__dict__):
-                if (
-                    key in OF_MODULES
-                    or key.startswith(HELD_AS)
-                    or (is_own and key != "training" and key not in names)
-                ):
-                    continue
-                self._watch(module, module.__dict__, key, prefix + key, task)
+            for key, value in list(module.__dict__.items()):
+                is_read = key in names if is_own else key[0] != "_" and isinstance(value, (*_PLAIN, tuple))
+                if key not in OF_MODULES and not key.startswith(HELD_AS) and (is_read or key == "training"):
+                    self._watch(module, module.__dict__, key, prefix + key, task)
             for base in type(module).__mro__ if is_own else ():
                 if base not in self._reads.classes:
                     continue
@@ -257,7 +253,9 @@ class _Finder:
             return
         if isinstance(value, types.ModuleType | nn.Module):
             return
-        entry = Entry(holder, key, path, task, value, _inside(value, _DEPTH), is_buffer)
+        # Tensors that are no buffers are moved to the device and converted, too.
+        is_tensor = is_buffer or isinstance(value, Tensor)
+        entry = Entry(holder, key, path, task, value, _inside(value, _DEPTH), is_tensor)
         if any(place.holder is value for place in self._declared):
             return  # a dict or list of declared numbers
         self.entries.append(entry)
@@ -301,6 +299,8 @@ def _inside(value: Any, depth: int) -> Any:
     """What tells whether a value's inside has changed; None: it has none that could."""
     if isinstance(value, _PLAIN) or value is _GONE:
         return None
+    if isinstance(value, nn.Parameter):
+        return "a parameter"  # which updates change
     if isinstance(value, Tensor):
         return id(value), -1 if value.is_inference() else value._version
     if isinstance(value, np.generic):
