@@ -22,6 +22,7 @@ from spindle_cli.files.runs.evaluations import read_evaluations
 from spindle_cli.runtime.following.callback import Callback, RunInfo
 from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.trainer import Trainer
+from spindle_cli.verify.plain import PlainTraining
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.data.reading import open_batches
 
@@ -60,6 +61,12 @@ ON_FOUR = (
     ),
 )
 BY_NAME = {case.name: case for case in ON_FOUR}
+
+
+@pytest.fixture(autouse=True)
+def settings() -> None:
+    """As they begin."""
+    SETTINGS["margin"] = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -326,3 +333,34 @@ def test_numbers_that_nobody_declared_cannot_be_set(
         trainer_of(tmp_path / "run", [Sets()], {"controlled": True}) as trainer,
     ):
         trainer.train()
+
+
+def test_verify_trains_plainly_with_the_numbers_of_each_step(tmp_path: Path) -> None:
+    made = Case("run", (0,), "value_toys", train={**ADAMW, "accumulate": 2}, steps=4)
+    request = prepare(made, 1, tmp_path / "run")
+    training = PlainTraining(request, None)
+    losses = [training.step(step).loss for step in range(4)]
+    expected = plain_losses(request.workload, 4, value_toys.numbers_of)
+    assert losses == pytest.approx(expected, rel=1e-10)
+
+
+def test_verify_notices_a_change_as_well(tmp_path: Path) -> None:
+    made = Case("run", (0,), "value_toys", args={"declared": False, "counts": True}, steps=4)
+    training = PlainTraining(prepare(made, 1, tmp_path / "run"), None)
+    training.step(0)
+    training.step(1)
+    BUILT[-1].layers[2].gain = 0.75
+    with pytest.raises(WorkloadError, match=r"layers\.2\.gain, which was 0.5 .* before step 3"):
+        training.step(2)
+
+
+@pytest.mark.usefixtures("alone")
+def test_another_build_leaves_what_all_share_as_it_is(tmp_path: Path) -> None:
+    class Builds(Callback):
+        def after_step(self, step: Step) -> None:
+            load(str(tmp_path / "run" / "workload.yaml"))
+
+    with trainer_of(tmp_path / "run", [Builds()], {"declared": True}) as trainer:
+        trainer.train()
+    margins = [line.step_values["net/value_toys:SETTINGS.margin"] for line in found(tmp_path / "run")]
+    assert margins == [1.0, 1 / 2, 1 / 3, 1 / 4]

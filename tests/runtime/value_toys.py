@@ -112,7 +112,7 @@ def set_by_hand(net: Net, numbers: Numbers) -> None:
 def build(
     declared: bool = True, controlled: bool = False, evaluated: bool = False, counts: bool = False
 ) -> Workload:
-    SETTINGS["margin"] = 0.5
+    SETTINGS.setdefault("margin", 0.5)
     net = Net(counts)
     for layer in net.layers:
         layer.gain = 0.5

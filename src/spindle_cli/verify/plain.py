@@ -114,6 +114,7 @@ class PlainTraining:
         move_to(self.workload, self._arithmetic.device, self._arithmetic.dtype)
         self.parameters = parameters_by_name(self.workload)
         self._values = StepValues.of(self.workload)
+        self._values.begin(0)
         self._watch = Watch.of(self.workload)
         self._step = 0
         self.first_gradients: dict[str, Tensor] = {}

@@ -42,6 +42,11 @@ class StepValue:
         return f"step value {self.name}"
 
     @property
+    def is_of_all_builds(self) -> bool:
+        """Whether a Python module holds it."""
+        return ":" in self.name.partition("/")[2]
+
+    @property
     def is_set_by_callbacks(self) -> bool:
         """Whether it stays as it is until a callback sets another."""
         return is_number(self.schedule)
@@ -138,9 +143,14 @@ class StepValues:
         return numbers
 
     def reset(self) -> None:
-        """Let forwards read the numbers of the first step."""
+        """Let the forwards of a new build read the numbers of the first step. What Python modules hold is
+        that of all builds, one of which may be in training: it becomes a float, if it is none.
+        """
         for value in self.by_name.values():
-            value.put(value.at(0))
+            value.now = value.at(0)
+            for place in value.places:
+                if not (value.is_of_all_builds and type(place.get()) is float):
+                    place.put(value.now)
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
