@@ -18,7 +18,7 @@ from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.tracing.faithful import NO_GRAD
 from spindle_cli.workload.tracing.shapes import BatchDim, Shapes
 from spindle_cli.workload.types import FlowTask, Task
-from spindle_cli.workload.values.step_values import depends_on_step
+from spindle_cli.workload.values.step_values import depends_on_step, reads_step_values_in
 
 # Methods that take a tensor's dtype and device, as the functions that are told them.
 _MADE_LIKE: dict[Any, Any] = {
@@ -44,13 +44,14 @@ def inline_constants(graph: fx.Graph, shapes: Shapes) -> None:
     So that a layer that needs only the length of a sequence does not depend on the tensor that was asked for
     it.
     """
+    varies = reads_step_values_in(graph)
     for node in graph.nodes:
         value = shapes.values.get(node)
         if (
             node.op not in ("call_function", "call_method")
             or not _is_plain(value)
             or value != shapes.doubled[node]
-            or depends_on_step(node)
+            or (varies and depends_on_step(node))
         ):
             continue
         for user in list(node.users):

@@ -232,6 +232,11 @@ def refuse_decision(task: str, node: fx.Node, place: str | None) -> None:
 _OF_SHAPES = frozenset({"size", "dim", "numel", "nelement", "stride", "shape", "dtype", "device", "ndim"})
 
 
+def reads_step_values_in(graph: fx.Graph) -> bool:
+    """Whether a trace has any."""
+    return any(node.target is number_of for node in graph.nodes)
+
+
 def depends_on_step(node: fx.Node) -> bool:
     """Whether a step value is in a node's number or tensor."""
     pending, seen = [node], {node}
