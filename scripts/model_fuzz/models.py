@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from model_fuzz.losses import COUPLED, MEANS, PAIRED, SUMS, Head
-from model_fuzz.pieces import COUPLING, SEPARATE, TOKENS, WIDTH, Piece
+from model_fuzz.pieces import COUPLING, INSIDE, SEPARATE, TOKENS, WIDTH, Piece
 from spindle_cli.workload.types import Task, Workload
 
 _PLANTED = 0.35  # of the models, how many have a coupling planted in them; of the losses likewise
+_INSIDE = 0.1  # of the models, how many begin with what operators alone may do
 _SUMMED = 0.15  # of the tasks, how many have reduction="sum"
 _MOST_SAMPLES = 18
 
@@ -71,6 +72,8 @@ def recipe(seed: int, number: int) -> Recipe:
     count = len(before) + sum(map(len, blocks)) + len(between) + len(after)
     alphas = tuple(draw.choice((0.0, 0.5)) for _ in range(count))
     size, batches = draw.choice((7, 8, 9)), draw.choice((1, 1, 2))
+    if draw.random() < _INSIDE and blocks[0][0] in SEPARATE:
+        blocks[0] = (draw.choice(list(INSIDE)), *blocks[0][1:])
     return Recipe(number, size, before, tuple(blocks), between, after, loss, is_operator, alphas, batches)
 
 

@@ -26,7 +26,7 @@ class Piece(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, tokens, channels], as it is given."""
-        step = SEPARATE.get(self.kind) or COUPLING[self.kind]
+        step = {**SEPARATE, **INSIDE, **COUPLING}[self.kind]
         return step(self, x)
 
 
@@ -123,6 +123,24 @@ def _packed(self: Piece, x: Tensor) -> Tensor:
     return x + pad_packed_sequence(self.layer(packed)[0], batch_first=True, total_length=TOKENS)[0]
 
 
+def _slope(self: Piece, x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """Down an energy's slope, as the piece asks for it itself."""
+    x = x if x.requires_grad else x.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(reduce(torch.tanh(self.layer(x)).square()), x, create_graph=True)
+    return x - 0.1 * slope
+
+
+def _seeded(self: Piece, x: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return self.layer(x) + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+
+def _torch_seeded(self: Piece, x: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return self.layer(x) + 0.1 * torch.randn_like(x)
+
+
 SEPARATE: dict[str, Step] = {
     "linear": lambda self, x: x + functional.gelu(self.layer(x)),
     "layer norm": lambda self, x: self.layer(x) * 2,
@@ -148,7 +166,10 @@ SEPARATE: dict[str, Step] = {
     "scaled": lambda self, x: x + self.layer(x) * self.alpha,
     "clamped": lambda self, x: self.layer(x).clamp(-1, 1).unsqueeze(1).squeeze(1),
     "off": lambda self, x: self.layer(x) - 0.0 * x.mean(-1, keepdim=True),
+    "no gradient": lambda self, x: x + self.layer(x).detach(),
 }
+# Couple nothing, and are refused between operators.
+INSIDE: dict[str, Step] = {"slope": lambda self, x: _slope(self, x, torch.sum)}
 COUPLING: dict[str, Step] = {
     "mean taken off": lambda self, x: self.layer(x) - x.mean(0),
     "mean by alpha": lambda self, x: self.layer(x) - self.alpha * x.mean(0),
@@ -171,6 +192,9 @@ COUPLING: dict[str, Step] = {
     "training only": _training_only,
     "few samples": _few_samples,
     "moving average": _moving_average,
+    "slope of mean": lambda self, x: _slope(self, x, torch.mean),
+    "seeded noise": _seeded,
+    "torch seeded": _torch_seeded,
     "flat norm": lambda self, x: self.layer(x) / x.norm(),
     "by a value": _by_a_value,
     "by a loop": _by_a_loop,

@@ -7,6 +7,7 @@ from functools import partial
 
 from case_runs import ADAMW, SGD, Case
 from contrast_cases import CONTRASTED
+from gradient_cases import GRADIENTS, OWN_NOISE
 from hand_plans import Placement, whole
 from length_cases import LENGTHS
 from norm_cases import NORMED
@@ -322,6 +323,7 @@ EXACT_ON_FOUR = (
     *WHOLE,
     *CONTRASTED,
     *LENGTHS,
+    *GRADIENTS,
     *SHARED_OUT,
     *BY_TEAMS,
     STATE_WHOLE,
@@ -381,4 +383,4 @@ def place_broken(graph: WorkloadGraph) -> tuple[Placement, ...]:
 
 
 BROKEN = Case("broken", place_broken, function="build_broken")
-ON_TWO = (*EXACT_ON_TWO, DIVERGING, UNSEEDED, BROKEN)
+ON_TWO = (*EXACT_ON_TWO, OWN_NOISE, DIVERGING, UNSEEDED, BROKEN)

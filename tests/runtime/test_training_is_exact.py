@@ -8,7 +8,7 @@ import pytest
 import runtime_toys
 from case_runs import Case, captured, dtype_of, marked
 from plain_loop import PlainRun, train_plainly
-from runtime_cases import CLIPPED, EXACT_ON_FOUR, EXACT_ON_TWO
+from runtime_cases import CLIPPED, EXACT_ON_FOUR, EXACT_ON_TWO, OWN_NOISE
 from torch import Tensor
 
 from helpers.analysed import analysed
@@ -51,6 +51,19 @@ def test_four_workers_train_the_model_of_a_plain_loop(case: Case, four_workers: 
 def test_two_workers_train_the_model_of_a_plain_loop(case: Case, two_workers: Path) -> None:
     folder = two_workers / case.name
     check_against(train_plainly(str(folder / "workload.yaml"), case.steps, dtype_of(case)), case, 2, folder)
+
+
+@pytest.mark.processes
+def test_noise_of_a_generator_is_another_in_every_share_and_the_same_when_recomputed(
+    two_workers: Path,
+) -> None:
+    """The loss is the square of `scale` times the noise, and 1000 for each sample that repeats another."""
+    folder = two_workers / OWN_NOISE.name
+    losses = [line.loss for line in read_metrics(folder)]
+    assert len(set(losses)) == OWN_NOISE.steps and max(losses) < 20
+    for rank in captured(folder, "gradients", 2):
+        for gradient in rank.values():
+            assert gradient.item() == pytest.approx(2 * losses[0] / 2.0, rel=1e-9)
 
 
 @pytest.mark.processes

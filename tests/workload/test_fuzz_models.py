@@ -6,7 +6,7 @@ import pytest
 from model_fuzz.compare import compare
 from model_fuzz.losses import COUPLED, MEANS, PAIRED, SUMS
 from model_fuzz.models import Recipe, recipe
-from model_fuzz.pieces import COUPLING, SEPARATE
+from model_fuzz.pieces import COUPLING, INSIDE, SEPARATE
 
 from helpers.tiers import every_other
 
@@ -34,6 +34,12 @@ def test_a_piece_that_couples_nothing_is_split(first: int) -> None:
     outcome = compare(
         Recipe(0, 7, pieces[:1], (pieces, ("linear",)), pieces[:1], pieces[1:], "mean", False, (0.5,) * 9)
     )
+    assert (outcome.wrong, outcome.whole, outcome.refused) == (None, (), None)
+
+
+@pytest.mark.parametrize("piece", INSIDE)
+def test_a_piece_that_couples_nothing_is_split_inside_of_an_operator(piece: str) -> None:
+    outcome = compare(made(("linear", piece), (piece,)))
     assert (outcome.wrong, outcome.whole, outcome.refused) == (None, (), None)
 
 

@@ -108,12 +108,13 @@ class LayerSplit:
 
 def layer_split(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerSplit | None:
     """How the op is split `degree` ways: its layer by its class's plan, and its vocabulary; None if it has
-    neither, or not so many heads, channels or words, or if hooks on gradients would see parts of them.
+    neither, or not so many heads, channels or words, if hooks on gradients would see parts of them, or if it
+    asks for gradients itself, as the sums between its parts are differentiated once alone.
 
     Raises:
         WorkloadError: the plan names a submodule that is no linear map of the layer, or an unknown way.
     """
-    if op.coupled or op.talks or runs_again(task, op):
+    if op.coupled or op.talks or op.asks_gradients or runs_again(task, op):
         return None
     split = _any_split(workload, task, op, degree)
     if split is None or any(_has_hook(task.root.get_parameter(name)) for name in split.dims):
@@ -284,6 +285,8 @@ def describe_ways(workload: Workload, task: TaskGraph, op: Op) -> str:
         return f"the shares of {kind} sum the statistics of its batch norms"
     if op.contrasts:
         return f"the shares of {kind} gather what it compares"
+    if op.asks_gradients:
+        return f"{kind} asks for gradients itself"
     if runs_again(task, op):
         return f"{kind} runs once more in its backward pass (torch.utils.checkpoint)"
     try:
@@ -320,7 +323,8 @@ def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
             continue
         layer = task.root.get_submodule(op.target)
         has_parts = plan_of(graph.workload, layer) or found_words(graph.workload, task, op).names
-        is_whole = has_parts and not op.coupled and not op.talks and runs_again(task, op)
+        can_be_split = has_parts and not op.coupled and not op.talks
+        is_whole = can_be_split and (op.asks_gradients or runs_again(task, op))
         if is_whole or unknown_ways(graph.workload, layer) or adapted(graph.workload, layer):
             found.setdefault(f"tensor parallelism: {describe_ways(graph.workload, task, op)}; it stays whole")
         elif why := _why_whole_experts(graph.workload, task, op):

@@ -17,6 +17,7 @@ from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.evaluated.in_order import InOrder, stream_batches
+from spindle_cli.workload.metaops.gradients import Asking
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
@@ -56,6 +57,18 @@ def _in_eval_mode(root: nn.Module) -> Iterator[None]:
             tensor.data.copy_(before)
 
 
+def _run(task: Task | FlowTask, batch: Batch) -> Any:
+    """What a task gives; with gradients where it asks for some itself, which fails without."""
+    with Asking() as asking:
+        try:
+            return run_flow(task, batch) if isinstance(task, FlowTask) else task.module(**batch)
+        except RuntimeError:
+            if not asking.asks or torch.is_grad_enabled():
+                raise
+    with torch.enable_grad():
+        return _run(task, batch)
+
+
 def _evaluate(
     task: Task | FlowTask,
     seed: int,
@@ -68,14 +81,13 @@ def _evaluate(
     for batch in _batches(replace(task, dataset=task.eval_dataset), seed):
         size = len(next(iter(batch.values())))
         with computing():
-            given = fields(batch)
-            output: Any = run_flow(task, given) if isinstance(task, FlowTask) else task.module(**given)
+            output = _run(task, fields(batch))
         loss, others = _parted(output)
         total += float(loss) * (size if task.reduction == "mean" else 1)
         count += size
         for key, value in others.items():
             if value.dim() > 0 and len(value) == size:
-                results.setdefault(key, []).append(value.cpu())
+                results.setdefault(key, []).append(value.detach().cpu())
     whole = {key: _joined(task, key, parts) for key, parts in results.items()} if task.metrics else {}
     return Evaluation(
         step=step,

@@ -30,7 +30,8 @@ class ValueSpec:
         batch_dim: the dimension that the batch is split over, or None for a value without one (then its
             producer is never split, or each of its shares has a copy).
         rows_per_sample: size of that dimension over the batch size (2 if two rows belong to each sample).
-        requires_grad: whether a gradient flows back through it.
+        requires_grad: whether it has a graph behind it. A gradient need not come back all the same
+            (`Op.gradients`).
         row: of a field that is taken as the same in every sample, since its values are read: a sample's
             entries, in order.
     """
@@ -104,6 +105,11 @@ class Op:
         changes: of `parameters` and `buffers`, those that its forward was seen to change.
         followed: of `parameters`, those that it does not compute with: what others of them are moving
             averages of, so that its devices can move these, or averages that nothing computes with.
+        gradients: of `inputs`, those that it gives a gradient for in a backward pass.
+        asks_gradients: its forward asks autograd for gradients itself.
+        sees_gradients: `gradients` is what autograd has said, of an op that runs on tensors without values;
+            else those that may come, and zeros stand for one that does not.
+        draws_own: it draws from a `torch.Generator` that somebody holds; in the run from its stream.
     """
 
     index: int
@@ -125,6 +131,10 @@ class Op:
     contrasts: bool = False
     changes: tuple[str, ...] = ()
     followed: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+    asks_gradients: bool = False
+    sees_gradients: bool = True
+    draws_own: bool = False
 
     @property
     def computed_with(self) -> tuple[str, ...]:
@@ -268,4 +278,10 @@ class WorkloadGraph:
             for each in self.following
             if each.forwards_of is not None
         )
-        return (*coupled, *fixed, *moved)
+        drawing = (
+            f"{metaop.name} draws from a torch.Generator of its own: in a run it draws from the run's random "
+            "numbers, which are others in every share, and follow `seed`"
+            for metaop in self.metaops
+            if self.tasks[metaop.task].ops[metaop.ops[0]].draws_own
+        )
+        return (*coupled, *fixed, *moved, *drawing)

@@ -74,6 +74,17 @@ class FindingsRecord(Model):
     states: tuple[StateRecord, ...]
     why_not: StateRecord | None = None
     changed: tuple[str, ...] = ()
+    draws_own: bool = False
+
+
+class FlowRecord(Model):
+    """How gradients flow through an op (`metaops/gradients.py`): the places of the inputs that it gives one
+    for, and whether its forward asks for gradients itself; `is_seen`: it could be run.
+    """
+
+    given: tuple[int, ...]
+    asks: bool
+    is_seen: bool = True
 
 
 class AnalysisMemo(Artifact):
@@ -86,6 +97,7 @@ class AnalysisMemo(Artifact):
         mixes: whether samples were seen to depend on each other when a call was tried, by `key_of` the call.
         pairs: why a loss that compares samples cannot be split over them, None where it can; by `key_of` the
             loss.
+        flows: how gradients flow through ops, by `key_of` what describes them.
     """
 
     KIND: ClassVar[str] = "analysis-memo"
@@ -96,6 +108,7 @@ class AnalysisMemo(Artifact):
     findings: dict[str, FindingsRecord]
     mixes: dict[str, bool]
     pairs: dict[str, str | None] = Field(default_factory=dict)
+    flows: dict[str, FlowRecord] = Field(default_factory=dict)
 
     def is_of_this_torch(self) -> bool:
         """Whether what was found holds here."""
@@ -105,7 +118,7 @@ class AnalysisMemo(Artifact):
         """This and what another has found beside it."""
         parts = {
             name: {**getattr(self, name), **getattr(other, name)}
-            for name in ("observed", "findings", "mixes", "pairs")
+            for name in ("observed", "findings", "mixes", "pairs", "flows")
         }
         return self.model_copy(update=parts)
 

@@ -61,7 +61,9 @@ def loss_in_chunks(
         own: the words of a device that shares out the op's vocabulary with others.
     """
     module = share_module(task, op)
-    can_be_cut = op.is_loss and not op.coupled and op.shares is not None and not op.talks
+    can_be_cut = (
+        op.is_loss and not op.coupled and op.shares is not None and not (op.talks or op.asks_gradients)
+    )
     if own is None and (setting == 1 or not can_be_cut):
         return LossInChunks(module)
     key = "widest elements", op.graph, rows

@@ -74,7 +74,7 @@ def shapes_of(
         mode,
         Remembering(),
         Unread(),
-        torch.no_grad(),
+        torch.enable_grad(),  # an op may ask for gradients itself
         swapped_tensors(module, stand_in),
     ):
         arguments: list[Any] = [_input(spec, rows) for spec in specs]
@@ -100,7 +100,7 @@ def _input(spec: ValueSpec, rows: int) -> Tensor:
         shape[spec.batch_dim] = rows * spec.rows_per_sample
     if spec.row is not None:
         return rows_of(spec.row, shape, spec.dtype)
-    return torch.empty(shape, dtype=_dtype(spec.dtype))
+    return torch.empty(shape, dtype=_dtype(spec.dtype)).requires_grad_(spec.requires_grad)
 
 
 def widest_value(

@@ -25,6 +25,7 @@ from spindle_cli.profile.checking.values import Values
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.losses.shares import LossCounter, share_of_samples
 from spindle_cli.workload.metaops.ops import op_module, share_module
+from spindle_cli.workload.own_draws import Drawn, FromTheRun
 from spindle_cli.workload.refuse import sparse_gradient
 from spindle_cli.workload.training.no_randomness import NoRandomness
 
@@ -121,6 +122,23 @@ class OpShares:
             },
             runs[-1].buffers,
         )
+
+    def draws_again(self, samples: int) -> bool:
+        """Whether it draws the same numbers where torch's generator is at another place, as it is on the
+        devices of the other shares; after `whole`.
+        """
+        if not self._draws:
+            return False
+        drawn: list[list[Tensor]] = []
+        states: dict[int, tuple[torch.Generator, Tensor]] = {}
+        for seed in (0, 1):
+            self._values.start_anew()
+            with torch.random.fork_rng(devices=[]), Drawn(states) as draws:
+                torch.default_generator.manual_seed(seed)
+                with FromTheRun() if self._op.draws_own else nullcontext():
+                    self._forward(self._module, 0, samples)
+            drawn.append(draws.tensors)
+        return any(torch.equal(*pair) for pair in zip(*drawn, strict=False) if pair[0].shape == pair[1].shape)
 
     def in_words(self, split: LayerSplit, samples: int) -> list[Run]:
         """On all samples, by each device of those that share out the op's vocabulary; after `whole`. Of its

@@ -159,7 +159,7 @@ class _Seen:
 
     def uses(self, task: TaskGraph, op: Op) -> dict[str, _Use]:
         """By dotted name, the matrices of an op that it uses in one way alone."""
-        if op.is_loss or op.talks:
+        if op.is_loss or op.talks or op.asks_gradients:  # what its own gradients pass is no part of a sum
             return {}
         given = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
         shapes = tuple(

@@ -187,6 +187,7 @@ class TaskChecker:
                 raise _DoesNotRunError(f"{place_of(op)}fails by itself: {first_line(error)}") from error
             try:
                 shares = runs.in_shares((0, 1, self._samples))
+                repeats = runs.draws_again(self._samples)
             except Exception as error:  # a share is what workers would run
                 found.whole[op.index] = (
                     f"{place_of(op)}it fails on shares of 1 and {self._samples - 1} samples: "
@@ -202,6 +203,8 @@ class TaskChecker:
             found.unchecked[op.index] = f"{place_of(op)}it gives numbers that are none on drawn parameters"
         elif runs.watch.tolerance is None:
             found.unchecked[op.index] = f"{place_of(op)}it computes in numbers of {runs.watch.bits} bits"
+        elif repeats:
+            found.whole[op.index] = f"{place_of(op)}it draws the same random numbers in every share"
         elif relative > runs.watch.tolerance:
             found.whole[op.index] = (
                 f"{place_of(op)}on shares of 1 and {self._samples - 1} samples {what} differs from that of "
@@ -281,13 +284,17 @@ class TaskChecker:
     def _run(self, op: Op, known: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
         self._require_room(op)
         values = Values.of_op(self._task, op, dtype)
-        arguments = [known[name].clone() for name in (*op.fields, *op.inputs)]
-        with values.held(), watching(self._task.root), constants_in(dtype), NoRandomness(), torch.no_grad():
+        arguments = [known[name].clone() for name in op.fields]
+        # An op may ask for gradients itself, by what it is given too.
+        arguments += [
+            known[name].clone().requires_grad_(self._task.values[name].requires_grad) for name in op.inputs
+        ]
+        with values.held(), watching(self._task.root), constants_in(dtype), NoRandomness():
             try:
                 outputs = op_module(self._task, op)(*arguments)
             except Exception as error:
                 raise _DoesNotRunError(f"{place_of(op)}fails by itself: {first_line(error)}") from error
-        return {} if op.is_loss else dict(zip(op.outputs, outputs, strict=True))
+        return {} if op.is_loss else {n: v.detach() for n, v in zip(op.outputs, outputs, strict=True)}
 
     def _require_room(self, op: Op) -> None:
         parameters = sum(self._task.root.get_parameter(name).numel() for name in op.parameters)

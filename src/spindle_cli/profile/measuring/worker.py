@@ -160,7 +160,7 @@ class _Worker:
         elif request.job.sums_shares:
             module = over_shares(whole, whole, sums)
             module = pairs_over_shares(module, task, op, sums, equal_cuts(task, request.job.rows))
-        elif self._compiler is not None:
+        elif self._compiler is not None and not (op.asks_gradients or op.draws_own):
             module = self._compiler.compile_layer(whole, op.target)
         if not request.job.sums_shares:
             module = over_shares(module, whole, None)

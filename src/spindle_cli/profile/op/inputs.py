@@ -19,9 +19,10 @@ from spindle_cli.workload.training.precision import computing
 class ChainInputs:
     """Inputs of any op of a workload, for any share of its batch, on one device.
 
-    The first batch of a task goes once through its ops, without gradients. In the place of each op runs the
-    module of its stand-in, an equal op, so that few parameters are needed whatever the model's depth: values
-    differ from training's, shapes do not. Of the values between ops only what `wanted` ops take is kept.
+    The first batch of a task goes once through its ops, each by itself as in training, where an op may ask
+    for gradients itself. In the place of each op runs the module of its stand-in, an equal op, so that few
+    parameters are needed whatever the model's depth: values differ from training's, shapes do not. Of the
+    values between ops only what `wanted` ops take is kept.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class ChainInputs:
         stand_in = self._stand_ins[OpRef(task.task.name, op.index)]
         equal_task = self._graph.tasks[stand_in.task]
         module = op_module(equal_task, equal_task.ops[stand_in.op]).to(self._device)
-        inputs = [values[_field(name)] for name in op.fields] + [values[name] for name in op.inputs]
+        inputs = [values[_field(name)] for name in op.fields]
+        inputs += [values[name].requires_grad_(task.values[name].requires_grad) for name in op.inputs]
         told = failures_told(task, op, task.task.batch_size)
-        with told, torch.no_grad(), computing(self._train, self._device.type):
+        with told, torch.enable_grad(), computing(self._train, self._device.type):
             outputs = module(*inputs)
-        values.update(zip(op.outputs, outputs if isinstance(outputs, tuple) else (outputs,), strict=False))
+        given = outputs if isinstance(outputs, tuple) else (outputs,)
+        values.update(zip(op.outputs, (each.detach() for each in given), strict=False))
 
     def _is_wanted(self, task: TaskGraph, op: Op) -> bool:
         return OpRef(task.task.name, op.index) in self._wanted

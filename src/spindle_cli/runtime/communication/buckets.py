@@ -39,7 +39,7 @@ class Reached:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.flags = [False] * len(parameters)
         for position, parameter in enumerate(parameters):
-            parameter.register_post_accumulate_grad_hook(self._note(position))  # type: ignore[no-untyped-call]
+            parameter.register_hook(self._note(position))  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
         """A new iteration begins."""
@@ -52,9 +52,11 @@ class Reached:
         else:
             flags.copy_(on_its_way(torch.tensor(self.flags), flags.device))
 
-    def _note(self, position: int) -> Callable[[Tensor], None]:
-        def note(_: Tensor) -> None:
-            self.flags[position] = True
+    def _note(self, position: int) -> Callable[[Tensor | None], None]:
+        def note(gradient: Tensor | None) -> None:
+            # A function of the user's may end its way with None, which is no gradient.
+            if gradient is not None:
+                self.flags[position] = True
 
         return note
 

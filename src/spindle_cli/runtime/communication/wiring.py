@@ -20,16 +20,12 @@ from spindle_cli.workload.graph import LossShares, Op, TaskGraph, ValueSpec, Wor
 @dataclass(frozen=True)
 class WiredEdge:
     """An edge with the values that it carries, ordered by name; none where the consumer uses nothing of the
-    producer.
+    producer. `differentiable`: of these, those that the consumer gives a gradient for.
     """
 
     edge: Edge
     values: tuple[ValueSpec, ...]
-
-    @cached_property
-    def differentiable(self) -> tuple[ValueSpec, ...]:
-        """The values that a gradient comes back for."""
-        return tuple(value for value in self.values if value.requires_grad)
+    differentiable: tuple[ValueSpec, ...]
 
 
 @dataclass(frozen=True)
@@ -90,10 +86,7 @@ class Wiring:
 def wire(graph: WorkloadGraph, program: Program) -> Wiring:
     """Join a program with the traced workload that its plan was made for."""
     ops = tuple(_ops_of(graph, piece) for piece in program.slices)
-    edges = {
-        (edge.producer, edge.consumer): WiredEdge(edge, _carried(graph, program, ops, edge))
-        for edge in program.edges
-    }
+    edges = {(edge.producer, edge.consumer): _edge(graph, program, ops, edge) for edge in program.edges}
     incoming: dict[int, list[WiredEdge]] = {}
     outgoing: dict[int, list[WiredEdge]] = {}
     for wired in edges.values():
@@ -121,13 +114,13 @@ def _ops_of(graph: WorkloadGraph, piece: Slice) -> tuple[Op, ...]:
     return tuple(task.ops[index] for index in metaop.ops[piece.ops[0] : piece.ops[1]])
 
 
-def _carried(
-    graph: WorkloadGraph, program: Program, ops: tuple[tuple[Op, ...], ...], edge: Edge
-) -> tuple[ValueSpec, ...]:
+def _edge(graph: WorkloadGraph, program: Program, ops: tuple[tuple[Op, ...], ...], edge: Edge) -> WiredEdge:
     task = graph.tasks[graph.by_name[program.slices[edge.producer].metaop].task]
     made = {value for op in ops[edge.producer] for value in op.outputs}
     taken = {value for op in ops[edge.consumer] for value in op.inputs}
-    return tuple(task.values[name] for name in sorted(made & taken))
+    values = tuple(task.values[name] for name in sorted(made & taken))
+    given = {value for op in ops[edge.consumer] for value in op.gradients}
+    return WiredEdge(edge, values, tuple(value for value in values if value.name in given))
 
 
 def _check_inputs_arrive(slices: tuple[WiredSlice, ...]) -> None:

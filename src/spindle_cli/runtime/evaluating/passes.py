@@ -16,7 +16,7 @@ from spindle_cli.runtime.communication.transfers import Exchange, Held
 from spindle_cli.runtime.evaluating.gathered_loss import GatheredLoss
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.sharded import ForwardWalk, Uses
-from spindle_cli.workload.graph import ValueSpec
+from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -163,7 +163,7 @@ class Passes:
                     part = loss.detach().double().reshape(())
                     batch.loss = part if batch.loss is None else batch.loss + part
             else:
-                given = module(*arguments, *more)
+                given = _run_op(local.wired.task, op, module, arguments, more)
                 values.update(zip(op.outputs, given, strict=False))
                 results = list(given[len(op.outputs) :])
             if walk is not None:
@@ -185,9 +185,26 @@ class Passes:
         together = self._gathered.get(local.wired.index)
         if together is not None:
             return together.run(size, there, taken, more[1:])
-        given = module(*taken, *more)
-        loss, *results = given if local.wired.ops[-1].results else (given,)
+        given = _run_op(local.wired.task, local.wired.ops[-1], module, taken, more)
+        loss, *results = given
         return loss, results
+
+
+def _run_op(
+    task: TaskGraph, op: Op, module: nn.Module, taken: Sequence[Tensor], more: Sequence[Any]
+) -> tuple[Tensor, ...]:
+    """All that an op gives in an evaluation; one that asks for gradients itself finds them as in training."""
+    if not op.asks_gradients:
+        given = module(*taken, *more)
+        return given if isinstance(given, tuple) else (given,)
+    fields, values = taken[: len(op.fields)], taken[len(op.fields) :]
+    leaves = [
+        value.detach().requires_grad_(task.values[name].requires_grad)
+        for name, value in zip(op.inputs, values, strict=True)
+    ]
+    with torch.enable_grad():
+        given = module(*fields, *leaves, *more)
+    return tuple(each.detach() for each in (given if isinstance(given, tuple) else (given,)))
 
 
 def _with_room(

@@ -33,6 +33,7 @@ from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.initial.own import OwnValues
 from spindle_cli.workload.metaops.ops import share_module
+from spindle_cli.workload.own_draws import draw_from_the_run
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.training.precision import convert_module, dtype_in
 
@@ -119,7 +120,7 @@ class LocalOps:
                 modules.append(module)
                 continue
             graph = self._graph_at_length(abstract, op, planned.samples, own)
-            made = module_over(graph, constants, module, wired.task.root)
+            made = _as_in_a_run(op, module_over(graph, constants, module, wired.task.root))
             modules.append(made)
             split = self._splits.by_op.get((wired.index, position))
             # Of what is around the layer, nothing is known at this length.
@@ -149,9 +150,12 @@ class LocalOps:
         first, last = wired.layout.rows_of(self._place.rank)
         setting, group = self._place.loss_chunks, self._groups[wired.index]
         return tuple(
-            loss_in_chunks(
-                wired.task, op, last - first, setting, self._own_words(wired, position, group)
-            ).module
+            _as_in_a_run(
+                op,
+                loss_in_chunks(
+                    wired.task, op, last - first, setting, self._own_words(wired, position, group)
+                ).module,
+            )
             for position, op in zip(range(*wired.piece.ops), wired.ops, strict=True)
         )
 
@@ -161,7 +165,7 @@ class LocalOps:
         """An op of an evaluation, with no loss in chunks; whatever training has cut by words, it takes by
         words.
         """
-        module = share_module(wired.task, op)
+        module = _as_in_a_run(op, share_module(wired.task, op))
         if split is None or group is None:
             return module, split
         cuts = {
@@ -315,7 +319,7 @@ class LocalOps:
                 return PartialOp(module, views, None) if views else module
             summing = over_shares(self._contrasting(wired, op, module, shares, views), module, shares)
             compiler = self._place.compiler if compiles else None
-            if views or compiler is None or summing is not module:
+            if views or compiler is None or summing is not module or op.asks_gradients or op.draws_own:
                 return summing
             return compiler.compile_layer(module, op.target)
         return PartialOp(module, views, region_of(module, split, group))
@@ -351,6 +355,13 @@ class LocalOps:
             return gathering
         renamed = views if gathering is module else {f"op.{name}": view for name, view in views.items()}
         return PartialOp(gathering, renamed, None)
+
+
+def _as_in_a_run(op: Op, module: fx.GraphModule) -> fx.GraphModule:
+    """An op's module, with all its random numbers from the run."""
+    if op.draws_own:
+        draw_from_the_run(module)
+    return module
 
 
 def _shares(wired: WiredSlice, rank: int, device: torch.device) -> TensorGroup | None:

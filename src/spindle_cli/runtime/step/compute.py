@@ -116,6 +116,9 @@ def run_forward(
         ]
         if index in watched:
             _call_when_backward_reaches(taken, watched[index])
+        if op.asks_gradients:
+            # Views, so that no hook on what it is given is called for gradients that it asks for itself.
+            taken = [value.view_as(value) if isinstance(value, torch.Tensor) else value for value in taken]
         more = loss_arguments if op.shares is not None else ()
         arguments = [*[fields[name] for name in op.fields], *taken, *more]
         result = _run_op(local, place, arguments, copies)
@@ -219,7 +222,7 @@ def run_backward(
         scale: what the total loss is multiplied by, a scalar on the device; None: 1.
 
     Returns:
-        A gradient for every input that requires one; zeros where the ops made no use of it.
+        A gradient for every input that one has come to.
     """
     outputs = run.outputs
     # What comes over a link has the value's own dtype; under autocast that made here may have another.
@@ -230,11 +233,37 @@ def run_backward(
     if live:
         tensors, gradients = zip(*live, strict=True)
         torch.autograd.backward(tensors, gradients)
-    return {
-        name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        for name, leaf in run.inputs.items()
-        if leaf.requires_grad
-    }
+    return {name: leaf.grad for name, leaf in run.inputs.items() if leaf.grad is not None}
+
+
+def require_planned_gradients(wired: WiredSlice, gradients: Collection[str]) -> None:
+    """Refuse a backward pass that gives gradients for other inputs than the trace says: those are all that
+    the producers take, and zeros in the place of none would let their parameters decay.
+
+    Raises:
+        WorkloadError: with the value, and what to do.
+    """
+    planned = {spec.name for edge in wired.incoming for spec in edge.differentiable}
+    unseen = {name for op in wired.ops if not op.sees_gradients for name in op.inputs}
+    others = planned.symmetric_difference(gradients) - unseen
+    if not others:
+        return
+    other = min(others)
+    op = next(op for op in wired.ops if other in op.inputs)
+    came = "none comes in this step" if other in planned else "one comes in this step"
+    had = "it gave one" if other in planned else "it gave none"
+    raise WorkloadError(
+        f"{wired.piece.label}: {op.target or 'the loss'} gives other gradients than when it was traced: for "
+        f"{other!r} {had}, and {came}",
+        hint="Let its forward use the same values in every step: where one is left out, multiply it by 0 "
+        "(x = x + keep * y in place of `if keep:`), as its gradient is then zeros in every step.",
+    )
+
+
+def all_gradients(wired: WiredSlice, run: ForwardRun, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What goes back to the producers: zeros of what an op gives none for that could not be traced."""
+    named = (spec.name for edge in wired.incoming for spec in edge.differentiable)
+    return {name: found[name] if name in found else torch.zeros_like(run.inputs[name]) for name in named}
 
 
 def _seed(loss: Tensor, seed: float, scale: Tensor | None) -> Tensor:

@@ -23,7 +23,14 @@ from spindle_cli.runtime.communication.transfers import Exchange, Held
 from spindle_cli.runtime.communication.wiring import WiredEdge
 from spindle_cli.runtime.measuring.diary import Chapter
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
-from spindle_cli.runtime.step.compute import ForwardRun, LocalSlice, run_backward, run_forward
+from spindle_cli.runtime.step.compute import (
+    ForwardRun,
+    LocalSlice,
+    all_gradients,
+    require_planned_gradients,
+    run_backward,
+    run_forward,
+)
 from spindle_cli.runtime.step.data import StepBatch
 from spindle_cli.runtime.step.host_copies import HostMemory
 from spindle_cli.runtime.step.losses import LossBoard
@@ -294,7 +301,9 @@ class Executor:
             walk.begin()
             if copies is not None:
                 copies.begin_backward()
-            self._input_gradients[wired.index] = run_backward(run, gradients, seed, self._scale)
+            found = run_backward(run, gradients, seed, self._scale)
+            require_planned_gradients(wired, found)
+            self._input_gradients[wired.index] = all_gradients(wired, run, found)
             walk.end()
             if copies is not None:
                 copies.end_backward()

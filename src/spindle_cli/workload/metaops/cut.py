@@ -135,7 +135,11 @@ class Cutter:
         target = str(operators[index].target) if index < len(operators) else None
         shares = self._loss_shares(index, own, fields, taken) if self._is_loss(index) else None
         made = self._describe(index, target, graph, fields, taken, outputs, shares)
-        return replace(made, changes=self._changes(own, (*made.parameters, *made.buffers)))
+        return replace(
+            made,
+            changes=self._changes(own, (*made.parameters, *made.buffers)),
+            draws_own=any(self._trace.samples.draws_own(node) for node in own),
+        )
 
     def _copied(
         self, own: Sequence[fx.Node], fields: Sequence[fx.Node], taken: Sequence[fx.Node], *more: str

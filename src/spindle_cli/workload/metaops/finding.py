@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from spindle_cli.workload.memo import AnalysisMemo
+from spindle_cli.workload.metaops.gradients import Flows
 from spindle_cli.workload.pairs.find import PairVerdicts
 from spindle_cli.workload.splitting.independence import Independence
 from spindle_cli.workload.tracing.observe import Observer
@@ -22,6 +23,7 @@ class Finder:
         self.observer = Observer(memo)
         self.independence = Independence(self.observer)
         self.pairs = PairVerdicts(self.observer)
+        self.flows = Flows(self.observer)
         self.findings: dict[Hashable, Any] = {}
 
     def found(self) -> AnalysisMemo:
@@ -32,5 +34,6 @@ class Finder:
             findings=self.independence.verdicts.findings(),
             mixes=self.independence.tried(),
             pairs=self.pairs.found(),
+            flows=self.flows.found(),
         )
         return found if self.observer.memo is None else self.observer.memo.with_more(found)

@@ -12,6 +12,7 @@ from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.metaops.cut import Cutter
 from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.glue import find_homes
+from spindle_cli.workload.metaops.gradients import with_gradients
 from spindle_cli.workload.metaops.sharing import AtHand
 from spindle_cli.workload.pairs.find import split_pairs
 from spindle_cli.workload.refuse import refusal
@@ -96,7 +97,8 @@ def make_ops(
     fields = {str(n.target): shapes.spec(n, task.name) for n in graph.nodes if n.op == "placeholder"}
     made = TaskGraph(task, root, ops, cutter.values, fields, _loss_inside(trace), findings=finder.findings)
     specs = {key: shapes.spec(node, task.name) for key, node in results.nodes.items()}
-    return replace(split_pairs(made, workload, finder.pairs), results=specs, left_out=results.left_out)
+    made = with_gradients(split_pairs(made, workload, finder.pairs), finder.flows)
+    return replace(made, results=specs, left_out=results.left_out)
 
 
 def _check_names(task: Task | FlowTask, root: nn.Module, graph: fx.Graph) -> None:

@@ -147,26 +147,33 @@ def _described(task: TaskGraph, loss: Op, kinds: Kinds) -> str:
     known = loss.shares.num_counts, bool(loss.shares.all_must_count), len(loss.inputs)
     lines = [f"{task.task.batch_size} {known} {arguments_of(task, loss)} {loss.shares.count_fields}"]
     for graph in (loss.shares.graph, loss.shares.counts):
-        lines += _lines(graph, task, kinds) if graph is not None else ()
+        lines += [] if graph is None else [described(graph, task, kinds)]
     return "\n".join(lines)
 
 
-def _lines(graph: fx.Graph, task: TaskGraph, kinds: Kinds) -> Iterator[str]:
+def described(graph: fx.Graph, task: TaskGraph, kinds: Kinds, numbered: int = 1) -> str:
+    """A text that two graphs share if they compute the same. `numbered`: with the numbers of layers (1), or
+    without them (0).
+    """
+    return "\n".join(_lines(graph, task, kinds, numbered))
+
+
+def _lines(graph: fx.Graph, task: TaskGraph, kinds: Kinds, numbered: int) -> Iterator[str]:
     numbers = {node: number for number, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         taken = fx.node.map_aggregate(
             (node.args, node.kwargs), lambda item: f"%{numbers[item]}" if isinstance(item, fx.Node) else item
         )
-        yield f"{node.op} {_behaviour(node, task, kinds)} {taken!r}"
+        yield f"{node.op} {_behaviour(node, task, kinds, numbered)} {taken!r}"
 
 
-def _behaviour(node: fx.Node, task: TaskGraph, kinds: Kinds) -> str:
+def _behaviour(node: fx.Node, task: TaskGraph, kinds: Kinds, numbered: int) -> str:
     if node.op not in ("call_module", "get_attr"):
         return name_of(node.target) if node.op == "call_function" else str(node.target)
     owner, _, last = str(node.target).rpartition(".")
     held = getattr(task.root.get_submodule(owner), last)
     if isinstance(held, nn.Module):
-        return kinds.behaviour(held)
+        return kinds.behaviours(held)[numbered]
     if isinstance(held, Tensor):
         return f"{type(held).__name__} {tuple(held.shape)} {held.dtype} {held.requires_grad}"
     return repr(held)

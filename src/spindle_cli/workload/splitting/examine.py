@@ -17,6 +17,7 @@ from spindle_cli.workload.building.writes import written_by
 from spindle_cli.workload.fixed.marks import is_fixed, state_of_values
 from spindle_cli.workload.fixed.refusal import reads_values
 from spindle_cli.workload.memo import FindingsRecord, StateRecord, packed, unpacked
+from spindle_cli.workload.own_draws import OwnDraws
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
@@ -43,12 +44,14 @@ class Findings:
         why_not: why it must not be split, whatever it gives.
         changed: the module's parameters and buffers that its forward changes, by the names that it has; of a
             call in glue, those that it is given, by their places among its tensors.
+        draws_own: it draws from a generator that somebody holds (`own_draws.py`).
     """
 
     results: tuple[Any, ...] | None
     states: tuple[State, ...]
     why_not: Mixed | None = None
     changed: tuple[str, ...] = ()
+    draws_own: bool = False
 
     def record(self) -> FindingsRecord:
         """As data. Raises NotPortableError: a result is of a type of the user's own."""
@@ -57,6 +60,7 @@ class Findings:
             states=tuple(_state_record(state) for state in self.states),
             why_not=None if self.why_not is None else _state_record(self.why_not),
             changed=self.changed,
+            draws_own=self.draws_own,
         )
 
     @classmethod
@@ -69,6 +73,7 @@ class Findings:
             tuple(_state(each) for each in record.states),
             why_not,
             record.changed,
+            record.draws_own,
         )
 
 
@@ -116,10 +121,26 @@ def examine(
         seen = None if module is None else observer.changed.get(observer.kinds.behaviour(module))
         return found if seen is None else replace(found, changed=seen)
     results = pytree.tree_map(lambda item: empty_like(item, "meta"), found.results)
-    return Findings(results, found.states, found.why_not, found.changed)
+    return Findings(results, found.states, found.why_not, found.changed, found.draws_own)
 
 
 def _examine(
+    run: Callable[..., Any],
+    inputs: Sequence[Inputs],
+    states: Sequence[State],
+    sizes: Sequence[int],
+    watched: Mapping[int, str],
+    module: nn.Module | None,
+) -> Findings:
+    draws = OwnDraws(module)
+    try:
+        return _examine_with(draws, run, inputs, states, sizes, watched, module)
+    finally:
+        draws.finish()
+
+
+def _examine_with(
+    draws: OwnDraws,
     run: Callable[..., Any],
     inputs: Sequence[Inputs],
     states: Sequence[State],
@@ -140,7 +161,7 @@ def _examine(
                 if module is not None:
                     changes = stack.enter_context(watching(module))
                 before = {} if module is None or tapes else kept_by(module)
-                with Remembering(), tape, Unread():
+                with Remembering(), tape, draws.seen(), Unread():
                     results.append(run(*args, **kwargs))
                 if module is not None and not tapes:
                     carried = carried_on(module, before, partial(run, *args, **kwargs))
@@ -161,13 +182,21 @@ def _examine(
     if module is not None and _draws_for_all(follower, tapes[0]):
         found = tuple(Mixed(_DRAWN_FOR_ALL) if isinstance(state, Whole) else state for state in found)
     why_not = (
-        why_not
+        _draws_the_same(draws)
+        or why_not
         or (_kept(follower, changes) if module is not None else _changes_given(follower))
         or _carries(follower, carried)
         or _given_memory(module, watched)
         or _normalises_other(follower, normalised[0])
     )
-    return Findings(tuple(results), found, why_not, _changed(module, watched, tapes, changes))
+    changed = _changed(module, watched, tapes, changes)
+    return Findings(tuple(results), found, why_not, changed, draws.follows)
+
+
+def _draws_the_same(draws: OwnDraws) -> Mixed | None:
+    """Why each share would draw what the others draw."""
+    why = draws.why_same
+    return None if why is None else Mixed(*why)
 
 
 def _draws_for_all(follower: Follower, tape: Tape) -> bool:

@@ -20,6 +20,7 @@ from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed import marks
 from spindle_cli.workload.fixed.marks import rows_for
 from spindle_cli.workload.memo import key_of, portable
+from spindle_cli.workload.own_draws import generators_kept
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.splitting.randomness import draws_by_itself, draws_random_numbers
 from spindle_cli.workload.splitting.samples import Verdicts
@@ -243,7 +244,8 @@ class _Trial:
             return made[id(tensor)]
 
         try:
-            with watching(module), swapped_tensors(module, real), by_fixed_statistics(module):
+            kept = watching(module), generators_kept(module)
+            with kept[0], kept[1], swapped_tensors(module, real), by_fixed_statistics(module):
                 for part in module.modules():
                     if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU):
                         part.training = False

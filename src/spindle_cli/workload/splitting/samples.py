@@ -74,7 +74,7 @@ class Verdicts:
             lambda found: found.results is not None,
         )
         results = None if found.results is None else pytree.tree_map(again, found.results)
-        return Findings(results, found.states, found.why_not, found.changed)
+        return Findings(results, found.states, found.why_not, found.changed, found.draws_own)
 
     def findings(self) -> dict[str, FindingsRecord]:
         """What was found, for another process (see `AnalysisMemo`)."""
@@ -113,6 +113,7 @@ class Samples:
         self._states: dict[fx.Node, tuple[State, ...]] = {}
         self._why_not: dict[fx.Node, Mixed] = {}
         self._changed: dict[fx.Node, tuple[str, ...]] = {}
+        self._drawing: set[fx.Node] = set()
         for node in graph.nodes:
             if node.op != "output":
                 self._visit(node)
@@ -143,6 +144,10 @@ class Samples:
     def changed(self, node: fx.Node) -> tuple[str, ...]:
         """The parameters and buffers that a node changes."""
         return self._changed.get(node, ())
+
+    def draws_own(self, node: fx.Node) -> bool:
+        """Whether a node draws from a generator that somebody holds."""
+        return node in self._drawing
 
     def _visit(self, node: fx.Node) -> None:
         if node.op == "placeholder":
@@ -198,6 +203,8 @@ class Samples:
         count = len(_tensors(value))
         if found.why_not is not None:
             self._why_not[node] = found.why_not
+        if found.draws_own:
+            self._drawing.add(node)
         if found.results is None or len(found.states) != count:
             why = found.why_not or Mixed("it gives other results for another size of the batch")
             self._states[node] = (why,) * count

@@ -22,6 +22,7 @@ from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.building.attributes import give_hooks, hooks_of
 from spindle_cli.workload.building.writes import written_by
 from spindle_cli.workload.graph import CONSTANT
+from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, is_seeded
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.moves import DECLARE, Moves
 from spindle_cli.workload.tracing.proxies.capturing import MARKS
@@ -105,7 +106,14 @@ def nothing_is_frozen(
             module._buffers.update(buffers)
             give_hooks(module, hooks)
     if _python_draws() != drawn:
-        raise _frozen(task, "forward draws random numbers by Python's random or numpy", None)
+        what = "forward draws random numbers by Python's random or numpy"
+        raise _frozen(task, what, None, DRAW_WITH_TORCH)
+
+
+def refuse_seeding(task: str) -> None:
+    """Refuse a forward that has seeded torch's generator by now."""
+    if is_seeded():
+        raise _frozen(task, "forward seeds torch's random numbers between operators", place_of_caller())
 
 
 def _python_draws() -> tuple[object, bytes]:

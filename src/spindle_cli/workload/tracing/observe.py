@@ -32,6 +32,7 @@ from spindle_cli.workload.fixed.refusal import (
     reads_values,
 )
 from spindle_cli.workload.memo import AnalysisMemo, key_of, packed, portable, unpacked
+from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, PythonDraws
 from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
@@ -52,6 +53,10 @@ class _ChangesItsInputError(Exception):
 
 class _ReplacesParameterError(Exception):
     """A module has put another parameter in the place of the one that is named."""
+
+
+class _DrawsElsewhereError(Exception):
+    """A module has drawn from something else than torch; the message says from what."""
 
 
 class Observer:
@@ -151,7 +156,10 @@ class Observer:
             failures_unlogged(),
         ):
             held = dict(module.named_parameters())
+            draws = PythonDraws(module)
             result = module(*args, **kwargs)
+            if (what := draws.what()) is not None:
+                raise _DrawsElsewhereError(what)
             for name, parameter in module.named_parameters():
                 if held.get(name, parameter) is not parameter:
                     raise _ReplacesParameterError(name)
@@ -389,6 +397,14 @@ class Run(fx.Interpreter):
         place = place_of_error(error) or node.meta.get("place")
         if isinstance(error, _ChangesItsInputError | _ReplacesParameterError):
             return self._refusal_of_changes(what, node, error)
+        if isinstance(error, _DrawsElsewhereError):
+            return refusal(
+                self._task,
+                f"{what} draws random numbers by {error}, which every share of a batch would draw alike, and "
+                "otherwise when it is recomputed",
+                node.meta.get("place"),
+                DRAW_WITH_TORCH,
+            )
         if isinstance(error, TypeError) and _IMMUTABLE.search(str(error)):
             return refusal(
                 self._task,

@@ -18,6 +18,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.fixed.refusal import FRAMES, ReadsValuesError
 from spindle_cli.workload.moving import Move
+from spindle_cli.workload.own_draws import unseeded
 from spindle_cli.workload.refuse import (
     frames_of_caller,
     frames_of_error,
@@ -25,7 +26,12 @@ from spindle_cli.workload.refuse import (
     place_of_error,
     refusal,
 )
-from spindle_cli.workload.tracing.faithful import note_contexts, nothing_is_frozen, refuse_question
+from spindle_cli.workload.tracing.faithful import (
+    note_contexts,
+    nothing_is_frozen,
+    refuse_question,
+    refuse_seeding,
+)
 from spindle_cli.workload.tracing.inplace import is_in_place_name
 from spindle_cli.workload.tracing.moves import DECLARE, Moves
 from spindle_cli.workload.tracing.observe import Observer
@@ -139,6 +145,7 @@ class OperatorTracer(fx.Tracer):
         node = super().create_node(kind, target, args, kwargs, *more, **named)
         node.meta["place"] = place_of_caller()
         node.meta[FRAMES] = frames_of_caller()
+        refuse_seeding(self._task.name)
         is_operator = node.op == "call_module" and isinstance(
             self.root.get_submodule(str(node.target)), self._leaves
         )
@@ -385,12 +392,14 @@ def trace_task(
             draws_are_sized(),
             grids_are_calls(task.module, tracer),
             torch.enable_grad(),
+            unseeded(),
             not_validated(),
             nothing_is_frozen(task.name, task.module, tracer.scratch, tracer.is_looking, moves),
             tracer.autocast.seeing(tracer.refuse_question),
             MadeInFloat64(tracer.is_looking),
         ):
             graph = tracer.trace(task.module)
+            refuse_seeding(task.name)
     except WorkloadError:
         raise
     except Exception as error:
