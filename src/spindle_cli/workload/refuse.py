@@ -23,7 +23,12 @@ _ZOO = f"{_PACKAGE / 'zoo'}{os.sep}"  # workloads like any user's
 # Every call of the user's code to torch goes through these while that code is examined.
 _BETWEEN = tuple(
     str(_PACKAGE / "workload" / room / name)
-    for room, name in (("", "unread.py"), ("fixed", "marks.py"), ("wide", "constants.py"))
+    for room, name in (
+        ("", "unread.py"),
+        ("", "own_draws.py"),
+        ("fixed", "marks.py"),
+        ("wide", "constants.py"),
+    )
 )
 # Where an analysis begins: what has called it is no part of the model.
 _ENTRY = str(_PACKAGE / "workload" / "analyse.py")
