@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from spindle_cli.workload.building.attributes import watching
+from spindle_cli.workload.building.attributes import swapped_tensors, watching
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed.marks import rows_of
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
@@ -25,7 +25,7 @@ from spindle_cli.workload.pairs.find import described
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.tracing.kind import Kinds
-from spindle_cli.workload.tracing.observe import Observer, failures_unlogged, swapped_tensors
+from spindle_cli.workload.tracing.observe import Observer, failures_unlogged
 from spindle_cli.workload.unread import Unread
 
 
