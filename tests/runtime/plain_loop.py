@@ -43,9 +43,10 @@ class PlainTraining:
         self._dtype = dtype
         for task in self.tasks:
             root_of(task).to(dtype)
-        self._optimizers = make_optimizers(loaded, self.parameters)
+        by_group = make_optimizers(loaded, self.parameters)
+        self._optimizers = list(by_group.values())
         self.optimizer = self._optimizers[0]  # the only one without optimizer groups
-        made = [make_schedule(loaded.train, optimizer) for optimizer in self._optimizers]
+        made = [make_schedule(loaded.train, optimizer, group) for group, optimizer in by_group.items()]
         self._schedules = [schedule for schedule in made if schedule is not None]
         self._batches = {
             task.name: open_batches(

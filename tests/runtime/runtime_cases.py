@@ -143,7 +143,10 @@ GROUPED = {
     "lr": 1e-2,
     "optimizer_args": {"weight_decay": 0.5},
     "clip_norm": 0.5,
-    "schedule": {"name": "StepLR", "step_size": 1, "gamma": 0.5},
+    "schedule": {
+        "name": "LambdaLR",
+        "lr_lambda": [f"runtime_toys:{name}" for name in ("halved", "halved", "slower", "halved")],
+    },
     "groups": [
         "no_decay",
         {"name": "heads", "parameters": ["caption.*"], "kinds": ["matrices"], "optimizer": "Muon"},

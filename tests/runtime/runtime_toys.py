@@ -18,6 +18,16 @@ WIDTH = 8
 CLASSES = 5
 
 
+def halved(update: int) -> float:
+    """A factor of the learning rate."""
+    return 0.5**update
+
+
+def slower(update: int) -> float:
+    """Another one."""
+    return 1 / (1 + update)
+
+
 class Items(Dataset[dict[str, Tensor]]):
     """Samples of a task: 4 tokens of an image, 3 words, a label, 5 words of a caption."""
 

@@ -76,7 +76,7 @@ def test_paths_start_from_the_workload_files_folder(tmp_path: Path) -> None:
     assert TaskWeights(loaded.train, loaded.workload.tasks).at(3) == {"large": 1.0, "small": 5.0}
     optimizer = make_optimizer(groups.choices[0], [nn.Parameter(torch.zeros(2, 2))])
     assert optimizer is not None
-    schedule = make_schedule(loaded.train, optimizer)
+    schedule = make_schedule(loaded.train, optimizer, groups.choices[0].name)
     assert schedule is not None
     assert schedule.get_last_lr() == [1e-3]
     optimizer.step()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.runtime.saving.restore import same_rate
 from spindle_cli.verify.stepping import update as plain
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.learning_rate import advance, make_schedule, resume_schedule
@@ -19,17 +21,23 @@ def halved_every_second(update: int) -> float:
     return 0.5 ** (update // 2)
 
 
+def one(update: int) -> float:
+    return 1.0
+
+
 def nine_tenths(update: int) -> float:
     return 0.9
 
 
-def rates(train: TrainSettings, count: int) -> list[float]:
+def rates(train: TrainSettings, count: int, group: int = 0) -> list[float]:
     """Of the first updates, which are those of the plain run too."""
     found: list[list[float]] = []
+    choice = train.choices[group]
     for making in (make_schedule, plain.make_schedule):
-        optimizer = make_optimizer(train.choices[0], [nn.Parameter(torch.ones(2))])
+        optimizer = make_optimizer(choice, [nn.Parameter(torch.ones(2))])
         assert optimizer is not None
-        schedule = making(train, optimizer)
+        which: Any = group if making is plain.make_schedule else choice.name
+        schedule = making(train, optimizer, which)
         own = []
         for _ in range(count):
             own.append(float(optimizer.param_groups[0]["lr"]))
@@ -77,7 +85,7 @@ def test_every_group_is_warmed_up_to_its_own_rate() -> None:
     for choice in train.choices:
         optimizer = make_optimizer(choice, [nn.Parameter(torch.ones(2))])
         assert optimizer is not None
-        schedule = make_schedule(train, optimizer)
+        schedule = make_schedule(train, optimizer, None)
         assert schedule is not None
         found.append([])
         for _ in range(4):
@@ -149,6 +157,92 @@ def test_a_function_of_the_users_is_called_by_its_import_path() -> None:
     assert rates(settings(schedule=recipe), 5) == [8, 8, 4, 4, 2]
 
 
+GROUPS = ["no_decay", {"name": "heads", "kinds": ["matrices"], "lr": 2.0}, "rest"]
+FUNCTIONS = [f"{__name__}:{name}" for name in ("halved_every_second", "nine_tenths", "one")]
+
+
+def test_each_group_has_its_own_of_a_list_of_functions_as_with_torch() -> None:
+    train = settings(groups=GROUPS, schedule={"name": "LambdaLR", "lr_lambda": FUNCTIONS})
+    found = [rates(train, 5, group) for group in range(3)]
+    assert found == [[8, 8, 4, 4, 2], [1.8] * 5, [8] * 5]
+    optimizer = torch.optim.SGD(
+        [{"params": [nn.Parameter(torch.ones(2))], "lr": lr} for lr in (8.0, 2.0, 8.0)], lr=8.0
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, [halved_every_second, nine_tenths, one])
+    for step in range(5):
+        assert schedule.get_last_lr() == [own[step] for own in found]
+        optimizer.step()
+        schedule.step()
+
+
+def test_lists_in_schedules_that_others_are_made_of_are_by_group_too() -> None:
+    parts = [
+        {"name": "MultiplicativeLR", "lr_lambda": FUNCTIONS},
+        {"name": "StepLR", "step_size": 2, "gamma": 0.5},
+    ]
+    train = settings(groups=GROUPS, schedule={"name": "ChainedScheduler", "schedulers": parts})
+    assert rates(train, 4, 1) == pytest.approx([2, 1.8, 0.81, 0.729])
+    assert rates(train, 4, 2) == pytest.approx([8, 8, 4, 4])
+
+
+def test_numbers_by_group_are_lists_too() -> None:
+    keys = {"name": "OneCycleLR", "max_lr": [4.0, 2.0], "total_steps": 5, "cycle_momentum": False}
+    train = settings(groups="no_decay", schedule=keys)
+    first, second = (rates(train, 5, group) for group in (0, 1))
+    assert first == pytest.approx([2 * rate for rate in second])
+    assert first[0] == pytest.approx(4.0 / 25)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"groups": GROUPS, "schedule": {"name": "LambdaLR", "lr_lambda": FUNCTIONS[:2]}},
+            "schedule: lr_lambda is a list of 2, and there are 3 groups (no_decay, heads, rest): expected an "
+            "entry for each",
+        ),
+        (
+            {"schedule": {"name": "LambdaLR", "lr_lambda": FUNCTIONS[:2]}},
+            "lr_lambda is a list of 2, and there is one group",
+        ),
+        (
+            {
+                "groups": "no_decay",
+                "schedule": {
+                    "name": "SequentialLR",
+                    "milestones": [1],
+                    "schedulers": [
+                        {"name": "ConstantLR"},
+                        {"name": "SequentialLR", "schedulers": [{"name": "OneCycleLR", "max_lr": [1.0]}]},
+                    ],
+                },
+            },
+            "max_lr is a list of 1, and there are 2 groups",
+        ),
+    ],
+)
+def test_a_list_of_another_length_than_the_groups_is_refused(keys: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        settings(**keys)
+
+
+def test_a_list_without_groups_has_one_entry() -> None:
+    train = settings(schedule={"name": "LambdaLR", "lr_lambda": FUNCTIONS[:1]})
+    assert rates(train, 3) == [8, 8, 4]
+
+
+def test_a_group_goes_on_as_it_was_if_its_own_function_is_the_same() -> None:
+    def train(groups: list[str], functions: list[str]) -> TrainSettings:
+        return settings(groups=groups, schedule={"name": "LambdaLR", "lr_lambda": functions})
+
+    before = train(["no_decay", "rest"], FUNCTIONS[:2])
+    assert same_rate(before, train(["rest", "no_decay"], FUNCTIONS[1::-1]), "rest")
+    for now in (train(["rest", "no_decay"], FUNCTIONS[:2]), train(["no_decay", "rest"], FUNCTIONS[::2])):
+        assert not same_rate(before, now, "rest")
+    assert same_rate(before, train(["no_decay", "rest"], FUNCTIONS[::2]), "no_decay")
+    assert not same_rate(settings(), before, "rest")
+
+
 @pytest.mark.parametrize(
     "keys",
     [
@@ -173,7 +267,7 @@ def test_a_schedule_goes_on_where_a_saved_one_was(keys: dict[str, object], done:
     for _ in range(2):
         optimizer = make_optimizer(train.choices[0], [nn.Parameter(torch.ones(2))])
         assert optimizer is not None
-        schedule = make_schedule(train, optimizer)
+        schedule = make_schedule(train, optimizer, None)
         assert schedule is not None
         made.append((optimizer, schedule))
     (first, old), (second, new) = made
@@ -200,7 +294,7 @@ def settings_with(schedule: dict[str, object]) -> TrainSettings:
 def test_a_schedule_is_found_by_name_and_moves_the_learning_rate() -> None:
     train = settings_with({"name": "CosineAnnealingLR", "T_max": 2})
     optimizer = make_optimizer(train.choices[0], [nn.Parameter(torch.ones(2))])
-    schedule = make_schedule(train, optimizer)
+    schedule = make_schedule(train, optimizer, None)
     assert optimizer is not None
     assert schedule is not None
     lrs = []
@@ -209,8 +303,8 @@ def test_a_schedule_is_found_by_name_and_moves_the_learning_rate() -> None:
         optimizer.step()
         schedule.step()
     assert lrs == pytest.approx([0.1, 0.05, 0.0])
-    assert make_schedule(train, None) is None
-    assert make_schedule(TrainSettings(), optimizer) is None
+    assert make_schedule(train, None, None) is None
+    assert make_schedule(TrainSettings(), optimizer, None) is None
 
 
 @pytest.mark.parametrize(
@@ -244,5 +338,5 @@ def test_a_schedule_is_found_by_name_and_moves_the_learning_rate() -> None:
 def test_other_schedules_are_refused_with_what_to_do(schedule: dict[str, object], message: str) -> None:
     train = settings_with(schedule)
     with pytest.raises(WorkloadError) as caught:
-        make_schedule(train, make_optimizer(train.choices[0], [nn.Parameter(torch.ones(2))]))
+        make_schedule(train, make_optimizer(train.choices[0], [nn.Parameter(torch.ones(2))]), None)
     assert re.search(message, str(caught.value))

@@ -130,8 +130,9 @@ class PlainTraining:
         copies = self._arithmetic.has_copies
         self._stepped = float32_copies(self.parameters) if copies else self.parameters
         self._declared = Declared.of(self.workload, self.parameters, self._stepped)
-        self._optimizers = make_optimizers(loaded, self._stepped)
-        self._schedules = [make_schedule(self._train, optimizer) for optimizer in self._optimizers]
+        made = make_optimizers(loaded, self._stepped)
+        self._optimizers = list(made.values())
+        self._schedules = [make_schedule(self._train, optimizer, group) for group, optimizer in made.items()]
         settings = self._arithmetic.scaling
         self._scaling = None if settings is None else Scaling(settings, self._arithmetic.device)
         if settings is not None:  # a schedule counts steps that were left out too

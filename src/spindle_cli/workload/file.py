@@ -180,6 +180,8 @@ class TrainSettings(RampSettings):
         if self.contract is not None and ":" not in self.optimizer:
             raise ValueError("contract: goes with an optimizer by import path, 'package.module:Class'")
         self.require_sound(self.steps, self.schedule, {choice.name: choice.lr for choice in self.choices})
+        for choice in self.choices:
+            self.schedule_of(choice.name)
         return self
 
     @model_validator(mode="after")
@@ -205,6 +207,15 @@ class TrainSettings(RampSettings):
             place="train",
         )
         return (own,) if self.groups is None else tuple(_choice_of(rule, own) for rule in self.groups)
+
+    def schedule_of(self, group: str | None) -> Schedule | None:
+        """What `schedule` says for an optimizer group, by its name; None without one.
+
+        Raises:
+            ValueError: it has a list for the groups that is of another length.
+        """
+        names = [choice.name for choice in self.choices]
+        return None if self.schedule is None else self.schedule.of_group(names.index(group), names)
 
     def in_full_precision(self) -> TrainSettings:
         """The same settings for the workload's own numbers."""

@@ -94,9 +94,10 @@ def _restore_numbers(group: GroupOptimizer, checkpoint: Checkpoint, now: TrainSe
 
 def same_rate(before: TrainSettings, now: TrainSettings, group: str | None) -> bool:
     """Whether an optimizer group's numbers go on as they are: it and its schedule are set as before."""
-    ends = ({choice.name: choice for choice in train.choices}.get(group) for train in (before, now))
-    alike = (before.schedule, before.ramp) == (now.schedule, now.ramp)
-    return alike and len(set(map(repr, ends))) == 1
+    choices, other = ({choice.name: choice for choice in train.choices} for train in (before, now))
+    if group not in choices or repr(choices[group]) != repr(other[group]):
+        return False
+    return (before.schedule_of(group), before.ramp) == (now.schedule_of(group), now.ramp)
 
 
 class _Wish:

@@ -30,7 +30,7 @@ class LearningRates:
             if optimizer is None:
                 optimizer = make_optimizer(choice, [nn.Parameter(torch.zeros(2, 2))])
                 assert optimizer is not None, "it has a parameter"
-                schedule = make_schedule(train, optimizer)
+                schedule = make_schedule(train, optimizer, choice.name)
                 if schedule is not None:
                     advance(schedule, steps_done)
                     self._stand_ins.append((optimizer, schedule))

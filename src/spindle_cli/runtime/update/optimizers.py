@@ -90,7 +90,8 @@ class Optimizers:
                 choice, (owned.tensor for owned in own), begin_together=train.sampling is None
             )
             if optimizer is not None:
-                made.append(GroupOptimizer(choice, own, optimizer, make_schedule(train, optimizer)))
+                schedule = make_schedule(train, optimizer, choice.name)
+                made.append(GroupOptimizer(choice, own, optimizer, schedule))
         average = None if train.ema is None else WeightAverage(train.ema, owned_ranges)
         return cls(tuple(made), average, Constraints(constraints, owned_ranges) if constraints else None)
 

@@ -19,28 +19,31 @@ from spindle_cli.workload.optimizing.groups import optimizer_groups
 from spindle_cli.workload.optimizing.named import imported
 from spindle_cli.workload.types import FlowTask, Task
 
+# Arguments of schedules that may be lists over optimizer groups.
+LISTED = {"lr_lambda", "max_lr", "base_lr", "max_momentum", "base_momentum"}
+
 
 def make_optimizers(
     loaded: LoadedWorkload, parameters: Mapping[str, nn.Parameter]
-) -> list[torch.optim.Optimizer]:
-    """The train settings' optimizers, one for each optimizer group, over what is trained of it."""
+) -> dict[int, torch.optim.Optimizer]:
+    """The train settings' optimizers, by the number of their optimizer group, over what is trained of it."""
     roots = {task.name: root_of(task) for task in loaded.workload.tasks}
     groups = optimizer_groups(loaded.train, roots)
-    made = []
+    made = {}
     for index, choice in enumerate(groups.choices):
         of_group = [parameters[name] for name, group in groups.of.items() if group == index]
         if of_group:
-            made.append(named(choice.optimizer)(of_group, lr=choice.lr, **choice.arguments))
+            made[index] = named(choice.optimizer)(of_group, lr=choice.lr, **choice.arguments)
     return made
 
 
 def make_schedule(
-    train: TrainSettings, optimizer: torch.optim.Optimizer
+    train: TrainSettings, optimizer: torch.optim.Optimizer, group: int
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """The train settings' learning-rate schedule, if they have one."""
+    """The train settings' learning-rate schedule for the optimizer of this group, if they have one."""
     if train.warmup_steps is not None or train.decay is not None:
         return torch.optim.lr_scheduler.LambdaLR(optimizer, warmed_up(train, optimizer.defaults["lr"]))
-    return None if train.schedule is None else schedule_of(train.schedule.model_dump(), optimizer)
+    return None if train.schedule is None else schedule_of(train.schedule.model_dump(), optimizer, group)
 
 
 def warmed_up(train: TrainSettings, lr: float) -> Callable[[int], float]:
@@ -63,14 +66,18 @@ def warmed_up(train: TrainSettings, lr: float) -> Callable[[int], float]:
 
 
 def schedule_of(
-    recipe: Mapping[str, Any], optimizer: torch.optim.Optimizer
+    recipe: Mapping[str, Any], optimizer: torch.optim.Optimizer, group: int
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """A schedule of torch's by its name and arguments, which may hold others and functions."""
+    """A schedule of torch's by its name and arguments, which may hold others and functions, and of the
+    numbers and functions of groups in lists this group's.
+    """
     arguments = {key: value for key, value in recipe.items() if key != "name"}
+    for key in LISTED & arguments.keys():
+        arguments[key] = arguments[key][group] if isinstance(arguments[key], list) else arguments[key]
     if "lr_lambda" in arguments:
         arguments["lr_lambda"] = named(arguments["lr_lambda"])
     if "schedulers" in arguments:
-        arguments["schedulers"] = [schedule_of(inner, optimizer) for inner in arguments["schedulers"]]
+        arguments["schedulers"] = [schedule_of(inner, optimizer, group) for inner in arguments["schedulers"]]
     make: Callable[..., torch.optim.lr_scheduler.LRScheduler] = getattr(
         torch.optim.lr_scheduler, recipe["name"]
     )

@@ -37,7 +37,7 @@ def require_trainable(train: TrainSettings) -> None:
     """
     _require_own_rates_last(train)
     for choice in train.choices:
-        make_schedule(train, make_optimizer(choice, [torch.nn.Parameter(torch.zeros(2, 2))]))
+        make_schedule(train, make_optimizer(choice, [torch.nn.Parameter(torch.zeros(2, 2))]), choice.name)
         require_contract(choice)
 
 
@@ -63,9 +63,9 @@ def _names(schedule: Schedule | None) -> list[str]:
 
 
 def make_schedule(
-    train: TrainSettings, optimizer: torch.optim.Optimizer | None
+    train: TrainSettings, optimizer: torch.optim.Optimizer | None, group: str | None
 ) -> lr_scheduler.LRScheduler | None:
-    """The schedule of `train` for an optimizer; None without one, or without an optimizer.
+    """The schedule of `train` for the optimizer of a group; None without one, or without an optimizer.
 
     Every rank that steps anything of an optimizer group has one of its own, and all have the same rate.
 
@@ -76,11 +76,12 @@ def make_schedule(
     if optimizer is not None and ramp is not None:
         lr = float(optimizer.param_groups[0]["lr"])
         return lr_scheduler.LambdaLR(optimizer, lambda update: ramp.factor(update, lr))
-    if train.schedule is None:
+    schedule = train.schedule_of(group)
+    if schedule is None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one that is made of others steps them before the optimizer steps
-        return _made(train.schedule, optimizer, "train.schedule")
+        return _made(schedule, optimizer, "train.schedule")
 
 
 def _made(
@@ -131,7 +132,8 @@ def _checked_function(path: Any, place: str) -> Callable[[int], float]:
     place = f"{place}.lr_lambda"
     if not isinstance(path, str):
         raise WorkloadError(
-            f"{place}: found {path!r:.80}, expected the import path of a function, 'package.module:function'"
+            f"{place}: found {path!r:.80}, expected the import path of a function, "
+            "'package.module:function', or a list of them, one for each optimizer group"
         )
     function = imported(path, place)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import cos, pi
 from typing import Annotated, Any, Literal
@@ -10,6 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from spindle_cli.files.artifact import Model
+
+# Arguments that may be lists, with an entry for each optimizer group in the order of the groups, as in torch.
+_BY_GROUP = ("lr_lambda", "max_lr", "base_lr", "max_momentum", "base_momentum")
 
 
 class Schedule(Model):
@@ -25,6 +28,37 @@ class Schedule(Model):
     def arguments(self) -> dict[str, Any]:
         """The class's keyword arguments besides the optimizer."""
         return dict(self.model_extra or {})
+
+    def of_group(self, index: int, groups: Sequence[str | None]) -> Schedule:
+        """What it says for one of the optimizer groups, whose names are given in their order: of arguments
+        that are lists with an entry for each group, this group's.
+
+        Raises:
+            ValueError: a list has another length.
+        """
+        found = _of_group({"name": self.name, **self.arguments}, index, groups)
+        return Schedule.model_validate(found)
+
+
+def _of_group(said: Mapping[str, Any], index: int, groups: Sequence[str | None]) -> dict[str, Any]:
+    made = dict(said)
+    for key in _BY_GROUP:
+        value = said.get(key)
+        if not isinstance(value, list):
+            continue
+        if len(value) != len(groups):
+            there_are = f"there are {len(groups)} groups ({', '.join(map(str, groups))})"
+            there_are = there_are if len(groups) > 1 else "there is one group"
+            raise ValueError(
+                f"schedule: {key} is a list of {len(value)}, and {there_are}: expected an entry for each, in "
+                "the order of `groups`"
+            )
+        made[key] = value[index]
+    if isinstance(parts := said.get("schedulers"), list):
+        made["schedulers"] = [
+            _of_group(part, index, groups) if isinstance(part, dict) else part for part in parts
+        ]
+    return made
 
 
 Decay = Literal["linear", "cosine", "constant"]
