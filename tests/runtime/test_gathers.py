@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,46 +85,73 @@ def test_what_one_slice_keeps_another_that_needs_no_gradients_leaves_there() -> 
         assert weight.untyped_storage().nbytes() == 0
 
 
-class Slow:
-    """A broadcast that ends when it is waited for."""
+class Message:
+    """A message that is through as soon as `arrive` is called, and is never waited for twice."""
 
     def __init__(self) -> None:
-        self.is_through = False
-        self.future: torch.futures.Future[None] = torch.futures.Future()
+        self._through = threading.Event()
+        self._was_waited_for = False
+
+    def arrive(self) -> None:
+        self._through.set()
 
     def wait(self, _: Any) -> bool:
-        if not self.is_through:
-            self.future.set_result(None)
-        self.is_through = True
+        assert not self._was_waited_for
+        self._was_waited_for = True
+        assert self._through.wait(60)
         return True
 
-    def is_completed(self) -> bool:
-        return self.is_through
 
-    def get_future(self) -> torch.futures.Future[None]:
-        return self.future
+class Lost:
+    """A message to a rank that is gone."""
+
+    def wait(self, _: Any) -> bool:
+        raise RuntimeError("connection closed")
 
 
-def test_a_gather_is_through_when_all_have_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of three ranks its range of 2."""
-    begun: list[tuple[int, list[float], Slow]] = []
+def test_a_gather_is_through_when_every_message_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of three ranks takes the others' ranges of 2, and sends each of them its own."""
+    begun: dict[tuple[str, int], tuple[list[float], Message]] = {}
 
-    def broadcast(own: torch.Tensor, *, group: object, group_src: int, async_op: bool) -> Slow:
-        assert async_op
-        begun.append((group_src, own.tolist(), Slow()))
-        return begun[-1][2]
+    def isend(own: torch.Tensor, *, group: object, group_dst: int, tag: int) -> Message:
+        begun["to", group_dst] = own.tolist(), Message()
+        return begun["to", group_dst][1]
 
-    monkeypatch.setattr(dist, "broadcast", broadcast)
+    def irecv(other: torch.Tensor, *, group: object, group_src: int, tag: int) -> Message:
+        begun["from", group_src] = other.tolist(), Message()
+        return begun["from", group_src][1]
+
+    monkeypatch.setattr(dist, "isend", isend)
+    monkeypatch.setattr(dist, "irecv", irecv)
     work = start_gather(torch.arange(6.0), Members(3, 1, None))
-    assert [each[:2] for each in begun] == [(0, [0.0, 1.0]), (1, [2.0, 3.0]), (2, [4.0, 5.0])]
+    own = [2.0, 3.0]
+    assert {way: values for way, (values, _) in begun.items()} == {
+        ("from", 0): [0.0, 1.0],
+        ("from", 2): [4.0, 5.0],
+        ("to", 0): own,
+        ("to", 2): own,
+    }
     future = work.get_future()
-    begun[0][2].wait(None)
-    begun[1][2].wait(None)
+    *early, last = (message for _, message in begun.values())
+    for message in early:
+        message.arrive()
     assert not work.is_completed()
     assert not future.done()
+    last.arrive()
     work.wait()
+    future.wait()
     assert work.is_completed()
-    assert future.done()
+    work.wait()
+
+
+def test_whoever_waits_for_a_gather_of_a_lost_rank_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "isend", lambda *_, **__: Lost())
+    monkeypatch.setattr(dist, "irecv", lambda *_, **__: Lost())
+    work = start_gather(torch.arange(4.0), Members(2, 0, None))
+    with pytest.raises(RuntimeError, match="connection closed"):
+        work.get_future().wait()
+    with pytest.raises(RuntimeError, match="connection closed"):
+        work.wait()
 
 
 def test_a_torch_that_cannot_exchange_storages_gathers_into_memory_of_its_own(

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import Queue
 from threading import Barrier, local
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +41,9 @@ class Pairs:
         self.thread = local()
         self._rooms: dict[str, dict[int, Tensor]] = defaultdict(dict)
         self._doors = {name: Barrier(2) for name in ("node 0", "node 1", "place 0", "place 1")}
-        self.met: list[str] = []
+        self._sent: dict[tuple[str, int], Queue[Tensor]] = {
+            (name, place): Queue() for name in self._doors for place in (0, 1)
+        }
 
     def place(self, group: str) -> int:
         rank: int = self.thread.rank
@@ -52,7 +55,6 @@ class Pairs:
         self._doors[group].wait(20)
         both = [self._rooms[group][place] for place in (0, 1)]
         self._doors[group].wait(20)
-        self.met.append(group)
         return both
 
     def all_to_all_single(self, out: Tensor, given: Tensor, *, group: str, **_: object) -> Done:
@@ -60,9 +62,24 @@ class Pairs:
         out.view(-1).copy_(torch.cat(parts))
         return Done()
 
-    def broadcast(self, own: Tensor, *, group: str, group_src: int, **_: object) -> Done:
-        own.copy_(self.brought(group, own)[group_src])
+    def isend(self, own: Tensor, *, group: str, group_dst: int, **_: object) -> Done:
+        self._sent[group, group_dst].put(own.clone())
         return Done()
+
+    def irecv(self, other: Tensor, *, group: str, **_: object) -> Received:
+        return Received(self._sent[group, self.place(group)], other)
+
+
+class Received(Done):
+    """What is there once it was waited for."""
+
+    def __init__(self, sent: Queue[Tensor], other: Tensor) -> None:
+        super().__init__()
+        self._sent, self._other = sent, other
+
+    def wait(self, timeout: object = None) -> bool:
+        self._other.copy_(self._sent.get(timeout=20))
+        return True
 
 
 @pytest.fixture
@@ -70,7 +87,8 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> Pairs:
     made = Pairs()
     monkeypatch.setattr(dist, "get_backend", lambda _: "gloo")
     monkeypatch.setattr(dist, "all_to_all_single", made.all_to_all_single)
-    monkeypatch.setattr(dist, "broadcast", made.broadcast)
+    monkeypatch.setattr(dist, "isend", made.isend)
+    monkeypatch.setattr(dist, "irecv", made.irecv)
     return made
 
 
@@ -162,12 +180,13 @@ def test_a_gather_inside_of_a_node_starts_when_what_it_hands_on_is_there(
             said.append(f"waits for {self._group}")
             return True
 
-    def broadcast(own: Tensor, *, group: str, **_: object) -> Slow:
+    def start(own: Tensor, *, group: str, **_: object) -> Slow:
         said.append(f"starts {group}")
         return Slow(group)
 
     monkeypatch.setattr(dist, "get_backend", lambda _: "gloo")
-    monkeypatch.setattr(dist, "broadcast", broadcast)
+    monkeypatch.setattr(dist, "isend", start)
+    monkeypatch.setattr(dist, "irecv", start)
     start_gather(torch.zeros(8), members_of(1))
     assert said == ["starts place 1"] * 2 + ["waits for place 1"] * 2 + ["starts node 0"] * 2
 
@@ -182,7 +201,7 @@ def test_a_pool_s_groups_go_over_the_communicators_of_their_levels(monkeypatch: 
 
     monkeypatch.setattr(dist, "new_group", lambda ranks, **_: tuple(ranks))
     monkeypatch.setattr(dist, "get_backend", lambda _: "gloo")
-    for name in ("all_to_all_single", "broadcast", "all_reduce"):
+    for name in ("all_to_all_single", "isend", "irecv", "all_reduce"):
         monkeypatch.setattr(dist, name, start)
     nodes = ((0, 1), (2, 3))
     group = ParameterGroup(0, (0, 1, 2, 3), (("p", 0),), 64, 64, (0,), (0,), (0, 1), nodes=nodes)

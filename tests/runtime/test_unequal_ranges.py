@@ -29,7 +29,8 @@ class Net:
     """What gloo would do between ranks that call one after another; nothing is read before all have."""
 
     exchanged: list[tuple[Tensor, Tensor, list[int] | None]] = field(default_factory=list)
-    sent: dict[int, list[Tensor]] = field(default_factory=dict)
+    sent: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # by source and destination
+    received: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     summed: list[Tensor] = field(default_factory=list)
     rank: int = 0
 
@@ -43,12 +44,20 @@ class Net:
                 out.view(-1).copy_(torch.cat([own[rank] for own in parts]))
         return Done()
 
-    def broadcast(self, own: Tensor, *, group_src: int, **_: object) -> Done:
-        self.sent.setdefault(group_src, []).append(own)
-        copies = self.sent[group_src]
-        if len(copies) == 3:
-            for copy in copies:
-                copy.copy_(copies[group_src])
+    def isend(self, sent: Tensor, *, group_dst: int, tag: int, **_: object) -> Done:
+        return self._meet(self.sent, (self.rank, group_dst), sent, tag)
+
+    def irecv(self, received: Tensor, *, group_src: int, tag: int, **_: object) -> Done:
+        return self._meet(self.received, (group_src, self.rank), received, tag)
+
+    def _meet(
+        self, ends: dict[tuple[int, int], Tensor], pair: tuple[int, int], own: Tensor, tag: int
+    ) -> Done:
+        """Hand a message over once both its ends are there."""
+        assert tag > 0 and pair not in ends, "messages of a gather are told from others by their tag"
+        ends[pair] = own
+        if pair in self.sent and pair in self.received:
+            self.received[pair].copy_(self.sent[pair])
         return Done()
 
     def all_reduce(self, flat: Tensor, **_: object) -> Done:
@@ -65,7 +74,8 @@ def net(monkeypatch: pytest.MonkeyPatch) -> Net:
     made = Net()
     monkeypatch.setattr(dist, "get_backend", lambda _: "gloo")
     monkeypatch.setattr(dist, "all_to_all_single", made.all_to_all_single)
-    monkeypatch.setattr(dist, "broadcast", made.broadcast)
+    monkeypatch.setattr(dist, "isend", made.isend)
+    monkeypatch.setattr(dist, "irecv", made.irecv)
     monkeypatch.setattr(dist, "all_reduce", made.all_reduce)
     return made
 
@@ -89,12 +99,17 @@ def test_each_rank_gets_the_sum_of_its_range(net: Net, *, pads: bool) -> None:
 @pytest.mark.parametrize("pads", [False, True])
 def test_each_rank_gets_all_ranges(net: Net, *, pads: bool) -> None:
     flats = [torch.full((7,), float(rank)) for rank in range(3)]
-    works = [start_gather(flat, members(rank, pads=pads)) for rank, flat in enumerate(flats)]
+    works = []
+    for net.rank, flat in enumerate(flats):
+        works.append(start_gather(flat, members(net.rank, pads=pads)))
     for work, flat in zip(works, flats, strict=True):
-        assert work.is_completed()
         work.wait()
+        assert work.is_completed()
+        work.wait()  # a second time brings nothing new, and ends
         assert flat.tolist() == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    assert sorted(net.sent) == ([0, 1, 2] if pads else [0, 1])  # nobody sends nothing
+    senders = {source for source, _ in net.sent}
+    assert senders == ({0, 1, 2} if pads else {0, 1}), "nobody sends nothing"
+    assert net.sent.keys() == net.received.keys()
 
 
 def test_where_everything_is_summed_each_rank_has_its_range_and_takes_no_buffer(net: Net) -> None:
