@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from helpers import toy_workload
 from helpers.toy_workload import Block, Head
@@ -53,11 +54,20 @@ def write_faults(folder: Path, *faults: Fault) -> dict[str, str]:
     return {VARIABLE: str(path), LAUNCHER: str(os.getpid())}
 
 
+def is_worker() -> bool:
+    """Whether this process is one of several: what a workload is told is that it is alone."""
+    return distributed_c10d._world._default_pg is not None
+
+
+def rank() -> int:
+    return distributed_c10d._world._default_pg.rank()
+
+
 class Injector:
     """This process's share of the faults."""
 
     def __init__(self) -> None:
-        self._path = Path(os.environ[VARIABLE]) if VARIABLE in os.environ and "RANK" in os.environ else None
+        self._path = Path(os.environ[VARIABLE]) if VARIABLE in os.environ and is_worker() else None
         self._step = 0
 
     def begin_step(self) -> None:
@@ -76,7 +86,7 @@ class Injector:
         if self._path is None:
             return None
         faults = [Fault(**each) for each in json.loads(self._path.read_text())]
-        if not faults or (faults[0].place, faults[0].rank) != (place, int(os.environ["RANK"])):
+        if not faults or (faults[0].place, faults[0].rank) != (place, rank()):
             return None
         # A file may be written in the background, while the next step is under way.
         if self._step < faults[0].step or (self._step > faults[0].step and place != "checkpoint"):
@@ -203,5 +213,5 @@ def build(dropout: float = 0.3) -> Workload:
     return Workload("toy", workload.tasks, operators=(Block, FaultyHead))
 
 
-if "RANK" in os.environ:
+if is_worker():
     wrap_others()

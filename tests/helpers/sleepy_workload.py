@@ -9,6 +9,8 @@ import os
 import time
 from pathlib import Path
 
+from torch.distributed import distributed_c10d
+
 from helpers import toy_workload
 from spindle_cli.workload.types import Workload
 
@@ -16,7 +18,7 @@ VARIABLE = "SPINDLE_TEST_SLEEPS"  # 'launcher' or 'workers'
 
 
 def build() -> Workload:
-    who = "workers" if "RANK" in os.environ else "launcher"
+    who = "workers" if distributed_c10d._world._default_pg is not None else "launcher"
     if os.environ.get(VARIABLE) == who:
         Path("building").touch()
         give_up_at = time.monotonic() + 60

@@ -135,8 +135,9 @@ def leave_groups() -> None:
     """Those of a request that has ended: the threads of each of gloo's wake up a hundred times a second, so
     that those of fifty requests would take most of the machine.
     """
-    dist.barrier()
-    for group in [each for each in distributed_c10d._world.pg_map if each is not dist.group.WORLD]:
+    world = distributed_c10d._world._default_pg  # dist.group.WORLD is that of one process, here
+    dist.barrier(world)
+    for group in [each for each in distributed_c10d._world.pg_map if each is not world]:
         if dist.get_backend(group) == "gloo":  # torch destroys its own alone
             dist.destroy_process_group(group)
     gc.collect()

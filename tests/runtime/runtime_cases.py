@@ -373,6 +373,8 @@ EXACT_ON_TWO = (
     ),
     Case("drawn-data", APART, args={"draws": True}, train={**ADAMW, "accumulate": 2}),
     Case("absent-images", (0, 1), toys="../helpers/absent_toys", train=ADAMW),
+    Case("guards", (0, 1), toys="guard_toys", train={**SGD, "loader": {"workers": 1}}),
+    Case("guards-compiled", (0, 1), toys="guard_toys", train={**SGD, "compile": "aot_eager"}),
     Case("all-on-second", (1,), train={"optimizer": "RMSprop", "lr": 1e-3}),
 )
 DIVERGING = Case("diverging", (0, 1), train={"optimizer": "SGD", "lr": 1e300})

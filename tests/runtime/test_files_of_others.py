@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from helpers.loading import SEED, read, task_of
+from spindle_cli.process.environment import without_ranks
 from spindle_cli.workload.data.reading import StreamBatches, first_samples
 from spindle_cli.workload.settings.loader import Loading
 from spindle_cli.workload.types import Task
@@ -54,7 +55,7 @@ def expected(task: Task, workers: int, count: int) -> list[list[int]]:
 def test_tar_shards_are_read_once_in_each_pass(
     tars: list[str], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also under torchrun, whose ranks WebDataset would split shards over."""
+    """Also under torchrun, whose ranks WebDataset would split shards over: a worker does not show them."""
     task = web_task(tars)
     order = expected(task, workers, 8)
     per_pass = 6  # of 24 samples; with two workers 12 each
@@ -63,13 +64,15 @@ def test_tar_shards_are_read_once_in_each_pass(
         assert order[0] == [0, 1, 2, 3]
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with read(task, range(8), workers) as (one,):
+    with without_ranks(), read(task, range(8), workers) as (one,):
         assert [numbers(one.rows(number, 0, 4)) for number in range(8)] == order
         state = one.state
     assert os.environ["WORLD_SIZE"] == "4"
     assert state is not None
-    with read(task, range(3, 8), workers, state=states_after(task, workers, 3)) as (one,):
-        assert [numbers(one.rows(number, 0, 4)) for number in range(3, 8)] == order[3:]
+    with without_ranks():
+        states = states_after(task, workers, 3)
+        with read(task, range(3, 8), workers, state=states) as (one,):
+            assert [numbers(one.rows(number, 0, 4)) for number in range(3, 8)] == order[3:]
 
 
 def states_after(task: Task, workers: int, count: int) -> dict[str, Any]:

@@ -57,12 +57,14 @@ class WorkerEnvironment:
 
 
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# By which others know that there is such a place: torch.distributed.is_torchelastic_launched.
+_TOLD_BY = (*_TORCHRUN_VARIABLES, "TORCHELASTIC_RUN_ID")
 
 
 @contextmanager
 def without_ranks() -> Iterator[None]:
     """Inside, this process does not know what torchrun has said of its place among others."""
-    hidden = {name: os.environ.pop(name) for name in _TORCHRUN_VARIABLES if name in os.environ}
+    hidden = {name: os.environ.pop(name) for name in _TOLD_BY if name in os.environ}
     try:
         yield
     finally:

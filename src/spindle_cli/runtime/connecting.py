@@ -14,12 +14,18 @@ from torch.distributed.rendezvous import rendezvous
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.process.allocator import give_back_freed_memory
-from spindle_cli.process.environment import WorkerEnvironment, join_environment, set_unless_chosen
+from spindle_cli.process.environment import (
+    WorkerEnvironment,
+    join_environment,
+    set_unless_chosen,
+    without_ranks,
+)
 from spindle_cli.process.gpus import gpu_of, places_on_gpus, sharing_settings
 from spindle_cli.runtime.backends.nccl import nccl_settings
 from spindle_cli.runtime.backends.strict_backend import STRICT_BACKENDS, register_strict_backends
 from spindle_cli.runtime.islands.counterparts import Counterparts
 from spindle_cli.runtime.islands.island import Island
+from spindle_cli.workload.one_process import show_one_process
 
 
 def settle_process(request: RunRequest, environment: WorkerEnvironment) -> None:
@@ -56,8 +62,9 @@ def connected(
     request: RunRequest, environment: WorkerEnvironment, device: torch.device, island: Island | None = None
 ) -> Iterator[Counterparts | None]:
     """Membership in the world of all workers; where they are islands, in that of one's own, with the
-    counterparts on the others.
+    counterparts on the others. Code that is not ours sees one process (workload/one_process.py).
     """
+    show_one_process()
     backend = environment.backend or request.backend
     if backend in STRICT_BACKENDS:
         register_strict_backends()
@@ -71,7 +78,8 @@ def connected(
         timeout=timedelta(seconds=request.timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
-    yield None
+    with without_ranks():
+        yield None
     dist.destroy_process_group()  # not after an error: it would wait for peers that may be gone
 
 
@@ -90,5 +98,6 @@ def _on_island(
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
-    yield Counterparts(island, store, request.timeout_s)
+    with without_ranks():
+        yield Counterparts(island, store, request.timeout_s)
     dist.destroy_process_group()

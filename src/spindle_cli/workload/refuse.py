@@ -64,7 +64,7 @@ def is_of_the_user(code: CodeType) -> bool:
     file = code.co_filename
     installed = len(re.split(r"(?:site|dist)-packages[/\\]", file)) > 1
     is_python = file.startswith(_STDLIB) and not installed
-    return not (file.startswith(("<", _TORCH)) or _is_ours(file) or is_python)
+    return not (file.startswith(("<", _TORCH)) or is_ours(file) or is_python)
 
 
 def frames_of_error(error: BaseException) -> tuple[Frame, ...]:
@@ -108,11 +108,11 @@ def place_inside() -> str | None:
     package's; None where torch's own code was.
     """
     frames = (frame for frame in _frames(sys._getframe(1)) if frame[0] not in _BETWEEN)
-    own = itertools.dropwhile(lambda frame: _is_ours(frame[0]), frames)
-    return _innermost(itertools.takewhile(lambda frame: not _is_ours(frame[0]), own))
+    own = itertools.dropwhile(lambda frame: is_ours(frame[0]), frames)
+    return _innermost(itertools.takewhile(lambda frame: not is_ours(frame[0]), own))
 
 
-def _is_ours(file: str) -> bool:
+def is_ours(file: str) -> bool:
     return file.startswith(_OURS) and not file.startswith(_ZOO)
 
 
@@ -131,7 +131,7 @@ def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
     """The first frame of the user's own; failing that, of an installed library that is not torch."""
     library: str | None = None
     for file, line in frames:
-        if file.startswith(("<", _TORCH)) or _is_ours(file):
+        if file.startswith(("<", _TORCH)) or is_ours(file):
             continue
         installed = re.split(r"(?:site|dist)-packages[/\\]", file)
         if len(installed) > 1:

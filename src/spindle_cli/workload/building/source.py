@@ -17,6 +17,7 @@ from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.files.parsing import shown
 from spindle_cli.workload.file import TrainSettings, WorkloadFile
 from spindle_cli.workload.names.init_from import InitFrom
+from spindle_cli.workload.one_process import show_one_process
 from spindle_cli.workload.refuse import place_of_error
 
 _FILE_MODULE = "spindle_workload_"
@@ -103,6 +104,7 @@ def named_function(name: str, folder: Path, *, where: str, wanted: Wanted = _WOR
         InputError: no such file, module or function.
         WorkloadError: the user's file fails while being imported.
     """
+    show_one_process()
     module_name, colon, function_name = name.rpartition(":")
     if not colon or not module_name or not function_name:
         raise InputError(f"{where}: {name!r} is not {wanted.what}", hint=wanted.expected)

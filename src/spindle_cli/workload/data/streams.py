@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from spindle_cli.process.environment import without_ranks
 from spindle_cli.units import format_seconds
 from spindle_cli.workload.data.seen_data import digest_of
 from spindle_cli.workload.data.state_json import from_json, to_json
@@ -84,7 +82,7 @@ class StreamPass(IterableDataset[Piece[T]]):
 
         def load() -> Batch | None:
             nonlocal samples, asked, digest
-            with generators_kept(), _alone(), ExitStack() as within:
+            with generators_kept(), ExitStack() as within:
                 if samples is None:
                     samples, asked = self._begun(worker, begins_at)
                 within.enter_context(self._epochs.at(self._epoch))
@@ -143,20 +141,6 @@ class StreamPass(IterableDataset[Piece[T]]):
         elif _keeps_state(dataset):
             inner = to_json(dataset.state_dict(), name)
         return {"samples": asked, "dataset": inner, "iterator": iterator}
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """As in a process without others: libraries would read a rank's part of a stream, and each node is to
-    read all of it.
-    """
-    world = dist.GroupMember.WORLD
-    dist.GroupMember.WORLD = None
-    try:
-        with without_ranks():
-            yield
-    finally:
-        dist.GroupMember.WORLD = world
 
 
 def _keeps_state(value: Any) -> bool:

@@ -18,6 +18,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.fixed.refusal import FRAMES, ReadsValuesError
 from spindle_cli.workload.moving import Move
+from spindle_cli.workload.one_process import is_of_distributed, refuse_call
 from spindle_cli.workload.own_draws import unseeded
 from spindle_cli.workload.refuse import (
     frames_of_caller,
@@ -156,6 +157,8 @@ class OperatorTracer(fx.Tracer):
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *more: Any, **named: Any
     ) -> Any:
         """A proxy for a new node, or for what stands for rows that a mask selects."""
+        if is_of_distributed(target):
+            refuse_call(target.__name__, place_of_caller())
         self._refuse_writing(kind, target, args)
         selected = None
         if any(type(each) is Selected for each in (*args, *kwargs.values())):
@@ -424,6 +427,8 @@ def _own_gradients_refused(task: str) -> Iterator[None]:
         fx.node.map_aggregate(
             (args, kwargs), lambda item: found.append(item) if isinstance(item, fx.Proxy) else None
         )
+        if found and is_of_distributed(cls):
+            refuse_call(cls.__name__, place_of_caller())
         if found:
             raise refusal(
                 task,
