@@ -90,3 +90,44 @@ def test_time_in_a_block_inside_another_is_counted_once(clock: Clock) -> None:
     (step,) = stopwatch.steps
     assert [lap.kind for lap in step.laps] == [Activity.FORWARD, Activity.WAIT, Activity.FORWARD]
     assert step.laps[0].end == step.laps[1].begin and step.laps[1].end == step.laps[2].begin
+
+
+class Event:
+    """A moment of a GPU's, which counts milliseconds in float32, and a millionth too fast."""
+
+    clock: Clock
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self._ms = self.clock.now_s * (1 + 1e-6) * 1e3
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        return float(torch.tensor(end._ms - self._ms, dtype=torch.float32))
+
+
+def test_the_last_steps_of_a_long_run_are_put_on_the_hosts_clock_exactly(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After ten hours float32 has milliseconds to four of them, and the device's clock is 36 ms ahead."""
+    Event.clock = clock
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    clock.now_s = 7.0
+    stopwatch = Stopwatch(torch.device("cuda", 0), keep_steps=1)
+    clock.now_s += 36_000.0
+    stopwatch.begin_step()
+    clock.now_s += 0.01
+    with stopwatch.timed(Activity.FORWARD, 3):
+        clock.now_s += 0.001
+    stopwatch.end_step(0)
+    stopwatch.close()
+    (kept,) = stopwatch.steps
+    (lap,) = kept.laps
+    expected = [36_007.0, 36_007.01, 36_007.011]
+    found = [stopwatch.clock_s(mark) for mark in (kept.begin, lap.begin, lap.end)]
+    assert found == pytest.approx(expected, abs=1e-6, rel=0)

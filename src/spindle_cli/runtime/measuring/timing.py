@@ -198,6 +198,9 @@ class Stopwatch:
             torch.cuda.synchronize(self.device)
         while self._unread:
             self._read(self._unread.popleft())
+        # A device counts milliseconds in float32, a quarter of one at a time after an hour, and its clock
+        # drifts from the host's: what is asked for now is of the last steps.
+        self._origin, self._origin_s = self._take_origin()
 
     def medians(self, tasks: tuple[str, ...] | None = None) -> dict[Key, float]:
         """Median seconds per step of each key, the first step (warm-up) left out where there are more.
@@ -218,7 +221,9 @@ class Stopwatch:
         return min((median(counted[first:last]) for first, last in pairwise(borders)), default=0.0)
 
     def clock_s(self, mark: Mark) -> float:
-        """A mark that the device has passed, on the host's clock (`time.perf_counter`)."""
+        """A mark that the device has passed, on the host's clock (`time.perf_counter`): the more exactly, the
+        nearer to `close`.
+        """
         return self._origin_s + seconds_between(self._origin, mark)
 
     def _take_origin(self) -> tuple[Mark, float]:
