@@ -108,7 +108,7 @@ class WorkerExit(Model):
 class WorkerExits(Artifact):
     """Every worker of this node that ended badly; written by the command that starts them.
 
-    `problem`: why none was started.
+    `problem`: why none was started, or why those that ran were ended.
     """
 
     KIND: ClassVar[str] = "worker-exits"

@@ -15,6 +15,7 @@ from torch.distributed.elastic.agent.server.api import (
 
 from spindle_cli.launch.build import SHUTDOWN_S
 from spindle_cli.launch.starting.forked import ForkedWorker, end_workers
+from spindle_cli.launch.starting.other_nodes import OtherNodes
 from spindle_cli.launch.types import WorkerExit
 
 _MONITOR_S = 0.05
@@ -29,6 +30,8 @@ class ForkingAgent(SimpleElasticAgent):
         super().__init__(spec)
         self._workers = workers
         self._ranks: tuple[int, ...] = ()
+        self._others: OtherNodes | None = None  # known when the nodes have met
+        self.loss: str | None = None  # of another node, for which the workers here were ended
 
     def exits(self) -> tuple[WorkerExit, ...]:
         """Every worker that ended badly."""
@@ -40,6 +43,10 @@ class ForkingAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._ranks = tuple(worker.global_rank for worker in worker_group.workers)
+        store: Any = self._store
+        rank, count = worker_group.group_rank, worker_group.group_world_size
+        assert rank is not None and count is not None, "the nodes have met"
+        self._others = OtherNodes(store, rank, count)
         common = {
             "LOCAL_WORLD_SIZE": len(self._workers),
             "GROUP_RANK": worker_group.group_rank,
@@ -50,7 +57,6 @@ class ForkingAgent(SimpleElasticAgent):
             "TORCHELASTIC_MAX_RESTARTS": 0,
             "TORCHELASTIC_RUN_ID": worker_group.spec.rdzv_handler.get_run_id(),
             "TORCHELASTIC_USE_AGENT_STORE": worker_group.spec.rdzv_handler.use_agent_store,
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
         }
         for forked, worker in zip(self._workers, worker_group.workers, strict=True):
             own = {
@@ -63,10 +69,13 @@ class ForkingAgent(SimpleElasticAgent):
 
     def _monitor_workers(self, _: WorkerGroup) -> RunResult:
         codes = [worker.look() for worker in self._workers]
+        assert self._others is not None, "the nodes have met"
         if any(codes):
+            self._others.tell_loss()
             return RunResult(state=WorkerState.FAILED)
         if None in codes:
-            return RunResult(state=WorkerState.HEALTHY)
+            self.loss = self._others.loss()
+            return RunResult(state=WorkerState.HEALTHY if self.loss is None else WorkerState.FAILED)
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(self._ranks))
 
     def _stop_workers(self, *_: Any, **__: Any) -> None:

@@ -96,7 +96,7 @@ def run(exits_file: Path, torchrun_arguments: Sequence[str]) -> int:
         write_json(exits_file, WorkerExits(exits=(), problem=str(error)))
         return 1
     if failed:
-        write_json(exits_file, WorkerExits(exits=agent.exits()))
+        write_json(exits_file, WorkerExits(exits=agent.exits(), problem=agent.loss))
     return int(failed)
 
 

@@ -1,0 +1,96 @@
+"""Nodes tell each other what they have lost, over a real store: at once in words, and by saying nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from torch.distributed import DistError, DistStoreError, HashStore, Store, TCPStore
+
+from spindle_cli.launch.starting import other_nodes
+from spindle_cli.launch.starting.other_nodes import OtherNodes
+
+LONG_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_nodes, "_BEAT_S", 0.02)
+
+
+def heard(nodes: OtherNodes, within_s: float = 20.0) -> str | None:
+    """The first loss that a node hears of."""
+    give_up_at = time.monotonic() + within_s
+    while time.monotonic() < give_up_at:
+        if (loss := nodes.loss()) is not None:
+            return loss
+        time.sleep(0.01)
+    return None
+
+
+def test_a_node_that_has_lost_a_worker_is_named_once_the_others_have_had_time_to_notice() -> None:
+    store = HashStore()
+    one, other = (OtherNodes(store, rank, 2, silent_s=LONG_S, grace_s=0.3) for rank in (0, 1))
+    time.sleep(0.1)
+    assert one.loss() is None and other.loss() is None
+    other.tell_loss()
+    began_s = time.monotonic()
+    assert heard(one) == "node 1 has lost a worker"
+    assert time.monotonic() - began_s >= 0.25
+    assert other.loss() is None  # of itself it knows
+
+
+def test_nodes_that_say_nothing_are_lost_and_those_that_speak_are_not() -> None:
+    store = HashStore()
+    one = OtherNodes(store, 0, 4, silent_s=0.4, grace_s=0.0)
+    speaking = OtherNodes(store, 2, 4, silent_s=LONG_S, grace_s=0.0)
+    assert heard(one) == "nodes 1, 3 have said nothing for 0.4 s"
+    assert speaking.loss() is None
+
+
+def test_a_node_alone_hears_of_none() -> None:
+    alone = OtherNodes(HashStore(), 0, 1, silent_s=0.0, grace_s=0.0)
+    alone.tell_loss()
+    assert alone.loss() is None
+
+
+def test_the_end_of_the_node_with_the_store_is_noticed() -> None:
+    store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=5), False)
+    client = TCPStore("127.0.0.1", store.port, None, False, timedelta(seconds=5), False)
+    nodes = OtherNodes(client, 1, 2, silent_s=LONG_S, grace_s=0.0)
+    assert nodes.loss() is None
+    del store
+    loss = heard(nodes)
+    assert loss is not None and loss.startswith("node 0 is gone, where all nodes had met: ")
+
+
+class OutOfReach(Store):
+    """A store that does not answer, as where the network is cut."""
+
+    def __init__(self, answer: Callable[[], None]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def set(self, key: str, value: str) -> None:
+        self._answer()
+
+
+def test_a_store_out_of_reach_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_nodes, "_TOLD_S", 0.05)
+    nodes = OtherNodes(OutOfReach(lambda: time.sleep(LONG_S)), 0, 2, silent_s=0.2, grace_s=0.0)
+    began_s = time.monotonic()
+    nodes.tell_loss()
+    assert heard(nodes) == "node 1 has said nothing for 0.2 s"
+    assert time.monotonic() - began_s < LONG_S / 2
+
+
+def test_what_cannot_be_said_is_left_unsaid() -> None:
+    def refuse() -> None:
+        raise DistStoreError("Broken pipe")
+
+    assert issubclass(DistStoreError, DistError)
+    nodes = OtherNodes(OutOfReach(refuse), 1, 2, silent_s=LONG_S, grace_s=0.0)
+    nodes.tell_loss()
+    assert heard(nodes) == "node 0 is gone, where all nodes had met: Broken pipe"
