@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from spindle_cli.errors import PeerLostError
+from spindle_cli.operators.wire import KNOWN, as_sent, as_summed
 
 # torch 2.13 has given these new names, and warns of the old ones.
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -63,7 +64,7 @@ class TensorGroup:
         every = own.new_empty((len(self.ranks), most, *own.shape[1:]))
         padded = functional.pad(own, (*(0, 0) * (own.dim() - 1), 0, most - len(own)))
         with _losing_peers():
-            _all_gather(every.flatten(0, 1), padded, group=self._joined())
+            _all_gather(as_sent(every.flatten(0, 1)), as_sent(padded), group=self._joined())
         parts = [every[order[share], :rows] for share, rows in enumerate(per_share)]
         return torch.cat(parts) if _uneven(per_share, order) else every.flatten(0, 1)
 
@@ -83,7 +84,7 @@ class TensorGroup:
         with _losing_peers():
             if dist.get_backend(self._joined()) == "nccl":
                 own = laid.new_empty((most, *laid.shape[1:]))
-                _reduce_scatter(own, laid, group=self._joined())
+                _reduce_scatter(as_summed(own), as_summed(laid), group=self._joined())
             else:  # what gloo calls a reduce-scatter is an all-reduce: twice the bytes
                 parts = torch.empty_like(laid)
                 dist.all_to_all_single(parts, laid, group=self._joined())
@@ -163,12 +164,13 @@ class TensorGroup:
             shapes.append(torch.Size(shape))
         sent = torch.cat([parts[member].flatten() for member in at_place])
         received = sent.new_empty(sum(shape.numel() for shape in shapes))
+        bytes_each = 1 if sent.dtype in KNOWN or sent.is_complex() else sent.itemsize
         with _losing_peers():
             dist.all_to_all_single(
-                received,
-                sent,
-                [shape.numel() for shape in shapes],
-                [parts[member].numel() for member in at_place],
+                as_sent(received),
+                as_sent(sent),
+                [shape.numel() * bytes_each for shape in shapes],
+                [parts[member].numel() * bytes_each for member in at_place],
                 group=self._joined(),
             )
         flat = torch.split(received, [shape.numel() for shape in shapes])

@@ -2,7 +2,8 @@
 
 gloo forgives what NCCL does not: its messages wait for nobody but their own two ends, and its collectives for
 nobody who sends. Here every communicator runs its operations one after another in the order in which its rank
-posted them, whatever their peers; a send ends when its receiver has taken it; tags say nothing. With
+posted them, whatever their peers; a send ends when its receiver has taken it; tags say nothing; types of
+numbers that NCCL does not know are refused. With
 `SERIAL` all communicators of a process share one queue, as on a device with room for one operation alone.
 """
 
@@ -18,7 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
+from spindle_cli.operators.wire import KNOWN
 from spindle_cli.runtime.backends import unequal
 
 STRICT = "strict"
@@ -125,6 +128,7 @@ class StrictGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:  # noqa: ARG002 - NCCL ignores it
         """Send, and wait until it is taken."""
+        _require_known(tensors)
 
         def run() -> None:
             self._gloo.send(tensors, dst, _DATA).wait()
@@ -134,6 +138,7 @@ class StrictGroup(dist.ProcessGroup):
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:  # noqa: ARG002
         """Receive, and say so."""
+        _require_known(tensors)
 
         def run() -> None:
             self._gloo.recv(tensors, src, _DATA).wait()
@@ -145,12 +150,24 @@ class StrictGroup(dist.ProcessGroup):
         """Nothing is left to do: who ends a run has waited for its operations."""
 
 
+def _require_known(tensors: object) -> None:
+    """Refuse numbers that NCCL knows no type for, as torch's group for it does.
+
+    Raises:
+        TypeError: there are some.
+    """
+    for each in tree_leaves(tensors):
+        if isinstance(each, Tensor) and each.dtype not in KNOWN:
+            raise TypeError(f"Unconvertible NCCL type {each.dtype}")
+
+
 def _of_gloo(name: str) -> Callable[..., object]:
     return lambda gloo, *args, **options: getattr(gloo, name)(*args, **options).wait()
 
 
 def _queued(operation: Callable[..., object]) -> Callable[..., dist.Work]:
     def collective(self: StrictGroup, *args: Any, **options: Any) -> dist.Work:
+        _require_known(args)
         return self._queue.post(partial(operation, self._gloo, *args, **options))
 
     return collective

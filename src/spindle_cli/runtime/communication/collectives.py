@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from spindle_cli.account.types import ParameterGroup
+from spindle_cli.operators.wire import as_summed
 from spindle_cli.runtime.backends.gather_turns import GatherTurns
 from spindle_cli.runtime.backends.side_stream import SideStream
 from spindle_cli.runtime.communication.transfers import wait_for
@@ -217,13 +218,12 @@ def _start_gather(flat: Tensor, members: Members) -> dist.Work:
 
 def _start_native_scatter(flat: Tensor, members: Members) -> dist.Work:
     """The library's reduce-scatter, from the flat tensor into this rank's range of it."""
+    own = as_summed(members.range_in(flat))
     if members.cuts:  # of tensors of unequal sizes NCCL makes a reduction each, in one call
-        parts = list(members.ranges_in(flat))
-        grouped: dist.Work = dist.reduce_scatter(
-            parts[members.position], parts, group=members.communicator, async_op=True
-        )
+        parts = [as_summed(part) for part in members.ranges_in(flat)]
+        grouped: dist.Work = dist.reduce_scatter(own, parts, group=members.communicator, async_op=True)
         return grouped
-    return _reduce_scatter(members.range_in(flat), flat, group=members.communicator, async_op=True)
+    return _reduce_scatter(own, as_summed(flat), group=members.communicator, async_op=True)
 
 
 def _start_sum(flat: Tensor, members: Members) -> dist.Work:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from spindle_cli.account.rows import Chunk, route
 from spindle_cli.errors import PeerLostError
+from spindle_cli.operators.wire import as_sent
 from spindle_cli.program.types import Transfer
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.rows import Samples, empty_share, take_rows
@@ -170,7 +171,7 @@ class Exchange:
         messages = [
             dist.P2POp(
                 dist.irecv,
-                arrival.make_room((transfer.first, transfer.last), batch),
+                as_sent(arrival.make_room((transfer.first, transfer.last), batch)),
                 transfer.source,
                 group,
                 self._tag(transfer, position),
@@ -203,7 +204,7 @@ class Exchange:
         """A transfer's chunk of every value that its edge carries."""
         specs = _carried(self._edge(transfer), is_gradient=transfer.is_gradient)
         samples = (transfer.first, transfer.last)
-        return [held(spec, samples).detach().to(spec.dtype).contiguous() for spec in specs]
+        return [as_sent(held(spec, samples).detach().to(spec.dtype).contiguous()) for spec in specs]
 
     def complete(self, wired: WiredEdge, held: Held, *, is_gradient: bool) -> dict[str, Tensor]:
         """This rank's share of every value that an edge carries (or of its gradient), by name."""
