@@ -8,16 +8,18 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from analysed_once import in_the_abstract, key_of
 from host_waits import no_host_waits
 from torch.distributed import distributed_c10d
+from torch.utils._pytree import tree_leaves
 
 from spindle_cli.account import groups
 from spindle_cli.account.sums import update_parts
@@ -29,6 +31,7 @@ from spindle_cli.plan.types import Plan
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.process.worker_session import describe_error, worker_session
 from spindle_cli.runtime import trainer
+from spindle_cli.runtime.backends.strict_backend import STRICT_BACKENDS, StrictGroup
 from spindle_cli.runtime.connecting import connected
 from spindle_cli.runtime.memory.gather_memory import GatherMemory
 from spindle_cli.runtime.part import at_lengths
@@ -144,6 +147,31 @@ def leave_groups() -> None:
     gc.freeze()  # what is kept: it would be searched for each request again
 
 
+# Of one rank with another, or of objects and their sizes: NCCL would connect these ranks for them.
+OUTSIDE_OF_STEPS = ("send", "recv", "gather", "scatter", "broadcast", "allgather")
+OF_OBJECTS = (torch.uint8, torch.int64)
+
+
+def refuse_all_but_steps_on_the_world() -> None:
+    """Over a strict backend, what is no part of a step is refused on the communicator of everyone: it has the
+    hosts' group.
+    """
+
+    def refusing(name: str) -> Callable[..., object]:
+        original = getattr(StrictGroup, name)
+
+        def checked(self: StrictGroup, tensors: Any, *args: Any, **options: Any) -> object:
+            first = tree_leaves(tensors)[0]
+            if self is dist.group.WORLD and (name != "allgather" or first.dtype in OF_OBJECTS):
+                raise AssertionError(f"{name} of {first.dtype} on the communicator of everyone")
+            return original(self, tensors, *args, **options)
+
+        return checked
+
+    for name in OUTSIDE_OF_STEPS:
+        setattr(StrictGroup, name, refusing(name))
+
+
 def sum_little_at_a_time() -> None:
     """Toys have few bytes, which would be summed, and updated, in one go."""
     groups._SUM_BYTES = (256,)
@@ -161,6 +189,8 @@ def main(argv: list[str]) -> None:
     at_lengths.load_abstract = load_abstract
     at_lengths.LengthTracer = Tracer
     environment = WorkerEnvironment.read()
+    if environment.backend in STRICT_BACKENDS:
+        refuse_all_but_steps_on_the_world()
     requests = requests_in(folder)
     device = torch.device("cpu")
     torch.set_num_threads(1)

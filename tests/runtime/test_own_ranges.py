@@ -231,12 +231,12 @@ def test_ranks_that_saw_other_values_of_a_shared_out_parameter_are_refused(
     empty = nn.Parameter(torch.empty(3))
     give_up_memory(empty.detach())
     seen = {"w": own_of("w", (0, 1), [1.0], 7)}
-    check_replicas(["w"], {"w": empty}, CPU, seen)
+    check_replicas(["w"], {"w": empty}, seen)
 
     def other_rank(checksums: Tensor, **_: object) -> None:
         checksums.copy_(torch.maximum(checksums, torch.tensor([[8, -8]])))
 
     monkeypatch.setattr(replicas.dist, "all_reduce", other_rank)
-    check_replicas(["w"], {"w": empty}, CPU, {"w": own_of("w", (0, 1), [1.0])})
+    check_replicas(["w"], {"w": empty}, {"w": own_of("w", (0, 1), [1.0])})
     with pytest.raises(RunFailedError, match="'w' does not start with the same values"):
-        check_replicas(["w"], {"w": empty}, CPU, seen)
+        check_replicas(["w"], {"w": empty}, seen)

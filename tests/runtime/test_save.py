@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch import nn
 
 from spindle_cli.checkpoint.tensor_file import TensorSpec
 from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import model_path, newest_model
+from spindle_cli.runtime.backends.strict_backend import STRICT, OperationQueue, register_strict_backends
+from spindle_cli.runtime.communication.host_group import join_host_group
+from spindle_cli.runtime.measuring.clocks import clock_offsets
+from spindle_cli.runtime.measuring.gathering import gather_json
+from spindle_cli.runtime.part.replicas import check_replicas
+from spindle_cli.runtime.saving import checkpoints
 from spindle_cli.runtime.saving.save import save_model, write_model
 
 ZERO = torch.zeros(1)
@@ -24,7 +32,7 @@ HELD = (("a", "b"), ("b", "c"))  # by rank; nobody holds "d"
 def save_as_rank(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=len(HELD))
     held = {name: torch.full((2, 3), 10.0 * rank + ord(name), requires_grad=True) for name in HELD[rank]}
-    save_model(Path(folder), 40, ("a", "b", "c", "d"), held, torch.device("cpu"))
+    save_model(Path(folder), 40, ("a", "b", "c", "d"), held)
     dist.destroy_process_group()
 
 
@@ -47,6 +55,40 @@ def test_every_parameter_is_taken_from_the_first_rank_that_holds_it(tmp_path: Pa
     assert [path.name for path in model_path(tmp_path, 40).parent.iterdir()] == ["model.safetensors"]
 
 
+def save_over_hosts_as_rank(rank: int, folder: str) -> None:
+    """The world is over a backend that is as NCCL, and takes nothing from the moment on when steps begin."""
+    register_strict_backends()
+    dist.init_process_group(STRICT, init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    join_host_group(60)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("an operation of the world's communicator")
+
+    OperationQueue.post = refuse
+    held = {name: torch.full((2, 3), 10.0 * rank + ord(name)) for name in HELD[rank]}
+    save_model(Path(folder), 40, ("a", "b", "c", "d"), held)
+    check_replicas(["b"], {"b": nn.Parameter(torch.ones(2))})
+    offsets, told = clock_offsets(), gather_json({"rank": rank})
+    assert (offsets is None) == (told is None) == (rank == 1)
+    assert told is None or told == [{"rank": 0}, {"rank": 1}]
+    assert offsets is None or len(offsets) == 2
+    assert checkpoints._gather(rank) == [0, 1]
+    (Path(folder) / f"done-{rank}").touch()
+    os._exit(0)  # torch would end the world with an operation
+
+
+@pytest.mark.processes
+def test_what_is_no_part_of_a_step_goes_from_host_to_host(tmp_path: Path) -> None:
+    on_ranks(save_over_hosts_as_rank, tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("done-*")) == ["done-0", "done-1"]
+    saved = load_file(model_path(tmp_path, 40))
+    assert {name: tensor.unique().tolist() for name, tensor in saved.items()} == {
+        "a": [97.0],
+        "b": [98.0],
+        "c": [109.0],
+    }
+
+
 COUNT, MIB = 48, 2**20  # tensors, of 4 MiB each
 
 
@@ -55,7 +97,7 @@ def save_much_as_rank(rank: int, folder: str) -> None:
     names = tuple(f"t{number:02d}" for number in range(COUNT))
     held = {name: torch.ones(MIB) for name in names} if rank == 1 else {}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    save_model(Path(folder), 1, names, held, torch.device("cpu"))
+    save_model(Path(folder), 1, names, held)
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     (Path(folder) / f"grown-{rank}").write_text(str(grown_kib))
     dist.destroy_process_group()

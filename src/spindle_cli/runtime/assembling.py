@@ -18,6 +18,7 @@ from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.averages import FollowingParameters
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.communication.host_group import join_host_group
 from spindle_cli.runtime.communication.transfers import Exchange
 from spindle_cli.runtime.evaluating.evaluator import Evaluator
 from spindle_cli.runtime.feeding import make_feed
@@ -86,6 +87,7 @@ def assemble(
     clock = clock or StartClock(request)
     first_of_node = environment.rank - environment.local_rank
     seat = Seat(request, environment.rank, device, first_of_node, counterparts)
+    join_host_group(request.timeout_s)
     plan = Plan.read(request.plan)
     require_runnable(plan, request, environment.world_size)
     model, computing = build_part(seat, plan)
@@ -93,7 +95,7 @@ def assemble(
     clock.ends("workload")
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
     torch.manual_seed(model.train.seed + seat.rank_among_all)
-    check_replicas(model.cuts.keys, model.parameters, device, model.own)
+    check_replicas(model.cuts.keys, model.parameters, model.own)
     communicators = Communicators(model.program.communicators, request.timeout_s)
     communicators.meet([model.program, *(part.program for part in model.steps)], seat.rank, device)
     join_groups(model, seat.rank, communicators)

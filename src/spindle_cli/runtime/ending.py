@@ -29,9 +29,8 @@ def end(training: Training) -> None:
     # Files have no name for complex numbers as wide as float64, in which such a run may compute.
     has_complex = any(parameter.is_complex() for parameter in model.table.parameters.values())
     if not (is_captured and has_complex):
-        device = training.stopwatch.device
         names = tuple(name for name in model.cuts.by_name if model.table.is_trainable(name))
-        save_model(run_dir, training.done, names, model.trained, device, training.pool.whole)
+        save_model(run_dir, training.done, names, model.trained, training.pool.whole)
     hand_in(training)
     training.followers.at_end()
 
@@ -41,10 +40,9 @@ def hand_in(training: Training) -> None:
     (its own file may be gone, or another plan's, when somebody reads them). Collective.
     """
     training.stopwatch.close()
-    device = training.stopwatch.device
     program, run_dir = training.model.program, training.request.run_dir
-    timeline = gather_timeline(training.stopwatch, _ran(training), device)
-    reports = gather_reports(RankReport.of(training.stopwatch), device)
+    timeline = gather_timeline(training.stopwatch, _ran(training))
+    reports = gather_reports(RankReport.of(training.stopwatch))
     if training.log is not None:
         assert reports is not None, "rank 0 has them"
         training.log.close()

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.runtime.communication.host_group import host_group
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.evaluating.passes import Fields, present
 from spindle_cli.runtime.evaluating.prepared import Prepared
@@ -86,6 +87,5 @@ def counts_of(prepared: Prepared, loaded: Loaded, size: int, device: torch.devic
         if prepared.counter is not None and speaks and there[0] < there[1]:
             share = share_of_samples(there[1] - there[0], size, 1)
             total += prepared.counter.count(loaded[there], share)
-    total = total.to(device)
-    dist.all_reduce(total)
-    return total.unbind()
+    dist.all_reduce(total, group=host_group())
+    return total.to(device).unbind()

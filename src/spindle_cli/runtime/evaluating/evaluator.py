@@ -17,6 +17,7 @@ from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.files.runs.evaluations import Evaluation
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.communication.host_group import host_group
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.evaluating.at_lengths import EvaluatedAtLengths
 from spindle_cli.runtime.evaluating.data import counts_of, fields_of, load
@@ -165,7 +166,7 @@ class Evaluator:
     def _run(self, prepared: Prepared, data: Pass) -> tuple[int, float, dict[str, Tensor] | None]:
         """How many samples there were and the loss, on every rank; on rank 0 what was gathered of them."""
         graph, is_mean = prepared.graph, prepared.graph.task.reduction == "mean"
-        results = Results(graph, prepared.wiring, self._rank, self._device, self._model.dtype)
+        results = Results(graph, prepared.wiring, self._rank, self._model.dtype)
         total = torch.zeros(1, dtype=torch.float64, device=self._device)
         num_samples = 0
         for read in data.batches():
@@ -183,7 +184,8 @@ class Evaluator:
             num_samples += size
         if num_samples == 0:
             raise _empty(graph.task.name)
-        dist.all_reduce(total)
+        total = total.cpu()
+        dist.all_reduce(total, group=host_group())
         loss = total.item() / (num_samples if is_mean else 1)
         return num_samples, loss, results.whole() if self._rank == 0 else None
 

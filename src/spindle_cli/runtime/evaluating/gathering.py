@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from spindle_cli.runtime.communication.host_group import host_group
 from spindle_cli.runtime.communication.rows import Samples, share_shape
 from spindle_cli.runtime.communication.wiring import Wiring
 from spindle_cli.runtime.evaluating.passes import BatchRun, present
@@ -31,12 +32,9 @@ class _Piece:
 class Results:
     """Rank 0 gathers them batch by batch, into its host's memory."""
 
-    def __init__(
-        self, task: TaskGraph, wiring: Wiring, rank: int, device: torch.device, dtype: torch.dtype | None
-    ) -> None:
+    def __init__(self, task: TaskGraph, wiring: Wiring, rank: int, dtype: torch.dtype | None) -> None:
         """`dtype`: that everything floating-point was converted to, if it was."""
         self._rank = rank
-        self._device = device
         self._rows: dict[str, list[Tensor]] = {key: [] for key in task.results}
         self._pieces: list[_Piece] = []
         for wired in wiring.slices:
@@ -59,19 +57,19 @@ class Results:
                 continue
             mine = batch.results.get((piece.key, there)) if piece.owner == self._rank else None
             if mine is not None:
-                mine = mine.detach().to(piece.spec.dtype).contiguous()
+                mine = mine.detach().to(piece.spec.dtype).contiguous().cpu()
             if piece.owner != 0:
                 mine = self._moved(piece, there, mine)
             if self._rank == 0:
                 assert mine is not None, "it has arrived"
-                self._rows[piece.key].append(mine.cpu())
+                self._rows[piece.key].append(mine)
 
     def _moved(self, piece: _Piece, there: Samples, mine: Tensor | None) -> Tensor | None:
         if mine is not None:
-            dist.send(mine, 0)
+            dist.send(mine, 0, group=host_group())
         elif self._rank == 0:
-            mine = torch.empty(share_shape(piece.spec, there), dtype=piece.spec.dtype, device=self._device)
-            dist.recv(mine, piece.owner)
+            mine = torch.empty(share_shape(piece.spec, there), dtype=piece.spec.dtype)
+            dist.recv(mine, piece.owner, group=host_group())
         return mine
 
     def whole(self) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from spindle_cli.errors import RunFailedError
+from spindle_cli.runtime.communication.host_group import host_group
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.types import Metric
@@ -26,7 +27,7 @@ def measured(task: TaskGraph, gathered: dict[str, Tensor] | None) -> dict[str, f
     if not metrics:
         return {}
     told: list[Any] = [None if gathered is None else _all(task, metrics, gathered)]
-    dist.broadcast_object_list(told)
+    dist.broadcast_object_list(told, group=host_group())
     (found,) = told
     if isinstance(found, str):
         raise RunFailedError(found, hint="Checkpoints from before are there: go on from one with --resume.")

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import SeenData
+from spindle_cli.runtime.communication.host_group import host_group
 from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.data.seen_data import UNREADABLE, look_at
 from spindle_cli.workload.types import FlowTask, Task
@@ -24,7 +25,7 @@ def require_same_data(tasks: Sequence[Task | FlowTask]) -> None:
     """
     own = {task.name: look_at(task, (0,)) for task in tasks if not is_stream(task)}
     gathered: list[dict[str, SeenData]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, own)
+    dist.all_gather_object(gathered, own, group=host_group())
     known: dict[str, tuple[int, SeenData]] = {}
     for rank, found in enumerate(gathered):
         for name, seen in found.items():

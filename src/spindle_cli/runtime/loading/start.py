@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from spindle_cli.errors import InputError
+from spindle_cli.runtime.communication.host_group import host_group
 from spindle_cli.runtime.loading.client import NodeBatches
 from spindle_cli.runtime.loading.passes import NodePasses
 from spindle_cli.runtime.loading.reader import Reading, start_reader
@@ -155,5 +156,5 @@ def _listen() -> tuple[socket.socket, str]:
 
 def _gathered(own: Any) -> list[Any]:
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, own)
+    dist.all_gather_object(gathered, own, group=host_group())
     return gathered

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from spindle_cli.runtime.communication.host_group import host_group
+
 _ROUNDS = 8
 
 
@@ -23,15 +25,14 @@ class Offset:
     error_s: float
 
 
-def clock_offsets(device: torch.device) -> list[Offset] | None:
+def clock_offsets() -> list[Offset] | None:
     """Of every rank's `time.perf_counter`, by rank, on rank 0; None on the others. Collective."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    message = torch.zeros(1, dtype=torch.float64, device=device)
+    message = torch.zeros(1, dtype=torch.float64)
     if rank != 0:
         for _ in range(_ROUNDS):
-            dist.recv(message, src=0)
-            message.item()  # on CUDA, waits until it is there
-            dist.send(message.fill_(time.perf_counter()), dst=0)
+            dist.recv(message, src=0, group=host_group())
+            dist.send(message.fill_(time.perf_counter()), dst=0, group=host_group())
         return None
     return [Offset(0.0, 0.0), *(_ask(other, message) for other in range(1, world))]
 
@@ -40,8 +41,8 @@ def _ask(other: int, message: torch.Tensor) -> Offset:
     rounds: list[Offset] = []
     for _ in range(_ROUNDS):
         asked_s = time.perf_counter()
-        dist.send(message, dst=other)
-        dist.recv(message, src=other)
+        dist.send(message, dst=other, group=host_group())
+        dist.recv(message, src=other, group=host_group())
         theirs_s = float(message.item())
         rounds.append(offset_of(asked_s, theirs_s, time.perf_counter()))
     return min(rounds, key=lambda offset: offset.error_s)

@@ -7,8 +7,6 @@ from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import torch
-
 from spindle_cli.account.device.compute import compute_of_devices
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.costs.recomputing import forwards_again
@@ -211,10 +209,10 @@ def _types(plan: Plan, devices: Sequence[DeviceTimes]) -> tuple[TypeTimes, ...]:
     return tuple(found)
 
 
-def gather_reports(mine: RankReport, device: torch.device) -> list[RankReport] | None:
+def gather_reports(mine: RankReport) -> list[RankReport] | None:
     """Every rank's report on rank 0; None on the others. Collective."""
     of_sets = [[tasks, _rows(times)] for tasks, times in mine.of_sets.items()]
-    gathered = gather_json([_rows(mine.times), mine.least_compute_s, of_sets], device)
+    gathered = gather_json([_rows(mine.times), mine.least_compute_s, of_sets])
     if gathered is None:
         return None
     return [

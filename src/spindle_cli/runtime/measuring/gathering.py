@@ -8,24 +8,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spindle_cli.runtime.communication.host_group import host_group
 
-def gather_json(mine: Any, device: torch.device) -> list[Any] | None:
+
+def gather_json(mine: Any) -> list[Any] | None:
     """Every rank's data, by rank, on rank 0; None on the others. Collective.
 
     It travels as bytes, padded to the longest.
     """
-    data = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8).to(device)
-    size = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    data = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
+    size, group = torch.tensor([len(data)], dtype=torch.int64), host_group()
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, size)
-    padded = torch.zeros(max(int(each.item()) for each in sizes), dtype=torch.uint8, device=device)
+    dist.all_gather(sizes, size, group=group)
+    padded = torch.zeros(max(int(each.item()) for each in sizes), dtype=torch.uint8)
     padded[: len(data)] = data
     if dist.get_rank() != 0:
-        dist.gather(padded, dst=0)
+        dist.gather(padded, dst=0, group=group)
         return None
     gathered = [torch.empty_like(padded) for _ in sizes]
-    dist.gather(padded, gathered, dst=0)
+    dist.gather(padded, gathered, dst=0, group=group)
     return [
-        json.loads(bytes(each[: int(length.item())].cpu().numpy()))
+        json.loads(bytes(each[: int(length.item())].numpy()))
         for each, length in zip(gathered, sizes, strict=True)
     ]

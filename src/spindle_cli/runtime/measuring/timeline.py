@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.runs.timeline import MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.plan.types import Plan
@@ -45,10 +43,10 @@ class Ran:
     groups: Sequence[ParameterGroup]
 
 
-def gather_timeline(stopwatch: Stopwatch, ran: Ran, device: torch.device) -> MeasuredTimeline | None:
+def gather_timeline(stopwatch: Stopwatch, ran: Ran) -> MeasuredTimeline | None:
     """The steps that every rank's stopwatch has kept, on rank 0; None on the others. Collective."""
-    offsets = clock_offsets(device)
-    gathered = gather_json([_step_row(stopwatch, kept) for kept in stopwatch.steps], device)
+    offsets = clock_offsets()
+    gathered = gather_json([_step_row(stopwatch, kept) for kept in stopwatch.steps])
     if gathered is None:
         return None
     assert offsets is not None

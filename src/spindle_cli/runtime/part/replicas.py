@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from spindle_cli.errors import RunFailedError
+from spindle_cli.runtime.communication.host_group import host_group
 from spindle_cli.workload.initial.own import OwnValues
 
 # A rank that does not hold a parameter puts in what changes no maximum.
@@ -19,7 +20,6 @@ _NOT_HELD = -(2**40)
 def check_replicas(
     names: Sequence[str],
     held: Mapping[str, nn.Parameter],
-    device: torch.device,
     own: Mapping[str, OwnValues] | None = None,
 ) -> None:
     """Compare checksums of all ranks' parameters in one collective.
@@ -27,7 +27,6 @@ def check_replicas(
     Args:
         names: canonical names of all parameters, the same sequence on every rank.
         held: this rank's.
-        device: of the collective.
         own: of those of which this rank has a range: what was seen of them while they were whole counts.
 
     Raises:
@@ -39,9 +38,8 @@ def check_replicas(
             for name in names
         ],
         dtype=torch.int64,
-        device=device,
     )
-    dist.all_reduce(checksums, op=dist.ReduceOp.MAX)
+    dist.all_reduce(checksums, op=dist.ReduceOp.MAX, group=host_group())
     for name, (highest, negated_lowest) in zip(names, checksums.tolist(), strict=True):
         if highest != -negated_lowest and highest != _NOT_HELD:
             raise RunFailedError(

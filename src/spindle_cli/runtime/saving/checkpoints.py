@@ -20,6 +20,7 @@ from spindle_cli.checkpoint.index import Checkpoint, SavedGroup, SavedLossScale,
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import CHECKPOINTS_DIR
+from spindle_cli.runtime.communication.host_group import host_group
 from spindle_cli.runtime.saving.background import BackgroundSaves
 from spindle_cli.runtime.saving.frozen import FrozenWeights, find_frozen
 from spindle_cli.runtime.saving.train_state import TrainState, held_by, numbers_of
@@ -94,7 +95,7 @@ class Checkpoints:
         if self._frozen is None:
             request, state = self._request, self._state
             own_step = self._began if request.resume else 0
-            self._frozen = find_frozen(request.run_dir, own_step, state.model, state.device, state.whole)
+            self._frozen = find_frozen(request.run_dir, own_step, state.model, state.whole)
         # Its import takes most of a second, which a run that saves nothing need not wait for.
         from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter
 
@@ -106,7 +107,7 @@ class Checkpoints:
         held, numbers = held_by(self._state, self._rank), numbers_of(self._state)
         planner = PartsSavePlanner(held, numbers, copied, self._streams)
         if self._background is None or copied is None:
-            _save(writer, planner, None)
+            _save(writer, planner, host_group())
             self._whole.append(step)
         else:
             self._under_way = step
@@ -183,7 +184,7 @@ def _save(writer: ShardWriter, planner: PartsSavePlanner, group: dist.ProcessGro
 def _gather(own: T) -> list[T]:
     """Every rank's, by rank."""
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, own)
+    dist.all_gather_object(gathered, own, group=host_group())
     return gathered
 
 

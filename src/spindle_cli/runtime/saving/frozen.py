@@ -8,7 +8,6 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from spindle_cli.checkpoint.files import checkpoint_folder
@@ -16,6 +15,7 @@ from spindle_cli.checkpoint.index import FROZEN_FILE, Checkpoint, FrozenFile, Sa
 from spindle_cli.checkpoint.names import model_key
 from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import CHECKPOINTS_DIR
+from spindle_cli.runtime.communication.host_group import host_group
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.saving.save import Whole, save_tensors
 
@@ -74,9 +74,7 @@ def moved_here(model: LocalModel) -> set[str]:
     return (used & moving_names(model)) | averages(model)
 
 
-def find_frozen(
-    run_dir: Path, began: int, model: LocalModel, device: torch.device, whole: Whole
-) -> FrozenWeights:
+def find_frozen(run_dir: Path, began: int, model: LocalModel, whole: Whole) -> FrozenWeights:
     """The file of the checkpoint that the run has gone on from, or else a new one. Collective.
 
     Args:
@@ -96,14 +94,14 @@ def find_frozen(
     if began and dist.get_rank() == 0:
         known = FrozenWeights.of(read_index(checkpoint_folder(run_dir, began)))
     found = [None if known is None or known.file is None else set(known.file.keys)]
-    dist.broadcast_object_list(found)
+    dist.broadcast_object_list(found, group=host_group())
     if found[0] is not None:
         _check_unmoved(found[0], model)
         return known or FrozenWeights(None, {})
     path = run_dir / CHECKPOINTS_DIR / Path(FROZEN_FILE).name
     held = {key: value for key, value in model.parameters.items() if not value.requires_grad}
     digest = hashlib.sha256()
-    specs = save_tensors(path, names, held, device, model_key, digest, whole)
+    specs = save_tensors(path, names, held, model_key, digest, whole)
     if dist.get_rank() != 0:
         return FrozenWeights(None, {})
     tensors = {

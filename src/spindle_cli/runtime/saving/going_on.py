@@ -12,6 +12,7 @@ from spindle_cli.checkpoint.carried import carried_over, require_same_optimizer
 from spindle_cli.checkpoint.files import find_checkpoint, require_steps_left
 from spindle_cli.checkpoint.same_run import require_same_run
 from spindle_cli.files.request import RunRequest
+from spindle_cli.runtime.communication.host_group import host_group
 from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.saving.restore import restore
 from spindle_cli.runtime.saving.train_state import TrainState
@@ -42,7 +43,7 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
         run_dir, step = request.begin_from, request.begin_step
     # Rank 0 chooses, so that all ranks take the same one whatever happens to the files meanwhile.
     chosen = [find_checkpoint(run_dir, step=step) if rank == 0 else None]
-    dist.broadcast_object_list(chosen)
+    dist.broadcast_object_list(chosen, group=host_group())
     (found,) = chosen
     assert found is not None
     require_steps_left(found, total_steps)
@@ -62,5 +63,5 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
         require_same_optimizer(found.checkpoint, carried, state.model.groups, found.folder)
     restore(found.folder, found.checkpoint, state, rank, carried)
     there = {key: value for key, value in state.model.parameters.items() if key not in state.fetched}
-    check_replicas(state.model.cuts.keys, there, state.device)
+    check_replicas(state.model.cuts.keys, there)
     return Start(found.checkpoint.step, found.checkpoint.streams, found.checkpoint.step_values)

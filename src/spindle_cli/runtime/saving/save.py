@@ -19,6 +19,7 @@ from spindle_cli.files.fragments import Fragment, fragment_key, fragments_by_nam
 from spindle_cli.files.joining import joined
 from spindle_cli.files.run_files import model_path
 from spindle_cli.files.writing import written_whole
+from spindle_cli.runtime.communication.host_group import host_group
 
 # (keys of tensors) -> inside, those that this rank holds are whole; gives whether any are for as long alone;
 # collective
@@ -34,7 +35,6 @@ def save_model(
     step: int,
     names: Sequence[str],
     held: Mapping[str, Tensor],
-    device: torch.device,
     whole: Whole = _as_they_are,
 ) -> None:
     """Send every parameter to rank 0, each fragment from the first rank that holds it, and write them one by
@@ -43,20 +43,18 @@ def save_model(
     Args:
         names: canonical names of all parameters, the same on every rank; what no rank holds is left out.
         held: this rank's, or fragments of them by the keys of files/fragments.py.
-        device: through which tensors are sent.
         whole: makes those whole that are shared out.
 
     Raises:
         InputError: the folder is not writable, or the disk is full.
     """
-    save_tensors(model_path(run_dir, step), names, held, device, whole=whole)
+    save_tensors(model_path(run_dir, step), names, held, whole=whole)
 
 
 def save_tensors(
     path: Path,
     names: Sequence[str],
     held: Mapping[str, Tensor],
-    device: torch.device,
     key_of: Callable[[str], str] = str,
     digest: Digest | None = None,
     whole: Whole = _as_they_are,
@@ -82,7 +80,7 @@ def save_tensors(
         with whole(keys.values()) as is_lent:
             for fragment, key in keys.items():
                 is_own = owners[key] == 0
-                taken[fragment] = held[key].detach() if is_own else _receive(owners[key], leaves[key], device)
+                taken[fragment] = held[key].detach().cpu() if is_own else _receive(owners[key], leaves[key])
             found = joined(taken)
             return found.clone() if is_lent else found
 
@@ -96,7 +94,7 @@ def save_tensors(
         with whole(keys):
             for key in keys:
                 if owners[key] == dist.get_rank():
-                    dist.send(held[key].detach().to(device).contiguous(), 0)
+                    dist.send(held[key].detach().cpu().contiguous(), 0, group=host_group())
     return by_key
 
 
@@ -104,7 +102,7 @@ def _gather_specs(held: Mapping[str, Tensor]) -> list[dict[str, TensorSpec]]:
     """What every rank holds, by rank."""
     own = {name: TensorSpec.of(tensor) for name, tensor in held.items()}
     gathered: list[dict[str, TensorSpec] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, own)
+    dist.all_gather_object(gathered, own, group=host_group())
     return [specs for specs in gathered if specs is not None]
 
 
@@ -117,9 +115,9 @@ def _whole(name: str, fragments: Sequence[Fragment | None], leaves: Mapping[str,
     return TensorSpec(tuple(shape), specs[0].dtype)
 
 
-def _receive(owner: int, spec: TensorSpec, device: torch.device) -> Tensor:
-    received = torch.empty(spec.shape, dtype=spec.dtype, device=device)
-    dist.recv(received, owner)
+def _receive(owner: int, spec: TensorSpec) -> Tensor:
+    received = torch.empty(spec.shape, dtype=spec.dtype)
+    dist.recv(received, owner, group=host_group())
     return received
 
 

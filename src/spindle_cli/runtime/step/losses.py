@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from spindle_cli.account.sums.collectives import NUMBERS_OF_A_RANK
 from spindle_cli.errors import RunFailedError
+from spindle_cli.runtime.communication.host_group import host_group
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.workload.file import TrainSettings
@@ -112,9 +113,10 @@ class LossBoard:
         Returns:
             The tasks of which something counts nothing.
         """
-        self._counts.copy_(counts)
-        dist.all_reduce(self._counts)
-        return self.layout.uncounted(self._counts.tolist())
+        total = counts.clone()
+        dist.all_reduce(total, group=host_group())
+        self._counts.copy_(total)
+        return self.layout.uncounted(total.tolist())
 
     def count_next(self, counts: Tensor) -> None:
         """Take what this rank counts of the next step's batches; before this step's sum is started."""
