@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -69,7 +70,7 @@ def test_the_end_of_the_node_with_the_store_is_noticed() -> None:
 class OutOfReach(Store):
     """A store that does not answer, as where the network is cut."""
 
-    def __init__(self, answer: Callable[[], None]) -> None:
+    def __init__(self, answer: Callable[[], object]) -> None:
         super().__init__()
         self._answer = answer
 
@@ -79,7 +80,7 @@ class OutOfReach(Store):
 
 def test_a_store_out_of_reach_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_nodes, "_TOLD_S", 0.05)
-    nodes = OtherNodes(OutOfReach(lambda: time.sleep(LONG_S)), 0, 2, silent_s=0.2, grace_s=0.0)
+    nodes = OtherNodes(OutOfReach(threading.Event().wait), 0, 2, silent_s=0.2, grace_s=0.0)
     began_s = time.monotonic()
     nodes.tell_loss()
     assert heard(nodes) == "node 1 has said nothing for 0.2 s"

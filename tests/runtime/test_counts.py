@@ -85,7 +85,8 @@ def test_a_step_has_the_counts_of_its_own_batches(alone: None, batches_per_step:
 
 def test_the_first_step_has_the_counts_of_all_ranks(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     board, feed, _ = parts(1)
-    monkeypatch.setattr(dist, "all_reduce", lambda sums: sums.mul_(3))  # as of three ranks that count alike
+    # As of three ranks that count alike.
+    monkeypatch.setattr(dist, "all_reduce", lambda sums, **_: sums.mul_(3))
     board.begin(torch.tensor([2.0], dtype=torch.float64))
     assert board.arguments("t", (1, 3))[1] == 6
     feed.close()

@@ -39,7 +39,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, SeenData]]:
     """What the other ranks say."""
     told: list[dict[str, SeenData]] = []
 
-    def gather(gathered: list[Any], own: Any) -> None:
+    def gather(gathered: list[Any], own: Any, **_: object) -> None:
         gathered[:] = [*told, own]
 
     monkeypatch.setattr(same_data.dist, "get_world_size", lambda: len(told) + 1)

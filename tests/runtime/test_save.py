@@ -17,8 +17,8 @@ from torch import nn
 from spindle_cli.checkpoint.tensor_file import TensorSpec
 from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import model_path, newest_model
+from spindle_cli.runtime.backends.host_group import join_host_group
 from spindle_cli.runtime.backends.strict_backend import STRICT, OperationQueue, register_strict_backends
-from spindle_cli.runtime.communication.host_group import join_host_group
 from spindle_cli.runtime.measuring.clocks import clock_offsets
 from spindle_cli.runtime.measuring.gathering import gather_json
 from spindle_cli.runtime.part.replicas import check_replicas

@@ -16,9 +16,9 @@ from spindle_cli.plan.types import Plan
 from spindle_cli.process.allocator import keep_freed_memory
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.averages import FollowingParameters
+from spindle_cli.runtime.backends.host_group import join_host_group
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
-from spindle_cli.runtime.communication.host_group import join_host_group
 from spindle_cli.runtime.communication.transfers import Exchange
 from spindle_cli.runtime.evaluating.evaluator import Evaluator
 from spindle_cli.runtime.feeding import make_feed

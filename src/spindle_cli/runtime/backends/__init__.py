@@ -1,1 +1,1 @@
-"""What torch.distributed talks by: settings of NCCL, and a backend as strict as it for tests."""
+"""What torch.distributed talks by: NCCL, gloo beside it, and for tests a backend as strict."""

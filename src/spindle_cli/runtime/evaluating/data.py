@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.runtime.communication.host_group import host_group
+from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.evaluating.passes import Fields, present
 from spindle_cli.runtime.evaluating.prepared import Prepared

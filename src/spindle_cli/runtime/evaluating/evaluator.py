@@ -15,9 +15,9 @@ from torch import nn
 
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.files.runs.evaluations import Evaluation
+from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
-from spindle_cli.runtime.communication.host_group import host_group
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.evaluating.at_lengths import EvaluatedAtLengths
 from spindle_cli.runtime.evaluating.data import counts_of, fields_of, load

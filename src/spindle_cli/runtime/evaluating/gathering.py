@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from spindle_cli.runtime.communication.host_group import host_group
+from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.communication.rows import Samples, share_shape
 from spindle_cli.runtime.communication.wiring import Wiring
 from spindle_cli.runtime.evaluating.passes import BatchRun, present

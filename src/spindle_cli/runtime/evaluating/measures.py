@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from spindle_cli.errors import RunFailedError
-from spindle_cli.runtime.communication.host_group import host_group
+from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.types import Metric

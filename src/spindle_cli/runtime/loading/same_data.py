@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import SeenData
-from spindle_cli.runtime.communication.host_group import host_group
+from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.data.seen_data import UNREADABLE, look_at
 from spindle_cli.workload.types import FlowTask, Task

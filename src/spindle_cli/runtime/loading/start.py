@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from spindle_cli.errors import InputError
-from spindle_cli.runtime.communication.host_group import host_group
+from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.loading.client import NodeBatches
 from spindle_cli.runtime.loading.passes import NodePasses
 from spindle_cli.runtime.loading.reader import Reading, start_reader

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from spindle_cli.runtime.communication.host_group import host_group
+from spindle_cli.runtime.backends.host_group import host_group
 
 _ROUNDS = 8
 

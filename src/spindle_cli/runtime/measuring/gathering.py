@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spindle_cli.runtime.communication.host_group import host_group
+from spindle_cli.runtime.backends.host_group import host_group
 
 
 def gather_json(mine: Any) -> list[Any] | None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from spindle_cli.errors import RunFailedError
-from spindle_cli.runtime.communication.host_group import host_group
+from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.workload.initial.own import OwnValues
 
 # A rank that does not hold a parameter puts in what changes no maximum.

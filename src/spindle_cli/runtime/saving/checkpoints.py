@@ -20,7 +20,7 @@ from spindle_cli.checkpoint.index import Checkpoint, SavedGroup, SavedLossScale,
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import CHECKPOINTS_DIR
-from spindle_cli.runtime.communication.host_group import host_group
+from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.saving.background import BackgroundSaves
 from spindle_cli.runtime.saving.frozen import FrozenWeights, find_frozen
 from spindle_cli.runtime.saving.train_state import TrainState, held_by, numbers_of

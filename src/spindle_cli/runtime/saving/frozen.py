@@ -15,7 +15,7 @@ from spindle_cli.checkpoint.index import FROZEN_FILE, Checkpoint, FrozenFile, Sa
 from spindle_cli.checkpoint.names import model_key
 from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import CHECKPOINTS_DIR
-from spindle_cli.runtime.communication.host_group import host_group
+from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.saving.save import Whole, save_tensors
 

@@ -12,7 +12,7 @@ from spindle_cli.checkpoint.carried import carried_over, require_same_optimizer
 from spindle_cli.checkpoint.files import find_checkpoint, require_steps_left
 from spindle_cli.checkpoint.same_run import require_same_run
 from spindle_cli.files.request import RunRequest
-from spindle_cli.runtime.communication.host_group import host_group
+from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.saving.restore import restore
 from spindle_cli.runtime.saving.train_state import TrainState

@@ -19,7 +19,7 @@ from spindle_cli.files.fragments import Fragment, fragment_key, fragments_by_nam
 from spindle_cli.files.joining import joined
 from spindle_cli.files.run_files import model_path
 from spindle_cli.files.writing import written_whole
-from spindle_cli.runtime.communication.host_group import host_group
+from spindle_cli.runtime.backends.host_group import host_group
 
 # (keys of tensors) -> inside, those that this rank holds are whole; gives whether any are for as long alone;
 # collective

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from spindle_cli.account.sums.collectives import NUMBERS_OF_A_RANK
 from spindle_cli.errors import RunFailedError
-from spindle_cli.runtime.communication.host_group import host_group
+from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.workload.file import TrainSettings
