@@ -139,6 +139,7 @@ def test_gpus_get_nccl_on_the_same_interface() -> None:
     share = NodeShare(1, 2, 2, Address("10.0.0.1", 29500), "eth1")
     launch = build_launch(gpus, Path("/plan.yaml"), "toy:build", Path("/run"), share, LaunchOptions())
     assert (launch.request.device_type, launch.request.backend) == ("cuda", "nccl")
-    assert launch.environment["NCCL_SOCKET_IFNAME"] == launch.environment["GLOO_SOCKET_IFNAME"] == "eth1"
+    assert launch.environment["NCCL_SOCKET_IFNAME"] == "=eth1"
+    assert launch.environment["GLOO_SOCKET_IFNAME"] == "eth1"
     assert {"--nnodes=2", "--rdzv-endpoint=10.0.0.1:29500", "--rdzv-conf=rank=1"} <= set(launch.argv)
     assert launch.request_file.name == "node-1.request.json"

@@ -113,11 +113,26 @@ def build_again(launch: Launch, step: int | None) -> Launch:
     return timed(going_on(launch.model_copy(update={"argv": argv, "request": request}), step), time.time())
 
 
+# What torch's allocator reads, the newest name first.
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+# Freed blocks of another size are used for the next ones, as pages: what a plan has nearly filled has no room
+# for holes between segments.
+_SEGMENTS_GROW = "expandable_segments:True"
+# A rank whose operation fails or times out ends, with all that waits for it; so torchrun has it by itself.
+_ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+
 def worker_environment(threads: int, backend: Backend, share: NodeShare) -> dict[str, str]:
     """The variables that a node's workers have beyond the launcher's own."""
     additions = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": share.interface}
-    if backend == "nccl" and not is_chosen("NCCL_SOCKET_IFNAME"):
-        additions["NCCL_SOCKET_IFNAME"] = share.interface
+    if backend != "nccl":
+        return additions
+    if not is_chosen("NCCL_SOCKET_IFNAME"):
+        additions["NCCL_SOCKET_IFNAME"] = f"={share.interface}"  # without the sign, all that begin so
+    if not any(map(is_chosen, _ALLOCATOR)):
+        additions[_ALLOCATOR[0]] = _SEGMENTS_GROW
+    if not is_chosen(_ASYNC_ERRORS):
+        additions[_ASYNC_ERRORS] = "1"
     return additions
 
 
