@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from torch.distributed import DistError, DistStoreError, HashStore, Store, TCPStore
 
+from spindle_cli.launch.build import TORCHRUN
 from spindle_cli.launch.starting import other_nodes
 from spindle_cli.launch.starting.other_nodes import OtherNodes
+from spindle_cli.launch.types import WorkerExits
+from spindle_cli.process.environment import child_environment
 
 LONG_S = 60.0
 
@@ -95,3 +103,40 @@ def test_what_cannot_be_said_is_left_unsaid() -> None:
     nodes = OtherNodes(OutOfReach(refuse), 1, 2, silent_s=LONG_S, grace_s=0.0)
     nodes.tell_loss()
     assert heard(nodes) == "node 0 is gone, where all nodes had met: Broken pipe"
+
+
+SLEEPS = """
+import os, signal, sys, time
+def main(argv):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+if __name__ == "__main__":
+    main(sys.argv)
+"""
+
+
+@pytest.mark.processes
+def test_workers_that_would_wait_on_are_ended_when_another_nodes_is_killed(tmp_path: Path) -> None:
+    """As those on NCCL, whose connections tell them nothing."""
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", TORCHRUN, tmp_path / f"node-{node}.exits.json"),
+                *("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=spindle", "--max-restarts=0"),
+                *(f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf=rank={node}", "--start-method=spawn"),
+                *("-m", "sleeps", "request"),
+            ],
+            env=child_environment({"PYTHONPATH": str(tmp_path)}),
+            stderr=subprocess.DEVNULL,
+        )
+        for node in (0, 1)
+    ]
+    assert [each.wait(120) for each in started] == [1, 1]
+    found = [WorkerExits.read(tmp_path / f"node-{node}.exits.json") for node in (0, 1)]
+    assert [exits.problem for exits in found] == ["node 1 has lost a worker", None]
+    assert [(died.rank, died.exit_code) for died in found[1].exits] == [(1, -signal.SIGKILL)]
