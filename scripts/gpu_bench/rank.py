@@ -33,7 +33,7 @@ def main() -> None:
         else:
             torch.set_num_threads(1)
             peak = by_plan(request, environment, device)
-    write_peak(path.parent, peak)
+    write_peak(path.parent, environment.rank, peak)
 
 
 def peak_of_gpu(device: torch.device) -> float:

@@ -44,7 +44,7 @@ def by_plans(folder: Path) -> None:
     with connected(RunRequest.read(paths[0]), environment, device):
         for path in paths:
             peak = by_plan(RunRequest.read(path), environment, device)
-            write_peak(path.parent, peak)
+            write_peak(path.parent, environment.rank, peak)
             gc.collect()
 
 
@@ -114,9 +114,8 @@ def by_ddp(source: str, out: Path) -> float:
     return live.peak
 
 
-def write_peak(folder: Path, peak: float) -> None:
-    """Keep this rank's peak."""
-    rank = WorkerEnvironment.read().rank
+def write_peak(folder: Path, rank: int, peak: float) -> None:
+    """Keep a rank's peak."""
     (folder / f"peak.{rank}").write_text(str(round(peak)), encoding="utf-8")
 
 
@@ -131,7 +130,7 @@ def main(argv: list[str]) -> None:
     if how == "ours":
         by_plans(Path(source))
     else:
-        write_peak(Path(out[0]), by_ddp(source, Path(out[0])))
+        write_peak(Path(out[0]), WorkerEnvironment.read().rank, by_ddp(source, Path(out[0])))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,11 @@ class FollowingParameters:
             for slow, fast in each.pairs
         ]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to move on this rank."""
+        return not self._pairs
+
     def begin_batch(self, step: int, tasks: Collection[str], *, begins_step: bool) -> None:
         """Move what is due ahead of one of a step's batches of these tasks; with `begins_step` what is due
         ahead of a step, counted from 0, too, and first what is still due behind the one before. Collective.

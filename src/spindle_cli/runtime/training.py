@@ -294,8 +294,9 @@ class Training:
         batches, data_wait_s = self.model.train.accumulate, 0.0
         for number in range(step * batches, (step + 1) * batches):
             self.stopwatch.begin_step(apart)
-            with self.stopwatch.timed(Activity.OPTIMIZER):
-                self.following.begin_batch(step, tasks, begins_step=number == step * batches)
+            if not self.following.is_empty:
+                with self.stopwatch.timed(Activity.OPTIMIZER):
+                    self.following.begin_batch(step, tasks, begins_step=number == step * batches)
             self.watch.record_buffers()
             asked_s, traced_s = time.perf_counter(), self.at_lengths.seconds
             with self.stopwatch.timed(Activity.DATA):
