@@ -17,6 +17,7 @@ from spindle_cli.workload.building.load import load
 from spindle_cli.workload.data.reading import open_batches
 from spindle_cli.workload.graph import IGNORED_LABEL
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.training.arguments import call_forward
 from spindle_cli.workload.types import FlowTask, Task
 
 
@@ -74,7 +75,7 @@ class PlainTraining:
             ]
             for batch, share in zip(taken, shares_of(task, taken), strict=True):
                 batch = {name: t.to(self._dtype) if t.is_floating_point() else t for name, t in batch.items()}
-                result = run_flow(task, batch) if isinstance(task, FlowTask) else task.module(**batch)
+                result = run_flow(task, batch) if isinstance(task, FlowTask) else call_forward(task, batch)
                 loss = share * (result["loss"] if isinstance(result, dict) else result)
                 (weights[task.name] * loss).backward()
                 losses[task.name] = losses.get(task.name, 0.0) + loss.item()

@@ -19,6 +19,7 @@ from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.evaluated.in_order import InOrder, stream_batches
 from spindle_cli.workload.metaops.gradients import Asking
 from spindle_cli.workload.refuse import place_of_error
+from spindle_cli.workload.training.arguments import call_forward
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 Batch = dict[str, Tensor]
@@ -61,7 +62,7 @@ def _run(task: Task | FlowTask, batch: Batch) -> Any:
     """What a task gives; with gradients where it asks for some itself, which fails without."""
     with Asking() as asking:
         try:
-            return run_flow(task, batch) if isinstance(task, FlowTask) else task.module(**batch)
+            return run_flow(task, batch) if isinstance(task, FlowTask) else call_forward(task, batch)
         except RuntimeError:
             if not asking.asks or torch.is_grad_enabled():
                 raise
@@ -78,7 +79,8 @@ def _evaluate(
 ) -> Evaluation:
     began, count, total = perf_counter(), 0, 0.0
     results: dict[str, list[Tensor]] = {}
-    for batch in _batches(replace(task, dataset=task.eval_dataset), seed):
+    task = replace(task, dataset=task.eval_dataset)
+    for batch in _batches(task, seed):
         size = len(next(iter(batch.values())))
         with computing():
             output = _run(task, fields(batch))

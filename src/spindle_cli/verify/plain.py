@@ -41,9 +41,10 @@ from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_
 from spindle_cli.verify.types import NOISE_FLOOR
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.data.loaders import LoaderWorkers
-from spindle_cli.workload.data.reading import open_batches
+from spindle_cli.workload.data.reading import first_samples, open_batches
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.lengths import Lengths
+from spindle_cli.workload.training.arguments import call_forward
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.precision import (
     compute_convolutions_in_float32,
@@ -148,6 +149,8 @@ class PlainTraining:
             )
             for task in self.workload.tasks
         }
+        for task in self.workload.tasks:
+            first_samples(task, 1)  # what their batches are to forward, which loader workers would keep
         self._steps_of = dict.fromkeys(self._batches, 0)
 
     def step(self, step: int) -> StepMetrics:
@@ -372,7 +375,7 @@ def loss_of(task: Task | FlowTask, batch: Mapping[str, Tensor]) -> Tensor:
     Raises:
         WorkloadError: it returns something else.
     """
-    output = run_flow(task, batch) if isinstance(task, FlowTask) else task.module(**batch)
+    output = run_flow(task, batch) if isinstance(task, FlowTask) else call_forward(task, batch)
     loss = output["loss"] if isinstance(output, dict) else output
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise WorkloadError(f"task {task.name!r}: its loss is not a scalar tensor")

@@ -170,6 +170,7 @@ class TaskGraph:
             the keys of what has no row for each sample.
         varying: fields whose samples have other sizes in other batches, and along which of their dimensions;
             all shapes here are those of one length.
+        left_out_of_items: names of texts and other objects of the dataset's items that forward does not take.
         findings: what was found out about its layers, by all that it depends on; equal ones are asked once.
     """
 
@@ -185,6 +186,7 @@ class TaskGraph:
     results: dict[str, ValueSpec] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     varying: dict[str, tuple[bool, ...]] = field(default_factory=dict)
+    left_out_of_items: tuple[str, ...] = ()
     findings: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -257,7 +259,8 @@ class WorkloadGraph:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """For people: MetaOps that were found to be coupled although the workload does not list them, fields
-        that are taken as the same in every sample, and parameters that a forward moves.
+        that are taken as the same in every sample, parameters that a forward moves, and what is left out of
+        items.
         """
         coupled = (
             f"{metaop.name} is never split over the batch: {reason}"
@@ -284,4 +287,10 @@ class WorkloadGraph:
             for metaop in self.metaops
             if self.tasks[metaop.task].ops[metaop.ops[0]].draws_own
         )
-        return (*coupled, *fixed, *moved, *drawing)
+        left_out = (
+            f"task {name!r}: {', '.join(map(repr, task.left_out_of_items))} of the dataset's items: no "
+            "tensors, and forward does not take them, so they are left out"
+            for name, task in self.tasks.items()
+            if task.left_out_of_items
+        )
+        return (*coupled, *fixed, *moved, *drawing, *left_out)

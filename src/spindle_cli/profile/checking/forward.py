@@ -14,6 +14,7 @@ from spindle_cli.workload.after_update import move_as_forward
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.training.arguments import call_forward
 from spindle_cli.workload.training.no_randomness import NoRandomness
 from spindle_cli.workload.types import Task
 
@@ -60,7 +61,7 @@ def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: V
 
 def _loss_of(task: TaskGraph, batch: Mapping[str, Tensor]) -> Tensor:
     assert isinstance(task.task, Task)
-    result = task.task.module(**{name: value.clone() for name, value in batch.items()})
+    result = call_forward(task.task, {name: value.clone() for name, value in batch.items()})
     loss: Tensor = result["loss"] if isinstance(result, Mapping) else result
     return loss
 

@@ -13,6 +13,7 @@ from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.data.loaders import LoaderWorkers, read_stream
 from spindle_cli.workload.data.streams import Make, StreamPass
 from spindle_cli.workload.settings.loader import Loading
+from spindle_cli.workload.training.arguments import same_arguments
 from spindle_cli.workload.training.batches import (
     Batches,
     dataset_failure,
@@ -179,8 +180,10 @@ def require_epochs(task: Task | FlowTask, count: int) -> None:
 
 def _first_of_stream(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
     few = copy(task)
+    same_arguments(few, task)
     for few.batch_size in range(count, 0, -1):
         make: Make[dict[str, Tensor]] = lambda load: load()  # noqa: E731  # its type is said
         for piece in StreamPass(few, 0, 0, make):
+            same_arguments(task, few)
             return piece.made
     raise WorkloadError(f"task {task.name!r}: the dataset is empty", hint="Give it at least one batch.")

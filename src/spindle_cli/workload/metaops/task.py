@@ -22,6 +22,7 @@ from spindle_cli.workload.refuse import sparse_gradient
 from spindle_cli.workload.tracing.flow import flow_graph
 from spindle_cli.workload.tracing.regions import Regions, UnfitError
 from spindle_cli.workload.tracing.trace import trace_task
+from spindle_cli.workload.training.arguments import arguments_of
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
@@ -49,14 +50,17 @@ def analyse_task(
     _check_not_lazy(task)
     _check_dense(task)
     samples = at_shapes(first_samples(task, FEW), shapes or {})
+    arguments = arguments_of(task)
+    left_out = () if arguments is None else arguments.left_out
     finder.observer.samples.pop(task.name, None)
     regions = Regions()
     first: ReadsValuesError | None = None
     while True:
         try:
-            return _analyse_with(
+            found = _analyse_with(
                 task, samples, workload, finder, regions, keeps_results=keeps_results, like=like
             )
+            return replace(found, left_out_of_items=left_out)
         except ReadsValuesError as error:
             first = first or error
             read = error.fields - set(shapes or {})

@@ -7,15 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from spindle_cli.workload.refuse import place_of, refusal
+from spindle_cli.workload.training.arguments import Arguments
 from spindle_cli.workload.types import Task
 
 
-def check_signature(task: Task, fields: tuple[str, ...]) -> None:
+def check_signature(task: Task, arguments: Arguments | None) -> None:
     """Refuse fields that forward does not take, and arguments that no field gives.
 
     Raises:
         WorkloadError: with the place of forward.
     """
+    if arguments is None or arguments.args:  # which were counted
+        return
+    fields = tuple(name for name, _ in arguments.kwargs)
     forward = type(task.module).forward
     place = place_of_function(forward)
     parameters = list(inspect.signature(forward).parameters.values())[1:]

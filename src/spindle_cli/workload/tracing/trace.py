@@ -55,6 +55,7 @@ from spindle_cli.workload.tracing.proxies.selecting import Selected
 from spindle_cli.workload.tracing.regions import HeldRegions, Region, Regions, UnfitError
 from spindle_cli.workload.tracing.shapes import leaves_of
 from spindle_cli.workload.tracing.signature import check_signature, place_of_function
+from spindle_cli.workload.training.arguments import arguments_of, call_forward
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.workload.unread import not_validated
 from spindle_cli.workload.values.step_values import StepValues, TracedValues
@@ -280,8 +281,8 @@ class OperatorTracer(fx.Tracer):
             refuse_question(self._task.name, name)
 
     def create_args_for_root(self, *_: Any) -> tuple[Any, list[Any]]:
-        """One placeholder per batch field, passed by keyword, so that defaults and **kwargs mean what they
-        mean in Python.
+        """One placeholder per batch field, passed as forward's arguments, so that defaults and **kwargs mean
+        what they mean in Python.
         """
         proxies = {name: self.create_proxy("placeholder", name, (), {}) for name in self._samples}
         self._traced_values = self._step_values.traced(self, self._task.module)
@@ -289,7 +290,7 @@ class OperatorTracer(fx.Tracer):
         def call() -> Any:
             # here, as torch.fx has put its own way of asking in place by now
             with self.scratch.watching(self.is_looking), self._traced_values.read():
-                return self.root.forward(**proxies)
+                return call_forward(self._task, proxies, self.root.forward)
 
         return call, []
 
@@ -379,7 +380,7 @@ def trace_task(
         WorkloadError: the fields are not forward's arguments, or forward cannot be traced; with the place and
             what to do.
     """
-    check_signature(task, tuple(samples))
+    check_signature(task, arguments_of(task))
     inside = tuple(task.module.get_submodule(name) for name in opened)
     tracer = OperatorTracer(
         workload.operator_classes, task, samples, observer, inside, StepValues.of(workload)

@@ -18,6 +18,12 @@ from torch.utils.data import default_collate
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.training.absent import filled
+from spindle_cli.workload.training.arguments import (
+    arguments_of,
+    as_text,
+    fields_of,
+    has_entry_for_each,
+)
 from spindle_cli.workload.training.epochs import Epochs
 from spindle_cli.workload.training.item_draws import SeededCalls, generators_kept, no_draws, seed_of
 from spindle_cli.workload.types import FlowTask, Task
@@ -144,9 +150,11 @@ class Batches:
             batch = {name: value[first:last] for name, value in whole.items()}
         elif self.task.collate is None:
             # What nobody reads need not be put into a batch; a collate of the user's may need all of it.
+            known = arguments_of(self.task)
+            only = fields if known is not None and known.are_fields else None
             with self._at(step, calls):
-                items = [_only(item, fields) for item in self._items(step, rows, calls)]
-            batch = collate(self.task, items)
+                items = [_only(item, only) for item in self._items(step, rows, calls)]
+            batch = collate(self.task, items, whole=only is None or not all(map(_has_names, items)))
         else:
             every = (0, self.task.batch_size)
             alone = rows == every or self._collates_shares
@@ -255,9 +263,13 @@ def _fits(shape: tuple[int, ...], known: SampleShape) -> bool:
 
 
 def _only(item: Any, fields: Collection[str] | None) -> Any:
-    if fields is None or not isinstance(item, dict):
+    if fields is None or not _has_names(item):
         return item
     return {name: value for name, value in item.items() if name in fields}
+
+
+def _has_names(item: Any) -> bool:
+    return isinstance(item, dict)
 
 
 def samples_by_index(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
@@ -357,29 +369,59 @@ def dataset_failure(task: Task | FlowTask, what: str, error: Exception) -> Workl
     )
 
 
-def collate(task: Task | FlowTask, items: list[Any]) -> dict[str, Tensor]:
-    """A batch from dataset items.
+def collate(task: Task | FlowTask, items: list[Any], *, whole: bool = True) -> dict[str, Tensor]:
+    """A batch from dataset items, as a dict of its fields (see `fields_of`). `whole`: with all of them.
 
     Raises:
-        WorkloadError: it is not a dict of tensors whose first dimension is the sample, or these have no
-            values, or ask for gradients.
+        WorkloadError: forward does not take it, or it is not made of tensors whose first dimension is the
+            sample, or these have no values, or ask for gradients.
     """
-    for item in items if task.collate is None else ():
+    if task.collate is None:
         # Asked before torch puts them together, which in a worker's process it cannot.
-        for name, value in item.items() if isinstance(item, dict) else ():
-            _require_constant(task, name, value)
+        items = [_collatable(task, item) for item in items]
     try:
         batch = (task.collate or default_collate)(items)
     except Exception as error:  # code of the user's, or what torch finds of the items
         raise _of_collate(task, error) from error
-    if not isinstance(batch, dict):
-        raise WorkloadError(
-            f"task {task.name!r}: a batch is a {type(batch).__name__}, expected a dict from names to tensors",
-            hint="Let the dataset's items be dicts whose keys are the names of forward's arguments.",
-        )
-    for name, value in batch.items():
+    if task.collate is not None and arguments_of(task) is None:
+        _require_no_lists_of_samples(task, items, batch)
+    fields = fields_of(task, batch) if whole else batch
+    for name, value in fields.items():
         _check_field(task, name, value, len(items))
-    return dict(batch)
+    return dict(fields)
+
+
+def _require_no_lists_of_samples(task: Task | FlowTask, items: list[Any], batch: Any) -> None:
+    """Refuse a collate that leaves samples in a list: what is made of fewer has a shorter one."""
+    if len(items) == 1 or not has_entry_for_each(task, batch, len(items)):
+        return
+    try:
+        fewer = (task.collate or default_collate)(items[:-1])
+    except Exception as error:  # code of the user's
+        raise _of_collate(task, error) from error
+    if has_entry_for_each(task, fewer, len(items) - 1):
+        raise WorkloadError(
+            f"task {task.name!r}: its collate gives a list with an entry for each sample, which devices that "
+            "take some of the samples cannot cut",
+            hint="Stack them in the collate: a tensor's first dimension is the sample. What differs in size "
+            "(boxes of an image) is padded to one size, with a mask for what is padding.",
+        )
+
+
+def _collatable(task: Task | FlowTask, item: Any) -> Any:
+    """An item as torch's default_collate takes it."""
+    if isinstance(item, Mapping):
+        for name, value in item.items():
+            _require_constant(task, name, value)
+        if all(type(value) is Tensor for value in item.values()):
+            return item
+        return {name: as_text(value) for name, value in item.items()}
+    if isinstance(item, tuple | list):
+        for number, value in enumerate(item):
+            _require_constant(task, number, value)
+        made = map(as_text, item)
+        return type(item)(*made) if hasattr(item, "_fields") else type(item)(made)
+    return item
 
 
 def _of_collate(task: Task | FlowTask, error: Exception) -> WorkloadError:
