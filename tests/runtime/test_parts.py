@@ -15,6 +15,7 @@ import torch.distributed as dist
 from runtime_toys import Items
 from torch import fx, nn
 
+from helpers.anything import Anything
 from helpers.feeds import feed_of
 from helpers.plans import two_towers
 from spindle_cli.account.types import ParameterGroup
@@ -66,7 +67,7 @@ def test_rows_of_samples_lie_along_the_batch_dimension() -> None:
 
 
 def test_what_shares_have_of_a_loss_adds_up_and_counts_by_the_tasks_weight() -> None:
-    task = Task("t", nn.Identity(), 12, [], weight=0.5)
+    task = Task("t", Anything(), 12, [], weight=0.5)
     board = LossBoard([task], CPU, 5, {"t": LossShares(fx.Graph())})
     assert board.arguments("t", (2, 5)) == (3 / 60,)  # three of five batches of twelve
     assert board.seed("t") == 0.5
@@ -158,7 +159,7 @@ def test_gradients_are_clipped_by_the_norm_of_all_of_them(alone: None) -> None:
 
 
 def make_batches(dataset: object) -> dict[str, Batches]:
-    return {"t": Batches(Task("t", nn.Identity(), 6, dataset), seed=0)}
+    return {"t": Batches(Task("t", Anything(), 6, dataset), seed=0)}
 
 
 def test_the_feed_loads_only_its_samples_and_gives_steps_in_order() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from helpers.anything import Anything
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import SeenData
 from spindle_cli.runtime.loading import same_data
@@ -31,7 +32,7 @@ def samples(seed: int, count: int = 6) -> Items:
 
 
 def task(dataset: Any) -> Task:
-    return Task("t", nn.Identity(), 2, dataset)
+    return Task("t", Anything(), 2, dataset)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from helpers.absent_toys import build
 from helpers.analysed import analysed
+from helpers.anything import Anything
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.checks import check_workload
 from spindle_cli.workload.data.reading import first_samples
@@ -23,7 +24,7 @@ ZEROS = {"image": torch.zeros(2)}
 
 
 def task_of(items: list[Any], batch_size: int = 2, **rest: Any) -> Task:
-    return Task("t", nn.Identity(), batch_size, items, **{"absent": ZEROS, **rest})
+    return Task("t", Anything(), batch_size, items, **{"absent": ZEROS, **rest})
 
 
 def test_what_is_absent_is_filled_and_a_field_says_so() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, StackDataset, Subset, default_collate
 
+from helpers.anything import Anything
 from helpers.feeds import feed_of
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.step.counting import Portion
@@ -61,7 +62,7 @@ class Wrapped(Dataset[dict[str, Tensor]]):
 
 
 def task_of(dataset: Any, batch_size: int = 4, name: str = "t", **rest: Any) -> Task:
-    return Task(name, nn.Identity(), batch_size, dataset, **rest)
+    return Task(name, Anything(), batch_size, dataset, **rest)
 
 
 def epoch_of(batch: dict[str, Tensor]) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
+from helpers.anything import Anything
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.data.reading import first_samples
 from spindle_cli.workload.training.batches import Batches
@@ -53,7 +54,7 @@ class Drawing(Dataset[dict[str, Any]]):
 
 
 def batches_of(dataset: Any, seed: int = 0, name: str = "t", **rest: Any) -> Batches:
-    return Batches(Task(name, nn.Identity(), 4, dataset, **rest), seed)
+    return Batches(Task(name, Anything(), 4, dataset, **rest), seed)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -138,7 +139,7 @@ def test_a_collate_of_single_samples_reads_no_others() -> None:
 def test_the_processs_generators_go_on_as_if_nothing_had_been_read() -> None:
     before = Generators.now()
     batches_of(Drawing(), collate=masked).rows(0, 1, 2)
-    first_samples(Task("t", nn.Identity(), 4, Drawing()), 2)
+    first_samples(Task("t", Anything(), 4, Drawing()), 2)
     assert before.is_same(Generators.now())
 
 
@@ -178,14 +179,14 @@ def test_a_generator_of_ones_own_is_no_draw_from_the_processs() -> None:
 
 def test_items_that_a_seed_does_not_fix_are_refused() -> None:
     generator = np.random.default_rng(0)
-    task = Task("t", nn.Identity(), 4, Drawing(generator.random))
+    task = Task("t", Anything(), 4, Drawing(generator.random))
     with pytest.raises(WorkloadError, match="field 'image' is another each time"):
         first_samples(task, 2)
 
 
 def test_items_with_numbers_that_are_none_are_what_they_are() -> None:
     items = [{"x": torch.tensor([float("nan"), 1.0])} for _ in range(4)]
-    assert first_samples(Task("t", nn.Identity(), 4, items), 2)["x"].shape == (2, 2)
+    assert first_samples(Task("t", Anything(), 4, items), 2)["x"].shape == (2, 2)
 
 
 def test_a_collate_that_draws_is_given_whole_batches_although_its_draw_does_not_show() -> None:

@@ -39,12 +39,12 @@ from spindle_cli.verify.stepping.operator_noise import OPERATOR_NOISE_FLAG, Oper
 from spindle_cli.verify.stepping.scaling import Scaling
 from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_schedule, weights_at
 from spindle_cli.verify.types import NOISE_FLOOR
+from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.data.loaders import LoaderWorkers
 from spindle_cli.workload.data.reading import first_samples, open_batches
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.lengths import Lengths
-from spindle_cli.workload.training.arguments import call_forward
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.precision import (
     compute_convolutions_in_float32,

@@ -11,10 +11,10 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.compare import Watch, first_line, relative_difference, require_dense
 from spindle_cli.profile.checking.values import Values
 from spindle_cli.workload.after_update import move_as_forward
+from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.ops import op_module
-from spindle_cli.workload.training.arguments import call_forward
 from spindle_cli.workload.training.no_randomness import NoRandomness
 from spindle_cli.workload.types import Task
 

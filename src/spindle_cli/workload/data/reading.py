@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from spindle_cli.errors import SpindleError, WorkloadError
+from spindle_cli.workload.arguments import same_arguments
 from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.data.loaders import LoaderWorkers, read_stream
 from spindle_cli.workload.data.streams import Make, StreamPass
 from spindle_cli.workload.settings.loader import Loading
-from spindle_cli.workload.training.arguments import same_arguments
 from spindle_cli.workload.training.batches import (
     Batches,
     dataset_failure,

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.arguments import arguments_of
 from spindle_cli.workload.data.lengths import FEW, at_shapes
 from spindle_cli.workload.data.reading import first_samples
 from spindle_cli.workload.fixed.fields import SEEN, with_fixed
@@ -22,7 +23,6 @@ from spindle_cli.workload.refuse import sparse_gradient
 from spindle_cli.workload.tracing.flow import flow_graph
 from spindle_cli.workload.tracing.regions import Regions, UnfitError
 from spindle_cli.workload.tracing.trace import trace_task
-from spindle_cli.workload.training.arguments import arguments_of
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 

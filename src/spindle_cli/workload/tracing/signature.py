@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from spindle_cli.workload.arguments import Arguments
 from spindle_cli.workload.refuse import place_of, refusal
-from spindle_cli.workload.training.arguments import Arguments
 from spindle_cli.workload.types import Task
 
 

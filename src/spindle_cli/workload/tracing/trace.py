@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.arguments import arguments_of, call_forward
 from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.fixed.refusal import FRAMES, ReadsValuesError
 from spindle_cli.workload.moving import Move
@@ -55,7 +56,6 @@ from spindle_cli.workload.tracing.proxies.selecting import Selected
 from spindle_cli.workload.tracing.regions import HeldRegions, Region, Regions, UnfitError
 from spindle_cli.workload.tracing.shapes import leaves_of
 from spindle_cli.workload.tracing.signature import check_signature, place_of_function
-from spindle_cli.workload.training.arguments import arguments_of, call_forward
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.workload.unread import not_validated
 from spindle_cli.workload.values.step_values import StepValues, TracedValues

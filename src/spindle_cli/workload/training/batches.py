@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.refuse import place_of_error, refusal
-from spindle_cli.workload.training.absent import filled
-from spindle_cli.workload.training.arguments import (
+from spindle_cli.workload.arguments import (
     arguments_of,
     as_text,
     fields_of,
-    has_entry_for_each,
+    lengths_of_lists,
 )
+from spindle_cli.workload.refuse import place_of_error, refusal
+from spindle_cli.workload.training.absent import filled
 from spindle_cli.workload.training.epochs import Epochs
 from spindle_cli.workload.training.item_draws import SeededCalls, generators_kept, no_draws, seed_of
 from spindle_cli.workload.types import FlowTask, Task
@@ -393,13 +393,14 @@ def collate(task: Task | FlowTask, items: list[Any], *, whole: bool = True) -> d
 
 def _require_no_lists_of_samples(task: Task | FlowTask, items: list[Any], batch: Any) -> None:
     """Refuse a collate that leaves samples in a list: what is made of fewer has a shorter one."""
-    if len(items) == 1 or not has_entry_for_each(task, batch, len(items)):
+    lengths, count = tuple(lengths_of_lists(batch)), len(items)
+    if count == 1 or count not in lengths:
         return
     try:
         fewer = (task.collate or default_collate)(items[:-1])
     except Exception as error:  # code of the user's
         raise _of_collate(task, error) from error
-    if has_entry_for_each(task, fewer, len(items) - 1):
+    if tuple(lengths_of_lists(fewer)) != lengths:
         raise WorkloadError(
             f"task {task.name!r}: its collate gives a list with an entry for each sample, which devices that "
             "take some of the samples cannot cut",

@@ -46,7 +46,7 @@ class LeftOut:
 
     __getitem__ = __iter__ = __len__ = __bool__ = __call__ = __contains__ = _refuse
     __fx_create_arg__ = _refuse  # what an operator or a function of torch's is given
-    __str__ = __eq__ = _refuse  # type: ignore[assignment]
+    __str__ = __eq__ = _refuse
     __hash__ = object.__hash__
 
 
@@ -75,22 +75,6 @@ class Form:
             return made if self.kind is dict else self.kind(made)  # type: ignore[call-arg]
         return self.kind(made.values())  # type: ignore[call-arg]
 
-    @property
-    def names(self) -> Iterator[str]:
-        """Of the fields in it."""
-        if self.kind is None and self.name is not None:
-            yield self.name
-        for _, part in self.parts:
-            yield from part.names
-
-    @property
-    def sequences(self) -> Iterator[int]:
-        """Lengths of the lists and tuples in it."""
-        if self.kind in (list, tuple):
-            yield len(self.parts)
-        for _, part in self.parts:
-            yield from part.sequences
-
     def __str__(self) -> str:
         if self.kind is None or self.kind is LeftOut:
             return {None: "None", LeftOut: "text"}[self.kind] if self.name is None or self.kind else "tensor"
@@ -110,11 +94,6 @@ class Arguments:
     def are_fields(self) -> bool:
         """Whether each argument is the field of its name."""
         return not self.args and all(form.kind is None and form.name == key for key, form in self.kwargs)
-
-    @property
-    def forms(self) -> tuple[Form, ...]:
-        """Of all."""
-        return (*self.args, *(form for _, form in self.kwargs))
 
     def call(self, function: Callable[..., Any], fields: Mapping[str, Any]) -> Any:
         """Call forward, or what stands for it."""
@@ -164,9 +143,15 @@ def fields_of(task: Task | FlowTask, batch: Any) -> dict[str, Any]:
     return maker.fields
 
 
-def has_entry_for_each(task: Task | FlowTask, batch: Any, count: int) -> bool:
-    """Whether some list in a batch of so many samples may have an entry for each of them."""
-    return any(length == count for form in _Maker(task).arguments(batch).forms for length in form.sequences)
+def lengths_of_lists(batch: Any) -> Iterator[int]:
+    """Of all lists and tuples of tensors in a batch, from the outside in."""
+    parts = _parts(batch)
+    if parts is None or _is_object(batch):
+        return
+    if isinstance(batch, list | tuple):
+        yield len(batch)
+    for _, part in parts:
+        yield from lengths_of_lists(part)
 
 
 class _Maker:
