@@ -23,7 +23,8 @@ class Task:
         module: `forward(**batch)` returns a scalar loss, or a dict with the scalar under "loss".
         batch_size: samples per iteration, over all devices.
         dataset: map-style or iterable torch Dataset; an item is a dict of tensors (or numbers) named like
-            forward's arguments. None: of a task that is only evaluated (`Workload.evaluated`).
+            forward's arguments, a tuple in their order, or has such inside (docs/data.md). None: of a task
+            that is only evaluated (`Workload.evaluated`).
         weight: of this task's loss in the total.
         reduction: whether the loss is the mean or the sum over the batch's samples.
         collate: turns a list of items into a batch; torch's default_collate if None. The batch's first
