@@ -75,7 +75,9 @@ def test_a_field_that_only_some_batches_have_is_refused() -> None:
 
     items = [{"x": torch.full((1,), float(number))} for number in range(4)]
     task = Task("t", Net(), 1, items, collate=collate)
-    with pytest.raises(WorkloadError, match="task 't': field 'z' is in some batches, and not in others"):
+    with pytest.raises(
+        WorkloadError, match=r"task 't': batches have other parts .*: x: tensor, and x: tensor, z: t"
+    ):
         find_lengths(Workload("w", [task], operators=(Layer,)), 0, Looking())
 
 

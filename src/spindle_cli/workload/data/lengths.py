@@ -93,11 +93,6 @@ def _look_at(task: Task | FlowTask, seed: int, most: int) -> dict[str, list[Shap
     began = time.monotonic()
     for step, first in product(range(most), range(0, size, at_once)):
         batch = _read(task, batches, step, range(first, min(first + at_once, size)))
-        if seen and (odd := sorted(seen.keys() ^ batch.keys())):
-            raise WorkloadError(
-                f"task {task.name!r}: field {odd[0]!r} is in some batches, and not in others",
-                hint="Give every item the same fields; `absent` is for what some items lack.",
-            )
         for name, value in batch.items():
             shapes = seen.setdefault(name, [])
             shape = tuple(value.shape[1:])
