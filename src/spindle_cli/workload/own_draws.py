@@ -9,6 +9,7 @@ follow.
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import random
 import sys
@@ -257,7 +258,8 @@ def _python_generators(module: nn.Module) -> dict[str, Any]:
         kinds = (random.Random, numpy.random.Generator, numpy.random.RandomState)
     found: dict[str, Any] = {}
     for part in module.modules():
-        code = getattr(type(part).forward, "__globals__", {})
+        forward = inspect.getattr_static(type(part), "forward", None)  # asked, torch.jit's modules raise
+        code = getattr(forward, "__globals__", {})
         own = {f"self.{name}": value for name, value in vars(part).items()}
         for name, value in (*own.items(), *code.items()):
             if isinstance(value, tuple(kinds)) and type(value) is not random.SystemRandom:
