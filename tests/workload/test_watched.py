@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch import Tensor, nn
 
+from spindle_cli import Task, Workload
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.building.source import named_function
@@ -200,3 +202,23 @@ def test_a_file_that_is_not_found_by_its_name_stays_apart(tmp_path: Path) -> Non
         named_function("same_name.py:build", tmp_path / folder, where="w") for folder in ("one", "two")
     )
     assert one() != two()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_buffers_of_scripted_layers_are_passes_own_and_nobody_else_s() -> None:
+    class Scripted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.jit.script(nn.BatchNorm1d(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x).square().mean()
+
+    model = Scripted()
+    watch = Watch.of(Workload(name="w", tasks=[Task("t", model, batch_size=8, dataset=[{}])]))
+    model(torch.arange(32.0).view(8, 4))
+    watch.record()
+    watch.check(1)
+    model.norm.running_mean.add_(1.0)
+    with pytest.raises(WorkloadError, match=r"reads norm\.running_mean"):
+        watch.check(1)

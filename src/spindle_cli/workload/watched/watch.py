@@ -210,8 +210,11 @@ class _Finder:
                     if key in names and isinstance(value, (*_PLAIN, list, dict, tuple)) and key[:2] != "__":
                         self._watch(module, module.__dict__, key, prefix + key, task)
                         self._watch(base, base.__dict__, key, prefix + key, task)
-            for key in module._buffers:
-                self._watch(module, module._buffers, key, prefix + key, task, is_buffer=True)
+            buffers = module._buffers
+            if isinstance(module, torch.jit.ScriptModule):  # which keeps them elsewhere, as the same tensors
+                buffers = dict(module.named_buffers(recurse=False))
+            for key in buffers:
+                self._watch(module, buffers, key, prefix + key, task, is_buffer=True)
         for dotted, parameter in root.named_parameters(prefix=name):
             self.trains.append((task, dotted, parameter, parameter.requires_grad))
 
