@@ -5,6 +5,7 @@ teacher and student run and whatever devices share out.
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,19 @@ from case_runs import ADAMW, Case, captured, run_cases
 from following_toys import DECAY, HIGH, LOW, grows
 from hand_plans import Placement
 from plain_loop import PlainTraining
+from safetensors.torch import load_file
 from test_training_is_exact import close
 from torch import nn
 
 from spindle_cli.checkpoint.files import find_checkpoint
 from spindle_cli.checkpoint.whole import WholeTensors
+from spindle_cli.export.run import export_run
+from spindle_cli.export.types import ExportOptions
 from spindle_cli.files.fragments import parse_key
 from spindle_cli.files.run_files import read_metrics
+from spindle_cli.files.runs.evaluations import read_evaluations
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.workload.types import Task
 
 MOMENTUM = {"optimizer": "SGD", "lr": 0.3, "optimizer_args": {"momentum": 0.9}}
 TOYS = "following_toys"
@@ -108,6 +114,11 @@ CASES = (
 )
 
 
+def named(name: str) -> Case:
+    """A case by its name."""
+    return next(case for case in CASES if case.name == name)
+
+
 @pytest.fixture(scope="module")
 def followed(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("followed")
@@ -115,8 +126,19 @@ def followed(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-def by_hand(case: Case, folder: Path) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    """A plain loop: losses, and all parameters at the end."""
+@dataclass(frozen=True)
+class ByHand:
+    """What a plain loop makes: losses by step, those of the first task's evaluations behind each step, and
+    all parameters at the end.
+    """
+
+    losses: list[dict[str, float]]
+    evaluations: list[float]
+    values: dict[str, torch.Tensor]
+
+
+def by_hand(case: Case, folder: Path) -> ByHand:
+    """A plain loop."""
     training = PlainTraining(str(folder / case.name / "workload.yaml"), torch.float64)
     model = training.tasks[0].module
 
@@ -133,7 +155,7 @@ def by_hand(case: Case, folder: Path) -> tuple[list[dict[str, float]], dict[str,
             parameter.clamp_(max=HIGH)
         model.prototypes.copy_(nn.functional.normalize(model.prototypes, dim=1))
 
-    losses = []
+    losses, evaluations = [], []
     ahead = case.args.get("when") == "before_forward"
     for step in range(3 if case.goes_on_with else case.steps):
         if ahead and not case.args.get("written"):
@@ -142,13 +164,28 @@ def by_hand(case: Case, folder: Path) -> tuple[list[dict[str, float]], dict[str,
         constrain()
         if not ahead and not case.args.get("written"):
             follow(step)
-    return losses, training.values
+        evaluations.append(evaluated(training.tasks[0]))
+    return ByHand(losses, evaluations, training.values)
+
+
+@torch.no_grad()
+def evaluated(task: Task) -> float:
+    """The mean of the losses of a task's evaluation, batch by batch."""
+    items, size = [task.eval_dataset[index] for index in range(len(task.eval_dataset))], task.batch_size
+    task.module.eval()
+    found = [
+        task.module(**{name: torch.stack([item[name] for item in batch]).double() for name in batch[0]})
+        for batch in (items[first : first + size] for first in range(0, len(items), size))
+    ]
+    task.module.train()
+    return torch.stack(found).mean().item()
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_it_is_what_a_plain_loop_makes_by_hand(case: Case, followed: Path) -> None:
-    losses, values = by_hand(case, followed)
+    expectation = by_hand(case, followed)
+    losses, values = expectation.losses, expectation.values
     if case.goes_on_with is None and not any(each.goes_on_with == case.name for each in CASES):
         for line, expected in zip(read_metrics(followed / case.name), losses, strict=True):
             assert line.task_losses == pytest.approx(expected, rel=1e-10)
@@ -167,7 +204,7 @@ def test_it_is_what_a_plain_loop_makes_by_hand(case: Case, followed: Path) -> No
 
 @pytest.mark.processes
 def test_the_bounds_are_reached_and_the_teacher_has_moved(followed: Path) -> None:
-    _, values = by_hand(CASES[0], followed)
+    values = by_hand(CASES[0], followed).values
     assert values["one.scale"].item() in (LOW, HIGH)
     assert (values["one.student.blocks.1.down.weight"] == HIGH).sum() > 3
     initial = captured(followed / "apart", "initial", 4)[3]
@@ -178,16 +215,32 @@ def test_the_bounds_are_reached_and_the_teacher_has_moved(followed: Path) -> Non
 @pytest.mark.processes
 def test_a_checkpoint_has_the_teacher_as_it_was_moved(followed: Path) -> None:
     found = find_checkpoint(followed / "saved-shared-out", step=2)
-    _, values = by_hand(next(case for case in CASES if case.name == "saved-shared-out"), followed)
+    values = by_hand(named("saved-shared-out"), followed).values
     with WholeTensors(found.folder, found.checkpoint) as saved:
         for name in ("one.teacher.mix", "one.teacher.blocks.0.up.weight"):
             assert close(saved.read(f"model.{name}"), values[name], 1e-10)
 
 
 @pytest.mark.processes
-def test_it_goes_on_bit_for_bit(followed: Path) -> None:
-    # Its third step is trained by "gone-on" alone; "ahead" is another case, with two batches a step.
-    losses, _ = by_hand(next(case for case in CASES if case.name == "gone-on"), followed)
+def test_a_run_goes_on_with_the_teacher_that_it_had(followed: Path) -> None:
+    losses = by_hand(named("gone-on"), followed).losses
     assert [line.step for line in read_metrics(followed / "saved")] == [1, 2, 3]
     for line, expected in zip(read_metrics(followed / "saved"), losses, strict=True):
         assert line.task_losses == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["evaluated", "written-shared-out"])
+def test_an_evaluation_has_the_teacher_as_the_step_before_has_left_it(name: str, followed: Path) -> None:
+    expected = by_hand(named(name), followed).evaluations
+    found = [each.loss for each in read_evaluations(followed / name)]
+    assert found == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.processes
+def test_an_export_has_the_teacher(followed: Path, tmp_path: Path) -> None:
+    export_run(followed / "saved", tmp_path / "model", ExportOptions())
+    exported = load_file(tmp_path / "model")
+    values = by_hand(named("saved"), followed).values  # "gone-on" saves no checkpoint
+    for name in ("one.teacher.mix", "one.teacher.spare", "one.teacher.blocks.0.up.bias", "one.prototypes"):
+        assert close(exported[name].double(), values[name], 1e-6), name
