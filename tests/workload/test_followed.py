@@ -303,6 +303,33 @@ def test_one_that_two_tasks_use_has_to_be_declared() -> None:
         analyse(Workload("w", tasks, operators=(Layer,)))
 
 
+class Matched(nn.Module):
+    """Takes a teacher without its student."""
+
+    def __init__(self, teacher: nn.Module) -> None:
+        super().__init__()
+        self.teacher, self.head = teacher, nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.teacher(x)).mean()
+
+
+def test_whoever_uses_a_teacher_has_to_hold_its_student() -> None:
+    model = Distilled()
+    tasks = [
+        Task(name, module, batch_size=4, dataset=Items())
+        for name, module in (("one", model), ("two", Matched(model.teacher)))
+    ]
+    follows = [Follows(model.teacher, model.student, 0.9)]
+    with pytest.raises(WorkloadError, match=r"task 'two' uses a moving average of 'one\.student") as caught:
+        analyse(Workload("w", tasks, operators=(Layer,), follows=follows))
+    assert "(self.student = student)" in str(caught.value.hint)
+    tasks[1].module.student = model.student
+    graph = analyse(Workload("w", tasks, operators=(Layer,), follows=follows))
+    ops = {op.target: op for op in graph.tasks["two"].ops}
+    assert ops["teacher.1"].followed == ("student.1.linear.weight", "student.1.linear.bias")
+
+
 def declared(**changes: object) -> Callable[[], Workload]:
     def make() -> Workload:
         model = Distilled()
