@@ -273,6 +273,42 @@ def test_what_is_no_moving_average_is_refused_with_the_line(way: Callable[[Disti
     assert "test_followed.py:" in str(caught.value)
 
 
+@torch.no_grad()
+def in_bounds(model: Distilled) -> None:
+    model.scale.clamp_(0.001, 0.5)
+
+
+def in_bounds_of_data(model: Distilled) -> None:
+    model.scale.data.clamp_(0.001, 0.5)
+
+
+def in_bounds_in_new_memory(model: Distilled) -> None:
+    model.scale.data = model.scale.data.clamp(0.001, 0.5)
+
+
+@torch.no_grad()
+def of_length_1(model: Distilled) -> None:
+    weight = model.student[0].linear.weight
+    weight.copy_(nn.functional.normalize(weight, dim=1))
+
+
+@pytest.mark.parametrize(
+    "way", [in_bounds, in_bounds_of_data, in_bounds_in_new_memory, of_length_1], ids=lambda way: way.__name__
+)
+def test_bounds_in_forward_are_refused_and_may_be_declared(way: Callable[[Distilled], None]) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        analyse(workload(Distilled(way)))
+    assert "test_followed.py:" in str(caught.value)
+    assert "constraints=[Constraint(parameter, clamp=(low, high))]" in str(caught.value.hint)
+    model = Distilled()
+    rows = model.student[0].linear.weight
+    bounds = [Constraint(model.scale, clamp=(0.001, 0.5)), Constraint(rows, unit_norm=1)]
+    assert [each.name for each in analyse(workload(model, constraints=bounds)).constraints] == [
+        "t.scale",
+        "t.student.0.linear.weight",
+    ]
+
+
 class Late(Distilled):
     def forward(self, x: Tensor) -> Tensor:
         loss = super().forward(x)

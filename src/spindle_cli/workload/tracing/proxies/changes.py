@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.faithful import NO_GRAD
 from spindle_cli.workload.tracing.inplace import HINT, is_in_place_name, way_out
+from spindle_cli.workload.tracing.moves import DECLARE
 from spindle_cli.workload.tracing.observe import Observer, storage_of
 from spindle_cli.workload.tracing.proxies.overlap import reads_what_it_writes
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
@@ -110,11 +111,12 @@ class TracedValue(fx.Proxy):
 
     def _refuse_change(self, name: str) -> None:
         kind = type(self.tracer.known.value(self)).__name__  # type: ignore[attr-defined]
+        is_parameter = kind == nn.Parameter.__name__
         raise refusal(
             self.tracer.task_name,  # type: ignore[attr-defined]
             f"forward calls {name} of a {kind} that it was given, which a trace would not keep",
             place_of_caller(),
-            "Make a new one of it ({**given, 'h': h}, x.detach()).",
+            DECLARE if is_parameter else "Make a new one of it ({**given, 'h': h}, x.detach()).",
         )
 
     def _refuse_hook(self, name: str) -> None:
