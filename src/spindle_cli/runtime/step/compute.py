@@ -145,8 +145,10 @@ def check_shapes(local: LocalSlice, outputs: Mapping[str, Tensor]) -> None:
     Raises:
         WorkloadError: one has another shape than was seen on the dataset's first samples.
     """
+    if not any(op.coupled for op in local.wired.ops):
+        return
     task = local.wired.task
-    if task.varying or not any(op.coupled for op in local.wired.ops):
+    if task.varying:
         return
     for spec in local.wired.outputs:
         found = tuple(outputs[spec.name].shape)
