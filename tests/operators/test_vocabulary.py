@@ -118,7 +118,7 @@ def same_named(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.xfail(
-    strict=False, reason="ranks as threads of one process cut into unequal chunks now and then"
+    strict=False, reason="ranks as threads meet in sums of unequal chunks; the cause is not found"
 )
 @pytest.mark.parametrize("setting", [2, 5, 1000])
 @pytest.mark.parametrize("name", ["causal", "smoothed", "weighted", "shifted"])
