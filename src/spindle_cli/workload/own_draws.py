@@ -38,7 +38,9 @@ _UNTAKEN = 0x5EED_0F_0B5E_17ED
 
 @contextmanager
 def unseeded() -> Iterator[None]:
-    """Inside, torch's generator has a seed that nobody else takes; `is_seeded` tells whether it still has."""
+    """Inside, torch's generator has a seed that nobody else takes; `is_seeded` tells whether it still has.
+    The generator is the process's: one thread at a time may ask.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_UNTAKEN)
         yield
