@@ -374,6 +374,8 @@ EXACT_ON_TWO = (
     Case("drawn-data", APART, args={"draws": True}, train={**ADAMW, "accumulate": 2}),
     Case("absent-images", (0, 1), toys="../helpers/absent_toys", train=ADAMW),
     Case("guards", (0, 1), toys="guard_toys", train={**SGD, "loader": {"workers": 1}}),
+    Case("kept", (0, 1), toys="kept_toys", train={**SGD, "eval_every": 1}, recompute=("t/student",)),
+    Case("kept-saved", (1, 0), toys="kept_toys", args={"saved": True}, micro_batches={"t": 2}, apart=2),
     Case("guards-compiled", (0, 1), toys="guard_toys", train={**SGD, "compile": "aot_eager"}),
     Case("all-on-second", (1,), train={"optimizer": "RMSprop", "lr": 1e-3}),
 )

@@ -94,6 +94,33 @@ def _run_batch(
     raise AssertionError("no op gives the loss")
 
 
+def assert_trains_as_plain(
+    task: Task,
+    graph: TaskGraph,
+    batch: dict[str, Tensor],
+    cut: list[int],
+    *,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+) -> None:
+    """Shares that end at `cut` (of what is coupled, the whole batch) come to the loss and the gradients of
+    forward.
+
+    Args:
+        graph: of another build of the task, or of this one.
+    """
+    plain = run_plain(task, batch)
+    expected = gradients_of(plain, dict(task.module.named_parameters()))
+    loss = run_cut(graph, [batch], {op.index: cut for op in graph.ops})
+    torch.testing.assert_close(loss, plain, rtol=min(rtol, 1e-5), atol=min(atol, 1e-7))
+    found = gradients_of(loss, dict(graph.root.named_parameters()))
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(
+            gradient, expected[name], rtol=rtol, atol=atol, msg=lambda why, name=name: f"{name}: {why}"
+        )
+
+
 def share_inputs(
     task: TaskGraph, op: Op, batch: dict[str, Tensor], values: dict[str, Tensor], first: int, last: int
 ) -> list[Tensor]:

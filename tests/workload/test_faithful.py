@@ -132,7 +132,10 @@ def _operator_without_autocast(self: Net, x: Tensor) -> Tensor:
 
 
 REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
-    "a counter": (_sets("step", lambda self: self.step + 1), "sets self.step"),
+    "a counter that is read": (
+        lambda self, x: (setattr(self, "step", self.step + 1), self.first(x * self.step).mean())[1],
+        "sets self.step of Net between operators and reads what an earlier one has left there",
+    ),
     "a buffer": (_sets("average", lambda self: self.average * 0.9), "sets self.average"),
     "a value for later": (
         lambda self, x: (setattr(self, "mask", self.first(x)), self.second(self.mask).mean())[1],

@@ -17,7 +17,7 @@ from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed
 from spindle_cli.workload.types import Task
 
 from .grids import BATCH, PATCHES, WIDTH, Join, Patches, Shown, task_of, workload_of
-from .shares import gradients_of, run_cut, run_plain
+from .shares import assert_trains_as_plain, run_cut, run_plain
 
 SIZES = (3, 5, 4, 1)
 
@@ -47,12 +47,7 @@ def _check_same(task: Task, whole: tuple[int, ...] = ()) -> None:
     assert tuple(op.index for op in graph.ops if op.coupled) == whole
     batch = torch.utils.data.default_collate([task.dataset[index] for index in range(BATCH)])
     batch["x"] = batch["x"].double()
-    plain = run_plain(task, batch)
-    expected = gradients_of(plain, dict(task.module.named_parameters()))
-    loss = run_cut(graph, [batch], {op.index: [0, 1, BATCH] for op in graph.ops})
-    torch.testing.assert_close(loss, plain, rtol=0, atol=1e-14)
-    for key, gradient in gradients_of(loss, dict(graph.root.named_parameters())).items():
-        torch.testing.assert_close(gradient, expected[key], rtol=0, atol=1e-14)
+    assert_trains_as_plain(task, graph, batch, [0, 1, BATCH], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("per_row", [False, True], ids=["an image a segment", "a row a segment"])
@@ -149,9 +144,12 @@ def test_an_operator_that_makes_its_own_tensors_of_a_fields_numbers_is_not_split
 
 @pytest.mark.parametrize("odd", [0, 1, 15])
 def test_layers_that_read_a_field_that_differs_among_the_first_samples_run_whole(odd: int) -> None:
-    graph = analyse(workload_of(task_of(Patches(), odd))).tasks["t"]
+    task = task_of(Patches(per_row=True), odd)
+    graph = analyse(workload_of(task)).tasks["t"]
     assert all(spec.row is None for spec in graph.fields.values())
     assert all(op.coupled for op in graph.ops if "grid" in op.fields)
+    batch = torch.utils.data.default_collate([task.dataset[index] for index in (odd, 2, 3, 4)])
+    assert_trains_as_plain(task, graph, batch, [0, 1, BATCH])
 
 
 def _first_op(module: nn.Module) -> tuple[Callable[..., object], list[Tensor]]:

@@ -164,6 +164,10 @@ class CountingTeacher(Teacher):
 
     def forward(self, x: Tensor) -> Tensor:
         self.step += 1
+        if self.step % 100 == 0:
+            with torch.no_grad():
+                for parameter in self.average.parameters():
+                    parameter.mul_(0.5)
         return super().forward(x)
 
 

@@ -14,7 +14,7 @@ from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.tracing.proxies.rows import filled_by_sample
 from spindle_cli.workload.types import Task, Workload
 
-from .shares import gradients_of, run_cut, run_plain
+from .shares import assert_trains_as_plain
 from .toy import WIDTH, Block
 
 BATCH, PLACES, LENGTH = 4, 2, 5
@@ -87,13 +87,7 @@ JOINED: dict[str, Join] = {
 def test_a_batch_that_is_taken_apart_and_joined_is_split(name: str) -> None:
     task, graph = _task(JOINED[name]), _traced(JOINED[name])
     assert not any(op.coupled for op in graph.ops)
-    batch = _batch(task.dataset)
-    plain = run_plain(task, batch)
-    expected = gradients_of(plain, dict(task.module.named_parameters()))
-    loss = run_cut(graph, [batch], {op.index: [0, 1, BATCH] for op in graph.ops})
-    torch.testing.assert_close(loss, plain)
-    for key, gradient in gradients_of(loss, dict(graph.root.named_parameters())).items():
-        torch.testing.assert_close(gradient, expected[key])
+    assert_trains_as_plain(task, graph, _batch(task.dataset), [0, 1, BATCH])
 
 
 NOT_JOINED: dict[str, Join] = {
@@ -107,7 +101,9 @@ NOT_JOINED: dict[str, Join] = {
 
 @pytest.mark.parametrize("name", NOT_JOINED)
 def test_samples_that_are_worked_through_otherwise_are_run_whole(name: str) -> None:
-    assert any(op.coupled for op in _traced(NOT_JOINED[name]).ops)
+    task, graph = _task(NOT_JOINED[name]), _traced(NOT_JOINED[name])
+    assert [op.target for op in graph.ops if op.coupled] == ["words"]
+    assert_trains_as_plain(task, graph, _batch(task.dataset), [0, 1, BATCH])
 
 
 @pytest.mark.parametrize("shape", [(1,), (WIDTH,)])
@@ -140,6 +136,10 @@ def test_values_that_are_not_rows_of_samples_are_no_fill_by_sample() -> None:
             shown = self.pictures(torch.ones(BATCH * PLACES, WIDTH))
             return self.words(y.masked_scatter((marks > 0).unsqueeze(-1), shown) + x.mean()).mean()
 
-    torch.manual_seed(0)
-    graph = analysed(Workload("w", [Task("t", Whole(lambda x: x), BATCH, Marked())], (Block,)))
-    assert [op.coupled for op in graph.tasks["t"].ops if op.target == "words"] == [True]
+    def task() -> Task:
+        torch.manual_seed(0)
+        return Task("t", Whole(lambda x: x), BATCH, Marked())
+
+    graph = analysed(Workload("w", [task()], (Block,))).tasks["t"]
+    assert [op.coupled for op in graph.ops if op.target == "words"] == [True]
+    assert_trains_as_plain(task(), graph, _batch(Marked()), [0, 1, BATCH])

@@ -22,7 +22,7 @@ from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
-from .shares import gradients_of, run_cut, run_plain
+from .shares import assert_trains_as_plain
 from .toy import WIDTH, Block, Items
 
 BATCH, LENGTH, CLASSES = 6, 5, 4
@@ -117,12 +117,7 @@ def whole_ops(task: TaskGraph) -> list[str]:
 def check_shares(task: Task, graph: TaskGraph) -> None:
     """Shares of what is split and the rest whole come to the loss and gradients of plain torch."""
     batch = Batches(task, seed=1).rows(0, 0, task.batch_size)
-    loss = run_cut(graph, [batch], {op.index: [0, 1, 4, task.batch_size] for op in graph.ops})
-    plain = run_plain(task, batch)
-    torch.testing.assert_close(loss, plain, rtol=1e-5, atol=1e-7)
-    expected = gradients_of(plain, dict(task.module.named_parameters()))
-    for key, gradient in gradients_of(loss, dict(graph.root.named_parameters())).items():
-        torch.testing.assert_close(gradient, expected[key], rtol=1e-4, atol=1e-6)
+    assert_trains_as_plain(task, graph, batch, [0, 1, 4, task.batch_size])
 
 
 @pytest.mark.parametrize("run", MIXED, ids=lambda run: run.__name__)

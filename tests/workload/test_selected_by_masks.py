@@ -17,7 +17,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.training.precision import constants_in, convert_module
 from spindle_cli.workload.types import Task, Workload
 
-from .shares import gradients_of, run_cut, run_plain
+from .shares import assert_trains_as_plain, gradients_of, run_cut, run_plain
 from .toy import WIDTH, Block
 
 SAMPLES, LENGTH, CLASSES = 7, 5, 3
@@ -263,9 +263,4 @@ def _check_whole(loss: Loss) -> None:
     task = analysed(made).tasks["t"]
     assert any(op.coupled for op in task.ops)
     fields = default_collate([task.task.dataset[index] for index in range(SAMPLES)])  # type: ignore[index]
-    plain = run_plain(made.tasks[0], fields)
-    expected = gradients_of(plain, dict(made.tasks[0].module.named_parameters()))  # type: ignore[union-attr]
-    found = run_cut(task, [fields], {op.index: [0, 2, SAMPLES] for op in task.ops})
-    torch.testing.assert_close(found, plain)
-    for key, gradient in gradients_of(found, dict(task.root.named_parameters())).items():
-        torch.testing.assert_close(gradient, expected[key])
+    assert_trains_as_plain(made.tasks[0], task, fields, [0, 2, SAMPLES])

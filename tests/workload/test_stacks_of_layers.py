@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from helpers.analysed import analysed
 from spindle_cli.workload.types import Task, Workload
 
+from .shares import assert_trains_as_plain
+
 WIDTH, BATCH, LENGTH, LAYERS = 8, 4, 5, 3
 SHAPE: dict[str, int | float | bool] = {"dim_feedforward": 16, "dropout": 0.0, "batch_first": True}
 
@@ -105,6 +107,9 @@ def test_layers_of_a_stack_are_operators_where_they_are_listed(
 
 @pytest.mark.parametrize("operator", [ENCODER, nn.TransformerEncoder])
 def test_a_stack_that_looks_at_values_runs_whole(operator: type[nn.Module]) -> None:
-    task = Task("task", Looking(), BATCH, dataset=[{"x": torch.randn(LENGTH, WIDTH)}] * BATCH)  # type: ignore[arg-type]
-    graph = analysed(Workload("stacks", (task,), operators=(operator,)))
-    assert [op.coupled for op in graph.tasks["task"].ops] == [True]
+    torch.manual_seed(0)
+    items = [{"x": torch.randn(LENGTH, WIDTH)} for _ in range(BATCH)]
+    task = Task("task", Looking(), BATCH, dataset=items)  # type: ignore[arg-type]
+    graph = analysed(Workload("stacks", (task,), operators=(operator,))).tasks["task"]
+    assert [op.coupled for op in graph.ops] == [True]
+    assert_trains_as_plain(task, graph, torch.utils.data.default_collate(items), [0, 1, BATCH])

@@ -11,7 +11,7 @@ from helpers.analysed import analysed
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
-from .shares import gradients_of, run_cut, run_plain
+from .shares import assert_trains_as_plain
 from .toy import WIDTH, Block, Items
 
 
@@ -78,11 +78,5 @@ def test_what_takes_them_runs_whole_and_trains_as_plain_torch(
     made = workload(matcher)
     graph = analysed(workload(matcher, *operators)).tasks["t"]
     assert [op.coupled for op in graph.ops] == coupled
-    batch = Batches(made.tasks[0], seed=1).rows(0, 0, 4)
-    plain = run_plain(made.tasks[0], batch)
-    rows = {op.index: [0, 4] if op.coupled else [0, 1, 4] for op in graph.ops}
-    loss = run_cut(graph, [batch], rows)
-    torch.testing.assert_close(loss, plain, rtol=1e-5, atol=0)
-    expected = gradients_of(plain, dict(made.tasks[0].module.named_parameters()))
-    for key, gradient in gradients_of(loss, dict(graph.root.named_parameters())).items():
-        torch.testing.assert_close(gradient, expected[key])
+    (task,) = made.tasks
+    assert_trains_as_plain(task, graph, Batches(task, seed=1).rows(0, 0, 4), [0, 1, 4])

@@ -19,7 +19,7 @@ from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
-from .shares import gradients_of, run_cut, run_plain
+from .shares import assert_trains_as_plain, run_cut, run_plain
 from .toy import WIDTH, Block, Items
 
 CLASSES, BATCH = 7, 4
@@ -54,15 +54,9 @@ def _traced(run: Forward) -> TaskGraph:
 
 
 def _assert_exact(run: Forward, graph: TaskGraph) -> None:
-    """In shares of one sample and of three: what forward gives for the whole batch."""
+    """In shares of one sample and of three: what forward gives for the whole batch, and its gradients."""
     task = _task(run)
-    batch = Batches(task, seed=1).rows(0, 0, BATCH)
-    plain = run_plain(task, batch)
-    expected = gradients_of(plain, dict(task.module.named_parameters()))
-    loss = run_cut(graph, [batch], {op.index: [0, 1, BATCH] for op in graph.ops})
-    torch.testing.assert_close(loss, plain)
-    for name, gradient in gradients_of(loss, dict(graph.root.named_parameters())).items():
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5)
+    assert_trains_as_plain(task, graph, Batches(task, seed=1).rows(0, 0, BATCH), [0, 1, BATCH])
 
 
 def _loss_of_class_weights(self: Net, x: Tensor, label: Tensor) -> Tensor:
@@ -87,8 +81,10 @@ def test_a_module_that_forward_makes_is_traced_into(name: str) -> None:
 
 
 def test_a_module_with_parameters_that_forward_makes_is_run_as_it_is_written() -> None:
-    graph = _traced(lambda self, x, label: nn.LayerNorm(WIDTH)(self.hidden(x)).mean())
+    run: Forward = lambda self, x, label: nn.LayerNorm(WIDTH)(self.hidden(x)).square().mean()  # noqa: E731
+    graph = _traced(run)
     assert any(op.coupled for op in graph.ops)
+    _assert_exact(run, graph)
 
 
 def _expands(self: Net, x: Tensor, label: Tensor) -> Tensor:

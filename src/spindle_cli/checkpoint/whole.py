@@ -49,6 +49,10 @@ class WholeTensors:
         """Whether there is a tensor of this name."""
         return key in self._saved
 
+    def shape(self, key: str) -> tuple[int, ...]:
+        """That of a tensor that there is."""
+        return tuple(self._checkpoint.tensors[self._saved[key]].shape)
+
     def require(self, key: str, shape: tuple[int, ...]) -> None:
         """Refuse a tensor that is not there, or has another shape.
 

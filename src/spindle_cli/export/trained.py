@@ -36,6 +36,7 @@ class TrainedModel:
         self.table = ParameterTable.of(loaded.graph)
         self.initial: InitialValues = loaded.initial
         self._saved = saved
+        self._take_shapes()
         self._names = {
             id(tensor): name
             for tensors in (self.table.parameters, self.table.buffers)
@@ -44,9 +45,22 @@ class TrainedModel:
         for name, parameter in self.table.parameters.items():
             if self.table.users[name]:
                 saved.require(self._key(name), tuple(parameter.shape))
-        for name, buffer in self.table.buffers.items():
-            if saved.has(model_key(name)):
-                saved.require(model_key(name), tuple(buffer.shape))
+
+    def _take_shapes(self) -> None:
+        """Let buffers have the shapes that forward has given them: a table of angles may have grown."""
+        others = {
+            id(buffer): name
+            for name, buffer in self.table.buffers.items()
+            if self._saved.has(model_key(name)) and self._saved.shape(model_key(name)) != buffer.shape
+        }
+        for root in (*self.roots.values(), *self.evaluated.values()):
+            for module in root.modules():
+                for attribute, buffer in module._buffers.items():
+                    name = None if buffer is None else others.get(id(buffer))
+                    if buffer is not None and name is not None:
+                        shape = self._saved.shape(model_key(name))
+                        self.table.buffers[name] = buffer.new_empty(shape, device="meta")
+                        module._buffers[attribute] = self.table.buffers[name]
 
     def name_of(self, tensor: Tensor) -> str | None:
         """The canonical name of a parameter or buffer of the modules."""

@@ -6,7 +6,7 @@ tensor that one op hands to another. Everything here but the graphs themselves i
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -166,6 +166,8 @@ class TaskGraph:
         opened: operators that were traced into, as the losses in them can then be split; by dotted name.
         decided: places where forward decides by the size of the batch, as the whole batch has it.
         moves: moving averages of parameters that forward makes at its start, once for every batch.
+        modes: by dotted name, of modules that forward puts into training or eval mode, the mode in which it
+            calls them.
         results: specs of what forward returns in its dict beside the loss, where they are kept; `left_out`:
             the keys of what has no row for each sample.
         varying: fields whose samples have other sizes in other batches, and along which of their dimensions;
@@ -183,6 +185,7 @@ class TaskGraph:
     opened: tuple[str, ...] = ()
     decided: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
+    modes: Mapping[str, bool] = field(default_factory=dict)
     results: dict[str, ValueSpec] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     varying: dict[str, tuple[bool, ...]] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from spindle_cli.workload.evaluated.trace import evaluated_on_its_own
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 from spindle_cli.workload.metaops.cut import names_used
 from spindle_cli.workload.tracing.flow import flow_graph
+from spindle_cli.workload.tracing.modes import give_modes
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
@@ -30,6 +31,8 @@ def rebind(graph: WorkloadGraph, workload: Workload) -> WorkloadGraph | None:
     evaluated = {name: task for name, task in evaluations.items() if task is not None}
     if len(found) + len(evaluated) < len(tasks) + len(evaluations):
         return None
+    for task in found.values():
+        give_modes(task.root, task.modes)
     return replace(graph, workload=workload, tasks=found, evaluations=evaluated)
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.workload.building.attributes import hold_parameter
+from spindle_cli.workload.building.attributes import Before, hold_parameter
 from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import IGNORED_LABEL, Op, TaskGraph, ValueSpec
 from spindle_cli.workload.training.item_draws import seed_of
@@ -71,6 +71,7 @@ class Values:
         self._dtype = dtype
         self._parameters = tuple(parameters)
         self._buffers = tuple(buffers)
+        self._attributes: list[Before] = []
         self._before = {name: self._buffer(name, buffer) for name, buffer in self.buffers().items()}
 
     @classmethod
@@ -101,6 +102,7 @@ class Values:
             for module, name, _, ours in places:
                 hold_parameter(module, name, ours)
             convert_constants(self._root, self._dtype)
+            self._attributes = [Before(owner) for owner in self._owners()]
             self.start_anew()
             yield made
         finally:
@@ -116,10 +118,19 @@ class Values:
         return {name: self._root.get_buffer(name) for name in self._buffers}
 
     def start_anew(self) -> None:
-        """Let the modules hold copies of their buffers as they were before anything has run."""
+        """Let the modules hold copies of their buffers as they were before anything has run, and what they
+        keep beside these (how long a table is).
+        """
+        for attributes in self._attributes:
+            attributes.restore()
         for name, before in self._before.items():
             dtype = dtype_in(before.dtype, self._dtype)
             self._hold(name, before.to(dtype, copy=True))  # forward may change it in place
+
+    def _owners(self) -> list[nn.Module]:
+        """The modules that hold the buffers."""
+        names = dict.fromkeys(name.rpartition(".")[0] for name in self._buffers)
+        return [self._root.get_submodule(name) for name in names]
 
     def give_parameters_anew(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Let parameters that `held` gave, which forward may have changed, be as they began."""

@@ -76,7 +76,10 @@ def _memory(
         inputs = positions.inputs
 
     def run(*, selects: bool = False) -> Sequence[Tensor]:
+        until_end.close()  # of the run before
         group = SumCounter((0,), 0, torch.device("cpu")) if sums_shares else None
+        shared = pairs_over_shares(module, task, op, group, equal_cuts(task, rows))
+        until_end.enter_context(with_state(shared, named_in(shared, module, state)))
         with (
             torch.enable_grad(),
             computing(train, "cpu"),
@@ -85,9 +88,7 @@ def _memory(
             summing_over(module, group),
             sampled(module, lambda _: nullcontext()),
         ):
-            shared = pairs_over_shares(module, task, op, group, equal_cuts(task, rows))
             given = (*positions.given(inputs), *more)
-            until_end.enter_context(with_state(shared, named_in(shared, module, state)))
             result = tensors_of(selective_checkpoint(shared, given) if selects else shared(*given))
         return result if isinstance(result, tuple) else (result,)
 

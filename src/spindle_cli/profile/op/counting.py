@@ -30,6 +30,7 @@ from spindle_cli.profile.machine.roofline import Kernel
 from spindle_cli.profile.op.op_run import SavedStorages
 from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, equal_cuts
 from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence, noting_sums, tensors_of
+from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.fixed.marks import rows_of, tensors_in
@@ -237,14 +238,18 @@ def with_state(module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[None]
     `torch.utils.checkpoint` its code runs once more then, when `functional_call` would have put back its own.
 
     `state`: under every name. Each place is given one once: of a part that has two names (an operator that
-    holds what glue beside it calls) torch would keep what it has put there itself as the part's own.
+    holds what glue beside it calls) torch would keep what it has put there itself as the part's own. What its
+    forward keeps of them goes.
     """
     places = [
         f"{path}.{name}" if path else name
         for path, part in module.named_modules()
         for name in (*part._parameters.keys(), *part._buffers.keys())
     ]
-    with _reparametrize_module(module, {name: state[name] for name in places if name in state}):
+    with (
+        watching(module),
+        _reparametrize_module(module, {name: state[name] for name in places if name in state}),
+    ):
         yield
 
 

@@ -6,7 +6,7 @@ ever take memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -112,6 +112,14 @@ class LocalModel:
     def buffers(self) -> dict[str, torch.Tensor]:
         """That this rank holds now and that a state_dict would hold, by canonical name."""
         return buffers_of(self.slices.values(), self.table, persistent=True)
+
+    def with_shape(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """New memory of another shape in the place of a buffer, which forward had made larger or smaller."""
+        buffer = self.buffers[name].new_empty(shape)
+        for other, owner, attribute in _buffer_places(self.slices.values(), self.table):
+            if other == name:
+                owner._buffers[attribute] = buffer
+        return buffer
 
     @property
     def all_buffers(self) -> dict[str, torch.Tensor]:
@@ -309,12 +317,20 @@ def buffers_of(
     without those that are not.
     """
     found: dict[str, torch.Tensor] = {}
+    for name, owner, attribute in _buffer_places(slices, table):
+        buffer = owner._buffers[attribute]
+        if buffer is not None and not (persistent and attribute in owner._non_persistent_buffers_set):
+            found[name] = buffer
+    return found
+
+
+def _buffer_places(
+    slices: Collection[LocalSlice], table: ParameterTable
+) -> Iterator[tuple[str, nn.Module, str]]:
+    """Of each buffer of these slices its canonical name, the module that holds it, and its name there."""
     for local in slices:
         for op, module in zip(local.wired.ops, local.modules, strict=True):
             canonical = table.of_op(local.wired.task.task.name, op.buffers)
             for name, dotted in zip(canonical, op.buffers, strict=True):
                 owner, _, attribute = dotted.rpartition(".")
-                passing = attribute in module.get_submodule(owner)._non_persistent_buffers_set
-                if not (persistent and passing):
-                    found[name] = module.get_buffer(dotted)
-    return found
+                yield name, module.get_submodule(owner), attribute

@@ -133,13 +133,22 @@ class _Wish:
         for name, buffer in state.model.buffers.items():
             own, known = buffer_key(name, rank), self._saved_name(name)
             if same_plan and own in self._tensors:
-                self.wanted.add(own, buffer)
+                self._want_buffer(own, name, buffer)
             elif known is not None:
-                self.wanted.add(model_key(known), buffer)
+                self._want_buffer(model_key(known), name, buffer)
         self._choice_of = checkpoint.choice_of
         self._kept: dict[str, frozenset[str]] = {}
         self.states = [self._want_states(group) for group in state.optimizers.groups]
         self.generators = self._want_generators(rank) if same_plan else {}
+
+    def _want_buffer(self, key: str, name: str, buffer: Tensor) -> None:
+        """With the shape that it was saved with, where it is the same workload's: its forward may have put
+        another tensor in its place.
+        """
+        saved = self._tensors.get(key)
+        if self._carried is None and saved is not None and tuple(saved.shape) != tuple(buffer.shape):
+            buffer = self._state.model.with_shape(name, saved.shape)
+        self.wanted.add(key, buffer)
 
     def _saved_name(self, name: str) -> str | None:
         """What a parameter or buffer was saved as; None: it is new."""

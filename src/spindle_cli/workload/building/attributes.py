@@ -1,16 +1,28 @@
-"""What a module's forward changes in the module itself, and undoing it."""
+"""What a module's forward changes in the module itself, and undoing it; what it keeps elsewhere goes, too.
+
+A forward that keeps what it makes, a table of angles or a mask by its length, would have tensors without
+values there once it was looked at.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.jit import ScriptModule
+from torch.utils import _pytree as pytree
 
 _PLAIN = (bool, int, float, complex, str, bytes)
+_TORCHS = frozenset(vars(nn.Module()))  # its own dicts of parameters, buffers, parts and hooks
+_DEPTH = 3  # of containers in containers, and in objects
+_MOST = 1000  # entries of a container that are looked into
+_CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
 
 
 @dataclass
@@ -27,14 +39,18 @@ class Changes:
     buffers: list[str] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
+    def __bool__(self) -> bool:
+        """Whether there was any."""
+        return bool(self.counted or self.buffers or self.tensors)
+
 
 @dataclass(frozen=True)
-class _Before:
+class _Part:
     module: nn.Module
     name: str
     values: dict[str, Any]
     buffers: dict[str, Any]
-    containers: dict[str, Any]
+    containers: dict[str, int]
     hooks: dict[str, dict[int, Any]]
 
 
@@ -52,32 +68,143 @@ def hold_parameter(module: nn.Module, name: str, parameter: Tensor) -> None:
 
 @contextlib.contextmanager
 def watching(root: nn.Module) -> Iterator[Changes]:
-    """Note what is changed in a module's attributes inside, and undo it at the end."""
-    # What torch.jit has compiled keeps no attributes that Python sees.
-    parts = [(name, part) for name, part in root.named_modules() if not isinstance(part, ScriptModule)]
-    before = [_look(name, module) for name, module in parts]
-    # Of a part of forward that runs whole: the modules whose methods it was taken from.
-    before += [_look("", module) for module in getattr(root, "owners", ())]
+    """Note what is changed in a module's attributes inside, and undo it at the end; also what is kept
+    meanwhile in containers and objects that they hold, and in those of its classes and their files.
+    """
+    before = Before(root)
     changes = Changes()
     try:
         yield changes
     finally:
-        for seen in before:
-            _compare(seen, changes)
-            _undo(seen)
+        before.compare(changes)
+        before.restore()
 
 
-def _look(name: str, module: nn.Module) -> _Before:
+class Before:
+    """What a module and its parts hold now, but for the values of tensors, to be put back."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._parts = [
+            _look(name, module) for name, module in root.named_modules() if _has_attributes(module)
+        ]
+        # Of a part of forward that runs whole: the modules whose methods it was taken from.
+        self._parts += [_look("", module) for module in getattr(root, "owners", ())]
+        self._memories = Memories(root)
+
+    def compare(self, changes: Changes) -> None:
+        """Add what has changed since."""
+        for part in self._parts:
+            _compare(part, changes)
+
+    def restore(self) -> None:
+        """Put it back."""
+        for part in self._parts:
+            _undo(part)
+        self._memories.restore()
+
+
+def _has_attributes(module: nn.Module) -> bool:
+    """Whether a module keeps attributes that Python sees: not what torch.jit has compiled."""
+    return not isinstance(module, ScriptModule)
+
+
+def _look(name: str, module: nn.Module) -> _Part:
     values = dict(module.__dict__)
-    own = {key: value for key, value in values.items() if isinstance(value, list | dict) and key[0] != "_"}
-    return _Before(
-        module,
-        name,
-        values,
-        dict(module._buffers),
-        {key: type(item)(item) for key, item in own.items()},
-        hooks_of(module),
-    )
+    lengths = {
+        key: len(value)
+        for key, value in values.items()
+        if isinstance(value, list | dict | set) and key not in _TORCHS
+    }
+    return _Part(module, name, values, dict(module._buffers), lengths, hooks_of(module))
+
+
+class Memories:
+    """What a module may keep but for its own attributes: the contents of containers that these hold, that its
+    classes hold and that their files do, and of objects of classes from there; and what functools.lru_cache
+    keeps of functions there.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._contents: dict[int, tuple[Any, Any, bool]] = {}
+        self._remembering: dict[int, tuple[Any, int]] = {}
+        self._files = {cls.__module__ for cls in _classes(root)}
+        for module in filter(_has_attributes, (*root.modules(), *getattr(root, "owners", ()))):
+            for key, value in vars(module).items():
+                if key not in _TORCHS:
+                    self._look(value, _DEPTH, is_own=True)
+        for held in (
+            *map(vars, _classes(root)),
+            *(vars(sys.modules[n]) for n in self._files & sys.modules.keys()),
+        ):
+            for name, value in list(held.items()):
+                function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+                if isinstance(function, functools._lru_cache_wrapper):
+                    self._remembering[id(function)] = (function, function.cache_info().currsize)
+                elif not name.startswith("__"):
+                    self._look(value, _DEPTH, is_own=False)
+
+    def restore(self) -> None:
+        """Let them hold what they held; those of classes and files where they have got tensors. What is
+        remembered of calls is forgotten where it became more.
+        """
+        for value, kept, is_own in self._contents.values():
+            held = value if type(value) in _CONTAINERS else vars(value)
+            if not _is_as(held, kept) and (is_own or _has_tensors(held)):
+                held.clear()
+                held.extend(kept) if isinstance(held, list) else held.update(kept)
+        for function, size in self._remembering.values():
+            if function.cache_info().currsize != size:
+                function.cache_clear()
+
+    def _look(self, value: Any, depth: int, *, is_own: bool) -> None:
+        is_container = type(value) in _CONTAINERS
+        if depth == 0 or id(value) in self._contents or not (is_container or self._is_of_files(value)):
+            return
+        held = value if is_container else vars(value)
+        kept: Any = (
+            list(held) if isinstance(held, list) else set(held) if isinstance(held, set) else dict(held)
+        )
+        self._contents[id(value)] = (value, kept, is_own)
+        if len(kept) <= _MOST:
+            for each in list(kept.values() if isinstance(kept, dict) else kept):
+                self._look(each, depth - 1, is_own=is_own)
+
+    def _is_of_files(self, value: Any) -> bool:
+        """Whether it is an object of a class of the files that the module's classes are in."""
+        is_plain = type(getattr(value, "__dict__", None)) is dict and not isinstance(
+            value, nn.Module | Tensor
+        )
+        return is_plain and type(value).__module__ in self._files
+
+
+def _classes(root: nn.Module) -> list[type]:
+    """Those of a module's parts, and what they derive from; none of torch's."""
+    return [
+        cls
+        for cls in {base: None for kind in dict.fromkeys(map(type, root.modules())) for base in kind.__mro__}
+        if cls is not object and not f"{cls.__module__}.".startswith("torch.")
+    ]
+
+
+def _has_tensors(held: Any) -> bool:
+    inside = list(held.values()) if isinstance(held, dict) else list(held)
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(inside))
+
+
+def _is_as(held: Any, kept: Any) -> bool:
+    """Whether a container holds the same objects, in the same order, as it did."""
+    if len(held) != len(kept):
+        return False
+    if isinstance(kept, dict):
+        return all(
+            key is known and value is old
+            for (key, value), (known, old) in zip(held.items(), kept.items(), strict=True)
+        )
+    return bool(held == kept) if isinstance(kept, set) else all(map(_is, held, kept))
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
 
 
 def hooks_of(module: nn.Module) -> dict[str, dict[int, Any]]:
@@ -97,15 +224,15 @@ def _holds_hooks(attribute: str, held: Any) -> bool:
     return isinstance(held, dict) and attribute.startswith("_") and "_hooks" in attribute
 
 
-def _compare(before: _Before, changes: Changes) -> None:
+def _compare(before: _Part, changes: Changes) -> None:
     prefix = f"{before.name}." if before.name else ""
     for key, value in before.module._buffers.items():
         if value is not before.buffers.get(key):
             changes.buffers.append(prefix + key)
     for key, value in before.module.__dict__.items():
         old = before.values.get(key)
-        if value is old and key in before.containers:
-            if len(before.values[key]) != len(before.containers[key]):
+        if key in before.containers and value is old:
+            if len(before.values[key]) != before.containers[key]:
                 changes.counted.append(prefix + key)
         elif value is old:
             continue
@@ -115,15 +242,8 @@ def _compare(before: _Before, changes: Changes) -> None:
             changes.counted.append(prefix + key)
 
 
-def _undo(before: _Before) -> None:
+def _undo(before: _Part) -> None:
     module = before.module
-    for key, kept in before.containers.items():
-        held = before.values[key]
-        held.clear()
-        if isinstance(held, list):
-            held.extend(kept)
-        else:
-            held.update(kept)
     module._buffers.clear()
     module._buffers.update(before.buffers)
     module.__dict__.clear()
@@ -132,8 +252,10 @@ def _undo(before: _Before) -> None:
 
 
 @contextlib.contextmanager
-def swapped_tensors(root: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Put other tensors in the place of a module's parameters and buffers, and its own ones back."""
+def swapped_tensors(root: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> Iterator[Changes]:
+    """Put other tensors in the place of a module's parameters and buffers, and its own ones back; what its
+    forward keeps of them meanwhile is noted, and goes.
+    """
     undo: list[tuple[dict[str, Any], str, Any]] = []
 
     def replace(holder: dict[str, Any], name: str, value: Any) -> None:
@@ -154,7 +276,8 @@ def swapped_tensors(root: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> It
                     and all(isinstance(item, nn.Parameter) for item in value)
                 ):
                     replace(module.__dict__, name, [stand_in(item) for item in value])
-        yield
+        with watching(root) as changes:
+            yield changes
     finally:
         for holder, name, value in reversed(undo):
             holder[name] = value

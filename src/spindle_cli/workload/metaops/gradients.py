@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from spindle_cli.workload.building.attributes import swapped_tensors, watching
+from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed.marks import rows_of
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
@@ -111,7 +111,6 @@ def _flow(observer: Observer, task: TaskGraph, op: Op, wanted: Sequence[int]) ->
             torch.random.fork_rng(devices=[]),
             observer.mode,
             by_fixed_statistics(module),
-            watching(task.root),
             swapped_tensors(task.root, observer.fake),
             Remembering(),
             Unread(),

@@ -95,9 +95,8 @@ def _analyse_with(
 
     def traced_into(names: tuple[str, ...]) -> TaskGraph:
         traced = trace_task(task, workload, samples, finder.observer, names, regions)
-        return replace(
-            made_of(task.module, traced.graph), opened=names, decided=traced.decided, moves=traced.moves
-        )
+        made = made_of(task.module, traced.graph)
+        return replace(made, opened=names, decided=traced.decided, moves=traced.moves, modes=traced.modes)
 
     if like is not None:
         return traced_into(like.opened)

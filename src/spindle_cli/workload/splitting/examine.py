@@ -23,7 +23,7 @@ from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.states import Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.workload.rules.tape import Tape, tensors_in
-from spindle_cli.workload.splitting.carried import carried_on, kept_by
+from spindle_cli.workload.splitting.carried import carried_on, is_no_matter, kept_by
 from spindle_cli.workload.splitting.follow import Follower, check_shapes
 from spindle_cli.workload.tracing.observe import Observer, failures_unlogged
 from spindle_cli.workload.tracing.shapes import leaves_of
@@ -173,6 +173,8 @@ def _examine_with(
             changed = _changed(module, watched, (*tapes, tape), changes, is_cut_short=not tapes)
             return Findings(None, (), Mixed(why, place_of_error(error)), changed)
         tapes.append(tape)
+    if module is not None and (changes.buffers or changes.counted) and is_no_matter(module, run, inputs):
+        changes = Changes(tensors=changes.tensors)
     follower = Follower(tuple(sizes[:-1]), watched)
     given = [leaf for leaf in leaves_of(inputs[0]) if isinstance(leaf, Tensor)]
     for tensor, state in zip(given, states, strict=True):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from spindle_cli.workload.building.attributes import swapped_tensors, watching
+from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed import marks
 from spindle_cli.workload.fixed.marks import rows_for
@@ -244,8 +244,7 @@ class _Trial:
             return made[id(tensor)]
 
         try:
-            kept = watching(module), generators_kept(module)
-            with kept[0], kept[1], swapped_tensors(module, real), by_fixed_statistics(module):
+            with generators_kept(module), swapped_tensors(module, real), by_fixed_statistics(module):
                 for part in module.modules():
                     if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU):
                         part.training = False

@@ -86,7 +86,7 @@ def _text(value: Any, depth: int) -> str:
 
 def _callable_or_object(value: Any, depth: int) -> str:
     if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        cells = [cell.cell_contents for cell in value.__closure__ or () if is_filled(cell)]
         inside = [cells, value.__defaults__, value.__kwdefaults__]
         code = value.__code__
         digest = hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:16]
@@ -103,7 +103,8 @@ def _callable_or_object(value: Any, depth: int) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__} {_text(held, depth - 1)}"
 
 
-def _is_filled(cell: types.CellType) -> bool:
+def is_filled(cell: types.CellType) -> bool:
+    """Whether a variable that functions share has a value by now."""
     try:
         cell.cell_contents  # noqa: B018 - an empty cell raises
     except ValueError:

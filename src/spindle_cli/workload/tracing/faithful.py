@@ -24,8 +24,10 @@ from spindle_cli.workload.building.writes import written_by
 from spindle_cli.workload.graph import CONSTANT
 from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, is_seeded
 from spindle_cli.workload.refuse import place_of_caller, refusal
+from spindle_cli.workload.tracing.modes import MODE
 from spindle_cli.workload.tracing.moves import DECLARE, Moves
 from spindle_cli.workload.tracing.proxies.capturing import MARKS
+from spindle_cli.workload.tracing.proxies.counters import SetsPlainError, Unknown
 from spindle_cli.workload.tracing.proxies.grids import keeps_for_generating
 from spindle_cli.workload.tracing.proxies.scratch import Scratch
 
@@ -152,7 +154,7 @@ def _attributes_kept(
 def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scratch: Scratch) -> None:
     old = module.__dict__.get(name)
     is_state = name in module._buffers or name in module._parameters
-    if name in MARKS or keeps_for_generating(module, name):
+    if name in MARKS or name == MODE or keeps_for_generating(module, name):
         return
     if isinstance(value, fx.Proxy) and (scratch.takes(module, name) or _is_normed(module, name)):
         return
@@ -162,6 +164,10 @@ def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scrat
         )
         if is_same or (isinstance(value, Tensor) and (old is None or isinstance(old, Tensor))):
             return
+        if scratch.may_be_unknown(module, name, old, value):
+            if isinstance(old, Unknown) or scratch.is_unknown(module, name):
+                return
+            raise SetsPlainError(module, name)
     if name.startswith(_OPAQUE):
         what = (
             f"forward gives torch a {type(value).__name__} between operators, which a trace would not move on"

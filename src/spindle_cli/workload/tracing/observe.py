@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.attributes import swapped_tensors, watching
+from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed.marks import describe, is_fixed, rows_for
 from spindle_cli.workload.fixed.refusal import (
@@ -37,6 +37,7 @@ from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.tracing.modes import SeenModes
 from spindle_cli.workload.tracing.proxies.row_by_row import USE
 from spindle_cli.workload.tracing.proxies.scratch import SeenAttributes
 from spindle_cli.workload.tracing.seen import OtherShapesError, Samples, seen_result
@@ -63,7 +64,7 @@ class Observer:
     """Runs the traces of one workload on fake tensors, each kind of layer once for each kind of input.
 
     `memo`: what another process has found of the same workload.
-    `attributes`: what forwards have asked modules for, and set on them.
+    `attributes`: what forwards have asked modules for, and set on them; `modes`: which modes they set.
     """
 
     def __init__(self, memo: AnalysisMemo | None = None) -> None:
@@ -75,6 +76,7 @@ class Observer:
         self.samples: dict[str, Samples] = {}
         # by the behaviour of modules that were seen on these, what they were seen to change
         self.changed: dict[str, tuple[str, ...]] = {}
+        self.modes = SeenModes()
         # by id, with the tensor itself, so that its id stays its own
         self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
         self._calls: Findings[Any] = Findings(self._told)
@@ -151,8 +153,7 @@ class Observer:
         norms = by_fixed_statistics(module, is_whole=True)  # momentum=None reads a value
         with (
             norms,
-            watching(module) as changes,
-            swapped_tensors(module, self.fake),
+            swapped_tensors(module, self.fake) as changes,
             failures_unlogged(),
         ):
             held = dict(module.named_parameters())
@@ -174,7 +175,7 @@ class Observer:
         """
         with torch.random.fork_rng(devices=[]), self.mode, torch.enable_grad():
             given, more = pytree.tree_map(again, (args, kwargs))
-            with watching(module), swapped_tensors(module, self.fake):
+            with swapped_tensors(module, self.fake):
                 result = module(*given, **more)
         own = {storage_of(self.fake(tensor)) for tensor in (*module.parameters(), *module.buffers())}
         gives, takes = (

@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.refuse import Frame, frames_of_caller, is_of_the_user, place_of
-from spindle_cli.workload.tracing.behaviour import behaviour_of
+from spindle_cli.workload.tracing.behaviour import behaviour_of, is_filled
 from spindle_cli.workload.tracing.inplace import is_in_place_name
 from spindle_cli.workload.tracing.proxies.selecting import Selected
 
@@ -411,7 +411,7 @@ def _taken_apart(value: Any, leaves: list[Any]) -> Any:
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, types.FunctionType | types.MethodType):
         cells = getattr(value, "__closure__", None) or ()
-        held = [cell.cell_contents for cell in cells if _is_filled(cell)]
+        held = [cell.cell_contents for cell in cells if is_filled(cell)]
         if any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves(held)):
             raise UnfitError.here("a function that is made before takes traced values along", starts=True)
         return value
@@ -425,14 +425,6 @@ def _taken_apart(value: Any, leaves: list[Any]) -> Any:
             del vars(bare)[name]
         return _Object(bare, found)
     return value
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - an empty cell raises
-    except ValueError:
-        return False
-    return True
 
 
 def _is_traced(value: Any) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from spindle_cli.workload.building.attributes import swapped_tensors, watching
+from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.fixed.marks import is_fixed
 from spindle_cli.workload.tracing.shapes import leaves_of
 
@@ -123,7 +123,7 @@ def held_for_real(module: nn.Module) -> Iterator[dict[str, Tensor]]:
             )
         return made[id(tensor)][1]
 
-    with watching(module), swapped_tensors(module, real):
+    with swapped_tensors(module, real):
         yield dict(_named(module))
 
 

@@ -19,6 +19,7 @@ from spindle_cli.workload.arguments import arguments_of, call_forward
 from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.fixed.refusal import FRAMES, ReadsValuesError
 from spindle_cli.workload.moving import Move
+from spindle_cli.workload.names.modules import root_of
 from spindle_cli.workload.one_process import is_of_distributed, refuse_call
 from spindle_cli.workload.own_draws import unseeded
 from spindle_cli.workload.refuse import (
@@ -35,12 +36,14 @@ from spindle_cli.workload.tracing.faithful import (
     refuse_seeding,
 )
 from spindle_cli.workload.tracing.inplace import is_in_place_name
+from spindle_cli.workload.tracing.modes import Modes, give_modes
 from spindle_cli.workload.tracing.moves import DECLARE, Moves
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.proxies import selecting
 from spindle_cli.workload.tracing.proxies.asking import classes_are_known, draws_are_sized
 from spindle_cli.workload.tracing.proxies.capturing import is_recorded, record
 from spindle_cli.workload.tracing.proxies.changes import TracedValue
+from spindle_cli.workload.tracing.proxies.counters import SetsPlainError, Unknown, unknown_inside
 from spindle_cli.workload.tracing.proxies.creators import creators_traced
 from spindle_cli.workload.tracing.proxies.grids import grids_are_calls
 from spindle_cli.workload.tracing.proxies.known import Known, UnknownError, numbers_are_known
@@ -79,16 +82,15 @@ class OperatorTracer(fx.Tracer):
 
     def __init__(
         self,
-        leaves: tuple[type[nn.Module], ...],
         task: Task,
+        workload: Workload,
         samples: Mapping[str, Tensor],
         observer: Observer,
         opened: tuple[nn.Module, ...] = (),
-        values: StepValues | None = None,
     ) -> None:
         super().__init__()
         self._opened = opened
-        self._leaves = leaves
+        self._leaves = workload.operator_classes
         self._task = task
         self._samples = samples
         self._observer = observer
@@ -96,8 +98,12 @@ class OperatorTracer(fx.Tracer):
         self.autocast = AutocastSeen()
         self.selections = 0  # by masks
         self.regions = HeldRegions(task.module)
-        self.scratch = Scratch(task.name, task.module, leaves, observer.attributes)
-        self._step_values = StepValues() if values is None else values
+        others = [root_of(each) for each in workload.all_tasks if each.name != task.name]
+        self.scratch = Scratch(task.name, task.module, self._leaves, observer.attributes, others)
+        self.modes = Modes(
+            task.name, task.module, observer.modes, self.is_looking, evaluates=not task.module.training
+        )
+        self._step_values = StepValues.of(workload)
         self._traced_values = TracedValues(self, ())
 
     @property
@@ -264,6 +270,8 @@ class OperatorTracer(fx.Tracer):
                 "Name them where they are used (self.layer.weight.square().sum()), use the optimizer's "
                 "weight_decay for a penalty, or put this into an operator.",
             )
+        if isinstance(a, Unknown):
+            a.refuse()
         if isinstance(a, np.generic):
             return a.item()
         if isinstance(a, tuple) and hasattr(a, "_fields"):
@@ -288,8 +296,12 @@ class OperatorTracer(fx.Tracer):
         self._traced_values = self._step_values.traced(self, self._task.module)
 
         def call() -> Any:
-            # here, as torch.fx has put its own way of asking in place by now
-            with self.scratch.watching(self.is_looking), self._traced_values.read():
+            # Here, as torch.fx has put its own way of asking in place by now.
+            with (
+                self.scratch.watching(self.is_looking),
+                self.modes.watching(),
+                self._traced_values.read(),
+            ):
                 return call_forward(self._task, proxies, self.root.forward)
 
         return call, []
@@ -316,6 +328,8 @@ class OperatorTracer(fx.Tracer):
             return forward(*args, **kwargs)
         if not isinstance(m, self._leaves) and any(type(each) is Selected for each in args):
             return forward(*args, **kwargs)  # torch's own, for each row
+        if self.is_leaf_module(m, self.path_of_module(m)):
+            self.modes.call(m)
         given = super().call_module(m, forward, args, kwargs)
         if not self.is_leaf_module(m, self.path_of_module(m)):
             return given
@@ -351,13 +365,16 @@ def _flattened(batch: fx.Node) -> tuple[str, str, tuple[Any, ...], dict[str, Any
 
 @dataclass(frozen=True)
 class Traced:
-    """A task's forward as a graph; `decided`: where it has decided by the size of the batch; `moves`: moving
-    averages that it makes.
+    """A task's forward as a graph.
+
+    `decided`: where it has decided by the size of the batch; `moves`: moving averages that it makes. `modes`:
+    see `TaskGraph`.
     """
 
     graph: fx.Graph
     decided: tuple[str, ...]
     moves: tuple[Move, ...]
+    modes: Mapping[str, bool]
 
 
 def trace_task(
@@ -381,14 +398,33 @@ def trace_task(
             what to do.
     """
     check_signature(task, arguments_of(task))
+    while True:
+        try:
+            return _traced(task, workload, samples, observer, opened, regions or Regions())
+        except SetsPlainError as error:
+            observer.attributes.counted.append(error.key)
+
+
+def _traced(
+    task: Task,
+    workload: Workload,
+    samples: Mapping[str, Tensor],
+    observer: Observer,
+    opened: tuple[str, ...],
+    regions: Regions,
+) -> Traced:
+    """The same, with what earlier forwards have left in counters unknown.
+
+    Raises:
+        SetsPlainError: there is another one than is known.
+    """
     inside = tuple(task.module.get_submodule(name) for name in opened)
-    tracer = OperatorTracer(
-        workload.operator_classes, task, samples, observer, inside, StepValues.of(workload)
-    )
+    tracer = OperatorTracer(task, workload, samples, observer, inside)
     moves = Moves(task.name, task.module, lambda: tracer.graph)
     try:
         with (
-            (regions or Regions()).called_by(tracer.run_region),
+            regions.called_by(tracer.run_region),
+            unknown_inside(task.name, observer.attributes.counted),
             creators_traced(tracer),
             _own_gradients_refused(task.name),
             numbers_are_known(tracer),
@@ -404,7 +440,7 @@ def trace_task(
         ):
             graph = tracer.trace(task.module)
             refuse_seeding(task.name)
-    except WorkloadError:
+    except (WorkloadError, SetsPlainError):
         raise
     except Exception as error:
         raise _untraceable(task.name, error) from error
@@ -412,7 +448,8 @@ def trace_task(
     tracer.regions.hold()
     end = next(node for node in graph.nodes if node.op == "output")
     end.meta["place"] = place_of_function(type(task.module).forward)
-    return Traced(graph, tuple(tracer.known.decided), moves.found)
+    give_modes(task.module, tracer.modes.found)
+    return Traced(graph, tuple(tracer.known.decided), moves.found, tracer.modes.found)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ seen here; an operator would look at the real module, which has none.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,18 +17,21 @@ from torch import nn
 
 from spindle_cli.workload.building.attributes import Changes
 from spindle_cli.workload.refuse import place_of_caller, refusal
+from spindle_cli.workload.tracing.proxies.counters import PLAIN, Unknown
 
 
 @dataclass(frozen=True)
 class SeenAttributes:
     """Of all forwards of a workload: attributes that were asked for in vain, and that were made, each by its
     module and name. Tasks that share a module see what another one has left there. `left`: those that
-    operators leave on themselves, by the module's class.
+    operators leave on themselves, by the module's class. `counted`: those that forwards set to other plain
+    values, which no forward is to read.
     """
 
     missed: set[tuple[nn.Module, str]] = field(default_factory=set)
     made: set[tuple[nn.Module, str]] = field(default_factory=set)
     left: dict[type[nn.Module], set[str]] = field(default_factory=dict)
+    counted: list[tuple[nn.Module, str]] = field(default_factory=list)
 
     def note(self, operator: nn.Module, changes: Changes) -> None:
         """An operator's forward has changed its own attributes, or those of its parts."""
@@ -41,9 +44,17 @@ class Scratch:
     """Which attributes of a task's modules are of one forward alone."""
 
     def __init__(
-        self, task: str, root: nn.Module, operators: tuple[type[nn.Module], ...], seen: SeenAttributes
+        self,
+        task: str,
+        root: nn.Module,
+        operators: tuple[type[nn.Module], ...],
+        seen: SeenAttributes,
+        others: Collection[nn.Module] = (),
     ) -> None:
-        """`operators`: the classes of modules that are not traced into; `seen`: by the whole workload."""
+        """`operators`: the classes of modules that are not traced into; `seen`: by the whole workload;
+        `others`: the modules of other tasks.
+        """
+        self._shared = {module for other in others for module in other.modules()}
         self._task = task
         self._seen = seen
         self._own: set[tuple[nn.Module, str]] = set()
@@ -66,6 +77,18 @@ class Scratch:
         self._own.add(key)
         self._seen.made.add(key)
         return True
+
+    def may_be_unknown(self, module: nn.Module, name: str, old: Any, value: Any) -> bool:
+        """Whether an attribute may be set to a plain value that other forwards are not to read: no operator
+        sees the module, nor another task.
+        """
+        kinds = (*PLAIN, Unknown)
+        is_plain = isinstance(old, kinds) and isinstance(value, kinds) and name in module.__dict__
+        return is_plain and module not in self._inside and module not in self._shared
+
+    def is_unknown(self, module: nn.Module, name: str) -> bool:
+        """Whether it is known that what an earlier forward has left in an attribute is not."""
+        return (module, name) in self._seen.counted
 
     def hide(self, operator: nn.Module) -> None:
         """Let nobody but operators read what this one has left on itself: a trace would have its value of

@@ -1,0 +1,76 @@
+"""Numbers and the like that forward keeps on a module, and that nobody reads: `self.step += 1`.
+
+A trace would do that once and for all, which is no matter if nothing is computed with it. What an earlier
+forward has left is not known, so something unknown stands for it while forward is traced again: it may be
+counted on, and whoever else looks at it is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from typing import Any, NoReturn
+
+from torch import nn
+
+from spindle_cli.workload.refuse import place_of_caller, refusal
+
+# Not None, which is asked for by `is`: nobody would see that.
+PLAIN = (bool, int, float, complex, str, bytes)
+_DECLARED = (
+    "Leave it out where nothing has to be counted. Or put this part into an nn.Module of its own and list "
+    "its class in the workload's `operators`: it is then run as it is, on one device."
+)
+
+
+class SetsPlainError(BaseException):
+    """Forward sets an attribute of a module to another plain value; it is to be traced as an unknown one. No
+    `except Exception` of forward's is to catch this.
+    """
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__()
+        self.key = module, name
+
+
+class Unknown:
+    """What an earlier forward has left in an attribute."""
+
+    def __init__(self, task: str, module: nn.Module, name: str) -> None:
+        self._task, self._module, self._name = task, module, name
+
+    def refuse(self) -> NoReturn:
+        """Refuse whoever wants to know it.
+
+        Raises:
+            WorkloadError: always.
+        """
+        what = (
+            f"forward sets self.{self._name} of {type(self._module).__name__} between operators and "
+            "reads what an earlier one has left there"
+        )
+        raise refusal(self._task, what, place_of_caller(), _DECLARED)
+
+    def _counted(self, other: object) -> Any:
+        return self if isinstance(other, (*PLAIN, Unknown)) else NotImplemented
+
+    def _read(self, *_: object) -> NoReturn:
+        self.refuse()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = _counted
+    __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = __hash__ = _read
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _read
+    __str__ = __format__ = __contains__ = __getitem__ = __call__ = _read
+
+
+@contextlib.contextmanager
+def unknown_inside(task: str, attributes: Collection[tuple[nn.Module, str]]) -> Iterator[None]:
+    """Let attributes be unknown inside; they have their values of before afterwards."""
+    before = [(module, name, module.__dict__[name]) for module, name in attributes]
+    for module, name in attributes:
+        module.__dict__[name] = Unknown(task, module, name)
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            module.__dict__[name] = value
