@@ -23,14 +23,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-from gpu_bench.commands import ROOT, SCRIPTS, Commands
+from gpu_bench.commands import ROOT, SCRIPTS, CommandFailedError, Commands
 from gpu_bench.record import Line, document, passed, table
 from gpu_bench.steps import Machine, Step, steps_of, taken
 
 from spindle_cli.files.writing import write_text
-from spindle_cli.profile.machine.devices import cluster_device_name
-from spindle_cli.profile.machine.machine import describe_device
 
 FAILED, NO_DEVICE = 1, 3
 TRACE = "trace.json.gz"
@@ -41,22 +38,25 @@ SLOWER = 3
 def main(arguments: Sequence[str] | None = None) -> int:
     """Look at everything; the exit code."""
     asked = _parse(arguments)
-    if asked.device == "cuda" and not torch.cuda.is_available():
+    _find_ours()
+    output = asked.output.absolute()
+    commands = Commands(asked.budget)
+    try:
+        machine = Machine.read(commands.python("-m", "gpu_bench.machine", "describe", asked.device))
+    except CommandFailedError as error:
+        if error.code != NO_DEVICE:
+            raise
         print("gpu-check: there is no GPU here: torch finds no CUDA device. Nothing was looked at.")
         print("`--device cpu --size toy` takes the same way on the CPU, to see that it works.")
         return NO_DEVICE
-    _find_ours()
-    output = asked.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
-    described = describe_device(asked.device, 1)
-    machine = Machine(asked.device, cluster_device_name(described), described.memory_bytes)
-    commands = Commands(asked.budget, output)
+    commands.folder = output
     lines: list[Line] = []
     slower = 1 if asked.device == "cuda" else SLOWER
     steps = [
         replace(step, limit_s=slower * step.limit_s) for step in steps_of(machine, asked.size, output / TRACE)
     ]
-    keep = partial(write, output, described.name, described.memory_bytes)
+    keep = partial(write, output, machine.said, machine.memory_bytes)
     with tempfile.TemporaryDirectory() as scratch:
         for number, step in enumerate(steps):
             for line in taken(commands, Path(scratch), step):
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 keep(spent_s, lines, steps[number:])
             keep(commands.spent_s, lines, steps[number + 1 :])
     print()
-    print(table(described.name, lines))
+    print(table(machine.said, lines))
     print(f"written: {output}")
     return 0 if passed(lines) else FAILED
 

@@ -7,13 +7,16 @@
   tensors, which have shapes and a device but no data: an op that mixes devices fails, and so does one whose
   outputs are elsewhere. Needs a build of torch with CUDA, and no GPU; exit code 3 where there is none.
 * backward: tests, with every walk back through a graph in a thread of its own, as torch does it for CUDA:
-  what a thread has put on (modes, autocast, settings) is not there. Only in the process of the tests.
+  what a thread has put on (modes, autocast, settings) is not there. In the processes that the tests start,
+  too: `backward tests/runtime/test_training_is_exact.py` trains by plans so.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -39,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import pytest
 
         chosen = asked.more or ["-m", "not processes", *map(str, existing(TRIED_BACKWARD))]
-        return int(pytest.main(["-p", "no:cacheprovider", *chosen]))
+        with tempfile.TemporaryDirectory() as folder:
+            tell_children(Path(folder))
+            return int(pytest.main(["-p", "no:cacheprovider", *chosen]))
     if torch.version.cuda is None:
         print("gpu-rehearsal: this build of torch has no CUDA; nothing was tried. One with it needs no GPU.")
         return NO_CUDA
@@ -101,6 +106,17 @@ def outputs_elsewhere(task: Any, op: Any, device: torch.device) -> list[str]:
     leaves = torch.utils._pytree.tree_leaves(result)
     found = {str(leaf.device) for leaf in leaves if isinstance(leaf, torch.Tensor)}
     return sorted(found - {str(device)})
+
+
+def tell_children(folder: Path) -> None:
+    """Have every Python that is started from here on walk back in other threads, by a module in `folder` that
+    Python imports when it starts.
+    """
+    lines = ("import gpu_rehearsal", "gpu_rehearsal.run_backward_elsewhere()")
+    (folder / "sitecustomize.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    before = os.environ.get("PYTHONPATH", "")
+    paths = (str(folder), str(Path(__file__).resolve().parent), before)
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
 
 
 def run_backward_elsewhere() -> None:

@@ -24,7 +24,7 @@ SCRIPTS = Path(__file__).resolve().parent.parent
 ROOT = SCRIPTS.parent
 # Less than this is not worth to begin with.
 LEAST_S = 15.0
-_PACKING = threading.Lock()
+_PACKING, _SHARING = threading.Lock(), threading.Lock()
 # Beside the table: what the command says that runs just now, and what all others have said.
 RUNNING, PACKED = ("running.out", "running.err"), "logs.tar.gz"
 
@@ -43,9 +43,17 @@ class NotReachedError(Exception):
 class CommandFailedError(Exception):
     """A command ended with another exit code than 0; the end of what it said. `out`: what it printed."""
 
-    def __init__(self, said: str, out: str = "") -> None:
+    def __init__(self, said: str, out: str = "", code: int = 1) -> None:
         super().__init__(said)
-        self.out = out
+        self.out, self.code = out, code
+
+
+@dataclass
+class Made:
+    """What several ask for and one makes; or how that failed. None: nobody has tried."""
+
+    found: str | CommandFailedError | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -66,6 +74,7 @@ class Commands:
     begun_s: float = field(init=False)
     _until_s: float = field(init=False)
     _logs: dict[str, list[str]] = field(init=False, default_factory=dict)
+    _made: dict[str, Made] = field(init=False, default_factory=dict)
     _step: str = "start"
 
     def __post_init__(self) -> None:
@@ -95,13 +104,33 @@ class Commands:
     def beside(self, name: str) -> Iterator[Commands]:
         """Commands of the same step with a log of their own, that may run beside others."""
         ours = Commands(self.left_s, None, self.run, self.clock)
-        ours._step, ours._logs = name, self._logs
+        ours._step, ours._logs, ours._made = name, self._logs, self._made
         try:
             yield ours
         finally:
             with _PACKING:
                 if self.folder is not None:
                     pack(self.folder / PACKED, dict(self._logs))
+
+    def once(self, what: str, make: Callable[[], str]) -> str:
+        """What `make` gives, which is called once for all that ask for the same: the others wait.
+
+        Raises:
+            CommandFailedError: it failed, also where it was another's.
+            NotReachedError: its time was up; whoever asks next tries again.
+        """
+        with _SHARING:
+            made = self._made.setdefault(what, Made())
+        with made.lock:
+            if isinstance(made.found, CommandFailedError):
+                raise made.found
+            if made.found is None:
+                try:
+                    made.found = make()
+                except CommandFailedError as error:
+                    made.found = error
+                    raise
+            return made.found
 
     def spindle(self, *arguments: str | Path, variables: Mapping[str, str] | None = None) -> str:
         """What a command of spindle printed on standard output."""
@@ -135,7 +164,9 @@ class Commands:
         said = f"exit code {ended.returncode} after {self.clock() - begun_s:.1f} s"
         self._keep(command, ended.stdout, ended.stderr, said)
         if ended.returncode:
-            raise CommandFailedError(_last_lines(ended.stdout, ended.stderr, ended.returncode), ended.stdout)
+            raise CommandFailedError(
+                _last_lines(ended.stdout, ended.stderr, ended.returncode), ended.stdout, ended.returncode
+            )
         return ended.stdout
 
     def _keep(self, command: Sequence[str], out: str, err: str, said: str) -> None:

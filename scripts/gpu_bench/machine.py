@@ -1,11 +1,14 @@
 """What is on a machine: versions, free memory, and whether every module of ours can be imported.
 
-python -m gpu_bench.machine
+    python -m gpu_bench.machine [describe cuda|cpu]
+
+The check asks a process of its own what the device is, so that it takes none of the device's memory itself.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +18,8 @@ import torch
 
 import spindle_cli
 from gpu_bench.probe import report, require
+from spindle_cli.profile.machine.devices import cluster_device_name
+from spindle_cli.profile.machine.machine import describe_device
 from spindle_cli.units import GIB
 
 PACKAGES = ("pydantic", "pulp", "highspy", "torchdata", "numpy", "safetensors", "transformers", "triton")
@@ -57,5 +62,18 @@ def imports() -> str:
     return f"{len(names)} modules"
 
 
+def main() -> int:
+    """Print what was asked for; the exit code: 3, there is no such device."""
+    if sys.argv[1:2] != ["describe"]:
+        return report({"versions": versions, "memory": memory, "imports": imports})
+    kind = sys.argv[2]
+    if kind == "cuda" and not torch.cuda.is_available():
+        return 3
+    found = describe_device("cuda" if kind == "cuda" else "cpu", 1)
+    known = {"said": found.name, "name": cluster_device_name(found), "memory_bytes": found.memory_bytes}
+    print(json.dumps({"kind": kind, **known}), flush=True)
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(report({"versions": versions, "memory": memory, "imports": imports}))
+    sys.exit(main())

@@ -34,7 +34,9 @@ from spindle_cli.units import GIB
 
 MEMORY_STEPS, TIMED_STEPS, VERIFIED_STEPS = 3, 8, 2
 # Variants that are looked at together where there are cores for them; their times are not looked at.
-AT_ONCE, CORES_EACH = 4, 4
+AT_ONCE, CORES_EACH = 6, 2
+# Losses of a run that was interrupted, against one that was not.
+SAME_LOSS = 1e-4
 # Of a plan's peak: little enough that some ops are recomputed, or moved to host memory.
 TIGHT = 0.85
 WORKLOADS = SCRIPTS / "gpu_bench" / "workloads.py"
@@ -52,6 +54,11 @@ class Subject:
 
     def write(self, path: Path) -> Path:
         """Its workload file."""
+        write_text(path, yaml.safe_dump(self.content()))
+        return path
+
+    def content(self) -> dict[str, Any]:
+        """What its workload file says."""
         known = ROOT / "configs" / "workloads" / f"{self.source}.yaml"
         content: dict[str, Any] = {
             "schema": "spindle.workload/1",
@@ -62,15 +69,13 @@ class Subject:
         if known.exists():
             content = yaml.safe_load(known.read_text(encoding="utf-8"))
         content["train"] = {**content.get("train", {}), **self.train}
-        write_text(path, yaml.safe_dump(content))
-        return path
+        return content
 
 
 @dataclass(frozen=True)
 class Variant:
     """A training that is compared with plain PyTorch. `shards`: a level for all its parameters. `tight`: on
     devices with that share of the memory that a plan takes by itself, and a link to the host's memory.
-    `keeps_chance`: what is drawn stays, as on one device it can.
     """
 
     name: str
@@ -80,16 +85,21 @@ class Variant:
     profile: tuple[str, ...] = ()
     shards: str | None = None
     tight: bool = False
-    keeps_chance: bool = False
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The device: what torch and cluster files call it, and its memory."""
+    """The device: what torch, cluster files and its driver call it, and its memory."""
 
     kind: str
     name: str
     memory_bytes: int
+    said: str
+
+    @classmethod
+    def read(cls, out: str) -> Machine:
+        """What `gpu_bench.machine describe` printed, last of all."""
+        return cls(**json.loads(out.strip().splitlines()[-1]))
 
     def write_cluster(self, path: Path, devices: int = 1, memory_bytes: float | None = None) -> Path:
         """A cluster file of so many ranks, which share the device."""
@@ -156,12 +166,27 @@ def probe(section: str, *arguments: str) -> Find:
 
 
 def gpu_tests(commands: Commands, *arguments: str, subject: str = "tests/gpu", **more: Any) -> Iterator[Line]:
-    """The tests that need a GPU; all are skipped where there is none."""
-    out = commands.python("-m", "pytest", "-rs", "tests/gpu", *arguments, **more)
-    counts = {what: int(number) for number, what in re.findall(r"(\d+) (passed|skipped)", out)}
-    status: Status = "ok" if counts.get("passed") else "skipped"
-    said = ", ".join(f"{number} {what}" for what, number in counts.items()) or "none was run"
-    yield Line("tests", subject, status, said, {what: float(number) for what, number in counts.items()})
+    """The tests that need a GPU; all are skipped where there is none. Without the options of our own
+    environment, whose plugins are not on every machine.
+    """
+    ended: Exception | None = None
+    try:
+        out = commands.python("-m", "pytest", "-v", "-rs", "-o", "addopts=", "tests/gpu", *arguments, **more)
+    except (CommandFailedError, NotReachedError) as error:
+        out, ended = error.out, error
+    found = dict(re.findall(r"^(tests/gpu/\S+) (PASSED|FAILED|ERROR|SKIPPED)\b", out, re.MULTILINE))
+    failed = [name.rpartition("::")[2] for name, how in found.items() if how in ("FAILED", "ERROR")]
+    counts = {how: list(found.values()).count(how.upper()) for how in ("passed", "skipped")}
+    said = ", ".join(f"{number} {how}" for how, number in counts.items() if number)
+    if failed:
+        yield Line("tests", subject, "failed", f"{said}; failed: {', '.join(failed)}", {})
+    elif ended is not None:
+        if said:
+            yield Line("tests", subject, "ok", f"{said}, then it ended", {})
+        raise ended
+    else:
+        status: Status = "ok" if counts["passed"] else "skipped"
+        yield Line("tests", subject, status, said or "none was run", {})
 
 
 def sanitized(commands: Commands, _: Path) -> Iterator[Line]:
@@ -169,7 +194,7 @@ def sanitized(commands: Commands, _: Path) -> Iterator[Line]:
     yield from gpu_tests(
         commands,
         "-k",
-        "offload",
+        "offload or batch_copies",
         subject="streams, sanitized",
         variables={"TORCH_CUDA_SANITIZER": "1"},
     )
@@ -200,17 +225,9 @@ def verified(
 ) -> Iterator[Line]:
     """A plan's training against plain PyTorch."""
     planned(commands, own, machine, variant, 0.01)
-    chance = () if variant.keeps_chance else ("--no-randomness",)
+    arguments = ("--steps", str(VERIFIED_STEPS), "--no-randomness", "--json")
     try:
-        out = commands.spindle(
-            "verify",
-            own / "plan.yaml",
-            "--steps",
-            str(VERIFIED_STEPS),
-            *chance,
-            "--json",
-            variables=_ranks(variant),
-        )
+        out = commands.spindle("verify", own / "plan.yaml", *arguments, variables=_ranks(variant))
     except CommandFailedError as error:
         if not error.out.lstrip().startswith("{"):
             raise
@@ -226,7 +243,8 @@ def _described(own: Path) -> str:
     """What a plan does that a variant is there for."""
     plan = Plan.read(own / "plan.yaml")
     text = (own / "plan.yaml").read_text(encoding="utf-8")
-    marks = [word for word in ("recompute", "offload", "tp", "sharding") if re.search(rf"\b{word}:", text)]
+    words = {"recompute": ":", "offload": ":", "tp": ": ([2-9]|[0-9]{2})", "sharding": ":"}
+    marks = [word for word, behind in words.items() if re.search(rf"\b{word}{behind}", text)]
     return f"{plan.cluster.num_devices} devices, plan with {', '.join(marks) or 'whole ops'}"
 
 
@@ -241,7 +259,13 @@ def planned(commands: Commands, own: Path, machine: Machine, variant: Variant, l
     cluster = machine.write_cluster(own / "cluster.yaml", variant.ranks)
     limits = ("--nproc", "1", "--time-limit", str(limit_s), "--no-check", "--accept-noise")
     more = ("--cluster", cluster, *variant.profile) if variant.profile else ()
-    commands.spindle("profile", source, "-o", profile, *limits, *more, variables=_ranks(variant))
+    key = json.dumps([variant.subject.content(), variant.ranks, variant.profile, limit_s], sort_keys=True)
+
+    def measured() -> str:
+        commands.spindle("profile", source, "-o", profile, *limits, *more, variables=_ranks(variant))
+        return profile.read_text(encoding="utf-8")
+
+    write_text(profile, commands.once(key, measured))  # of that workload file, which is another's then
     options = list(variant.plan)
     if variant.shards is not None:
         keys = {metaop.parameters for metaop in Profile.read(profile).metaops if metaop.parameters}
@@ -255,20 +279,28 @@ def planned(commands: Commands, own: Path, machine: Machine, variant: Variant, l
 
 
 def resumed(machine: Machine) -> Find:
-    """A run on two ranks with checkpoints, and a second one that goes on from the last."""
+    """A run on two ranks that drops what it draws; and one that is interrupted, and goes on from its last
+    checkpoint with the losses of the first.
+    """
 
     def find(commands: Commands, own: Path) -> Iterator[Line]:
-        variant = Variant("checkpoint and resume", Subject("noisy"), ranks=2)
+        variant = Variant("checkpoint and resume", NOISY, ranks=2)
         planned(commands, own, machine, variant, 0.01)
-        again = ("--run-dir", own / "run", "--checkpoint-every", "2")
-        for steps, more in (("4", ()), ("6", ("--resume",))):
-            commands.spindle(
-                "launch", own / "plan.yaml", *again, "--steps", steps, *more, variables=_ranks(variant)
-            )
-        lines = (own / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        steps = [json.loads(line)["step"] for line in lines]
-        status: Status = "ok" if steps == list(range(1, 7)) else "failed"
-        yield Line("two ranks", variant.name, status, f"steps {', '.join(map(str, steps))}", {})
+
+        def losses(folder: Path, *runs: tuple[str, ...]) -> dict[int, float]:
+            for arguments in runs:
+                run = (own / "plan.yaml", "--run-dir", folder, "--checkpoint-every", "2")
+                commands.spindle("launch", *run, *arguments, variables=_ranks(variant))
+            lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            return {line["step"]: line["loss"] for line in map(json.loads, lines)}
+
+        whole_run = losses(own / "whole", ("--steps", "6"))
+        found = losses(own / "run", ("--steps", "4"), ("--steps", "6", "--resume"))
+        off = max((abs(found.get(step, 0.0) / loss - 1) for step, loss in whole_run.items()), default=1.0)
+        same = list(found) == list(whole_run) == list(range(1, 7)) and off <= SAME_LOSS
+        status: Status = "ok" if same else "failed"
+        said = f"steps {', '.join(map(str, found))}, losses {off:.1e} off those of a run without a break"
+        yield Line("two ranks", variant.name, status, said, {"largest": off})
 
     return find
 
@@ -372,7 +404,7 @@ def require_plan(own: Path) -> None:
 
 NOISY = Subject("noisy")
 ONE_RANK = (
-    Variant("dropout, drawn", NOISY, keeps_chance=True),
+    Variant("dropout", NOISY),
     Variant("bf16 autocast", Subject("digits", {"precision": "bf16-autocast"})),
     Variant("fp16 autocast", Subject("noisy", {"precision": "fp16-autocast"})),
     Variant("bf16", Subject("noisy", {"precision": "bf16"})),
@@ -411,15 +443,18 @@ def steps_of(machine: Machine, size: str, trace: Path) -> Iterator[Step]:
     yield Step("ranks", "operations", 30, probe("ranks", "gpu_bench.ranks", "operations", kind))
     yield Step("two ranks", "against plain PyTorch", 110, variants(machine, two, "two ranks"))
     yield Step("verify", "against plain PyTorch", 110, variants(machine, one, "verify"))
-    whole_size = {"llama-300m": Subject("llama-300m"), "llama-300m bf16": Subject("llama-300m", BF16)}
+    bf16, float32 = ("llama-300m bf16", Subject("llama-300m", BF16)), ("llama-300m", Subject("llama-300m"))
     if not is_full:
-        whole_size = {"digits": Subject("digits")}
-    for name, subject in whole_size.items():
-        yield Step("whole", name, 60, whole(machine, name, subject, 0.2 if is_full else 0.02))
-    stack = Subject("stack", BF16, {} if is_full else {"width": 64, "layers": 2, "tokens": 16, "samples": 4})
+        bf16 = ("noisy", NOISY)
+    limit_s = 0.1 if is_full else 0.01
+    yield Step("whole", bf16[0], 90, whole(machine, *bf16, limit_s))
+    yield Step("ranks", "lost", 75, probe("ranks", "gpu_bench.ranks", "lost", kind))
+    yield Step("two ranks", "resume", 60, resumed(machine))
+    toy = {"width": 64, "layers": 2, "tokens": 16, "samples": 4}
+    stack = Subject("stack", BF16, {} if is_full else toy)
     yield Step("stack", "of wide layers", 100, raced(machine, stack, 10 if is_full else 4, trace))
-    yield Step("two ranks", "resume", 40, resumed(machine))
-    yield Step("ranks", "lost", 60, probe("ranks", "gpu_bench.ranks", "lost", kind))
+    if is_full:
+        yield Step("whole", float32[0], 90, whole(machine, *float32, limit_s))
     yield Step("ranks", "groups", 40, probe("ranks", "gpu_bench.ranks", "groups", kind))
     if is_full:
         yield Step("tests", "streams, sanitized", 60, sanitized)

@@ -8,13 +8,14 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gpu_check
 import psutil
 import pytest
-import torch
 import yaml
 from gpu_bench.commands import CommandFailedError, Commands, NotReachedError, run_until
 from gpu_bench.record import Line, document, memory_line, passed, share_of_peak, table, time_line
@@ -29,6 +30,7 @@ from gpu_bench.steps import (
     guarded,
     memory,
     probe,
+    resumed,
     steps_of,
     taken,
     timed,
@@ -39,7 +41,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.workload.building.load import load
 
 H200 = "h200-141gb"
-HERE = Machine("cuda", H200, 2**31)
+HERE = Machine("cuda", H200, 2**31, "NVIDIA H200")
 
 
 def ended(out: str = "", code: int = 0, err: str = "") -> Any:
@@ -56,7 +58,8 @@ def too_slow(out: str = "") -> Any:
 def test_without_a_gpu_it_says_so_and_ends_with_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpu_check.main(["-o", str(tmp_path / "found")]) == 3
     assert "there is no GPU here" in capsys.readouterr().out
     assert not (tmp_path / "found").exists()
@@ -155,9 +158,101 @@ def test_a_failed_command_is_a_failed_line_and_what_is_not_reached_is_none() -> 
     assert (line.status, passed([line])) == ("not reached", True)
 
 
-@pytest.mark.parametrize(("out", "status"), [("5 skipped in 1s", "skipped"), ("4 passed in 9s", "ok")])
-def test_tests_that_are_skipped_show_nothing(out: str, status: str) -> None:
+ONE, OTHER, THIRD = (f"tests/gpu/test_{name}.py::test_{name}" for name in ("one", "other[a-1]", "third"))
+
+
+@pytest.mark.parametrize(
+    ("out", "status", "said"),
+    [
+        (f"{ONE} SKIPPED (no GPU) [ 50%]\n{OTHER} SKIPPED [100%]", "skipped", "2 skipped"),
+        (f"{ONE} PASSED [ 50%]\n{OTHER} PASSED [100%]\n2 passed in 9s", "ok", "2 passed"),
+        ("", "skipped", "none was run"),
+    ],
+)
+def test_tests_that_are_skipped_show_nothing(out: str, status: str, said: str) -> None:
     (line,) = gpu_tests(Commands(100.0, run=ended(out)))
+    assert (line.status, line.said) == (status, said)
+
+
+def test_the_tests_that_failed_are_named_and_those_that_passed_count_however_it_ends() -> None:
+    out = f"{ONE} PASSED [ 30%]\n{OTHER} FAILED [ 60%]\n{THIRD} ERROR [100%]\nFAILED {OTHER} - AssertionError"
+    (line,) = gpu_tests(Commands(100.0, run=ended(out, code=1)))
+    assert (line.status, line.said) == ("failed", "1 passed; failed: test_other[a-1], test_third")
+
+    def statuses(run: Any) -> list[tuple[str, str]]:
+        lines = guarded("tests", "tests/gpu", lambda: gpu_tests(Commands(100.0, run=run)))
+        return [(line.status, line.said[:27]) for line in lines]
+
+    assert statuses(too_slow(f"{ONE} PASSED [ 30%]\n{OTHER} ")) == [
+        ("ok", "1 passed, then it ended"),
+        ("not reached", "did not end in 100 s"),
+    ]
+    crashed = statuses(ended(f"{ONE} PASSED [ 30%]", code=-11, err="Segmentation fault"))
+    assert [status for status, _ in crashed] == ["ok", "failed"]
+    assert [status for status, _ in statuses(too_slow(f"{ONE} FAILED [ 30%]"))] == ["failed"]
+
+
+def test_the_tests_need_no_plugin_of_our_own_environment() -> None:
+    seen = list[str]()
+
+    def run(command: list[str], **_: Any) -> Any:
+        seen.extend(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    list(gpu_tests(Commands(100.0, run=run), "-k", "offload"))
+    assert seen[1:] == ["-m", "pytest", "-v", "-rs", "-o", "addopts=", "tests/gpu", "-k", "offload"]
+
+
+def test_what_several_ask_for_is_made_once() -> None:
+    commands, made = Commands(100.0), list[int]()
+
+    def make() -> str:
+        made.append(1)
+        time.sleep(0.1)
+        return "profile"
+
+    with ThreadPoolExecutor(4) as pool, commands.beside("part") as part:
+        asked = [pool.submit(each.once, "noisy", make) for each in (commands, part, commands)]
+        assert [each.result() for each in asked] == ["profile"] * 3
+        assert pool.submit(part.once, "digits", make).result() == "profile"
+    assert len(made) == 2
+
+
+def test_what_failed_is_not_tried_again_but_what_had_no_time_is() -> None:
+    commands, tried = Commands(100.0), list[str]()
+
+    def fail(error: Exception) -> str:
+        tried.append(str(error))
+        raise error
+
+    for error in (NotReachedError(), CommandFailedError("exit code 4")):
+        with pytest.raises(type(error)):
+            commands.once("noisy", partial(fail, error))
+    with pytest.raises(CommandFailedError, match="exit code 4"):
+        commands.once("noisy", partial(fail, NotReachedError()))
+    assert tried == ["no time was left", "exit code 4"]
+
+
+LOSSES = {1: 2.0, 2: 1.5, 3: 1.0, 4: 0.9, 5: 0.8, 6: 0.7}
+
+
+@pytest.mark.parametrize(
+    ("again", "status"),
+    [(LOSSES, "ok"), ({**LOSSES, 6: 0.701}, "failed"), ({1: 2.0, 2: 1.5, 3: 1.0, 4: 0.9}, "failed")],
+)
+def test_a_run_that_goes_on_has_the_losses_of_one_without_a_break(
+    again: dict[int, float], status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], **_: Any) -> Any:
+        folder = Path(command[command.index("--run-dir") + 1])
+        folder.mkdir(exist_ok=True)
+        losses = LOSSES if folder.name == "whole" else again
+        text = "".join(json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in losses.items())
+        (folder / "metrics.jsonl").write_text(text)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr("gpu_bench.steps.planned", lambda *_: None)
+    (line,) = resumed(HERE)(Commands(100.0, run=run), tmp_path)
     assert line.status == status
 
 

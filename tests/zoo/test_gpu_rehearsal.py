@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -86,3 +88,21 @@ def test_walks_back_are_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> No
     assert Doubled.seen not in (None, threading.current_thread())
     with pytest.raises(ValueError, match="not a number"):
         (Doubled.apply(x) * float("nan")).sum().backward()
+
+
+WALK = """
+import threading, torch
+x = torch.ones(2, requires_grad=True)
+x.register_hook(lambda _: print(threading.current_thread() is threading.main_thread()))
+x.sum().backward()
+"""
+
+
+def test_processes_that_are_started_walk_back_in_other_threads_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    here = subprocess.run([sys.executable, "-c", WALK], check=True, capture_output=True, text=True)
+    gpu_rehearsal.tell_children(tmp_path)
+    there = subprocess.run([sys.executable, "-c", WALK], check=True, capture_output=True, text=True)
+    assert (here.stdout.strip(), there.stdout.strip()) == ("True", "False")
