@@ -154,16 +154,20 @@ def test_each_op_has_its_own_numbers_wherever_its_metaop_is_cut() -> None:
     net = model("a/m", 3, op(kept=1), fixed, field_bytes={0: 2 * MIB})
     slices = [slice_of("a/m", (0, 1), [0], 1), slice_of("a/m", (1, 3), [1, 2], 2, start_s=1)]
     needs = needs_of([net], slices, gpus(3))
-    assert [mib(need.activation_bytes) for need in needs] == [(3,), (0.5 + 1 + 2,), (3.5,)]
+    assert [mib(need.activation_bytes) for need in needs] == [(1 + 2 * 2,), (0.5 + 1 + 2,), (3.5,)]
 
 
 def test_of_a_tasks_fields_the_largest_share_is_there() -> None:
-    """An encoder on two devices, a loss on one of them: that reads both's fields for the whole batch."""
+    """An encoder on two devices, a loss on one of them: that reads both's fields for the whole batch. On GPUs
+    those of the next batch are on their way, on CPUs they are not copied.
+    """
     encoder = model("a/m", 1, op(kept=2), field_bytes={0: 4 * MIB})
     loss = model("a/loss", 1, op(kept=1), field_bytes={0: MIB}, inputs=("a/m",))
     slices = [slice_of("a/m", (0, 1), [0, 1], 2), slice_of("a/loss", (0, 1), [0], 1, start_s=1)]
-    needs = needs_of([encoder, loss], slices, gpus(2))
-    assert [mib(need.activation_bytes) for need in needs] == [(1 + 1 + 5,), (1 + 2,)]
+    for cluster, batches in ((gpus(2), 2), (cluster_of(2), 1)):
+        needs = needs_of([encoder, loss], slices, cluster)
+        found = [mib(need.activation_bytes) for need in needs]
+        assert found == [(1 + 1 + batches * 5,), (1 + batches * 2,)]
 
 
 def test_the_update_of_masters_takes_gradients_of_their_own() -> None:

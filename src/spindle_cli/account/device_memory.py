@@ -50,7 +50,7 @@ def device_memory(
       runs. It stays until the slice has run backward; the gradients of its
       inputs to the iteration's end.
     * The fields of a task's batch that a device reads are there all the time, of the largest share that it
-      has of the task.
+      has of the task; on GPUs twice, as those of the next batch are copied while this one's passes run.
     * Gradient sums take buffers (`SUM_BUFFER_BYTES`) from when the backward pass is through with the first op
       that uses the parameters.
     * So does what several teams hand on of parameters that they share out, from the update until the first

@@ -314,6 +314,7 @@ class Training:
             with self.computing():
                 executor.run(batch, number, ends_step=ends_step)
             self.watch.record()
+            del batch  # its memory, for one that is copied ahead
             if not ends_step:
                 self.stopwatch.end_step(step)
         with self.stopwatch.timed(Activity.WAIT, cause="losses"):

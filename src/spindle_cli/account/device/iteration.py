@@ -207,7 +207,7 @@ class Iteration:
         return PassBytes(piece, is_backward, fullest, after)
 
     def _loaded(self) -> float:
-        """Bytes of the batches' fields."""
+        """Bytes of the batches' fields: on GPUs of two batches, as the next one is copied ahead."""
         fields: dict[str, int] = {}
         share: dict[str, float] = {}
         for index, *_ in self._roles:
@@ -215,7 +215,8 @@ class Iteration:
             if part.fields:
                 fields[part.task] = fields.get(part.task, 0) + part.fields
                 share[part.task] = max(share.get(part.task, 0.0), 1 / part.shares)
-        return sum(size * share[task] for task, size in fields.items())
+        batches = 1 if self._setting.on_cpu else 2
+        return batches * sum(size * share[task] for task, size in fields.items())
 
     def _forward(self, role: Role) -> None:
         part = self._setting.parts[role[0]]

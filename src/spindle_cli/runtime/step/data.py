@@ -18,6 +18,8 @@ import torch
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.communication.rows import Samples
+from spindle_cli.runtime.memory.copy_stream import CopyStream
+from spindle_cli.runtime.memory.to_device import pinned
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.counting import Counting, Portion, rows_of
 from spindle_cli.workload.data.reading import BatchSource
@@ -105,6 +107,61 @@ class LoadedBatch:
         )
 
 
+class BatchCopies:
+    """Copies batches to the device, on a GPU one ahead of the batch that is computed with, on a stream of its
+    own: they are there when it comes to them. On a CPU they are there already.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = CopyStream(device)
+        self._begun: dict[int, dict[Portion, _Copied]] = {}  # by batch, what was not asked for yet
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether anything is copied ahead."""
+        return self._stream.is_apart
+
+    def begin(self, number: int, portions: Mapping[Portion, Mapping[str, Tensor]]) -> None:
+        """Start to copy portions of a batch, which lie in locked memory, unless that was started."""
+        begun = self._begun.setdefault(number, {})
+        for portion, tensors in portions.items():
+            if portion not in begun:
+                there = {name: torch.empty_like(each, device=self._device) for name, each in tensors.items()}
+                copied = self._stream.copy((there[name], each) for name, each in tensors.items())
+                begun[portion] = _Copied(there, copied)
+
+    def of(
+        self, number: int, portions: Mapping[Portion, Mapping[str, Tensor]]
+    ) -> Mapping[Portion, Mapping[str, Tensor]]:
+        """A batch on the device, for what is computed next."""
+        if not self.is_apart:
+            return {
+                portion: {name: each.to(self._device) for name, each in tensors.items()}
+                for portion, tensors in portions.items()
+            }
+        self.begin(number, portions)
+        begun = self._begun.pop(number)
+        for each in begun.values():
+            self._stream.await_copy(each.copied)
+        return {portion: each.tensors for portion, each in begun.items()}
+
+    def close(self) -> None:
+        """Give up what nobody has asked for: memory goes back behind the copies into it."""
+        for begun in self._begun.values():
+            for each in begun.values():
+                self._stream.await_copy(each.copied)
+        self._begun.clear()
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """Tensors on the device, and what has happened when they are copied; None: they are."""
+
+    tensors: dict[str, Tensor]
+    copied: torch.cuda.Event | None
+
+
 @dataclass(frozen=True)
 class Share:
     """What this rank reads of the batches of steps that run the same tasks. `counting`: of what their losses
@@ -157,6 +214,8 @@ class Feed:
         self._numbers = range(steps.start * batches_per_step, steps.stop * batches_per_step)
         self._taken = self._fetched = self._numbers.start
         self._held: dict[int, LoadedBatch] = {}
+        self._came: LoadedBatch | BaseException | None = None  # of the thread, and not fetched yet
+        self._copies = BatchCopies(device)
         self._error: BaseException | None = None  # of the first batch that cannot be loaded
         self._ready: queue.Queue[LoadedBatch | BaseException] = queue.Queue(_STEPS_AHEAD)
         self._stopped = threading.Event()
@@ -175,17 +234,11 @@ class Feed:
         if loaded is None:
             assert self._error is not None, "without an error every batch that is taken is held"
             raise self._error
+        batch = StepBatch(self._copies.of(self._taken, loaded.portions), loaded.shapes)
         self._taken += 1
         self.states.update(loaded.states)
-        return StepBatch(
-            {
-                portion: {
-                    name: tensor.to(self._device, non_blocking=True) for name, tensor in tensors.items()
-                }
-                for portion, tensors in loaded.portions.items()
-            },
-            loaded.shapes,
-        )
+        self._copy_ahead()
+        return batch
 
     @property
     def counts_losses(self) -> bool:
@@ -205,6 +258,19 @@ class Feed:
     def close(self) -> None:
         """Stop loading; the thread ends with the item that it is at."""
         self._stopped.set()
+        self._copies.close()
+
+    def _copy_ahead(self) -> None:
+        """Start to copy what is there of the next batch, without waiting for it to be loaded."""
+        if not self._copies.is_apart or self._taken >= self._numbers.stop:
+            return
+        loaded: LoadedBatch | BaseException | None = self._held.get(self._taken)
+        if loaded is None and self._fetched == self._taken:
+            with suppress(queue.Empty):
+                self._came = self._came or self._ready.get_nowait()
+            loaded = self._came
+        if isinstance(loaded, LoadedBatch):
+            self._copies.begin(self._taken, loaded.portions)
 
     def _fetch_up_to(self, number: int) -> None:
         """Hold every batch up to this one, or those before the first that cannot be loaded: behind it none
@@ -253,7 +319,10 @@ class Feed:
 
     def _loaded_ahead(self) -> LoadedBatch | BaseException:
         """What the thread has of the next batch: everything but what draws."""
-        return self._load_all([], self._numbers.start) if self._thread is None else self._ready.get()
+        if self._thread is None:
+            return self._load_all([], self._numbers.start)
+        came, self._came = self._came, None
+        return self._ready.get() if came is None else came
 
     def _run(self, numbers: range) -> None:
         try:
@@ -318,8 +387,7 @@ class Feed:
                 )
 
     def _prepare(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.to(dtype_in(tensor.dtype, self._dtype))
-        return tensor.pin_memory() if self._device.type == "cuda" else tensor
+        return pinned(tensor.to(dtype_in(tensor.dtype, self._dtype)), self._device)
 
     def _hand_over(self, item: LoadedBatch | BaseException) -> None:
         while not self._stopped.is_set():

@@ -3,11 +3,9 @@
 Host memory is taken in blocks of one size, which are used again from step to step: to a power of two torch
 rounds up what it locks, and to lock memory takes long.
 
-What is copied is ordered by events alone. A copy out waits for what the device has computed so far; before
-the memory it is copied from is given up, what is computed next waits for it. Memory that is copied back to is
-taken by the stream that computes, so that whatever it takes later is behind all that uses it: memory taken by
-the copying stream would be given away before the backward pass has read it (pytorch/pytorch issue 106360,
-pytorch/torchtune issue 1867).
+A copy out waits for what the device has computed so far; before the memory it is copied from is given up,
+what is computed next waits for it. Memory that is copied back to is taken by the stream that computes
+(`runtime/memory/copy_stream.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spindle_cli.costs.offload import HOST_BLOCK_BYTES
+from spindle_cli.runtime.memory.copy_stream import CopyStream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,8 +29,7 @@ class HostMemory:
         self.device = torch.empty(0, device=device).device  # with its index, as tensors have it
         self._is_cuda = device.type == "cuda"
         self._free: list[Tensor] = []
-        self._out = _stream(device) if self._is_cuda else None
-        self._back = _stream(device) if self._is_cuda else None
+        self._out, self._back = CopyStream(device), CopyStream(device)
 
     def take(self) -> Tensor:
         """A block."""
@@ -47,39 +45,15 @@ class HostMemory:
         """Start to copy all of `here`, bytes of the device, into blocks, one after another; gives what has
         happened when that is done. None: it is done.
         """
-        return self._copy(self._out, [(block, part) for block, part in parts_of(blocks, here)])
+        return self._out.copy(parts_of(blocks, here))
 
     def copy_back(self, here: Sequence[Tensor], blocks: Sequence[Tensor]) -> torch.cuda.Event | None:
         """The other way."""
-        return self._copy(self._back, [(part, block) for block, part in parts_of(blocks, here)])
+        return self._back.copy((part, block) for block, part in parts_of(blocks, here))
 
     def await_copy(self, copied: torch.cuda.Event | None) -> None:
         """Let what is computed next wait for a copy."""
-        if copied is not None:
-            torch.cuda.current_stream(self.device).wait_event(copied)
-
-    def _copy(
-        self, stream: torch.cuda.Stream | None, pairs: Sequence[tuple[Tensor, Tensor]]
-    ) -> torch.cuda.Event | None:
-        if stream is None:
-            for target, source in pairs:
-                target.copy_(source)
-            return None
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            for target, source in pairs:
-                target.copy_(source, non_blocking=True)
-            copied = _event()
-            copied.record(stream)
-        return copied
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._back.await_copy(copied)
 
 
 def blocks_for(num_bytes: int) -> int:
