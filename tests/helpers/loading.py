@@ -11,8 +11,7 @@ from typing import Any
 
 from helpers.anything import Anything
 from spindle_cli.runtime.loading.client import NodeBatches
-from spindle_cli.runtime.loading.reader import Reading, start_reader
-from spindle_cli.runtime.loading.start import _listen
+from spindle_cli.runtime.loading.reader import Order, Reader, Source
 from spindle_cli.workload.settings.loader import Loading
 from spindle_cli.workload.types import Task
 
@@ -28,17 +27,17 @@ def read(
     task: Task, numbers: range, workers: int = 0, takers: int = 1, **rest: Any
 ) -> Iterator[list[NodeBatches]]:
     """A reader of the task, and its takers."""
-    listener, address = _listen()
-    reading = Reading(task, SEED, Loading(workers, 2), numbers, takers, rest.pop("room", 6), **rest)
-    child = start_reader(reading, listener)
-    listener.close()
-    found = [NodeBatches("t", address, child if taker == 0 else None) for taker in range(takers)]
+    reader = Reader(Source(task, SEED, Loading(workers, 2), rest.pop("evaluates", False)))
+    reader.begin(Order(numbers, takers, rest.pop("room", 6), **rest))
+    found = [
+        NodeBatches("t", reader.address, reader.process if taker == 0 else None) for taker in range(takers)
+    ]
     try:
         yield found
     finally:
         for each in found:
             each.close()
-        with_end(child)
+        with_end(reader.process)
 
 
 def with_end(child: int) -> None:

@@ -73,7 +73,7 @@ def test_the_report_says_what_the_time_until_the_first_step_went_into(trained: T
     report = json.loads(trained.ended.out)
     start_up = report["predicted_vs_measured"]["start_up"]
     stages = start_up["stages"]
-    assert list(stages) == ["checks", "processes", "connect", "workload", "set-up", "first step"]
+    assert list(stages) == ["checks", "processes", "workload", "connect", "set-up", "first step"]
     assert sum(stages.values()) == pytest.approx(start_up["first_step_s"])
     assert stages["first step"] >= report["first"]["iteration_s"]
     assert 0 < start_up["first_step_s"] <= trained.took_s

@@ -324,9 +324,9 @@ class StartUp(Model):
     `stages`: in order of time; they add up to `first_step_s`. The names:
         checks: the launcher's, of the plan, the workload and the machine.
         processes: until the worker's code runs: processes started, libraries imported.
+        workload: built without parameters, traced, linked, proved; then with this rank's parameters.
         connect: until all workers have met.
-        workload: built without parameters, traced, linked, proved; then this rank's part of it built.
-        set-up: communicators, buckets, optimizer, checkpoint to go on from.
+        set-up: this rank's part on its device, communicators, buckets, optimizer, checkpoint to go on from.
         first step: its data and the step itself.
     """
 

@@ -8,11 +8,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from spindle_cli.check.run import check_plan
-from spindle_cli.errors import InputError, WorkloadError
+from spindle_cli.errors import WorkloadError
 from spindle_cli.files.journal import JournalWriter
 from spindle_cli.files.request import RunRequest
-from spindle_cli.plan.types import Plan
 from spindle_cli.process.allocator import keep_freed_memory
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.averages import FollowingParameters
@@ -28,7 +26,7 @@ from spindle_cli.runtime.following.set_values import SetValues
 from spindle_cli.runtime.islands.counterparts import Counterparts
 from spindle_cli.runtime.islands.outer import OuterOptimizer
 from spindle_cli.runtime.islands.outer_steps import OuterSteps
-from spindle_cli.runtime.loading.start import Place, start_evaluation_loaders
+from spindle_cli.runtime.loading.start import Place, Readers, start_evaluation_loaders
 from spindle_cli.runtime.measuring.diary import Chapter, Diary
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.measuring.start_up import StartClock
@@ -38,6 +36,7 @@ from spindle_cli.runtime.part.at_lengths import TasksAtLengths
 from spindle_cli.runtime.part.localise import LocalModel, dtype_of, is_stepped_whole, localise
 from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.part.warm_up import compile_layers
+from spindle_cli.runtime.ready import Ready, make_ready
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
 from spindle_cli.runtime.saving.going_on import Start, resume
 from spindle_cli.runtime.saving.stopping import StopRequest
@@ -74,10 +73,12 @@ def assemble(
     clock: StartClock | None = None,
     callbacks: Sequence[Callback] = (),
     counterparts: Counterparts | None = None,
+    ready: Ready | None = None,
 ) -> Training:
     """A connected worker's training, with the checkpoint to go on from in place; collective.
 
-    `callbacks`: beside those that the train settings name.
+    `callbacks`: beside those that the train settings name. `ready`: what was done before it was connected;
+    None: that is done here.
 
     Raises:
         InputError: the plan is invalid, or does not belong to the workload or to this number of workers; or
@@ -87,10 +88,10 @@ def assemble(
     clock = clock or StartClock(request)
     first_of_node = environment.rank - environment.local_rank
     seat = Seat(request, environment.rank, device, first_of_node, counterparts)
+    ready = ready or make_ready(request, environment)
+    plan = ready.plan
     join_host_group(request.timeout_s)
-    plan = Plan.read(request.plan)
-    require_runnable(plan, request, environment.world_size)
-    model, computing = build_part(seat, plan)
+    model, computing = build_part(seat, ready)
     watch = Watch.of(model.graph.workload, request.workload)
     clock.ends("workload")
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
@@ -108,7 +109,7 @@ def assemble(
     steps = range(start.step, total_steps)
     followers = (*require_callbacks(callbacks), *named_callbacks(seat, model.train))
     training = make_training(
-        seat, state, pool, communicators, steps, computing, clock, followers, start, watch
+        seat, state, pool, communicators, steps, computing, clock, followers, start, watch, ready.readers
     )
     training.stop = stop or StopRequest(request.run_dir)
     if counterparts is not None:
@@ -125,12 +126,12 @@ def named_callbacks(seat: Seat, train: TrainSettings) -> tuple[Callback, ...]:
     return require_callbacks([make() for make in find_callbacks(train, seat.request.workload)])
 
 
-def build_part(seat: Seat, plan: Plan) -> tuple[LocalModel, Computing]:
+def build_part(seat: Seat, ready: Ready) -> tuple[LocalModel, Computing]:
     """What this rank holds of the model, its layers compiled where that is asked for; and what its passes run
     in.
     """
     request = seat.request
-    model = localise(request, plan, seat.rank, seat.device)
+    model = localise(request, ready.plan, seat.rank, seat.device, ready.part)
     set_matmul_precision(model.train)
     if request.capture_dir is not None:
         compute_convolutions_in_float32()
@@ -139,23 +140,6 @@ def build_part(seat: Seat, plan: Plan) -> tuple[LocalModel, Computing]:
     with computing():  # compiled code is for the constants' type
         compile_layers(model, seat.device)
     return model, computing
-
-
-def require_runnable(plan: Plan, request: RunRequest, world_size: int) -> None:
-    """Refuse a plan that breaks its rules, is for other devices, or needs what workers cannot do.
-
-    Raises:
-        InputError: with the place in the plan.
-    """
-    violations = check_plan(plan)
-    if violations:
-        raise InputError(f"{request.plan}: the plan is not valid: {violations[0]}", hint="Make it again.")
-    if plan.cluster.num_devices != world_size:
-        raise InputError(
-            f"{request.plan}: the plan is for {plan.cluster.num_devices} devices, "
-            f"but {world_size} workers were started",
-            hint="Start it with `spindle launch`, which starts one worker per device.",
-        )
 
 
 def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> GradientPool:
@@ -288,6 +272,7 @@ def make_training(
     callbacks: Sequence[Callback],
     start: Start,
     watch: Watch,
+    readers: Readers,
 ) -> Training:
     """Put a rank's parts together; collective. `start`: where training goes on. `watch`: since the workload
     was traced.
@@ -297,12 +282,12 @@ def make_training(
     pool.watch_with(stopwatch.watch)
     board = make_board(seat, model)
     at_lengths = TasksAtLengths(model, request.workload)
-    feed = make_feed(seat, model, board, steps, start.streams, at_lengths)
+    feed = make_feed(seat, model, board, steps, start.streams, at_lengths, readers)
     place = Place(seat.rank, seat.first_of_node)
     values = StepValues.of(model.graph.workload)
     set_values = make_set_values(seat, values, start)
     values.begin(max(0, steps.start - 1))  # as the step before the first one has left them
-    passes = start_evaluation_loaders(model.graph.workload.all_tasks, model.train, place)
+    passes = start_evaluation_loaders(readers, model.train, place)
     return Training(
         rank=seat.rank,
         request=request,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from spindle_cli.runtime.loading.same_data import require_same_data
-from spindle_cli.runtime.loading.start import Place, loads_apart, start_loaders
+from spindle_cli.runtime.loading.start import Place, Readers, start_loaders
 from spindle_cli.runtime.part.at_lengths import TasksAtLengths
 from spindle_cli.runtime.part.localise import LocalModel, StepPart, dtype_of
 from spindle_cli.runtime.seat import Seat
@@ -24,16 +24,19 @@ def make_feed(
     steps: range,
     streams: Mapping[str, Any],
     at_lengths: TasksAtLengths,
+    readers: Readers,
 ) -> Feed:
-    """What loads this rank's part of the steps' batches; collective. `streams`: where they go on."""
+    """What loads this rank's part of the steps' batches; collective. `streams`: where they go on. `readers`:
+    of this node.
+    """
     per_step, train, schedule = model.train.accumulate, model.train, model.schedule
     tasks = model.graph.workload.tasks
     wanted = {part.tasks: portions(part.slices.values()) for part in model.steps}
     taken = {portion.task for found in wanted.values() for portion in found}
     shapes = {name: known_shapes(task) for name, task in model.graph.tasks.items()}
-    apart = [task for task in tasks if loads_apart(task, train)]
+    apart = {task.name for task in readers.trained}
     loaders = start_loaders(
-        apart,
+        readers,
         train,
         taken,
         schedule.own_numbers(steps),
@@ -41,8 +44,10 @@ def make_feed(
         streams,
         shapes,
     )
-    require_same_data([task for task in tasks if task.name in taken and task not in apart])
-    here = {task.name: Batches(task, train.seed, shapes[task.name]) for task in tasks if task not in apart}
+    require_same_data([task for task in tasks if task.name in taken - apart])
+    here = {
+        task.name: Batches(task, train.seed, shapes[task.name]) for task in tasks if task.name not in apart
+    }
     shares = {
         part.tasks: Share(
             (*wanted[part.tasks], *_asked_alone(part.tasks, wanted[part.tasks], taken & loaders.keys())),

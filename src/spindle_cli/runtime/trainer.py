@@ -27,6 +27,7 @@ from spindle_cli.runtime.following.callback import Callback
 from spindle_cli.runtime.islands.counterparts import Counterparts
 from spindle_cli.runtime.islands.island import Island
 from spindle_cli.runtime.measuring.start_up import StartClock
+from spindle_cli.runtime.ready import Ready, make_ready
 from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.training import Training
@@ -118,14 +119,16 @@ class Trainer:
         settle_process(request, environment)
         stop = StopRequest(request.run_dir)
         stop.heed_sigterm()
-        device = select_device(request, environment)
         island = Island.of(request, environment)
+        own_request = request if island is None else island.request_of(request)
+        own = environment if island is None else island.environment_of(environment)
+        ready = make_ready(own_request, own)  # forks processes: ahead of the device, and of threads
+        clock.ends("workload")
+        device = select_device(request, environment)
         stack = ExitStack()
         counterparts = stack.enter_context(connected(request, environment, device, island))
         clock.ends("connect")
-        if island is not None:
-            request, environment = island.request_of(request), island.environment_of(environment)
-        self._assemble(request, environment, device, stack, stop, clock, callbacks, counterparts)
+        self._assemble(own_request, own, device, stack, stop, clock, callbacks, counterparts, ready)
 
     def _assemble(
         self,
@@ -137,10 +140,11 @@ class Trainer:
         clock: StartClock | None,
         callbacks: Sequence[Callback] = (),
         counterparts: Counterparts | None = None,
+        ready: Ready | None = None,
     ) -> None:
         self._stack = stack
         self._training: Training = assemble(
-            request, environment, device, stop, clock, callbacks, counterparts
+            request, environment, device, stop, clock, callbacks, counterparts, ready
         )
         self._has_ended = False
         stack.callback(self._training.evaluator.close)

@@ -1,18 +1,28 @@
-"""The process that loads a task's batches for all ranks of its node, alone or with workers of its own."""
+"""The process that loads a task's batches for all ranks of its node, alone or with workers of its own.
+
+It is forked when the workload is built, before its parent touches a GPU and meets other workers: a fork of a
+process that uses CUDA, and has the threads of NCCL and gloo, may use none of it, and hang in what they held.
+Which batches it is to load is known later: it waits to be told.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -32,10 +42,26 @@ from spindle_cli.workload.settings.loader import Loading
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task
 
+_BACKLOG = 1024
+
 
 @dataclass(frozen=True)
-class Reading:
-    """What a reader is to do.
+class Source:
+    """What a reader reads.
+
+    `evaluates`: one pass over the data after another is read, in its order, each with its last smaller batch
+    and behind that one without a field; batches are numbered through all passes.
+    """
+
+    task: Task | FlowTask
+    seed: int
+    loading: Loading
+    evaluates: bool = False
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which batches a reader is to load.
 
     Attributes:
         numbers: of the batches that the run takes.
@@ -43,35 +69,80 @@ class Reading:
         room: batches that are ready before they are taken.
         state: where a stream is to begin: behind the batch before the first of `numbers`; None: at its
             beginning, so that what was trained on before has to be read again.
-        evaluates: one pass over the data after another is read, in its order, each with its last smaller
-            batch and behind that one without a field; batches are numbered through all passes.
     """
 
-    task: Task | FlowTask
-    seed: int
-    loading: Loading
     numbers: range
     takers: int
     room: int
     state: dict[str, Any] | None = None
-    evaluates: bool = False
+
+    def to_json(self) -> str:
+        """On a line."""
+        found = asdict(self) | {"numbers": [self.numbers.start, self.numbers.stop]}
+        return json.dumps(found)
+
+    @classmethod
+    def from_json(cls, line: str) -> Order:
+        """What `to_json` made."""
+        found = json.loads(line)
+        return cls(**{**found, "numbers": range(*found["numbers"])})
 
 
-def start_reader(reading: Reading, listener: socket.socket) -> int:
-    """Fork it; returns its process id. By the main thread: it ends when that one does."""
-    parent = os.getpid()
-    child = os.fork()
-    if child == 0:
-        try:
-            _live(reading, listener, parent)
-        except BaseException as error:  # nothing of the parent's may go on in its child
-            traceback.print_exception(error)
-        finally:
-            os._exit(1)
-    return child
+class Reader:
+    """A reader that was forked, and does nothing until it is told what. By the main thread: it ends when
+    that one does.
+
+    `address`: where it will hand out batches. `process`: its number.
+    """
+
+    def __init__(self, source: Source, forget: Callable[[], None] = lambda: None) -> None:
+        """`forget`: called in the reader, to give up what it has of its parent's and does not need."""
+        listener, self.address = _listen()
+        self._orders, theirs = socket.socketpair()
+        parent = os.getpid()
+        self.process = os.fork()
+        if self.process == 0:
+            try:
+                self._orders.close()
+                forget()
+                _live(source, listener, theirs, parent)
+            except BaseException as error:  # nothing of the parent's may go on in its child
+                traceback.print_exception(error)
+            finally:
+                os._exit(1)
+        listener.close()
+        theirs.close()
+
+    def begin(self, order: Order) -> None:
+        """Have it load batches, until all takers have gone."""
+        with suppress(ConnectionError):  # it has ended already: who takes batches hears of it
+            self._orders.sendall(f"{order.to_json()}\n".encode())
+        self._orders.close()
+
+    def forget(self) -> None:
+        """In another reader: it is none of this one's."""
+        self._orders.close()
+
+    def dismiss(self) -> None:
+        """Have it end: nobody needs it."""
+        with suppress(OSError):
+            self._orders.shutdown(socket.SHUT_RDWR)  # also where a fork has it
+        self._orders.close()
 
 
-def _live(reading: Reading, listener: socket.socket, parent: int) -> NoReturn:
+def _listen() -> tuple[socket.socket, str]:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    name = f"spindle-{secrets.token_hex(16)}"
+    if sys.platform == "linux":  # a name without a file, which goes with the process
+        address = f"\0{name}"
+    else:
+        address = str(Path(tempfile.mkdtemp(prefix="spindle-")) / "loader")
+    listener.bind(address)
+    listener.listen(_BACKLOG)
+    return listener, address
+
+
+def _live(source: Source, listener: socket.socket, orders: socket.socket, parent: int) -> NoReturn:
     die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
@@ -79,29 +150,34 @@ def _live(reading: Reading, listener: socket.socket, parent: int) -> NoReturn:
         # The run's end is its ranks' business; a terminal's Ctrl-C reaches every process.
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)  # a fork has no threads of OpenMP
-    serve(reading, listener)
+    with orders.makefile(encoding="utf-8") as lines:
+        line = lines.readline()
+    orders.close()
+    if line:
+        torch.manual_seed(source.seed)  # whatever its parent had drawn
+        serve(source, Order.from_json(line), listener)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def serve(reading: Reading, listener: socket.socket) -> None:
+def serve(source: Source, order: Order, listener: socket.socket) -> None:
     """Load batches until all takers have gone."""
-    shelf = Shelf(reading.numbers.start, reading.room, range(reading.takers))
-    threading.Thread(target=_welcome, args=(listener, shelf, reading.takers), daemon=True).start()
+    shelf = Shelf(order.numbers.start, order.room, range(order.takers))
+    threading.Thread(target=_welcome, args=(listener, shelf, order.takers), daemon=True).start()
     workers = LoaderWorkers(_begin)
     try:
-        _fill(shelf, reading, workers)
+        _fill(shelf, source, order, workers)
     except ClosedError:
         return
     except BaseException as error:  # sys.exit too; a dead worker is a RuntimeError from wherever this one is
-        shelf.fail(Failure.of(reading.task.name, cause_of(reading.task.name, error, workers.processes)))
+        shelf.fail(Failure.of(source.task.name, cause_of(source.task.name, error, workers.processes)))
     shelf.wait_until_left()
 
 
-def _fill(shelf: Shelf, reading: Reading, workers: LoaderWorkers) -> None:
+def _fill(shelf: Shelf, source: Source, order: Order, workers: LoaderWorkers) -> None:
     try:
-        for loaded in _load(reading, workers):
+        for loaded in _load(source, order, workers):
             if isinstance(loaded, Failure):
                 shelf.fail(loaded)
                 break
@@ -110,8 +186,8 @@ def _fill(shelf: Shelf, reading: Reading, workers: LoaderWorkers) -> None:
         leave_workers_unwatched()
 
 
-def _load(reading: Reading, workers: LoaderWorkers) -> Iterator[Loaded | Failure]:
-    task = reading.task
+def _load(source: Source, order: Order, workers: LoaderWorkers) -> Iterator[Loaded | Failure]:
+    task = source.task
 
     def load(read: Callable[[], dict[str, torch.Tensor] | None]) -> PackedBatch | Failure | None:
         try:
@@ -121,47 +197,47 @@ def _load(reading: Reading, workers: LoaderWorkers) -> Iterator[Loaded | Failure
             return Failure.of(task.name, error)
 
     make: Make[PackedBatch | Failure] = load
-    if reading.evaluates:
-        yield from _passes(reading, make, workers)
+    if source.evaluates:
+        yield from _passes(source, make, workers)
         return
     if not is_stream(task):
-        batches = Batches(task, reading.seed, one_shape=False)  # whoever takes them looks at their shapes
+        batches = Batches(task, source.seed, one_shape=False)  # whoever takes them looks at their shapes
         by_index: Iterator[PackedBatch | Failure] = read_by_index(
-            batches, reading.numbers, reading.loading, make, workers
+            batches, order.numbers, source.loading, make, workers
         )
         for made in by_index:
             yield made if isinstance(made, Failure) else Loaded(made, None)
         return
     stream: Iterator[tuple[PackedBatch | Failure, dict[str, Any]]] = read_stream(
-        task, reading.seed, reading.loading, make, reading.state, workers
+        task, source.seed, source.loading, make, order.state, workers
     )
-    if reading.state is None:
-        _skip(task, stream, reading.numbers.start)
-    for _, (made, state) in zip(reading.numbers, stream, strict=False):
+    if order.state is None:
+        _skip(task, stream, order.numbers.start)
+    for _, (made, state) in zip(order.numbers, stream, strict=False):
         yield made if isinstance(made, Failure) else Loaded(made, state)
 
 
 def _passes(
-    reading: Reading, make: Make[PackedBatch | Failure], workers: LoaderWorkers
+    source: Source, make: Make[PackedBatch | Failure], workers: LoaderWorkers
 ) -> Iterator[Loaded | Failure]:
     while True:
-        for made in _one_pass(reading, make, workers):
+        for made in _one_pass(source, make, workers):
             yield made if isinstance(made, Failure) else Loaded(made, None)
         yield Loaded(PackedBatch.of({}), None)
 
 
 def _one_pass(
-    reading: Reading, make: Make[PackedBatch | Failure], workers: LoaderWorkers
+    source: Source, make: Make[PackedBatch | Failure], workers: LoaderWorkers
 ) -> Iterator[PackedBatch | Failure]:
-    if is_stream(reading.task):  # one after the other: workers would each have a last smaller batch
+    if is_stream(source.task):  # one after the other: workers would each have a last smaller batch
         stream: StreamPass[PackedBatch | Failure]
-        stream = StreamPass(reading.task, reading.seed, 0, make, keeps_rest=True)
+        stream = StreamPass(source.task, source.seed, 0, make, keeps_rest=True)
         for piece in stream:
             yield piece.made
         return
-    data = InOrder(reading.task, reading.seed)
+    data = InOrder(source.task, source.seed)
     by_index: Iterator[PackedBatch | Failure]
-    by_index = read_by_index(data, range(data.num_batches), reading.loading, make, workers)
+    by_index = read_by_index(data, range(data.num_batches), source.loading, make, workers)
     yield from by_index
 
 

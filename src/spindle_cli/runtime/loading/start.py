@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
-import socket
-import sys
-import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -17,13 +12,12 @@ from spindle_cli.errors import InputError
 from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.loading.client import NodeBatches
 from spindle_cli.runtime.loading.passes import NodePasses
-from spindle_cli.runtime.loading.reader import Reading, start_reader
+from spindle_cli.runtime.loading.reader import Order, Reader, Source
 from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.training.batches import SampleShape
-from spindle_cli.workload.types import FlowTask, Task
+from spindle_cli.workload.types import FlowTask, Task, Workload
 
-_BACKLOG = 1024
 _ENDLESS = 2**62  # batches
 
 
@@ -45,8 +39,59 @@ def loads_apart(task: Task | FlowTask, train: TrainSettings) -> bool:
     return is_stream(task) or train.loader.of(task.name).workers > 0
 
 
+class Readers:
+    """The loading processes of a node, which its first rank forks before any of its ranks takes its device:
+    one of each task that is loaded apart, and of each that is evaluated on such data.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        train: TrainSettings,
+        *,
+        is_first: bool,
+        forget: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`is_first`: whether this rank is its node's first. `forget`: see `Reader`.
+
+        Raises:
+            WorkloadError: a task has no dataset that can be read.
+        """
+        self.trained = [task for task in workload.tasks if loads_apart(task, train)]
+        evaluated = [
+            replace(task, dataset=task.eval_dataset)
+            for task in workload.all_tasks
+            if task.eval_dataset is not None
+        ]
+        self.evaluated = [task for task in evaluated if loads_apart(task, train)]
+        self._waiting: dict[tuple[str, bool], Reader] = {}
+
+        def forget_all() -> None:
+            for other in self._waiting.values():
+                other.forget()
+            forget()
+
+        for evaluates, found in ((False, self.trained), (True, self.evaluated)):
+            for task in found if is_first else ():
+                source = Source(task, train.seed, train.loader.of(task.name), evaluates)
+                self._waiting[task.name, evaluates] = Reader(source, forget_all)
+
+    def begin(self, name: str, order: Order | None, *, evaluates: bool) -> tuple[str, int] | None:
+        """Have a task's reader load, where this rank has it, and give its address and its process; end it if
+        there is nothing for it.
+        """
+        reader = self._waiting.pop((name, evaluates), None)
+        if reader is None:
+            return None
+        if order is None:
+            reader.dismiss()
+            return None
+        reader.begin(order)
+        return reader.address, reader.process
+
+
 def start_loaders(
-    tasks: Collection[Task | FlowTask],
+    readers: Readers,
     train: TrainSettings,
     wanted: Collection[str],
     numbers: Mapping[str, range],
@@ -59,40 +104,36 @@ def start_loaders(
     """Where this rank gets the batches of the tasks that it takes samples of; collective.
 
     Args:
-        tasks: whose batches are loaded apart.
+        readers: of its node.
         wanted: of all tasks, those that this rank takes samples of.
         numbers: by task, of its batches that the run takes.
         states: of streams, to go on from.
         shapes: by task, those of one sample of each field (`SampleShapes`).
-        evaluates: see `Reading`.
+        evaluates: see `Source`.
 
     Raises:
         InputError: a stream was read by another number of workers.
     """
-    tasks = [task for task in tasks if numbers[task.name]]
+    tasks = readers.evaluated if evaluates else readers.trained
     if not tasks:
         return {}
-    takers = _takers({task.name for task in tasks} & set(wanted), place)
+    read = {task.name for task in tasks if numbers[task.name]}
+    takers = _takers(read & set(wanted), place)
     addresses: dict[str, str] = {}
     children: dict[str, int] = {}
     for task in tasks:
-        ranks = takers.get(task.name, ())
-        if ranks and ranks[0] == place.rank:
-            loading = train.loader.of(task.name)
-            reading = Reading(
-                task=task,
-                seed=train.seed,
-                loading=loading,
+        loading, order = train.loader.of(task.name), None
+        if ranks := takers.get(task.name, ()):
+            order = Order(
                 numbers=numbers[task.name],
                 takers=len(ranks),
                 # Ranks are a few batches apart, and a step's at most.
                 room=max(1, loading.workers) * loading.prefetch + 2 * train.accumulate + 4,
                 state=_state_of(task, states, loading.workers),
-                evaluates=evaluates,
             )
-            listener, addresses[task.name] = _listen()
-            children[task.name] = start_reader(reading, listener)
-            listener.close()
+        begun = readers.begin(task.name, order, evaluates=evaluates)
+        if begun is not None:
+            addresses[task.name], children[task.name] = begun
     told = _gathered((place.first_of_node, addresses))
     return {
         name: NodeBatches(name, address, children.get(name), shapes.get(name))
@@ -103,20 +144,13 @@ def start_loaders(
     }
 
 
-def start_evaluation_loaders(
-    tasks: Collection[Task | FlowTask], train: TrainSettings, place: Place
-) -> dict[str, NodePasses]:
+def start_evaluation_loaders(readers: Readers, train: TrainSettings, place: Place) -> dict[str, NodePasses]:
     """Where this rank gets the data of the tasks' evaluations that are read apart; every rank takes all of
     them, to know where they end. Collective.
-
-    Raises:
-        WorkloadError: a task has no dataset that can be read.
     """
-    given = [replace(task, dataset=task.eval_dataset) for task in tasks if task.eval_dataset is not None]
-    apart = [task for task in given if loads_apart(task, train)]
-    wanted = {task.name for task in apart}
+    wanted = {task.name for task in readers.evaluated}
     found = start_loaders(
-        apart, train, wanted, dict.fromkeys(wanted, range(_ENDLESS)), place, {}, {}, evaluates=True
+        readers, train, wanted, dict.fromkeys(wanted, range(_ENDLESS)), place, {}, {}, evaluates=True
     )
     return {name: NodePasses(batches) for name, batches in found.items()}
 
@@ -140,18 +174,6 @@ def _state_of(task: Task | FlowTask, states: Mapping[str, Any], workers: int) ->
             hint=f"Set `workers: {state['workers']}` for this task to go on.",
         )
     return state
-
-
-def _listen() -> tuple[socket.socket, str]:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    name = f"spindle-{secrets.token_hex(16)}"
-    if sys.platform == "linux":  # a name without a file, which goes with the process
-        address = f"\0{name}"
-    else:
-        address = str(Path(tempfile.mkdtemp(prefix="spindle-")) / "loader")
-    listener.bind(address)
-    listener.listen(_BACKLOG)
-    return listener, address
 
 
 def _gathered(own: Any) -> list[Any]:

@@ -41,6 +41,7 @@ from spindle_cli.workload.building.source import resolve
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.initial.own import OwnPart, OwnValues
+from spindle_cli.workload.localise import LocalWorkload
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.optimizing.groups import OptimizerGroups, groups_of_graph, require_elementwise
 from spindle_cli.workload.parameters import ParameterTable
@@ -132,8 +133,26 @@ class LocalModel:
         return {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
 
 
-def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -> LocalModel:
-    """Analyse, link and prove, then build what this rank needs, on its device.
+@dataclass(frozen=True)
+class LoadedPart:
+    """What a rank has loaded of the workload, on no device yet; and what follows from it, if that was needed
+    to know what to load.
+    """
+
+    train: TrainSettings
+    dtype: torch.dtype | None
+    workload: LocalWorkload
+    linked: _Linked | None
+
+    def forget(self) -> None:
+        """Give up the parameters, in a process that only reads data."""
+        for root in {id(task.root): task.root for task in self.workload.graph.tasks.values()}.values():
+            for parameter in root.parameters():
+                parameter.data = parameter.data.new_empty(0)
+
+
+def load_rank(request: RunRequest, plan: Plan, rank: int) -> LoadedPart:
+    """Build and analyse the workload, with the parameters of this rank's ops alone.
 
     Raises:
         InputError: the workload is not the one that the plan was made for.
@@ -151,9 +170,21 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         whole = {name for name in early.groups.of if is_stepped_whole(name, train, early.groups)}
         return own_parts(early.programs.groups, early.table, early.cuts, rank, whole, dtype)
 
-    loaded = load_part(request, plan, rank, parts_of)
+    workload = load_part(request, plan, rank, parts_of)
+    return LoadedPart(train, dtype, workload, linked[-1] if linked else None)
+
+
+def localise(
+    request: RunRequest, plan: Plan, rank: int, device: torch.device, part: LoadedPart | None = None
+) -> LocalModel:
+    """Link and prove, then build what this rank needs, on its device. `part`: what was loaded; None: that is
+    done here, and raises what `load_rank` raises.
+    """
+    part = part or load_rank(request, plan, rank)
+    train, dtype, loaded = part.train, part.dtype, part.workload
     graph = loaded.graph
-    parts = _Linked.of(request, plan, graph, train, linked[-1].programs if linked else None)
+    programs_before = None if part.linked is None else part.linked.programs
+    parts = _Linked.of(request, plan, graph, train, programs_before)
     table, splits, cuts, programs = parts.table, parts.splits, parts.cuts, parts.programs
     turns = _turns(request, plan, graph, train)
     typed = graph if dtype is None else in_dtype(graph, dtype)
