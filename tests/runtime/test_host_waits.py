@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from spindle_cli.errors import RunFailedError, StoppedError
 from spindle_cli.files.request import RunRequest, stop_path
 from spindle_cli.files.run_files import read_metrics
-from spindle_cli.runtime.communication import buckets
+from spindle_cli.runtime.communication import reached
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
 from spindle_cli.runtime.training import Training
@@ -100,7 +100,7 @@ def test_no_step_looks_at_what_is_on_the_device(
             step(self, number, is_first=is_first)
 
     monkeypatch.setattr(Training, "step", without_waits)
-    monkeypatch.setattr(buckets, "read_flags", lambda flags: pytest.fail("flags are read"))
+    monkeypatch.setattr(reached, "read_flags", lambda flags: pytest.fail("flags are read"))
     case = Case(way, (0,), "memory_toys", train=WAYS[way], dtype=None, recompute=("describe/tower",), steps=3)
     request = run(tmp_path / "run", case)
     assert [line.step for line in read_metrics(request.run_dir)] == [1, 2, 3]

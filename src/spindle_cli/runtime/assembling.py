@@ -156,9 +156,21 @@ def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> Gra
         own=model.own,
         factors=None if model.train.autocast is None else getattr(torch, model.train.autocast),
         runs=frozenset(model.steps[0].slices) if len(model.steps) == 1 else None,
+        steady=frozenset(reached_alike(model)),
     )
     capture(model.slices.values(), {id(each.parameter): each for each in pool.gathered})
     return pool
+
+
+def reached_alike(model: LocalModel) -> Iterator[str]:
+    """The trained parameters, by key, that the same backward passes reach in every step: those of operators
+    that could be run without values, on samples of one size.
+    """
+    tasks = model.graph.tasks
+    for cut in model.cuts.by_name.values():
+        users = [(tasks[task], tasks[task].ops[op]) for task, op in model.table.users[cut.name]]
+        if all(op.sees_gradients and not task.varying for task, op in users):
+            yield from (cut.key(index) for index in range(cut.count))
 
 
 def stepped_whole(model: LocalModel) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.flat_bucket import FlatBucket, FrozenBucket
 from spindle_cli.runtime.communication.gathered_bucket import GatheredBucket
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
+from spindle_cli.runtime.communication.reached import Steady
 from spindle_cli.runtime.communication.teams.team_bucket import TeamBucket
 from spindle_cli.runtime.communication.teams.team_ranges import Teams
 from spindle_cli.runtime.memory.gather_memory import ALIGNMENT_BYTES, EXCHANGES_STORAGES, GatherMemory
@@ -43,6 +44,7 @@ class BucketMaker:
         own: of parameters without memory, what the rank has; buckets take it away.
         side: where sums that go by nodes wait for their first parts.
         factors: the dtype of the factors of linear maps; None: that of their matrices.
+        steady: the parameters that the same passes reach in every step.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -52,6 +54,7 @@ class BucketMaker:
     own: MutableMapping[str, OwnValues]
     side: SideStream
     factors: torch.dtype | None = None
+    steady: Steady = field(default_factory=dict)
 
     def of(self, group: ParameterGroup) -> tuple[AnyBucket, ...]:
         """Of a group that several ranks share, this one among them: one for each dtype."""
@@ -71,7 +74,7 @@ class BucketMaker:
         return (
             *(self._ranged(alike, group, members) for alike in self._by_dtype(in_ranges)),
             *(
-                Bucket(alike, members)
+                Bucket(alike, members, self.steady)
                 for alike in self._by_dtype([name for name in names if name not in in_ranges])
             ),
         )
@@ -91,8 +94,15 @@ class BucketMaker:
 
     def _gathered(self, name: str, group: ParameterGroup, members: Members) -> GatheredBucket:
         factors = self.factors if group.summing is Summing.FACTORS else None
+        parameter = self.parameters[name]
         return GatheredBucket(
-            name, self.parameters[name], members, group.summing, group.share_tokens, factors
+            name,
+            parameter,
+            members,
+            group.summing,
+            group.share_tokens,
+            factors,
+            is_steady=parameter in self.steady,
         )
 
     def _ranged(

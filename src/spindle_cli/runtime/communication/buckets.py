@@ -7,7 +7,7 @@ gradient of zeros would still decay it); so a sum comes with a flag for each par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,8 @@ from spindle_cli.runtime.communication.collectives import (
     start_scatter,
 )
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
+from spindle_cli.runtime.communication.reached import Reached, Steady
 from spindle_cli.runtime.communication.transfers import wait_for
-from spindle_cli.runtime.memory.to_device import on_its_way
 from spindle_cli.runtime.update.owned_ranges import FlatLayout, OwnedRange
 from spindle_cli.workload.training.precision import gradient_dtype
 
@@ -33,45 +33,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Reached:
-    """Which of some parameters this rank's backward passes have reached in this iteration."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.flags = [False] * len(parameters)
-        for position, parameter in enumerate(parameters):
-            parameter.register_hook(self._note(position))  # type: ignore[no-untyped-call]
-
-    def reset(self) -> None:
-        """A new iteration begins."""
-        self.flags = [False] * len(self.flags)
-
-    def write_into(self, flags: Tensor) -> None:
-        """1 for each parameter that was reached, 0 for the others."""
-        if all(self.flags):
-            flags.fill_(1)
-        else:
-            flags.copy_(on_its_way(torch.tensor(self.flags), flags.device))
-
-    def _note(self, position: int) -> Callable[[Tensor | None], None]:
-        def note(gradient: Tensor | None) -> None:
-            # A function of the user's may end its way with None, which is no gradient.
-            if gradient is not None:
-                self.flags[position] = True
-
-        return note
-
-
-def read_flags(flags: Tensor) -> list[bool]:
-    """Flags after their sum. The host waits for it: whether a parameter has a gradient is for it to know.
-    Only ranks whose own backward passes have not reached all of these parameters ask.
-    """
-    return [flag > 0 for flag in flags.tolist()]
-
-
 class Bucket:
     """Parameters of one dtype that every rank steps whole: an all-reduce, the flags behind the gradients."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], members: Members) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], members: Members, steady: Steady | None = None
+    ) -> None:
         first = next(iter(parameters.values()))
         self._parameters = tuple(parameters.values())
         self._communicator = members.communicator
@@ -80,10 +47,12 @@ class Bucket:
             for name, parameter in parameters.items()
         )
         self._size = sum(parameter.numel() for parameter in self._parameters)
-        self._reached = Reached(self._parameters)
+        self._reached = Reached(self._parameters, steady)
+        self.turn_to = self._reached.turn_to
         self._work: dist.Work | None = None
-        size = self._size + len(self._parameters)
-        self._flat = torch.zeros(size, dtype=gradient_dtype(first), device=first.device)
+        self._flat = torch.zeros(
+            self._size + self._reached.size, dtype=gradient_dtype(first), device=first.device
+        )
         self._views = self._split()
         self.reset()
 
@@ -109,9 +78,7 @@ class Bucket:
         assert self._work is not None, "every bucket is summed in every iteration"
         wait_for(self._work)
         self._work = None
-        if all(self._reached.flags):
-            return
-        reached = read_flags(self._flat[self._size :])
+        reached = self._reached.outcome(self._flat[self._size :])
         for parameter, is_reached in zip(self._parameters, reached, strict=True):
             if not is_reached:
                 parameter.grad = None
@@ -263,24 +230,32 @@ class Flags:
     """Of several buckets of the same ranks: which parameters any rank's backward pass has reached."""
 
     def __init__(
-        self, buckets: Sequence[ShardedBucket | PassBucket], communicator: dist.ProcessGroup | None
+        self,
+        buckets: Sequence[ShardedBucket | PassBucket],
+        communicator: dist.ProcessGroup | None,
+        steady: Steady | None = None,
     ) -> None:
         self.buckets = tuple(buckets)
         self._communicator = communicator
         parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
-        self._reached = Reached(parameters)
-        self._flags = torch.zeros(len(parameters), dtype=torch.uint8, device=parameters[0].device)
+        self._reached = Reached(parameters, steady)
+        self.turn_to = self._reached.turn_to
+        self._outcome: Sequence[bool] = ()
+        self._flags = torch.zeros(self._reached.size, dtype=torch.uint8, device=parameters[0].device)
         self._work: dist.Work | None = None
 
-    def start(self) -> None:
-        """Start their way to the other ranks; this rank's share of all the buckets is complete."""
-        self._reached.write_into(self._flags)
+    def start(self, summed: Collection[object]) -> None:
+        """Start their way to the other ranks; this rank's share of all the buckets is complete. `summed`: the
+        buckets that are summed in this iteration.
+        """
+        asked = [bucket in summed for bucket in self.buckets for _ in bucket.parameters]
+        self._reached.write_into(self._flags, asked)
         self._work = dist.all_reduce(
             self._flags, op=dist.ReduceOp.MAX, group=self._communicator, async_op=True
         )
 
     def finish(self, summed: Collection[object]) -> None:
-        """Wait for the other ranks' flags, and hand out the gradients accordingly.
+        """Wait for the other ranks' flags, and hand out the gradients accordingly; again where they were.
 
         `summed`: the buckets that were summed in this iteration; where there are none, nothing was started.
         The parameters of the others have no gradient.
@@ -288,19 +263,11 @@ class Flags:
         if self._work is not None:
             wait_for(self._work)
             self._work = None
-        flags = self._reached.flags
-        own = {bucket: flags[first:last] for bucket, first, last in self._spans() if bucket in summed}
-        # Where all were reached here, there is nothing to learn from the others.
-        if not all(all(reached) for reached in own.values()):
-            flags = read_flags(self._flags)
-        for bucket, first, last in self._spans():
-            bucket.hand_out(flags[first:last] if bucket in own else [False] * (last - first))
-
-    def _spans(self) -> Iterator[tuple[ShardedBucket | PassBucket, int, int]]:
+            self._outcome = self._reached.outcome(self._flags)
         first = 0
         for bucket in self.buckets:
             last = first + len(bucket.parameters)
-            yield bucket, first, last
+            bucket.hand_out(self._outcome[first:last] if bucket in summed else [False] * (last - first))
             first = last
 
     def reset(self) -> None:

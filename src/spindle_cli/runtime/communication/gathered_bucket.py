@@ -18,6 +18,7 @@ from torch import nn
 from spindle_cli.costs.parameters.gradient_sums import ID_BYTES, Summing
 from spindle_cli.errors import InputError
 from spindle_cli.runtime.communication.collectives import Members, start_gather
+from spindle_cli.runtime.communication.reached import Agreement, read_flags
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.update.owned_ranges import OwnedRange, round_up
 from spindle_cli.workload.training.precision import gradient_dtype
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 # Parts begin where tensors of any dtype may.
 _ALIGNMENT_BYTES = 16
-_FLAG_BYTES = 1
+# Whether it has reached the matrix, and whether what was found out before holds for it (`Agreement`).
+_FLAG_BYTES = 2
 
 
 class GatheredBucket:
@@ -49,9 +51,11 @@ class GatheredBucket:
         way: Summing,
         share_tokens: int,
         factors: torch.dtype | None = None,
+        *,
+        is_steady: bool = False,
     ) -> None:
         """`way`: rows or factors. `share_tokens`: of the largest share in a step. `factors`: their dtype;
-        None: that of the matrix.
+        None: that of the matrix. `is_steady`: the same passes reach it in every step.
         """
         assert way is not Summing.DENSE, "dense sums have buckets of their own"
         self.name, self.parameter = name, parameter
@@ -61,6 +65,8 @@ class GatheredBucket:
         self._gradient = torch.zeros_like(parameter, dtype=gradient_dtype(parameter), requires_grad=False)
         self._filled = 0
         self._is_reached = False
+        self._agreement = Agreement([name if is_steady else None])
+        self.turn_to = self._agreement.turn_to
         self._work: dist.Work | None = None
         self.reset()
 
@@ -78,7 +84,10 @@ class GatheredBucket:
 
     def start_sum(self) -> dist.Work:
         """Start the gather; this rank has taken all of its share."""
-        self._parts.reached[self._members.position].fill_(int(self._is_reached))
+        holds = self._agreement.tell([self._is_reached])
+        flags = self._parts.flags[self._members.position]
+        for flag, is_set in zip(flags, (self._is_reached, holds), strict=True):
+            flag.fill_(int(is_set))
         self._work = start_gather(self._parts.flat, self._members)
         return self._work
 
@@ -98,7 +107,8 @@ class GatheredBucket:
         self._work = None
         if self.parameter.grad is not None:
             raise self._refusal("it has uses of another kind")
-        if not self._is_reached and not any(self._parts.reached.flatten().tolist()):
+        (is_reached,) = self._agreement.outcome(lambda: read_flags(self._parts.flags.amax(0)))
+        if not is_reached:
             return
         self._make_gradient()
         self.parameter.grad = self._gradient
@@ -157,14 +167,14 @@ class _Parts:
         flat: all of it, in bytes.
         rows: (ranks, tokens, inputs); rows of an embedding, or inputs of a linear map.
         ids: (ranks, tokens). `outputs`: (ranks, tokens, outputs). One of both is empty.
-        reached: (ranks, 1).
+        flags: (ranks, 2).
     """
 
     flat: Tensor
     rows: Tensor
     ids: Tensor
     outputs: Tensor
-    reached: Tensor
+    flags: Tensor
 
     @classmethod
     def of(cls, parameter: nn.Parameter, count: int, way: Summing, tokens: int, dtype: torch.dtype) -> _Parts:
@@ -188,5 +198,5 @@ class _Parts:
             rows=field(0, dtype, tokens, inputs),
             ids=field(1, torch.int32, num_ids),
             outputs=field(2, dtype, of_outputs, outputs),
-            reached=each[:, ends[-1] : ends[-1] + _FLAG_BYTES],
+            flags=each[:, ends[-1] : ends[-1] + _FLAG_BYTES],
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -58,18 +59,21 @@ class GradientPool:
         own: MutableMapping[str, OwnValues] | None = None,
         factors: torch.dtype | None = None,
         runs: Collection[int] | None = None,
+        steady: Collection[str] = (),
     ) -> None:
         """`parameters`: this rank's by canonical name, which is also the groups' key for them.
         `stepped_whole`: those that every rank with them steps; of the others each steps its range. `parts`:
         the groups of each program that steps may run, which are some of all; None: one with all. `own`: of
         parameters without memory, what this rank has; the pool takes it away. `factors`: the dtype of
         gathered factors of linear maps; None: that of their matrices. `runs`: the slices of a program that
-        this rank runs, where there is one program alone.
+        this rank runs, where there is one program alone. `steady`: the parameters that the same passes reach
+        in every step.
         """
         self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
         trained = {name: each for name, each in parameters.items() if each.requires_grad}
         by_ranks: dict[tuple[int, ...], list[RangedBucket]] = {}
         device = next((each.device for each in parameters.values()), torch.device("cpu"))
+        reached_alike = {each: name for name, each in trained.items() if name in steady}
         make = BucketMaker(
             parameters,
             communicators,
@@ -78,6 +82,7 @@ class GradientPool:
             {} if own is None else own,
             SideStream(device),
             factors,
+            reached_alike,
         )
         for group in groups:
             if rank in group.devices and len(group.devices) > 1:
@@ -94,7 +99,7 @@ class GradientPool:
         )
         self._group_of = {bucket: index for index, found in self._buckets.items() for bucket in found}
         self._flags = {
-            communicators.directory.of_sum(ranks): Flags(made, communicators.summing(ranks))
+            communicators.directory.of_sum(ranks): Flags(made, communicators.summing(ranks), reached_alike)
             for ranks, made in by_ranks.items()
         }
         shared_groups = [group for group in groups if group.index in self._buckets]
@@ -112,7 +117,12 @@ class GradientPool:
 
     def turn_to(self, part: int) -> None:
         """From here on the groups are those of one of the programs that steps may run."""
+        if self._part is self._parts[part]:
+            return
         self._part = self._parts[part]
+        for each in (*self._all(), *self._flags.values()):
+            if isinstance(each, Bucket | GatheredBucket | Flags):
+                each.turn_to(part)
 
     def start_sum(self, group: int) -> None:
         """Start the sum of a parameter group, or let it wait for its turn."""
@@ -128,7 +138,7 @@ class GradientPool:
         the same communicator. There are none where every rank steps all of them whole.
         """
         if communicator in self._flags:
-            self.start_in_turn(self._flags[communicator].start)
+            self.start_in_turn(partial(self._flags[communicator].start, self._part.summed))
 
     def start_in_turn(self, start: Callable[[], None]) -> None:
         """Call `start` when all sums have begun that the program has ahead of what it starts, as the order
