@@ -122,7 +122,8 @@ def start_loaders(
     addresses: dict[str, str] = {}
     children: dict[str, int] = {}
     for task in tasks:
-        loading, order = train.loader.of(task.name), None
+        loading = train.loader.of(task.name)
+        order: Order | None = None
         if ranks := takers.get(task.name, ()):
             order = Order(
                 numbers=numbers[task.name],
