@@ -12,6 +12,7 @@ from spindle_cli.account.traffic import communicator_bytes, traffic_of
 from spindle_cli.account.types import Purpose
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster, NodeGroup
+from spindle_cli.files.nodes.group import DEFAULT_RESERVE_GIB
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.communicators import communicator_memory
 from spindle_cli.program.link import link
@@ -44,14 +45,16 @@ def test_each_device_pays_for_the_communicators_that_it_is_in() -> None:
         (three, Purpose.SUMS, ()),
     )
     # Device 0 talks to one of its node and two outside, both ways; 1 to one inside, 2 and 3 to one outside.
-    messages = [2 * (112 + 512), 2 * 112, 2 * 512, 2 * 512]
-    sums = [688, 2 * 688, 2 * 688, 2 * 688]
+    messages = [2 * (112 + 32), 2 * 112, 2 * 32, 2 * 32]
+    # Of all four, two cards of each node end four channels, of 12 x (1 + 2 x 3 / 4) MiB; of the three, one
+    # card of the first node ends two, of 12 x (1 + 2 x 2 / 3).
+    sums = [120, 120 + 56, 120 + 56, 120 + 56]
     assert communicator_bytes(plan) == tuple((a + b) * MIB for a, b in zip(messages, sums, strict=True))
 
 
 def test_two_devices_take_less_and_one_nothing() -> None:
     net = metaop_of("task/net", 1, {1: 1.0, 2: 1.0})
-    for count, expected in ((1, 0), (2, 544 * MIB)):
+    for count, expected in ((1, 0), (2, 576 * MIB)):
         waves = [[slice_of(net, (0, 1), range(count), 0.0)]]
         plan = on_gpus(plan_of(profile_of(net), cluster_of(count), waves), 1, count)
         assert communicator_bytes(plan) == (expected,) * count
@@ -65,15 +68,15 @@ def test_on_gloo_communicators_take_nothing_of_a_devices_memory() -> None:
 
 def test_a_rank_shows_its_communicators_with_their_memory() -> None:
     program = link(from_one_to_three())
-    assert "communicators of device 0: 3, about 1.89 GiB of its memory\n" in format_rank(program, 0)
-    assert "  on 1  messages  devices 0-3, sent by 0, 624 MiB\n" in format_rank(program, 0)
-    assert "  on 2  messages  devices 0-3, sent by 1-3, 624 MiB\n" in format_rank(program, 0)
+    assert "communicators of device 0: 3, about 408 MiB of its memory\n" in format_rank(program, 0)
+    assert "  on 1  messages  devices 0-3, sent by 0, 144 MiB\n" in format_rank(program, 0)
+    assert "  on 2  messages  devices 0-3, sent by 1-3, 144 MiB\n" in format_rank(program, 0)
     shown = RankReport.of(program, 1).communicators
     assert [(each.index, each.purpose, each.memory_bytes // MIB) for each in shown] == [
-        (0, "everyone", 688),
+        (0, "everyone", 120),
         (1, "messages", 112),
         (2, "messages", 112),
-        (3, "sums", 688),
+        (3, "sums", 56),
     ]
     assert [each.senders for each in shown] == [(), (0,), (1, 2, 3), ()]
     assert shown[3].devices == (1, 2, 3)
@@ -89,7 +92,7 @@ def test_a_plan_that_leaves_no_room_for_communicators_is_not_valid() -> None:
     plan = plan.model_copy(update={"predicted": said})
     assert not check_plan(plan)
     gib = (max(each.total_bytes for each in alone) + 100 * MIB) / 2**30
-    group = plan.cluster.nodes[0].model_copy(update={"memory_gib": gib, "reserve_gib": 2.0})
+    group = plan.cluster.nodes[0].model_copy(update={"memory_gib": gib, "reserve_gib": DEFAULT_RESERVE_GIB})
     tight = plan.cluster.model_copy(update={"nodes": (group,)})
     tight = Cluster.model_validate(tight.model_dump(by_alias=True))
     found = check_plan(plan.model_copy(update={"cluster": tight}))

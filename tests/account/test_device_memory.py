@@ -334,16 +334,15 @@ def nodes_of(*groups: NodeGroup) -> Cluster:
 
 
 def test_a_gpu_holds_its_reserve_its_communicators_and_what_its_allocator_keeps() -> None:
-    """Parameters and optimizer state are there all the time; gradients and activations come and go."""
+    """The allocator keeps 7 % more of what stays, of what comes and goes, and of what is not counted."""
     group = NodeGroup(devices=1, device="a800-80gb", memory_gib=80, reserve_gib=1.5)
     metaop = model("a/m", 3, op(kept=4, forward=6))
     slices = [slice_of("a/m", (0, 3), [0], 1)]
     (need,) = device_memory([metaop], slices, nodes_of(group), Optimizer(), (7 * MIB,))
     (on_cpu,) = device_memory([metaop], slices, cluster_of(1), Optimizer())
-    passing = need.gradient_bytes + need.activation_bytes
     assert need.outside_bytes == 1536 * MIB + 7 * MIB
-    assert need.allocator_bytes == pytest.approx(ALLOCATOR_SHARE * passing)
-    assert passing > 0
+    tensors = need.tensor_bytes
+    assert need.allocator_bytes == pytest.approx(ALLOCATOR_SHARE * tensors, abs=1)
     assert need.total_bytes == need.tensor_bytes + need.allocator_bytes + need.outside_bytes
     assert sum(need.parts.values()) == need.total_bytes
     assert (on_cpu.total_bytes, on_cpu.allocator_bytes, on_cpu.outside_bytes) == (need.tensor_bytes, 0, 0)
@@ -356,8 +355,8 @@ def test_the_reserve_is_what_the_file_says_or_what_such_a_device_usually_loses()
         NodeGroup(count=2, devices=1, device="h100", memory_gib=80, reserve_gib=0),
     )
     cluster = nodes_of(*groups)
-    assert cluster.reserve_bytes == (2 * GIB, int(0.8 * GIB), 0, 0)
-    assert cluster.usable_bytes == (78 * GIB, 8 * GIB - int(0.8 * GIB), 80 * GIB, 80 * GIB)
+    assert cluster.reserve_bytes == (int(3.35 * GIB), int(0.8 * GIB), 0, 0)
+    assert cluster.usable_bytes == (80 * GIB - int(3.35 * GIB), 8 * GIB - int(0.8 * GIB), 80 * GIB, 80 * GIB)
     assert cluster_of(2, memory_gib=4).usable_bytes == (4 * GIB, 4 * GIB)
     with pytest.raises(ValueError, match="reserve_gib: 8 of 8 GiB"):
         NodeGroup(devices=1, device="h100", memory_gib=8, reserve_gib=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -297,11 +298,28 @@ def test_a_collective_of_two_rounds_is_a_sum_and_one_of_one_a_gather() -> None:
 
 
 def test_communicators_take_what_was_seen_of_them() -> None:
-    """8 channels of 14 MiB to each device of the node, 512 MiB for all outside; collectives of 2 and more."""
+    """8 channels of 14 MiB to each device of the node, and for all outside two pools of 8 x 16 x 128 KiB."""
     mib = 2**20
     found = [messages_bytes(inside, outside=outside) / mib for inside in (0, 3) for outside in (False, True)]
-    assert found == [0, 512, 3 * 8 * 14, 3 * 8 * 14 + 512]
-    assert [collectives_bytes(num) / mib for num in (1, 2, 3, 8)] == [0, 544, 688, 688]
+    assert found == [0, 32, 3 * 8 * 14, 3 * 8 * 14 + 32]
+
+
+def test_collectives_take_a_ring_and_a_tree_in_every_channel() -> None:
+    """12 MiB for a ring and twice as much for each of a tree's links, of which n devices have n - 1."""
+
+    def mib(devices: Sequence[int], per_node: int = 4, nics: int | None = None) -> float:
+        return collectives_bytes(devices, gpus(3, per_node, nics)) / MIB
+
+    # Inside of a node 24 channels: 544 and 688 MiB were seen of two and of more.
+    assert [mib(range(count)) for count in (1, 2, 3, 4)] == [0, 24 * 24, 24 * 28, 24 * 30]
+    # Of several nodes two for each card: of the node that has fewest.
+    assert mib(range(8)) == 8 * 12 * 22 / 8
+    assert mib([0, 4]) == 2 * 24
+    assert mib([0, 1, 2, 3, 4, 5]) == 4 * 12 * 16 / 6
+    assert mib(range(8), nics=1) == 2 * 12 * 22 / 8
+    assert mib(range(8), nics=2) == 4 * 12 * 22 / 8
+    assert mib([0, 1, 4, 5], nics=2) == 2 * 30  # two neighbours share a card
+    assert [mib(range(2 * size), size) for size in (12, 16)] == [24 * 12 * 70 / 24, 24 * 12 * 94 / 32]
 
 
 def test_the_page_says_what_each_way_of_a_sum_takes() -> None:

@@ -147,7 +147,7 @@ def test_the_account_of_the_communicators_is_that_of_all_programs(plan: Plan) ->
                 }
                 taken[device] += peers_bytes(device, peers, plan.cluster)
             else:
-                taken[device] += collectives_bytes(len(each.ranks))
+                taken[device] += collectives_bytes(each.ranks, plan.cluster)
     assert communicator_bytes(plan) == tuple(taken)
 
 

@@ -23,8 +23,10 @@ from spindle_cli.profile.types import MetaOp
 # neither the allocator nor the reserve of GPUs, the third no communicators; by the fourth what is gathered
 # came and went, by the sixth messages had a communicator for each direction, and their place one pass ahead;
 # by the seventh slices kept what they had gathered where no gradients come to them, too; by the eighth what
-# teams hand on took nothing, and what they sum twice as much where two have the same ranges.
-MEMORY_FORMULA = 9
+# teams hand on took nothing, and what they sum twice as much where two have the same ranges; by the ninth the
+# allocator held more of what comes and goes alone, the reserve of GPUs had no room for NCCL's start, and
+# communicators took as much between nodes as inside of one.
+MEMORY_FORMULA = 10
 
 
 def device_memory(
@@ -65,8 +67,8 @@ def device_memory(
       not do so, no more; and while a forward pass runs the activations of one op on their way out, while a
       backward pass does those of the op that runs, or of the next one that needs any, and of its neighbour
       beside them. On CPUs they stay in the same memory, in another place.
-    * On GPUs the allocator holds `ALLOCATOR_SHARE` more than what comes and goes. The cluster's reserve is
-      there before the first tensor.
+    * On GPUs the allocator holds `ALLOCATOR_SHARE` more than the tensors. The cluster's reserve is there
+      before the first tensor.
     """
     return _peaks(
         find_needs(metaops, slices, cluster, optimizer, turn), outside_bytes(cluster, communicator_bytes)

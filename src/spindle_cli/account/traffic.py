@@ -122,7 +122,7 @@ def communicator_bytes(plan: PlacedPlan, traffic: Traffic | None = None) -> tupl
                 taken[device] += peers_bytes(device, peers, cluster)
         else:
             for device in ranks:
-                taken[device] += collectives_bytes(len(ranks))
+                taken[device] += collectives_bytes(ranks, cluster)
     return tuple(taken)
 
 

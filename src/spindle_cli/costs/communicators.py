@@ -1,34 +1,64 @@
 """Device memory that NCCL takes for communicators: buffers of every channel to every device that is met.
 
-What was seen of others, not measured here. It grows with the channels that NCCL finds links for, and shrinks
-with `NCCL_BUFFSIZE` and `NCCL_MAX_NCHANNELS`. Of messages, workers bound the channels themselves
+Worked out from NCCL's own sizes and compared with what was seen of others, not measured here. It shrinks with
+`NCCL_BUFFSIZE` and `NCCL_MAX_NCHANNELS`. Of messages, workers bound the channels themselves
 (`MESSAGE_CHANNELS`). gloo's buffers are in the host's memory, and small.
 """
 
 from __future__ import annotations
 
-from spindle_cli.units import MIB
+from collections import defaultdict
+from collections.abc import Sequence
 
-# Collectives of two devices, and of more: NVIDIA/nccl issue 964, on 4 A100 with NVLink.
-_OF_TWO_BYTES = 544 * MIB
-_OF_MORE_BYTES = 688 * MIB
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.units import KIB, MIB
+
+# Of a channel over which one device sends to another: 10 MiB at the receiver, for buffers of the three
+# protocols of 4, 4.7 and 0.5 MiB, and 2 MiB at the sender (sizes that NVIDIA/nccl issue 1685 sees allocated).
+# Whoever sends to one and receives from one has both.
+_BOTH_WAYS_BYTES = 12 * MIB
+# Of collectives inside of one node: on 4 A100 with NVLink twelve rings are found, and NCCL takes each twice
+# (NVIDIA/nccl issue 524). Without NVLink there are fewer, of which no cluster file tells.
+_INSIDE_CHANNELS = 24
+# Across nodes every network card ends one ring, taken twice, too.
+_CHANNELS_OF_CARD = 2
 # What workers set NCCL_MAX_P2P_NCHANNELS to, which bounds the channels to each other device (NVIDIA/nccl
 # issue 1598). NCCL's own bound of 32 takes four times the memory, for messages that a step rarely waits for.
 MESSAGE_CHANNELS = 8
-# Of a channel to one more device of the node: 3.28 GB for 7 of them with 32 channels each (NVIDIA/nccl issue
-# 1685, on 8 H100).
-_CHANNEL_BYTES = 14 * MIB
-# Messages with other nodes, however many: one buffer for all (NVIDIA/nccl issues 1450 and 2363, on 8 B300).
-_OTHER_NODES_BYTES = 512 * MIB
+# Of messages, of a channel to one more device of the node: 3.28 GB for 7 of them with 32 channels each
+# (NVIDIA/nccl issue 1685, on 8 H100).
+_MESSAGE_CHANNEL_BYTES = 14 * MIB
+# Messages with other nodes, however many: one pool for what is sent and one for what is received, each of 16
+# steps of a channel, of `NCCL_P2P_NET_CHUNKSIZE` (sharedNetBuffersInit in NCCL's src/transport/net.cc). The
+# 512 MiB of NVIDIA/nccl issue 2363 are such a pool of 64 channels, with NVLink's steps of 512 KiB.
+_OTHER_NODES_BYTES = 2 * MESSAGE_CHANNELS * 16 * 128 * KIB
 
 
-def collectives_bytes(num_devices: int) -> int:
-    """Bytes that each of these devices needs for collectives over all of them."""
-    if num_devices == 1:
+def collectives_bytes(devices: Sequence[int], cluster: Cluster) -> int:
+    """Bytes that each of these devices needs for collectives over all of them.
+
+    In each channel a ring has one device before and one behind; a tree, which inside of a node is a chain,
+    has n - 1 links of n devices, both ways. So a device has 1 + 2 (n - 1) / n times what both ways take: 576
+    MiB of two devices of a node and 720 of four, where 544 and 688 were seen (NVIDIA/nccl issue 964, on 4
+    A100 with NVLink).
+    """
+    count = len(devices)
+    if count == 1:
         return 0
-    return _OF_TWO_BYTES if num_devices == 2 else _OF_MORE_BYTES
+    return _channels(devices, cluster) * _BOTH_WAYS_BYTES * (3 * count - 2) // count
+
+
+def _channels(devices: Sequence[int], cluster: Cluster) -> int:
+    """Channels of collectives: as many as the node has that has fewest, of which NCCL takes the least."""
+    cards: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+    for device in devices:
+        cards[cluster.node_of[device]].add(cluster.card_of[device])
+    if len(cards) == 1:
+        return _INSIDE_CHANNELS
+    return min(_INSIDE_CHANNELS, _CHANNELS_OF_CARD * min(map(len, cards.values())))
 
 
 def messages_bytes(num_inside: int, *, outside: bool) -> int:
     """Bytes that a device needs for messages with so many others of its node, and with some outside of it."""
-    return num_inside * MESSAGE_CHANNELS * _CHANNEL_BYTES + (_OTHER_NODES_BYTES if outside else 0)
+    inside = num_inside * MESSAGE_CHANNELS * _MESSAGE_CHANNEL_BYTES
+    return inside + (_OTHER_NODES_BYTES if outside else 0)

@@ -53,7 +53,7 @@ def communicator_memory(program: Program, device: int) -> dict[int, int]:
     return {
         each.index: peers_bytes(device, peers.get(each.index, ()), cluster)
         if each.purpose is Purpose.MESSAGES
-        else collectives_bytes(len(each.ranks))
+        else collectives_bytes(each.ranks, cluster)
         for each in own
     }
 

@@ -15,10 +15,16 @@ MAX_PRICE = 1e9  # of a device for an hour, in whatever currency: more than any,
 MAX_WATTS = 1e6  # of a device: more than any
 MAX_TFLOPS = 1e6  # of a device: more than any
 
-# Of a GPU's nominal memory, what is gone before the first tensor: about 0.9 GiB of 80 that the driver keeps
-# (torch says "79.15 GiB total capacity" of an A100); the CUDA context, 0.3 GiB where kernels are loaded when
-# they are needed and over 1 GiB where not (pytorch/pytorch issue 107667); workspaces of cuBLAS and cuDNN.
-DEFAULT_RESERVE_GIB = 2.0
+# In GiB of a GPU's nominal memory, what no tensor gets. It is the sum of
+# * 1.0 that the driver keeps: torch sees 79.2 of an H100's 80, and 94.5 of a GH200's 95.6;
+# * 1.8 for the CUDA context, loaded kernels and libraries of one process without communicators, as
+#   vllm-project/vllm pull request 10511 has them on an H100 (the context alone is 0.3 to 0.6, more on larger
+#   cards: pytorch/pytorch issue 107667, ggml-org/llama.cpp pull request 23604);
+# * 0.5 that NCCL takes before the first buffer of a channel: its kernels, its queues, and the pool of its
+#   proxy threads (NVIDIA/nccl issue 2363 and pull request 2366);
+# * 0.06 for workspaces of cuBLAS: 32 MiB on Hopper, 8 before, for each of the two threads that run passes
+#   forward and backward (NVIDIA's documentation of cublasSetWorkspace, pytorch/pytorch pull request 120925).
+DEFAULT_RESERVE_GIB = 3.35
 CPU = "cpu"  # a CPU's processes; types of different CPUs are 'cpu-...', and any other is a GPU's
 
 

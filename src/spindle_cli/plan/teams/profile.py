@@ -47,10 +47,19 @@ def beside_bytes(profile: Profile, cluster: Cluster) -> float:
         for metaop in profile.metaops
         for extra in (0, *metaop.extra_param_bytes.values())
     )
-    communicators = (
-        0 if cluster.talks_by == "gloo" else COMMUNICATORS * collectives_bytes(cluster.num_devices)
+    return 2 * largest * (1 + profile.gradient_bytes_per_param) + _communicators_bytes(cluster)
+
+
+def _communicators_bytes(cluster: Cluster) -> int:
+    """Of each device, all taken as large as of all devices of the cluster, or of its largest node."""
+    if cluster.talks_by == "gloo":
+        return 0
+    first, size = max(zip(cluster.first_device_of, cluster.node_sizes, strict=True), key=lambda node: node[1])
+    dearest = max(
+        collectives_bytes(devices, cluster)
+        for devices in (range(cluster.num_devices), range(first, first + size))
     )
-    return 2 * largest * (1 + profile.gradient_bytes_per_param) + communicators
+    return COMMUNICATORS * dearest
 
 
 def way_on(metaop: MetaOpProfile, size: int, sharding: ShardingOf) -> Way | None:
