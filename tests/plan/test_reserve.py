@@ -33,6 +33,33 @@ def test_a_plan_that_fills_the_device_to_its_reserve_is_refused_by_planner_and_c
         make_plan(profile, tight)
 
 
+def test_plans_leave_a_twentieth_of_a_gpu_free_unless_its_reserve_is_given() -> None:
+    """8 GiB of parameters, gradients and optimizer state, and 1 % of that; a tenth of 9.9 GiB is reserved."""
+    big = metaop_of("a/m", 1, {1: 1.0}, param_bytes_per_op=2 * GIB, activation_bytes_per_op=MIB)
+    profile = profile_of(big)
+    by_default = one_gpu(NodeGroup(devices=1, device="h100", memory_gib=9.4))
+    given = one_gpu(NodeGroup(devices=1, device="h100", memory_gib=9.4, reserve_gib=0.94))
+    plan = make_plan(profile, given)
+    assert max(plan.predicted.peak_memory_bytes) > by_default.fill_bytes[0]
+    assert not check_plan(plan.model_copy(update={"cluster": by_default}))  # it is no more than there is
+    with pytest.raises(NoPlanError, match=r"and has 8\.93 GiB \(of 9\.4 GiB, some are left free\)"):
+        make_plan(profile, by_default)
+    larger = one_gpu(NodeGroup(devices=1, device="h100", memory_gib=10))
+    assert max(make_plan(profile, larger).predicted.peak_memory_bytes) <= larger.fill_bytes[0]
+
+
+def test_what_plans_leave_free_is_of_gpus_alone() -> None:
+    nodes = (
+        NodeGroup(devices=1, device="h100", memory_gib=80),
+        NodeGroup(devices=1, device="h100", memory_gib=8),
+        NodeGroup(devices=1, device="h100", memory_gib=80, reserve_gib=0),
+        NodeGroup(devices=1, device="cpu-slow", memory_gib=80),
+    )
+    cluster = cluster_of(1).model_copy(update={"nodes": nodes})
+    assert cluster.fill_bytes == (76 * GIB, int(8 * GIB) - int(0.4 * GIB), 80 * GIB, 80 * GIB)
+    assert cluster.usable_bytes[0] == 76 * GIB - int(3.35 * GIB) and cluster.memory_bytes[0] == 80 * GIB
+
+
 def test_a_device_has_the_reserve_of_its_own_node_wherever_its_work_was_placed_first() -> None:
     """Devices are exchanged between nodes that reserve nothing and one that reserves 2 GiB."""
     profile = random_profile(2, "wide")

@@ -177,10 +177,19 @@ class Cluster(Artifact):
         return tuple(group.reserve_bytes for group in self.nodes for _ in range(group.count * group.devices))
 
     @cached_property
-    def usable_bytes(self) -> tuple[int, ...]:
-        """Memory of each device less its reserve; length `num_devices`."""
+    def fill_bytes(self) -> tuple[int, ...]:
+        """Bytes that a plan may take of each device, its reserve among them; length `num_devices`."""
         return tuple(
-            memory - reserve for memory, reserve in zip(self.memory_bytes, self.reserve_bytes, strict=True)
+            int(group.memory_gib * GIB) - group.spare_bytes
+            for group in self.nodes
+            for _ in range(group.count * group.devices)
+        )
+
+    @cached_property
+    def usable_bytes(self) -> tuple[int, ...]:
+        """What a plan may take of each device less its reserve; length `num_devices`."""
+        return tuple(
+            most - reserve for most, reserve in zip(self.fill_bytes, self.reserve_bytes, strict=True)
         )
 
     @cached_property

@@ -61,12 +61,13 @@ def no_fit(profile: Profile, cluster: Cluster) -> NoPlanError:
     recomputation.
     """
     device, need = _least_overflow(profile, cluster)
-    capacity = cluster.memory_bytes[device]
+    capacity, memory = cluster.fill_bytes[device], cluster.memory_bytes[device]
+    of_which = "" if capacity == memory else f" (of {format_bytes(memory)}, some are left free)"
     taken = ", ".join(f"{what} {format_bytes(size)}" for what, size in need.parts.items() if size)
     fitting = [change.words for change in _smallest_that_fit(profile, cluster)]
     return NoPlanError(
         f"no plan fits {cluster.name!r}: in the one that comes closest, device {device} needs "
-        f"{format_bytes(need.total_bytes)} and has {format_bytes(capacity)}, "
+        f"{format_bytes(need.total_bytes)} and has {format_bytes(capacity)}{of_which}, "
         f"{format_bytes(need.total_bytes - capacity)} too little ({taken})",
         hint="Tried, and each would fit by itself: " + "; ".join(fitting) + "."
         if fitting
@@ -90,9 +91,7 @@ def _least_overflow(profile: Profile, cluster: Cluster) -> tuple[int, DeviceMemo
                 continue
             over = [
                 (need.total_bytes - capacity, device)
-                for device, (need, capacity) in enumerate(
-                    zip(judged.memory, cluster.memory_bytes, strict=True)
-                )
+                for device, (need, capacity) in enumerate(zip(judged.memory, cluster.fill_bytes, strict=True))
             ]
             excess, device = max(over)
             found.append((excess, device, judged.memory[device]))

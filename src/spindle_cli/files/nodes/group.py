@@ -25,6 +25,10 @@ MAX_TFLOPS = 1e6  # of a device: more than any
 # * 0.06 for workspaces of cuBLAS: 32 MiB on Hopper, 8 before, for each of the two threads that run passes
 #   forward and backward (NVIDIA's documentation of cublasSetWorkspace, pytorch/pytorch pull request 120925).
 DEFAULT_RESERVE_GIB = 3.35
+# Of a GPU's memory, what plans leave free, so that a prediction may fall short by as much: the reserve and
+# the allocator's share are what is expected. With less room an allocator gives back all that it keeps, again
+# and again, before there is no memory.
+SPARE_SHARE = 0.05
 CPU = "cpu"  # a CPU's processes; types of different CPUs are 'cpu-...', and any other is a GPU's
 
 
@@ -40,7 +44,8 @@ class NodeGroup(Model):
     as many as it takes. `host_links`: links of a node between its devices and that memory, each as fast as
     the `host` link says; by default one per device, where there are fewer neighbours share one.
     `reserve_gib`: of each device's memory, what no tensor of a plan gets; by default `DEFAULT_RESERVE_GIB`
-    for GPUs, or a tenth of a smaller one's memory, and nothing for CPUs.
+    for GPUs, or a tenth of a smaller one's memory, and nothing for CPUs. By default plans also leave
+    `SPARE_SHARE` of a GPU free; where the reserve is given, they may fill all the rest.
     `price_per_device_hour`: of one device, in any currency, one for all groups.
     `watts_per_device`: what a device draws while it works; by default the board power that is published for
     its type (`costs/peaks.py`). `idle_watts_per_device`: what it draws while it waits; by default as much.
@@ -95,6 +100,13 @@ class NodeGroup(Model):
         if is_cpu(self.device):
             return 0
         return int(min(DEFAULT_RESERVE_GIB, self.memory_gib / 10) * GIB)
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of each device that plans leave free, beside its reserve."""
+        if self.reserve_gib is not None or is_cpu(self.device):
+            return 0
+        return int(SPARE_SHARE * self.memory_gib * GIB)
 
     @property
     def cards(self) -> int:

@@ -235,7 +235,7 @@ def measure_as_they_are(
 def _memory_within(problem: Problem, slices: tuple[Slice, ...]) -> tuple[DeviceMemory, ...] | None:
     """What devices hold, without communicators; None if one has no room."""
     profile, cluster = problem.profile, problem.cluster
-    return memory_within(profile.metaops, slices, cluster, profile, cluster.memory_bytes, problem.known_uses)
+    return memory_within(profile.metaops, slices, cluster, profile, cluster.fill_bytes, problem.known_uses)
 
 
 def _renumbered(
@@ -308,7 +308,7 @@ def fastest(
 
 def has_room(problem: Problem, memory: Sequence[DeviceMemory]) -> bool:
     """Whether devices, and their nodes for what is moved there, have as much memory as is needed."""
-    capacities = problem.cluster.memory_bytes
+    capacities = problem.cluster.fill_bytes
     fits = all(need.total_bytes <= capacity for need, capacity in zip(memory, capacities, strict=True))
     limits = problem.cluster.host_memory_bytes
     nodes = zip(host_memory(memory, problem.cluster), limits, strict=True)

@@ -65,7 +65,7 @@ def _with_devices(group: NodeGroup, count: int) -> NodeGroup:
 
 
 def cluster_of(teams: Sequence[Team], cluster: Cluster, beside_bytes: float = 0.0) -> Cluster:
-    """One device for each team, a node by itself, with the memory and reserve of all its devices; links as
+    """One device for each team, a node by itself, with what plans may take of all its devices; links as
     fast as those of all devices of the smaller team at once.
 
     Args:
@@ -96,7 +96,7 @@ def cluster_of(teams: Sequence[Team], cluster: Cluster, beside_bytes: float = 0.
 
 def _memory_bytes(team: Team, beside_bytes: float) -> Iterator[float]:
     """Of each device."""
-    for memory, reserve in zip(team.cluster.memory_bytes, team.cluster.reserve_bytes, strict=True):
+    for memory, reserve in zip(team.cluster.fill_bytes, team.cluster.reserve_bytes, strict=True):
         yield max(reserve + 1.0, memory - beside_bytes)
 
 

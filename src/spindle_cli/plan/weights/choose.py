@@ -138,7 +138,7 @@ def _share_freed(ample: Plan, cluster: Cluster) -> float:
     """Of the bytes that a plan with ample memory lacks on the devices of a cluster, the share that they have
     of optimizer state, on the device with least: with none of it that much is free.
     """
-    needs = zip(cluster.memory_bytes, _needs(ample, cluster), strict=True)
+    needs = zip(cluster.fill_bytes, _needs(ample, cluster), strict=True)
     lacking = [(need.total_bytes - capacity, need.optimizer_bytes) for capacity, need in needs]
     return min((min(1.0, state / lacks) for lacks, state in lacking if lacks > 0), default=1.0)
 
@@ -147,7 +147,7 @@ def _free_bytes(plan: Plan, cluster: Cluster) -> list[int]:
     """Of each device of a cluster, what a plan would leave free at its fullest moment beside the optimizer
     state; below 0 where it has less than it needs.
     """
-    needs = zip(cluster.memory_bytes, _needs(plan, cluster), strict=True)
+    needs = zip(cluster.fill_bytes, _needs(plan, cluster), strict=True)
     return [capacity - need.total_bytes + need.optimizer_bytes for capacity, need in needs]
 
 
