@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.cli import run_spindle
 from helpers.plans import cluster_of
 from helpers.random_plans import plan_on
 from helpers.several_types import cluster_of_types, metaop_on_types, plan_in_rows, profile_on_types
 from spindle_cli.check.run import check_plan
 from spindle_cli.check.types import Violation
+from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice
-from spindle_cli.profile.types import MetaOpProfile, Profile, ShareTime
+from spindle_cli.profile.types import Matrix, MetaOpProfile, Profile, ShareTime
 
 # A second a sample on one, two on the other; the slower one is the first that the cluster has.
 NET = metaop_on_types("t/net", 1, {"slow": 2.0, "fast": 1.0}, batch_size=6)
@@ -44,6 +47,24 @@ def test_a_plan_agrees_with_the_profile_of_its_types() -> None:
     plan = plan_in_rows(NET, (0, 2, 6))
     assert check_plan(plan) == ()
     assert against(plan, PROFILE) == []
+
+
+def test_a_plan_file_that_gathers_factors_on_gpus_of_two_types_is_refused_by_check_and_launch(
+    tmp_path: Path,
+) -> None:
+    matrix = Matrix(
+        op=0, parameter="net.weight", way="factors", outputs=16, inputs=16, num_bytes=2**10, tokens=6
+    )
+    plan = changed(plan_in_rows(NET, (0, 2, 6)), {"gathered": (matrix,)})
+    (violation,) = check_plan(plan)
+    assert violation.rule == "gathered"
+    assert violation.value == "gathered by devices of fast, slow, each of which steps it"
+    path = tmp_path / "plan.yaml"
+    write_plan(path, plan)
+    checked, launched = run_spindle("check", path), run_spindle("launch", path, "--dry-run")
+    assert (checked.code, launched.code) == (1, 3)
+    assert "types round differently" in checked.out + checked.err
+    assert "types round differently" in launched.err
 
 
 def test_entries_of_a_profile_that_name_no_type_are_of_its_first() -> None:

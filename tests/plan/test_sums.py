@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import metaop_of, profile_of
+from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.check.run import check_plan
 from spindle_cli.costs.parameters.gradient_sums import factors_limit, rows_limit
 from spindle_cli.errors import NoPlanError
@@ -158,6 +159,15 @@ def test_a_product_is_as_fast_as_a_device_of_a_tensor_parallel_share() -> None:
 
 def test_types_that_round_differently_and_shared_out_parameters_sum_as_they_are() -> None:
     """Of GPUs of two types each would step its copy; what is shared out in passes is summed there."""
+    num_bytes = ROWS * COLUMNS * 4
+    for way in ("rows", "factors"):
+        (matrix,) = profile(way, 80).metaops[0].matrices
+        net = metaop_on_types("a/m", 1, {"fast": 0.01, "slow": 0.02}, param_bytes_per_op=num_bytes)
+        typed = profile_on_types(net.model_copy(update={"matrices": (matrix,), "flops_per_op": 1e9}))
+        gpus = cluster_of_types({"fast": 1, "slow": 1})
+        assert not make_plan(typed, gpus).metaops[0].gathered
+        with pytest.raises(NoPlanError, match=rf"--sums {way}: .*, on devices that round differently"):
+            make_plan(typed, gpus, sums=way)
     known = profile("rows", 80, optimizer_state_sharded=True)
     sharding = {"a/m": Sharding.PARAMETERS}
     assert not make_plan(known, cluster(), sharding=sharding).metaops[0].gathered

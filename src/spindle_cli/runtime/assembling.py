@@ -8,6 +8,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from spindle_cli.account.sums.gathered import gathered_matrices
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.journal import JournalWriter
 from spindle_cli.files.request import RunRequest
@@ -34,7 +35,7 @@ from spindle_cli.runtime.measuring.timing import Stopwatch
 from spindle_cli.runtime.measuring.work import StepWork
 from spindle_cli.runtime.part.at_lengths import TasksAtLengths
 from spindle_cli.runtime.part.localise import LocalModel, dtype_of, is_stepped_whole, localise
-from spindle_cli.runtime.part.replicas import check_replicas
+from spindle_cli.runtime.part.replicas import check_replicas, require_like_devices
 from spindle_cli.runtime.part.warm_up import compile_layers
 from spindle_cli.runtime.ready import Ready, make_ready
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
@@ -97,6 +98,9 @@ def assemble(
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
     torch.manual_seed(model.train.seed + seat.rank_among_all)
     check_replicas(model.cuts.keys, model.parameters, model.own)
+    gathered = gathered_matrices(plan.slices, plan.by_name, plan.accumulate)
+    if gathered:
+        require_like_devices({name: each.devices for name, each in gathered.items()}, device)
     communicators = Communicators(model.program.communicators, request.timeout_s)
     communicators.meet([model.program, *(part.program for part in model.steps)], seat.rank, device)
     join_groups(model, seat.rank, communicators)

@@ -1,4 +1,4 @@
-"""Prove at the start that every rank holding a parameter holds the same values of it."""
+"""Prove at the start that every rank holding a parameter holds the same values of it, and will go on to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spindle_cli.errors import RunFailedError
+from spindle_cli.errors import InputError, RunFailedError
 from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.workload.initial.own import OwnValues
 
@@ -47,6 +47,31 @@ def check_replicas(
                 hint="Let the workload's build draw its initial values from torch's generator alone, "
                 "so that a seed fixes them; not from the time, the process, or a string's hash.",
             )
+
+
+def require_like_devices(steppers: Mapping[str, Sequence[int]], device: torch.device) -> None:
+    """Refuse devices of different kinds that each make the gradient of a matrix for themselves: libraries
+    round its product otherwise on another card, so that the replicas would drift apart. Collective.
+
+    Args:
+        steppers: the ranks that gather what its gradient is made of, by the matrix; the same on all ranks.
+        device: this rank's.
+
+    Raises:
+        InputError: two of a matrix differ; the same on all ranks.
+    """
+    own = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    names: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(names, own, group=host_group())
+    for matrix, ranks in steppers.items():
+        first = ranks[0]
+        for rank in ranks:
+            if names[rank] != names[first]:
+                raise InputError(
+                    f"the gradient of {matrix!r} is gathered, and each rank multiplies it for itself: rank "
+                    f"{first} on {names[first]!r}, rank {rank} on {names[rank]!r}, which round differently",
+                    hint="Plan with --sums dense, or tell the types apart in the cluster file.",
+                )
 
 
 def _checksum(name: str, held: Mapping[str, nn.Parameter], own: Mapping[str, OwnValues]) -> int | None:
