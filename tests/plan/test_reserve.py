@@ -6,10 +6,13 @@ import pytest
 from random_profiles import random_profile
 
 from helpers.plans import cluster_of, metaop_of, profile_of
+from spindle_cli.account.device_memory import DeviceMemory
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, NodeGroup
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.search.judge import has_room
 from spindle_cli.plan.types import Plan, Predicted
 
 MIB, GIB = 2**20, 2**30
@@ -48,6 +51,15 @@ def test_plans_leave_a_twentieth_of_a_gpu_free_unless_its_reserve_is_given() -> 
         make_plan(profile, by_default)
     larger = one_gpu(NodeGroup(devices=1, device="h100", memory_gib=10.5))
     assert max(make_plan(profile, larger).predicted.peak_memory_bytes) <= larger.fill_bytes[0]
+
+
+def test_a_plan_has_room_up_to_what_is_left_free() -> None:
+    """With communicators, of which the account of slices alone knows nothing."""
+    cluster = one_gpu(NodeGroup(devices=1, device="h100", memory_gib=80))
+    problem = make_problem(profile_of(metaop_of("a/m", 1, {1: 1.0})), cluster)
+    need = DeviceMemory(75 * GIB, 0, 0, 0, 0, 0, 75 * GIB, outside_bytes=GIB)
+    assert has_room(problem, (need,))
+    assert not has_room(problem, (need.with_communicators(1),))
 
 
 def test_what_plans_leave_free_is_of_gpus_alone() -> None:
