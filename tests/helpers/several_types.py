@@ -13,7 +13,7 @@ from spindle_cli.profile.types import Device, MetaOpProfile, Profile, ShareTime,
 
 
 def cluster_of_types(
-    counts: Mapping[str, int], *, devices_per_node: int | None = None, memory_gib: float = 4000.0
+    counts: Mapping[str, int], *, devices_per_node: int | None = None, memory_gib: float = 5000.0
 ) -> Cluster:
     """A group of nodes for each type, one node each unless told."""
     return Cluster(

@@ -216,7 +216,7 @@ def recomputing_profile() -> Profile:
 
 def test_what_saves_most_for_a_second_is_recomputed_first() -> None:
     profile = recomputing_profile()
-    tight = cluster_of_types({"fast": 1, "slow": 1}, memory_gib=0.9)
+    tight = cluster_of_types({"fast": 1, "slow": 1}, memory_gib=0.39)
     assert SeveralTypes().posed(profile, tight).best("sequential", 0) == (None, False)
     plan = make_plan(profile, tight, effort=0, micro_batches={"t": 1})
     again = {piece.metaop for piece in plan.slices if piece.num_recomputed}

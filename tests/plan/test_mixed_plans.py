@@ -162,12 +162,12 @@ def test_each_micro_batch_is_cut_over_the_types_so_that_its_shares_end_together(
 
 
 def test_where_no_whole_batch_fits_as_few_micro_batches_as_do_are_run() -> None:
-    """4 samples of 100 MiB, with what an op needs while it runs, have no room in 0.9 GiB; 2 have."""
+    """4 samples of 100 MiB, with what an op needs while it runs, have no room in 0.42 GiB; 2 have."""
     net = metaop_on_types(
         "t/net", 1, {"fast": 1.0, "slow": 2.0}, batch_size=6, activation_bytes_per_op=600 * MIB
     )
     profile = profile_on_types(net)
-    cluster = cluster_of_types({"fast": 1, "slow": 1}, memory_gib=0.9 / 0.85)
+    cluster = cluster_of_types({"fast": 1, "slow": 1}, memory_gib=0.42 / 0.85)
     plan = make_plan(profile, cluster)
     assert in_micro_batches_of(plan) == [(0, (0, 1), (0, 2, 3)), (1, (0, 1), (0, 2, 3))]
     assert plan.predicted.compute_s == pytest.approx(4.0)

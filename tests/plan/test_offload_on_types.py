@@ -39,7 +39,7 @@ BOTH = FAST, SLOW
 def cluster(
     fast: float | None,
     slow: float | None,
-    memory_gib: float = 9.0,
+    memory_gib: float = 7.75,
     devices: int = 1,
     host_memory_gib: Mapping[str, float] | None = None,
     count: int = 1,
@@ -235,7 +235,7 @@ def test_a_little_more_than_a_step_of_what_is_moved_counts_as_the_next_step() ->
 
 
 def test_what_hides_is_moved_and_less_is_recomputed() -> None:
-    """12 ops keep 2 GB; 9 GiB on each of two devices have no room for 12 and 12."""
+    """12 ops keep 2 GB; 7.75 GiB on each of two devices have no room for 12 and 12."""
     profile = profile_on_types(net())
     without = sound(make_plan(profile, cluster(None, None), effort=0), profile)
     slow_link = sound(make_plan(profile, cluster(0.5, 0.25), effort=0), profile)
