@@ -127,10 +127,11 @@ def test_a_file_says_weights_only_where_parts_are_unequal() -> None:
 
 
 def test_memory_asks_for_unequal_parts_where_equal_ones_are_short() -> None:
-    """With equal parts the slow device needs 7.2 GiB; with 7 it has room for one of the two ops alone, in two
-    micro-batches: 6 s on the fast device, and 4 s on both. With 20 and 8 all fits as it is.
+    """With equal parts the slow device of 7 GiB, of which a tenth is reserved and a twentieth left free, has
+    room for one of the two ops alone, in two micro-batches: 6 s on the fast device, and 4 s on both. With 8.5
+    all fits as it is.
     """
-    roomy, short = (make_plan(profile(), cluster(20, gib)) for gib in (8, 7))
+    roomy, short = (make_plan(profile(), cluster(20, gib)) for gib in (8.5, 7))
     assert roomy.shard_weights == ()
     fast, slow = short.shard_weights
     assert fast > slow
@@ -141,20 +142,19 @@ def test_memory_asks_for_unequal_parts_where_equal_ones_are_short() -> None:
     assert state_gib(short)[0] == pytest.approx(4 * fast / (fast + slow))
     assert any("free memory" in note for note in short.notes)
     with pytest.raises(NoPlanError):
-        make_plan(profile(), cluster(10, 6), shard_by="even")
-    assert sound(make_plan(profile(), cluster(10, 6)), profile()).shard_weights
+        make_plan(profile(), cluster(9.4, 6.9), shard_by="even")
+    assert sound(make_plan(profile(), cluster(9.4, 6.9)), profile()).shard_weights
     # What is compared with is as it is.
     assert make_plan(profile(), cluster(20, 7), "sequential").shard_weights == ()
 
 
 def test_memory_is_shared_out_alike_where_it_is_asked_for() -> None:
-    """Until the weights stay: each device's state is as large a part of what it has free for it."""
+    """Until the weights stay: each device's state is as large a part of what plans may fill with it."""
     plan = make_plan(profile(), cluster(20, 8), shard_by="memory")
     held = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
     peaks = plan.predicted.peak_memory_bytes
-    free = [
-        gib * GIB - peak + need.optimizer_bytes for gib, peak, need in zip((20, 8), peaks, held, strict=True)
-    ]
+    most = plan.cluster.fill_bytes
+    free = [each - peak + need.optimizer_bytes for each, peak, need in zip(most, peaks, held, strict=True)]
     filled = [need.optimizer_bytes / own for need, own in zip(held, free, strict=True)]
     assert filled[0] == pytest.approx(filled[1], rel=0.03)
 
