@@ -82,9 +82,9 @@ PAGE = """\
 13  STEP             wait for everything, then the optimizer
 14  GATHER 4 on 0    pd, pc, pb and 1 more: 4 blocks, 3.91 KiB, over 2 devices
 
-communicators of device 1: 2, about 1.06 GiB of its memory
-  on 0  everyone            devices 0, 1, 544 MiB
-  on 1  tensor parallelism  devices 0, 1, 544 MiB
+communicators of device 1: 2, about 1.12 GiB of its memory
+  on 0  everyone            devices 0, 1, 576 MiB
+  on 1  tensor parallelism  devices 0, 1, 576 MiB
 """
 
 
