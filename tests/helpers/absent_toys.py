@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from helpers.layers import TanhLayer
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
@@ -16,22 +17,13 @@ SEED = 0
 IN_SECOND = (1, 5)  # rows of the second batch that have an image: shares of 3 have one each
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(self.map(x))
-
-
 class Pair(nn.Module):
     """A regression over the text and the image, where there is one; a loss of the images that are there."""
 
     def __init__(self, vision: nn.Module) -> None:
         super().__init__()
         self.vision = vision
-        self.text = nn.Sequential(Layer(), Layer())
+        self.text = nn.Sequential(TanhLayer(WIDTH), TanhLayer(WIDTH))
         self.missing = nn.Parameter(torch.full((WIDTH,), 0.1))
 
     def forward(self, text: Tensor, image: Tensor, has_image: Tensor) -> Tensor:
@@ -54,7 +46,7 @@ class See(nn.Module):
 
 def build() -> Workload:
     torch.manual_seed(0)
-    vision = nn.Sequential(Layer(), Layer())
+    vision = nn.Sequential(TanhLayer(WIDTH), TanhLayer(WIDTH))
     drawn = torch.randn(2, BATCH * STEPS, WIDTH)
     pairs: list[dict[str, Any]] = [{"text": text} for text in drawn[0]]
     task = Task("pair", Pair(vision), BATCH, pairs, absent={"image": torch.zeros(WIDTH)})
@@ -63,4 +55,4 @@ def build() -> Workload:
     for index in (*second, *order.indices(2)):
         pairs[index]["image"] = drawn[1, index]
     see = Task("see", See(vision), BATCH, [{"image": image} for image in drawn[1]])
-    return Workload("absent", [task, see], (Layer,))
+    return Workload("absent", [task, see], (TanhLayer,))

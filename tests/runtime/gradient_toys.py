@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from helpers.layers import Stop, TanhLayer
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH, BATCH, SAMPLES = 6, 8, 64
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(self.map(x))
 
 
 class Two(nn.Module):
@@ -31,16 +21,6 @@ class Two(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x + self.one(x), x + self.other(x)
-
-
-class Stop(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> None:
-        return None
 
 
 class Beside(nn.Module):
@@ -64,9 +44,9 @@ class Cut(nn.Module):
 
     def __init__(self, first: nn.Module) -> None:
         super().__init__()
-        self.first, self.two, self.behind = first, Two(), Layer()
-        self.source, self.quiet = Layer(), nn.Sequential(Layer(), Layer())
-        self.no_grad, self.stopped, self.last = Beside(stops=False), Beside(stops=True), Layer()
+        self.first, self.two, self.behind = first, Two(), TanhLayer(WIDTH)
+        self.source, self.quiet = TanhLayer(WIDTH), nn.Sequential(TanhLayer(WIDTH), TanhLayer(WIDTH))
+        self.no_grad, self.stopped, self.last = Beside(stops=False), Beside(stops=True), TanhLayer(WIDTH)
         self.scale = nn.Parameter(torch.full((WIDTH,), 0.5))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -86,7 +66,7 @@ class Other(nn.Module):
 
     def __init__(self, first: nn.Module) -> None:
         super().__init__()
-        self.first, self.head = first, Layer()
+        self.first, self.head = first, TanhLayer(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.first(x)).square().mean()
@@ -99,11 +79,11 @@ def _items(*names: str) -> list[dict[str, Tensor]]:
 
 def build(with_other: bool = False) -> Workload:
     torch.manual_seed(0)
-    first = Layer()
+    first = TanhLayer(WIDTH)
     tasks = [Task("cut", Cut(first), BATCH, _items("x", "y"))]
     if with_other:
         tasks.append(Task("other", Other(first), BATCH, _items("x")))
-    return Workload("no-gradients", tasks, (Layer, Two, Beside))
+    return Workload("no-gradients", tasks, (TanhLayer, Two, Beside))
 
 
 class Flow(nn.Module):
@@ -138,7 +118,7 @@ class Asking(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.flows = nn.Sequential(Flow(), Flow(), Flow())
-        self.learned, self.last = Learned(), Layer()
+        self.learned, self.last = Learned(), TanhLayer(WIDTH)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return mse_loss(self.last(self.learned(self.flows(x), y)), y)
@@ -148,7 +128,7 @@ def build_asking(batch: int = BATCH) -> Workload:
     torch.manual_seed(0)
     data = _items("x", "y")
     task = Task("ask", Asking(), batch, data, eval_dataset=data[: batch + 3])
-    return Workload("asking", [task], (Flow, Learned, Layer))
+    return Workload("asking", [task], (Flow, Learned, TanhLayer))
 
 
 class Noise(nn.Module):

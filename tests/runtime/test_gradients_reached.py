@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from alone import world_of_one
-from gradient_toys import Stop
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from helpers.layers import Stop
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.assembling import reached_alike
 from spindle_cli.runtime.communication import reached

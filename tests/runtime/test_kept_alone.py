@@ -14,6 +14,8 @@ from case_runs import Case
 from plain_loop import train_plainly
 from safetensors.torch import load_file
 
+from spindle_cli.export.run import export_run
+from spindle_cli.export.types import ExportOptions
 from spindle_cli.files.request import capture_path
 from spindle_cli.files.run_files import read_metrics
 from spindle_cli.workload.analyse import analyse
@@ -56,3 +58,17 @@ def test_a_run_goes_on_with_tables_that_have_grown(saved: bool, tmp_path: Path) 
         expected, found = (load_file(capture_path(folder, stage, 0)) for folder in (whole, whole / "again"))
         assert expected.keys() == found.keys() and expected
         assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_an_export_has_the_table_as_it_has_grown(tmp_path: Path) -> None:
+    run_case(replace(CASE, args={"saved": True}, checkpoint_every=STEPS), tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "model.safetensors", ExportOptions(task="t"))
+    exported = load_file(tmp_path / "model.safetensors")
+    built = kept_toys.build(saved=True).tasks[0].module
+    grown = kept_toys.angles(kept_toys.LENGTH).square() / 4 - 1
+    for name, before in built.state_dict().items():
+        value = exported.get(name, exported.get(f"t.{name}"))
+        assert value is not None, name
+        if name.endswith("table"):
+            assert len(before) == 2
+            torch.testing.assert_close(value.to(grown.dtype), grown)

@@ -9,18 +9,10 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from helpers.layers import Block
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH, CLASSES, LENGTH = 6, 4, 5
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + functional.gelu(self.linear(self.norm(x)))
 
 
 class Model(nn.Module):
@@ -143,7 +135,7 @@ class Items(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 def build() -> Workload:
     torch.manual_seed(0)
-    blocks = nn.ModuleList(Block() for _ in range(4))
+    blocks = nn.ModuleList(Block(WIDTH) for _ in range(4))
     return Workload(
         "whole",
         [

@@ -149,6 +149,20 @@ def test_an_operator_that_reads_it_is_not_split(counts: Counts) -> None:
     assert task.ops[0].coupled
 
 
+def test_what_training_counts_is_not_known_in_an_evaluation() -> None:
+    def run(module: Any, x: Tensor) -> Tensor:
+        if not module.training:
+            return x * module.step
+        module.step += 1
+        return x
+
+    made = workload(run)
+    assert analyse(made).tasks.keys() == {"t"}
+    made.tasks[0].eval_dataset = made.tasks[0].dataset
+    with pytest.raises(WorkloadError, match=r"test_counters.py:\d+: .* reads what an earlier one has left"):
+        analyse(made, evaluates=True)
+
+
 def test_what_is_made_once_and_asked_for_by_is_none_is_refused_as_it_was() -> None:
     def once(module: Any, x: Tensor) -> Tensor:
         if module.made is None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from helpers.layers import Stop
 from spindle_cli.operators.tensor_parallel import describe_ways, layer_split
 from spindle_cli.profile.checking.matrices import Matrices
 from spindle_cli.workload.analyse import analyse, analyse_for_others
@@ -21,16 +22,6 @@ from spindle_cli.workload.types import Task, Workload
 from .toy import WIDTH, Block, Items
 
 BATCH = 4
-
-
-class Stop(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> None:
-        return None
 
 
 class Join(nn.Module):

@@ -209,7 +209,7 @@ def test_items_that_are_not_forwards_arguments(fields: dict[str, Any], found: st
 def test_items_of_a_shape_that_the_model_does_not_take() -> None:
     net = Net(lambda self, x, label: self.block(x).mean())
     message = refusal_of(Workload("w", [Task("t", net, 4, Items(x=(4, 5), label=((), 3)))], (Block,)))
-    assert "'block' (Block) fails" in message and "(4, 4, 5)" in message and "toy.py" in message
+    assert "'block' (Block) fails" in message and "(4, 4, 5)" in message and "layers.py" in message
 
 
 def test_an_operator_that_reads_values() -> None:

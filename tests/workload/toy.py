@@ -7,6 +7,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from helpers.layers import Block
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH = 8
@@ -32,16 +33,6 @@ class Items(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {name: values[index] for name, values in self.data.items()}
-
-
-class Block(nn.Module):
-    def __init__(self, width: int = WIDTH) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + functional.gelu(self.linear(self.norm(x)))
 
 
 class Tower(nn.Module):

@@ -98,6 +98,9 @@ class _Analyst:
         refuse_shared_moves(tasks)
         if not evaluates:
             return graph
+        # What training counts is not known in an evaluation either.
+        counted = self.training.observer.attributes.counted
+        self.evaluation.observer.attributes.counted.extend(counted)
         found = trace_evaluations(graph, self.evaluation)
         only = {task.name: found[task.name] for task in workload.evaluated}
         return replace(

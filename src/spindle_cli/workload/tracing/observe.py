@@ -7,6 +7,7 @@ the batch's. A model of any size takes the same time.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -41,7 +42,13 @@ from spindle_cli.workload.tracing.modes import SeenModes
 from spindle_cli.workload.tracing.proxies.row_by_row import USE
 from spindle_cli.workload.tracing.proxies.scratch import SeenAttributes
 from spindle_cli.workload.tracing.seen import OtherShapesError, Samples, seen_result
-from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
+from spindle_cli.workload.tracing.shapes import (
+    ChangesRecordError,
+    Shapes,
+    leaves_of,
+    records_kept,
+    show_records,
+)
 from spindle_cli.workload.unread import Unread
 
 # What torch.fx says of the lists and dicts among a node's arguments.
@@ -127,7 +134,7 @@ class Observer:
         def find() -> Any:
             try:
                 return self._run(module, args, kwargs)
-            except (_ChangesItsInputError, _ReplacesParameterError):
+            except (_ChangesItsInputError, _ReplacesParameterError, ChangesRecordError):
                 raise
             except Exception as error:
                 if otherwise is None:
@@ -155,10 +162,12 @@ class Observer:
             norms,
             swapped_tensors(module, self.fake) as changes,
             failures_unlogged(),
+            records_kept((args, kwargs)),
         ):
             held = dict(module.named_parameters())
             draws = PythonDraws(module)
             result = module(*args, **kwargs)
+            show_records(result)
             if (what := draws.what()) is not None:
                 raise _DrawsElsewhereError(what)
             for name, parameter in module.named_parameters():
@@ -238,7 +247,9 @@ def _hides_tensors(leaf: Any) -> bool:
     inside = leaf.values() if isinstance(leaf, Mapping) else leaf if isinstance(leaf, Set) else ()
     if any(isinstance(value, Tensor) for value in inside):
         return True
-    return any(isinstance(value, Tensor) for value in getattr(leaf, "__dict__", {}).values())
+    names = [each.name for each in dataclasses.fields(leaf)] if dataclasses.is_dataclass(leaf) else ()
+    held = (*getattr(leaf, "__dict__", {}).values(), *(getattr(leaf, name, None) for name in names))
+    return any(isinstance(value, Tensor) for value in held)
 
 
 @contextlib.contextmanager
@@ -298,6 +309,7 @@ class Run(fx.Interpreter):
             raise
         except Exception as error:
             raise self._refusal(n, error) from error
+        show_records(value)
         if n.op.startswith("call_"):
             self._refuse_hidden(n, value)
         return value
@@ -310,7 +322,8 @@ class Run(fx.Interpreter):
                     f"{self._called(node)} gives a {type(leaf).__name__}, an object with tensors in it that "
                     "cannot be followed from operator to operator",
                     node.meta.get("place"),
-                    "Give and take tensors, or tuples, named tuples or dicts of them.",
+                    "Give and take tensors, or tuples, named tuples, dicts or dataclasses of them that have "
+                    "their fields alone (no __post_init__, field(init=False) or further attributes).",
                 )
 
     def _called(self, node: fx.Node) -> str:
@@ -398,6 +411,13 @@ class Run(fx.Interpreter):
         place = place_of_error(error) or node.meta.get("place")
         if isinstance(error, _ChangesItsInputError | _ReplacesParameterError):
             return self._refusal_of_changes(what, node, error)
+        if isinstance(error, ChangesRecordError):
+            return refusal(
+                self._task,
+                f"{what} sets fields of a {error} that it was given",
+                node.meta.get("place"),
+                "Let it make a new one (dataclasses.replace(state, h=h)) and return that.",
+            )
         if isinstance(error, _DrawsElsewhereError):
             return refusal(
                 self._task,

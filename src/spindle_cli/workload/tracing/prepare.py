@@ -5,6 +5,7 @@ constants.
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import operator
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from torch import Tensor, fx
 
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.tracing.faithful import NO_GRAD
-from spindle_cli.workload.tracing.shapes import BatchDim, Shapes
+from spindle_cli.workload.tracing.shapes import BatchDim, Shapes, entries_of, is_record
 from spindle_cli.workload.types import FlowTask, Task
 from spindle_cli.workload.values.step_values import depends_on_step, reads_step_values_in
 
@@ -279,23 +280,31 @@ def split_container(graph: fx.Graph, node: fx.Node, shapes: Shapes) -> None:
 
 
 def _put_together(graph: fx.Graph, user: fx.Node, value: Any, parts: Any, shapes: Shapes) -> Any:
-    """Parts as what takes them expects them: of a dict of another class, made of them by their names as the
-    model outputs of transformers are, that class in front of it.
+    """Parts as what takes them expects them: of a dataclass, and of a dict of another class that is made of
+    them by their names as the model outputs of transformers are, that class in front of it.
     """
-    if not isinstance(value, dict) or not _is_made_by_names(value):
+    if isinstance(value, tuple | list):
+        items = [_put_together(graph, user, *pair, shapes) for pair in zip(value, parts, strict=True)]
+        return type(parts)(*items) if hasattr(parts, "_fields") else type(parts)(items)
+    entries = entries_of(value) if is_record(value) else value
+    if not isinstance(entries, dict) or not isinstance(parts, dict):
         return parts
+    own = {key: _put_together(graph, user, entry, parts[key], shapes) for key, entry in entries.items()}
+    if entries is value and not _is_made_by_names(value):
+        return own
     with graph.inserting_before(user):
-        made = graph.call_function(type(value), (), parts)
+        made = graph.call_function(type(value), (), own)
     made.meta = {"place": user.meta.get("place")}
     for seen in (shapes.values, shapes.doubled):
-        own = fx.node.map_arg(parts, seen.__getitem__)
-        seen[made] = type(value)(**own)
+        seen[made] = type(value)(**fx.node.map_arg(own, seen.__getitem__))
     return made
 
 
 def is_put_together(node: fx.Node) -> bool:
-    """Whether a node makes a dict of another class of an operator's tensors, for another operator."""
-    return node.op == "call_function" and isinstance(node.target, type) and issubclass(node.target, dict)
+    """Whether a node makes a dataclass, or a dict of another class, of tensors, for an operator."""
+    made: Any = node.target
+    is_class = node.op == "call_function" and isinstance(made, type)
+    return is_class and (issubclass(made, dict) or dataclasses.is_dataclass(made))
 
 
 def _is_made_by_names(value: dict[Any, Any]) -> bool:
@@ -372,14 +381,16 @@ def _take_apart(graph: fx.Graph, node: fx.Node, shapes: Shapes) -> Any:
         return type(value)(*parts) if hasattr(value, "_fields") else parts  # a named tuple stays one
     if isinstance(value, dict):
         return {key: _part(graph, node, key, shapes) for key in value}
+    if is_record(value):
+        return {name: _part(graph, node, name, shapes, builtins.getattr) for name in entries_of(value)}
     return value
 
 
-def _part(graph: fx.Graph, node: fx.Node, key: Any, shapes: Shapes) -> Any:
-    value = shapes.values[node][key]
-    if not isinstance(value, Tensor | tuple | list | dict):
+def _part(graph: fx.Graph, node: fx.Node, key: Any, shapes: Shapes, take: Any = operator.getitem) -> Any:
+    value = take(shapes.values[node], key)
+    if not isinstance(value, Tensor | tuple | list | dict) and not is_record(value):
         return value
-    return _take_apart(graph, _project(graph, node, operator.getitem, key, shapes), shapes)
+    return _take_apart(graph, _project(graph, node, take, key, shapes), shapes)
 
 
 def _project(graph: fx.Graph, node: fx.Node, take: Any, key: Any, shapes: Shapes) -> fx.Node:

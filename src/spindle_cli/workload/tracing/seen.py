@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.fixed.marks import is_fixed
-from spindle_cli.workload.tracing.shapes import leaves_of
+from spindle_cli.workload.tracing.shapes import leaves_of, records_kept, show_records
 
 # Batches that are tried: of other samples each, in another order.
 _TRIED = 3
@@ -52,7 +52,9 @@ def seen_result(
         for shift in range(_TRIED):
             real = _Real({name: _taken(field, count, shift) for name, field in few.items()}, values)
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), real.value)
-            result = module(*args, **kwargs)
+            with records_kept((args, kwargs)):
+                result = module(*args, **kwargs)
+            show_records(result)
             odd = next((leaf for leaf in leaves_of(result) if not isinstance(leaf, Tensor | None)), None)
             if odd is not None:
                 raise OtherShapesError(f"it gives {odd!r}, which may be another one for other samples")

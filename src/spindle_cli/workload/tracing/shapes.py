@@ -7,8 +7,10 @@ doubles is the batch's.
 from __future__ import annotations
 
 import builtins
+import contextlib
+import dataclasses
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +101,63 @@ class Shapes:
         )
 
 
+class ChangesRecordError(Exception):
+    """Code has set a field of a dataclass that it was given; the message names the class."""
+
+
+def is_record(value: Any) -> bool:
+    """Whether a value is an object of a dataclass that is its fields and nothing more, as people write them
+    to hand tensors from layer to layer.
+    """
+    cls = type(value)
+    if not dataclasses.is_dataclass(cls) or hasattr(cls, "__post_init__"):
+        return False
+    fields = dataclasses.fields(cls)
+    beside = set(getattr(value, "__dict__", ())) - {each.name for each in fields}
+    return not beside and all(each.init for each in fields)
+
+
+def entries_of(record: Any) -> dict[str, Any]:
+    """The fields of an object of a dataclass, by name."""
+    return {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+
+
+def show_records(value: Any) -> None:
+    """Let torch's walks through containers (`pytree`) come to the tensors in the dataclasses of a value."""
+    for leaf in pytree.tree_leaves(value):
+        if is_record(leaf):
+            entries = list(entries_of(leaf).values())
+            show_records(entries)
+            if any(isinstance(each, Tensor) for each in pytree.tree_leaves(entries)):
+                pytree.register_dataclass(type(leaf))
+
+
+@contextlib.contextmanager
+def records_kept(given: Any) -> Iterator[None]:
+    """Notice code that sets fields of the dataclasses that it is given, as whoever else has them would see.
+
+    Raises:
+        ChangesRecordError: it does.
+    """
+    before = [(record, entries_of(record)) for record in _records_in(given)]
+    yield
+    for record, entries in before:
+        now = entries_of(record)
+        if any(now[name] is not entry for name, entry in entries.items()):
+            raise ChangesRecordError(type(record).__name__)
+
+
+def _records_in(value: Any) -> Iterator[Any]:
+    inside: Iterable[Any] = ()
+    if is_record(value):
+        yield value
+        inside = entries_of(value).values()
+    elif isinstance(value, tuple | list | Mapping):
+        inside = value.values() if isinstance(value, Mapping) else value
+    for each in inside:
+        yield from _records_in(each)
+
+
 def leaves_of(value: Any) -> list[Any]:
     """The leaves of nested tuples, lists, dicts, and objects that are mappings (model outputs)."""
     if isinstance(value, Mapping) and not isinstance(value, dict):
@@ -150,7 +209,7 @@ def depends_on_batch_size(
     Args:
         values, doubled: what the nodes give for the batch and for twice the batch.
     """
-    if isinstance(values[node], Tensor):
+    if any(isinstance(leaf, Tensor) for leaf in leaves_of(values[node])):
         return False
     if values[node] != doubled[node]:
         return True

@@ -23,7 +23,13 @@ from spindle_cli.workload.fixed.refusal import ReadsValuesError, fields_behind
 from spindle_cli.workload.refuse import frames_of_caller, place_of_caller, refusal
 from spindle_cli.workload.tracing.observe import Observer, storage_of
 from spindle_cli.workload.tracing.proxies.selecting import seen_as
-from spindle_cli.workload.tracing.shapes import depends_on_batch_size, find_batch_dim, leaves_of
+from spindle_cli.workload.tracing.shapes import (
+    depends_on_batch_size,
+    entries_of,
+    find_batch_dim,
+    is_record,
+    leaves_of,
+)
 from spindle_cli.workload.values.step_values import refuse_decision
 
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
@@ -218,6 +224,12 @@ def _unpacked(proxy: Any, value: Any) -> Any:
             return type(value)(parts)
         if hasattr(value, "_fields"):
             return type(value)(*parts)
+    if is_record(value) and any(isinstance(leaf, Tensor) for leaf in leaves_of(value)):
+        made = {}
+        for name, inner in entries_of(value).items():
+            taken = proxy.tracer.create_proxy("call_function", builtins.getattr, (proxy, name), {})
+            made[name] = _unpacked(taken, inner)
+        return type(value)(**made)
     return proxy
 
 
