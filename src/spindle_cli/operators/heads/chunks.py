@@ -24,6 +24,7 @@ from torch.func import functional_call
 
 from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.heads.cuts import Cut, Cuts
+from spindle_cli.workload.saved_tensors import SavedTensorsHooks
 from spindle_cli.workload.training.precision import gradient_dtype
 
 Range = tuple[int, int]
@@ -169,7 +170,7 @@ class InChunks:
             return part.detach()
 
         # What autograd saves in here is used in here: hooks of whoever is outside have nothing to see.
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_same, _same):
+        with torch.enable_grad(), SavedTensorsHooks(_same, _same):
             loss = _sum(map(one, self._run_chunks(values)))
         return loss, {position: total.to(_dtype(values[position])) for position, total in sums.items()}
 

@@ -15,6 +15,7 @@ from spindle_cli.profile.op.op_memory import cuda_meter, live_meter, share_memor
 from spindle_cli.profile.op.timings import Limits, Sample
 from spindle_cli.profile.types import ShareMemory
 from spindle_cli.units import MS
+from spindle_cli.workload.saved_tensors import SavedTensorsHooks, saved_behind
 from spindle_cli.workload.training.precision import gradient_dtype
 
 
@@ -237,7 +238,7 @@ class SavedStorages:
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
         # Storages are told apart by address, so their tensors have to live as long as they are compared.
         self._saved: dict[int, Tensor] = {}
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor)
+        self._hooks = SavedTensorsHooks(self._note, lambda tensor: tensor)
 
     def __enter__(self) -> SavedStorages:
         self._hooks.__enter__()
@@ -246,9 +247,10 @@ class SavedStorages:
     def __exit__(self, *error: Any) -> None:
         self._hooks.__exit__(*error)
 
-    def add(self, tensors: Sequence[Tensor]) -> None:
-        """Note tensors that are kept for another reason."""
-        for tensor in tensors:
+    def add(self, outputs: Sequence[Tensor]) -> None:
+        """Note what a run has given, which is kept as well; and what was saved where no hook has seen it."""
+        unseen = saved_behind(outputs) if self._hooks.stepped_over else ()
+        for tensor in (*outputs, *unseen):
             self._note(tensor)
 
     @property

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from spindle_cli.operators.sequence.exchange import Shared
 from spindle_cli.runtime.step.host_copies import HostMemory, blocks_for
+from spindle_cli.workload.saved_tensors import SavedTensorsHooks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -163,7 +163,7 @@ class SliceCopies:
         """Move what autograd saves inside, of an op that these modules are."""
         parameters = {storage_of(tensor) for module in modules for tensor in _held_by(module)}
         copies = OpCopies(op, self, self._host, self._stay | parameters)
-        with saved_tensors_hooks(copies.pack, lambda saved: saved.get()):
+        with SavedTensorsHooks(copies.pack, lambda saved: saved.get()):
             yield
         copies.start_out()
         self._ops.append(copies)

@@ -20,6 +20,7 @@ from spindle_cli.workload.pairs.follow import Argument, PairsFollower, Recording
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.rules.states import Mixed, MixesError
 from spindle_cli.workload.rules.tape import Tape
+from spindle_cli.workload.saved_tensors import SavedTensorsHooks
 from spindle_cli.workload.tracing.observe import failures_unlogged
 
 # Sizes of the batch to run with besides its own: as those of `Samples`.
@@ -142,7 +143,7 @@ def _apart() -> Iterator[FakeTensorMode]:
             torch.random.fork_rng(devices=[]),
             torch.enable_grad(),
             # What autograd saves here is none of what a layer that recomputes its activations has saved.
-            torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is),
+            SavedTensorsHooks(_as_it_is, _as_it_is),
             failures_unlogged(),
         ):
             yield FakeTensorMode(allow_non_fake_inputs=True)

@@ -30,6 +30,7 @@ _DEPTH = 4
 _MOST_ENTRIES = 256  # of a list or dict; of longer ones it is seen that they are others, or grow
 _MOST_ELEMENTS = 4096  # of an array
 _GONE = object()
+_CHANGED = object()  # in the place of what it was, where that is not known any more
 DECLARE = (
     "A number that changes while the model is trained is declared: "
     "Task(..., step_values={{{path!r}: function}}), function(step) giving it for a step counted from 0; or "
@@ -175,6 +176,8 @@ class Watch:
         of_task = f"task {entry.task!r}: " if entry.task else ""
         number = is_number(before) and is_number(now) and not entry.is_buffer
         said = f"was {_shown(before)} when it was traced and is {_shown(now)}"
+        if before is _CHANGED:
+            said = f"is {_shown(now)} with another content than when it was traced"
         return WorkloadError(
             f"{where}{of_task}forward reads {path}, which {said} before step {step + 1}: it was changed from "
             "outside, and what is traced, and other devices, do not have that",
@@ -340,13 +343,13 @@ def _told(entry: Entry) -> tuple[str, Any, Any]:
             before = entry.seen.get(key, _GONE)
             if isinstance(key, str) and before != _entry(item, _DEPTH):
                 return f"{entry.path}.{key}", _noted(before), item
-    return entry.path, entry.held if entry.held is not value else "another", value
+    return entry.path, entry.held if entry.held is not value else _CHANGED, value
 
 
 def _noted(before: Any) -> Any:
     """A number as `_entry` has noted it."""
     is_number_noted = isinstance(before, tuple) and before[0] in (int, float)
-    return before[0](before[1]) if is_number_noted else "another" if before is not _GONE else before
+    return before[0](before[1]) if is_number_noted else _CHANGED if before is not _GONE else before
 
 
 def _shown(value: Any) -> str:

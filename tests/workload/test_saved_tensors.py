@@ -1,0 +1,80 @@
+"""Hooks on what autograd saves are stepped over by torch.func, which refuses those of others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from spindle_cli.profile.op.op_run import OpRun, WallClock
+from spindle_cli.workload.saved_tensors import SavedTensorsHooks, saved_behind
+
+
+def slopes(x: Tensor) -> Tensor:
+    return vmap(grad(lambda row: torch.tanh(row).sum()))(x)
+
+
+def same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def test_torch_func_runs_inside_as_outside() -> None:
+    x = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64).reshape(2, 3).requires_grad_()
+    slopes(x).sum().backward()
+    assert x.grad is not None
+    expected, x.grad = x.grad, None
+    packed: list[Tensor] = []
+    with SavedTensorsHooks(packed.append, same) as outer, SavedTensorsHooks(same, same) as inner:
+        found = slopes(x)
+    found.sum().backward()
+    assert torch.equal(x.grad, expected)
+    assert outer.stepped_over and inner.stepped_over and not packed
+
+
+def test_hooks_see_again_what_is_saved_behind_a_transformation() -> None:
+    x = torch.ones(3, requires_grad=True)
+    packed: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    with SavedTensorsHooks(note, same):
+        slopes(x.reshape(1, 3))
+        seen = len(packed)
+        x.exp()
+    assert len(packed) == seen + 1
+    with torch.autograd.graph.saved_tensors_hooks(note, same):
+        x.exp()  # and those of others are none of theirs
+    assert len(packed) == seen + 2
+
+
+def test_hooks_of_the_users_own_are_refused_as_in_plain_pytorch() -> None:
+    x = torch.ones(1, 3, requires_grad=True)
+    with (
+        SavedTensorsHooks(same, same),
+        torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, same),
+        pytest.raises(RuntimeError, match="saved tensor hooks"),
+    ):
+        slopes(x)
+    assert torch.allclose(slopes(x), 1 - torch.tanh(torch.ones(1, 3)) ** 2)
+
+
+class Slopes(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return slopes(x)
+
+
+def test_what_a_transformation_saves_counts_as_kept() -> None:
+    """Of tanh's derivative, and of that one's: the result of tanh, and what went into its derivative, each of
+    4 x 3 float32, beside what is given.
+    """
+    x = torch.ones(4, 3, requires_grad=True)
+    with SavedTensorsHooks(same, same):
+        result = slopes(x)
+    saved = {tensor.untyped_storage()._cdata: tensor for tensor in saved_behind((result,))}
+    saved.pop(x.untyped_storage()._cdata, None)
+    expected = sum(t.untyped_storage().nbytes() for t in saved.values()) + result.nbytes
+    assert len(saved) == 2
+    assert OpRun(Slopes(), (x,), 0, WallClock()).kept_bytes() == expected
