@@ -45,11 +45,13 @@ EXPECTED: dict[str, list[tuple[str, int] | tuple[str, int, str]]] = {
     # Experts; a scan along the tokens.
     "mixtral": [("model", 3)],
     "mamba": [("backbone", 3)],
+    # Losses that select by their labels, or ask for the largest one, run as they are written.
+    "deberta_v2_own_loss": [("deberta", 3), ("loss", 1, "whole")],
+    "wav2vec2_ctc_own_loss": [("wav2vec2", 3), ("loss", 1, "whole")],
 }
 # Tried by scripts/try_hf_models.py alone.
 TRIED_ELSEWHERE = {
     *("qwen3", "gemma2", "gemma3", "phi3", "modernbert", "deberta_v2", "mixtral_balanced", "qwen3_moe"),
-    *("deberta_v2_own_loss", "wav2vec2_ctc_own_loss"),  # decide by values: run whole
     *("dinov2", "siglip2", "hubert", "wav2vec2_ctc", "clap"),
     *("qwen3_vl", "internvl", "blip", "paligemma", "gemma3_vision"),
 }
