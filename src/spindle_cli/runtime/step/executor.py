@@ -23,6 +23,7 @@ from spindle_cli.runtime.communication.transfers import Exchange, Held
 from spindle_cli.runtime.communication.wiring import WiredEdge
 from spindle_cli.runtime.measuring.diary import Chapter
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
+from spindle_cli.runtime.step.casts import CastWeights
 from spindle_cli.runtime.step.compute import (
     ForwardRun,
     LocalSlice,
@@ -121,6 +122,11 @@ class Executor:
         self._stopwatch = stopwatch
         self._seed = train.seed  # of the random numbers that several ranks draw alike
         self._computing = partial(computing, train, board.device.type)
+        order = [
+            action.piece for action in actions if action.kind is Kind.FORWARD and action.piece is not None
+        ]
+        keeps = train.autocast is not None and not pool.fetched
+        self._casts = CastWeights(order, self._slices, keeps=keeps)
         self._batch_number = 0
         self._uses = uses_in(program, rank, pool, part)
         self._runs: dict[int, ForwardRun] = {}
@@ -163,14 +169,15 @@ class Executor:
         self._ends_step, self._batch_number = ends_step, number
         self._pool.turn_to(self._part)
         self._chapter.opens(number)
-        for position, step in enumerate(self._steps):
-            self._chapter.begins(number, position)
-            with self._noting(step):
-                if isinstance(step, _Messages):
-                    self._post(step)
-                elif ends_step or step.kind not in ONCE_A_STEP:
-                    self._run_action(step, batch)
-            self._chapter.ends(number, position)
+        with self._casts.kept():
+            for position, step in enumerate(self._steps):
+                self._chapter.begins(number, position)
+                with self._noting(step):
+                    if isinstance(step, _Messages):
+                        self._post(step)
+                    elif ends_step or step.kind not in ONCE_A_STEP:
+                        self._run_action(step, batch)
+                self._chapter.ends(number, position)
         self._chapter.begins(number, len(self._steps))
         if not (ends_step and self._updates_early):
             self.finish()
@@ -278,6 +285,7 @@ class Executor:
                 copies = SliceCopies(self._host, (*fields.values(), *inputs.values()))
                 self._copies[wired.index] = copies
             run = run_forward(local, fields, inputs, watched, before, arguments, behind, copies)
+        self._casts.ran(wired.index)
         self._walks[wired.index] = backward
         if run.loss is not None and local.is_first:
             self._board.add(task.name, run.loss)
