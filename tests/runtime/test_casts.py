@@ -88,6 +88,29 @@ def test_the_gradients_are_those_of_passes_that_cast_for_themselves(layer: nn.Li
     assert torch.equal(*found)
 
 
+def test_a_pass_that_casts_anew_has_a_gradient_as_soon_as_its_op_is_through() -> None:
+    """What a pass takes over was made before all of it, and autograd comes to it behind all of it."""
+    layers = [nn.Linear(3, 3, bias=False) for _ in range(2)]
+    slices = {piece: local(*layers) for piece in range(3)}
+    casts = CastWeights([0, 1, 2], slices, keeps=True)
+    complete: list[bool] = []
+
+    def run_watched() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            x = layers[0](X)
+            x.register_hook(lambda _: complete.append(layers[1].weight.grad is not None))
+            out = layers[1](x)
+        layers[1].weight.grad = None
+        out.float().sum().backward()
+
+    with casts.kept():
+        for renews in (False, False, True):
+            if renews:
+                casts.renew()
+            run_watched()
+    assert complete == [True, False, True]
+
+
 def test_what_no_later_pass_uses_is_let_go_at_once(layer: nn.Linear) -> None:
     """The other task's passes come last; between them this one's would be cast again."""
     other = nn.Linear(3, 3, bias=False)

@@ -25,8 +25,9 @@ from spindle_cli.profile.types import MetaOp
 # by the seventh slices kept what they had gathered where no gradients come to them, too; by the eighth what
 # teams hand on took nothing, and what they sum twice as much where two have the same ranges; by the ninth the
 # allocator held more of what comes and goes alone, the reserve of GPUs had no room for NCCL's start, and
-# communicators took as much between nodes as inside of one.
-MEMORY_FORMULA = 10
+# communicators took as much between nodes as inside of one; by the tenth casts of parameters went with the
+# backward pass behind each forward one.
+MEMORY_FORMULA = 11
 
 
 def device_memory(
@@ -51,6 +52,7 @@ def device_memory(
       first slice runs in that direction; where the passes have an order of their own, while the pass before
       runs. It stays until the slice has run backward; the gradients of its
       inputs to the iteration's end.
+    * What autocast has cast of parameters stays until the last forward pass of a batch that uses them.
     * The fields of a task's batch that a device reads are there all the time, of the largest share that it
       has of the task; on GPUs twice, as those of the next batch are copied while this one's passes run.
     * Gradient sums take buffers (`SUM_BUFFER_BYTES`) from when the backward pass is through with the first op

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from spindle_cli.account.device.handed_on import HandedOn
-from spindle_cli.account.device.kept import KeptGathered
+from spindle_cli.account.device.kept import KeptCasts, KeptGathered
 from spindle_cli.account.device.parts import Keeping, Kinds, Part, Run, in_blocks
 from spindle_cli.account.holdings import Held, Holders, SharedOut, shared_out
 from spindle_cli.account.types import Pass
@@ -126,6 +126,12 @@ class Iteration:
         self._whole = 0.0  # gradients that a backward pass makes before they are scattered
         self._shared: dict[object, SharedOut | None] = {}  # by runs of kinds
         self._gathered = KeptGathered(held, setting.kinds, setting.unreached)
+        self._casts = KeptCasts(
+            passes or (),
+            {setting.parts[index].piece: setting.parts[index] for index, *_ in roles},
+            setting.kinds,
+            are_kept=not any(there.sharding.is_by_pass for there in held.values()),
+        )
         self._handed_on = HandedOn(held, setting.kinds)
         self._summing = 0.0
         self._sums_at_most = 0.0
@@ -220,6 +226,7 @@ class Iteration:
 
     def _forward(self, role: Role) -> None:
         part = self._setting.parts[role[0]]
+        self._casts.begin_forward(part)
         self._see(0.0, self._buffers())
         self._gathered.begin_forward(part)
         casts = 0.0
@@ -263,6 +270,7 @@ class Iteration:
                 self._whole = self._width * shared.gradients[run.position]
                 scattering = self._scattering(shared.under_way[run.position])
             gone = part.kept_of(needs, run.keeping) + (joined if run.keeping is Keeping.ALL else 0.0)
+            gone -= self._casts.staying(part, run)
             if run.keeping.is_offloaded:
                 moved.pop()
                 self._use_moved(part, run, moved)
@@ -284,6 +292,7 @@ class Iteration:
             self._see(0.0, self._buffers() + self._scattering(shared.left))
             self._whole = 0.0
         self._gathered.end_backward(part)
+        self._kept -= self._casts.end_backward(part)
         self._received -= received + returned
 
     def _moved_bytes(self, part: Part, run: Run) -> float:
@@ -313,7 +322,7 @@ class Iteration:
 
     def _held_of_ops(self) -> float:
         """What is there of ops between their forward and their backward passes, with the batches' fields."""
-        here = self._kept + self._leaving + self._back + self._fields
+        here = self._kept + self._casts.num_bytes + self._leaving + self._back + self._fields
         return here + self._in_host if self._setting.on_cpu else here
 
     def _runs(self, part: Part) -> Sequence[Run]:

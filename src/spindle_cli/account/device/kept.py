@@ -1,12 +1,13 @@
-"""What a device gathers of parameters that stay from a slice's forward pass to its backward pass."""
+"""What stays between passes of what a device makes of parameters: what it gathers, and what it casts."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 
-from spindle_cli.account.device.parts import Kinds, Part, Run
+from spindle_cli.account.device.parts import Keeping, Kinds, Part, Run
 from spindle_cli.account.holdings import Held
+from spindle_cli.account.types import Pass
 from spindle_cli.costs.parameters.blocks import Block
 
 
@@ -78,3 +79,65 @@ class KeptGathered:
                 for position in range(max(0, used[0] - 1), used[-1] + 1):
                     there[position] += num_bytes
         return there
+
+
+class KeptCasts:
+    """Bytes of parameters that autocast has cast, from pass to pass.
+
+    Those of a forward pass are among what its ops keep until it has run backward. They stay behind it until
+    the next forward pass that uses the same parameters takes them over, if any does in this batch, unless a
+    slice of the device gives up what it keeps or passes gather parameters or sum gradients themselves
+    (`runtime/step/casts.py`). Where several passes are between forward and backward they share them, and are
+    taken to have some each.
+    """
+
+    def __init__(
+        self, order: Sequence[Pass], parts: Mapping[int, Part], kinds: Kinds, *, are_kept: bool
+    ) -> None:
+        """`order`: all passes of the device. `parts`: of each slice in it, as the device runs it."""
+        ops = (keeping for part in parts.values() for keeping in part.keeping)
+        self._are_kept = are_kept and all(keeping is Keeping.ALL for keeping in ops)
+        self._kinds = kinds
+        self._to_come: Counter[int] = Counter()  # forward passes that use a kind
+        if self._are_kept:
+            for piece, is_backward in order:
+                if not is_backward:
+                    self._to_come.update(self._used_by(parts[piece]))
+        self._of_ops: dict[tuple[tuple[int, ...], int], float] = {}  # by kinds, and the first op's place
+
+    @property
+    def num_bytes(self) -> float:
+        """All that no pass has among what its ops keep."""
+        return sum(self._of_ops.values())
+
+    def begin_forward(self, part: Part) -> None:
+        """A slice takes over the casts of what it uses."""
+        if self._are_kept:
+            used = self._used_by(part)
+            self._to_come.subtract(used)
+            self._of_ops = {ops: size for ops, size in self._of_ops.items() if used.isdisjoint(ops[0])}
+
+    def staying(self, part: Part, run: Run) -> float:
+        """Of each op of a run, what does not go with its backward pass, as a later forward pass uses it."""
+        is_used = self._are_kept and any(self._to_come[kind] > 0 for kind in _trained(run))
+        return part.needs[run.segment][1].cast if is_used else 0.0
+
+    def end_backward(self, part: Part) -> float:
+        """Bytes of the slice's casts that stay, which its ops have no longer."""
+        if not self._are_kept:
+            return 0.0
+        found = {
+            (run.kinds, run.position): run.num_ops * size
+            for run in self._kinds.runs[part.piece]
+            if (size := self.staying(part, run))
+        }
+        self._of_ops |= found
+        return sum(found.values())
+
+    def _used_by(self, part: Part) -> set[int]:
+        return {kind for run in self._kinds.runs[part.piece] for kind in _trained(run)}
+
+
+def _trained(run: Run) -> Iterator[int]:
+    """The kinds that it uses of parameters that are trained: autocast keeps no cast of others."""
+    return (kind for kind, use in run.uses if use.trained_bytes)

@@ -2,6 +2,9 @@
 
 Autocast keeps them as long as it is on. It is on in forward passes alone, which a backward pass may follow at
 once; so it would cast the same weights again for every micro-batch, and for every slice that shares them.
+
+A backward pass comes to what was made first at last: to a cast that an earlier pass has made behind all of
+its own ops. So a pass whose ops are to have their gradients as soon as each is through casts anew.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ class CastWeights:
 
     def __init__(self, order: Sequence[int], slices: Mapping[int, LocalSlice], *, keeps: bool) -> None:
         """`order`: of the slices whose forward passes a batch runs. `keeps`: whether autocast is on in them,
-        and no parameter is gathered for a pass alone.
+        and no pass gathers parameters or sums gradients itself.
         """
         own = [slices[piece] for piece in order]
         self._keeps = keeps and not any(map(_gives_up, own)) and keeps_gradients()
@@ -43,6 +46,11 @@ class CastWeights:
             yield
         finally:
             torch.autocast_decrement_nesting()
+            torch.clear_autocast_cache()
+
+    def renew(self) -> None:
+        """The gradients of the pass that begins are to be complete op by op."""
+        if self._keeps:
             torch.clear_autocast_cache()
 
     def ran(self, piece: int) -> None:

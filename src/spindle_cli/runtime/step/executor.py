@@ -125,10 +125,10 @@ class Executor:
         order = [
             action.piece for action in actions if action.kind is Kind.FORWARD and action.piece is not None
         ]
-        keeps = train.autocast is not None and not pool.fetched
-        self._casts = CastWeights(order, self._slices, keeps=keeps)
         self._batch_number = 0
         self._uses = uses_in(program, rank, pool, part)
+        keeps = train.autocast is not None and not any(self._uses.values())
+        self._casts = CastWeights(order, self._slices, keeps=keeps)
         self._runs: dict[int, ForwardRun] = {}
         self._walks: dict[int, BackwardWalk] = {}
         self._input_gradients: dict[int, dict[str, Tensor]] = {}
@@ -268,6 +268,8 @@ class Executor:
         stream = drawing_from(local.stream_seed(self._seed, self._batch_number), self._board.device)
         with self._stopwatch.timed(Activity.FORWARD, wired.index), stream, self._computing():
             watched = self._sums.watched(wired.index) if self._ends_step else {}
+            if watched:
+                self._casts.renew()
             uses = self._uses[wired.index]
             forward, backward = ForwardWalk(uses, keeps=True), BackwardWalk(uses)
 
