@@ -6,8 +6,9 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.account.device_memory import memory_by_pass
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Slice
-from spindle_cli.profile.types import MetaOpProfile
+from spindle_cli.profile.types import MetaOpProfile, OpMemory
 from spindle_cli.units import KIB, MIB
 
 Times = tuple[float, float, float, float]
@@ -46,6 +47,55 @@ def held(order: str, num_bytes: int) -> list[tuple[int, int]]:
     index = {f"{piece.metaop[0]}": number for number, piece in enumerate(slices) if piece.devices == (1,)}
     found = [memory.passes[index["abc"[int(each[1])]], each[0] == "B"] for each in order.split()]
     return [(round(full / 1.01 / MIB), round(after / 1.01 / MIB)) for full, after in found]
+
+
+def op_that_keeps(cast: int, batch: int) -> OpMemory:
+    """MiB whatever the share, and of the whole batch; while it runs it takes no more."""
+    kept = (cast * MIB, batch * MIB)
+    return OpMemory(kept_bytes=kept, forward_bytes=kept, backward_bytes=(0, 0), first_backward_bytes=(0, 0))
+
+
+def after_passes_in_turn(
+    num_devices: int = 1, sharding: Sharding | None = None, *, recompute: bool = False, **of_net: float
+) -> list[int]:
+    """MiB beyond what is there between iterations, after each of the passes of two micro-batches of one
+    MetaOp and, between them, those of another, which has no parameters.
+
+    A pass of the first keeps 2 MiB of casts and 2 of activations, and makes a gradient of 1 MiB. One of the
+    second keeps 10, or recomputes them.
+    """
+    points = {1: 1.0, 2: 1.0}
+    net = metaop_of("a/net", 1, points, param_bytes_per_op=MIB, memory=(op_that_keeps(2, 4),), **of_net)
+    other = metaop_of(
+        "b/net", 1, points, parameters=None, param_bytes_per_op=0, memory=(op_that_keeps(0, 10),)
+    )
+    devices = tuple(range(num_devices))
+    metaops = [each.model_copy(update={"output_bytes": 0, "inner_output_bytes": 0}) for each in (net, other)]
+    slices = [
+        at(slice_of(metaop, (0, 1), devices, 0.0), (start, start + 1.0, start + 1.0, start + 2.0))
+        for metaop, start in ((metaops[0], 0.0), (metaops[1], 2.0), (metaops[0], 4.0))
+    ]
+    for index, number in ((0, 0), (2, 1)):
+        slices[index] = slices[index].model_copy(update={"micro_batch": number, "micro_batches": 2})
+    slices[1] = slices[1].model_copy(update={"recompute": recompute})
+    profile = profile_of(*metaops)
+    if sharding is not None:
+        profile = profile.sharded({net.parameters or net.name: sharding})
+    memory = memory_by_pass(metaops, slices, cluster_of(num_devices), profile)[0]
+    order = [(index, is_backward) for index in range(3) for is_backward in (False, True)]
+    return [round((memory.passes[each][1] - memory.idle_bytes) / 1.01 / MIB) for each in order]
+
+
+def test_casts_stay_until_the_last_forward_pass_that_uses_them() -> None:
+    """The first backward pass leaves its gradient and the casts; with the last one these go."""
+    assert after_passes_in_turn() == [4, 1 + 2, 1 + 2 + 10, 1 + 2, 1 + 4, 1]
+
+
+def test_casts_go_where_memory_is_short_and_of_parameters_that_are_not_trained() -> None:
+    assert after_passes_in_turn(recompute=True) == [4, 1, 1, 1, 1 + 4, 1]
+    assert after_passes_in_turn(trainable_fraction=0.0) == [4, 0, 10, 0, 4, 0]
+    # Of two shares, whose ranges of gradients are there all the time.
+    assert after_passes_in_turn(2, Sharding.GRADIENTS) == [3, 0, 5, 0, 3, 0]
 
 
 def test_what_a_pass_takes_has_its_place_while_the_two_before_it_run() -> None:
