@@ -259,7 +259,8 @@ def planned(commands: Commands, own: Path, machine: Machine, variant: Variant, l
     cluster = machine.write_cluster(own / "cluster.yaml", variant.ranks)
     limits = ("--nproc", "1", "--time-limit", str(limit_s), "--no-check", "--accept-noise")
     more = ("--cluster", cluster, *variant.profile) if variant.profile else ()
-    key = json.dumps([variant.subject.content(), variant.ranks, variant.profile, limit_s], sort_keys=True)
+    sharing = variant.ranks if machine.kind == "cuda" else 1  # devices are as many on a CPU as asked for
+    key = json.dumps([variant.subject.content(), sharing, variant.profile, limit_s], sort_keys=True)
 
     def measured() -> str:
         commands.spindle("profile", source, "-o", profile, *limits, *more, variables=_ranks(variant))

@@ -209,6 +209,31 @@ def test_what_was_handed_out_is_handed_out_again(world: None, monkeypatch: pytes
     assert parameter.grad is None
 
 
+def test_flags_of_what_a_program_leaves_out_are_not_read(
+    world: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values decide of what it leaves out."""
+    read = list[Tensor]()
+
+    def reading(flags: Tensor) -> list[bool]:
+        read.append(flags)
+        return [flag > 0 for flag in flags.tolist()]
+
+    monkeypatch.setattr(reached, "read_flags", reading)
+    trained, left_out = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    buckets = [ShardedBucket({"p": each}, Members(1, 0, None)) for each in (trained, left_out)]
+    flags = Flags(buckets, None, {trained: "trained"})
+    for _ in range(3):
+        trained.sum().backward()
+        flags.start(buckets[:1])
+        flags.finish(buckets[:1])
+        assert trained.grad is not None
+        assert left_out.grad is None
+        for each in (*buckets, flags):
+            each.reset()
+    assert read == []
+
+
 def wired(*names: str, sees: bool = True) -> Any:
     edge = SimpleNamespace(differentiable=[SimpleNamespace(name=name) for name in names])
     op = SimpleNamespace(inputs=("h", "context"), target="fuse", sees_gradients=sees)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
 from helpers import data_toys
 from helpers.loading import SEED, read, task_of
@@ -26,6 +27,25 @@ from spindle_cli.runtime.loading.start import _state_of
 from spindle_cli.workload.data.reading import StreamBatches
 from spindle_cli.workload.settings.loader import Loading
 from spindle_cli.workload.training.batches import Batches
+
+
+class OfItsSeed(IterableDataset[dict[str, torch.Tensor]]):
+    """Samples of the number that torch has given the worker to draw by."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        worker = get_worker_info()
+        assert worker is not None
+        while True:
+            yield {"x": torch.tensor([worker.seed])}
+
+
+def test_what_workers_draw_by_is_not_what_their_parent_has_drawn() -> None:
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        with read(task_of(OfItsSeed()), range(1), workers=1) as (taker,):
+            found.append(taker.rows(0, 0, 4)["x"].tolist())
+    assert found[0] == found[1]
 
 
 def packed(*values: float) -> Loaded:

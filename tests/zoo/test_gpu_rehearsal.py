@@ -11,6 +11,7 @@ from typing import Any
 import gpu_rehearsal
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 LAYERS = """
 import torch
@@ -61,6 +62,10 @@ def test_a_build_without_cuda_is_said(
     assert "nothing was tried" in capsys.readouterr().out
 
 
+def without_values(tensor: torch.Tensor) -> bool:
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
 class Doubled(torch.autograd.Function):
     """Notes the thread of its backward pass."""
 
@@ -73,7 +78,7 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         Doubled.seen = threading.current_thread()
-        if gradient.isnan().any():
+        if not without_values(gradient) and gradient.isnan().any():
             raise ValueError("not a number")
         return 2 * gradient
 
@@ -86,6 +91,9 @@ def test_walks_back_are_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> No
     Doubled.apply(x).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [2.0, 2.0, 2.0]
     assert Doubled.seen not in (None, threading.current_thread())
+    for empty in (torch.ones(3, device="meta"), FakeTensorMode().from_tensor(torch.ones(3))):
+        Doubled.apply(empty.requires_grad_()).sum().backward()
+        assert Doubled.seen is threading.current_thread()
     with pytest.raises(ValueError, match="not a number"):
         (Doubled.apply(x) * float("nan")).sum().backward()
 
