@@ -11,6 +11,7 @@ from model_fuzz.joint_pairs import run_pairs
 from torch import Tensor, nn
 
 from spindle_cli.verify.flow import run_flow
+from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.losses.shares import LossCounter, share_of_samples
 from spindle_cli.workload.metaops.ops import share_module
@@ -18,7 +19,7 @@ from spindle_cli.workload.types import Task
 
 
 def run_plain(task, batch: dict[str, Tensor]) -> Tensor:
-    loss = task.module(**batch) if isinstance(task, Task) else run_flow(task, batch)
+    loss = call_forward(task, batch) if isinstance(task, Task) else run_flow(task, batch)
     return loss["loss"] if isinstance(loss, dict) else loss
 
 
