@@ -124,6 +124,7 @@ class _Rank:
         self._backward: tuple[int, int] | None = None  # the slice that runs, and the op that it has come to
         self._receiving: dict[tuple[Kind, int], list[tuple[Transfer, _Post]]] = {}
         self._posted: list[_Post] = []
+        self._sent: dict[int, _Post] = {}
         self._waiting: deque[Action] = deque()  # sums behind the pass that runs
         self._held_back: deque[Action] = deque()  # sums, and flags behind them
         self._sums: list[_Post] = []
@@ -149,6 +150,10 @@ class _Rank:
 
     def _compute(self, step: int, action: Action) -> Iterator[_Post]:
         assert action.piece is not None
+        if not self._sent.keys() >= set(action.left):
+            raise FailsError(f"rank {self.device} gives up what it has not sent")
+        for key in action.left:
+            yield self._sent.pop(key)
         taking = self._receiving.pop((action.kind, action.piece), [])
         for _, post in taking:
             yield post
@@ -246,6 +251,8 @@ class _Rank:
         members = (transfer.source, transfer.destination) if transfer else ranks
         post = self._library.post(_Post(self.device, action.communicator, content, members))
         self._posted.append(post)
+        if transfer and transfer.source == self.device:
+            self._sent[transfer.key] = post
         if transfer and transfer.destination == self.device:
             taker = transfer.producer if transfer.is_gradient else transfer.consumer
             kind = Kind.BACKWARD if transfer.is_gradient else Kind.FORWARD

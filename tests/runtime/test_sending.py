@@ -1,4 +1,4 @@
-"""What is sent is kept until it has left, and no longer."""
+"""What is sent is kept until it is given up, when it has left, and no longer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,9 @@ from spindle_cli.runtime.communication.transfers import Batch, Sending
 
 @dataclass
 class Work:
-    """A message; `ended` as NCCL's works know it."""
+    """A message."""
 
-    ended: bool = False
     waited: int = 0
-
-    def is_completed(self) -> bool:
-        return self.ended
 
     def wait(self) -> None:
         self.waited += 1
@@ -31,40 +27,42 @@ def batch_of(*works: Work) -> Batch:
     return batch
 
 
-def sent(sending: Sending, *works: Work) -> weakref.ref[Tensor]:
+def sent(sending: Sending, keys: dict[int, Work]) -> weakref.ref[Tensor]:
     """Send a tensor that nobody else keeps; what is left of it."""
     tensor = torch.zeros(1)
-    sending.add(batch_of(*works), [tensor])
+    sending.add(batch_of(*keys.values()), [tensor], list(keys))
     return weakref.ref(tensor)
 
 
-def test_what_has_left_is_let_go_of_when_the_next_is_sent() -> None:
-    sending, first, second = Sending(), Work(), Work()
-    one = sent(sending, first)
-    two = sent(sending, second)
-    assert one() is not None
-    first.ended = True
-    three = sent(sending, Work())
-    assert (one(), two() is not None, three() is not None) == (None, True, True)
-    assert first.waited == 0
+def test_what_is_given_up_is_waited_for_and_goes_and_nothing_else() -> None:
+    sending, works = Sending(), [Work() for _ in range(3)]
+    first, second, third = (sent(sending, {number: work}) for number, work in enumerate(works))
+    sending.give_up((1,))
+    assert (first() is None, second() is None, third() is None) == (False, True, False)
+    assert [work.waited for work in works] == [0, 1, 0]
+    sending.finish()
+    assert (first(), third()) == (None, None)
+    assert [work.waited for work in works] == [1, 1, 1]
 
 
-def test_a_batch_is_kept_until_all_of_its_messages_and_those_before_have_left() -> None:
-    sending, late = Sending(), Work()
-    one = sent(sending, Work(ended=True), late)
-    two = sent(sending, Work(ended=True))
-    sending.let_go()
-    assert None not in (one(), two())
-    late.ended = True
-    sending.let_go()
-    assert (one(), two()) == (None, None)
+def test_messages_that_started_together_are_given_up_together() -> None:
+    """With NCCL one work stands for all of them."""
+    sending, works = Sending(), {4: Work(), 7: Work(), 9: Work()}
+    together, other = sent(sending, {key: works[key] for key in (4, 7)}), sent(sending, {9: works[9]})
+    sending.give_up((4, 7))
+    assert together() is None
+    assert other() is not None
+    assert [work.waited for work in works.values()] == [1, 1, 0]
 
 
-def test_at_the_end_all_are_waited_for() -> None:
-    """gloo's works do not say that they are through."""
+def test_at_the_end_all_are_waited_for_once() -> None:
+    """gloo would wait for ever the second time."""
     sending, work = Sending(), Work()
-    one = sent(sending, work)
+    one = sent(sending, {0: work})
     sending.finish()
     assert (one(), work.waited) == (None, 1)
     sending.finish()
     assert work.waited == 1
+    again = sent(sending, {0: work})  # the next batch has messages with the same keys
+    sending.give_up((0,))
+    assert (again(), work.waited) == (None, 2)

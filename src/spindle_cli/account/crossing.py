@@ -5,11 +5,22 @@ outputs. A share that lies on the device already is not copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from spindle_cli.account.edges import edge_bytes, edges_between, layout_of
-from spindle_cli.costs.memory import SliceShape, inner_bytes
+from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.shares.sizes import cuts_by_share
 from spindle_cli.profile.types import MetaOp
+
+
+class Taken(NamedTuple):
+    """What a slice takes in from another one: the bytes for the whole batch, the number of the other, and
+    whether each of its ops takes it, so that its gradient is there from the first that has run backward on.
+    """
+
+    num_bytes: int
+    producer: int
+    by_every_op: bool
 
 
 class Crossings:
@@ -21,8 +32,13 @@ class Crossings:
         self._places: dict[int, dict[int, int]] = {}
         self._sources: list[list[tuple[int, int]]] = [[] for _ in slices]  # of each slice: (bytes, producer)
         self._takers: list[list[tuple[int, int]]] = [[] for _ in slices]  # of each slice: (bytes, consumer)
+        self._taken: list[list[Taken]] = [[] for _ in slices]
         for edge in edges_between(slices, by_name):
-            whole = edge_bytes(slices[edge.producer], edge, by_name)
+            producer = slices[edge.producer]
+            whole = edge_bytes(producer, edge, by_name)
+            of_every_op = by_name[slices[edge.consumer].metaop].inputs_of_every_op
+            by_every_op = not edge.inner and producer.metaop in of_every_op
+            self._taken[edge.consumer].append(Taken(whole, edge.producer, by_every_op))
             self._sources[edge.consumer].append((whole, edge.producer))
             self._takers[edge.producer].append((whole, edge.consumer))
 
@@ -40,6 +56,10 @@ class Crossings:
         cuts = cuts_by_share(piece)
         found = missing or [0.0] * len(piece.devices)
         return [size + most / cuts[position // piece.tp] for position, size in enumerate(found)]
+
+    def taken_by(self, index: int) -> list[Taken]:
+        """All that a slice takes in from other slices, on whichever devices they are."""
+        return self._taken[index]
 
     def is_handed_on(self, index: int) -> bool:
         """Whether another slice takes what a slice makes."""
@@ -84,12 +104,3 @@ class Crossings:
 
 def _EVERYWHERE(_: int, __: int) -> bool:  # noqa: N802 - a constant
     return True
-
-
-def slice_inputs(piece: SliceShape, by_name: Mapping[str, MetaOp]) -> list[tuple[int, str]]:
-    """(bytes, whole batch; MetaOp that makes it) of all that a slice takes in from other slices."""
-    metaop = by_name[piece.metaop]
-    if piece.ops[0] == 0:
-        return [(by_name[name].output_bytes, name) for name in metaop.inputs]
-    others = [(by_name[name].output_bytes, name) for name in metaop.inputs_of_every_op]
-    return [(inner_bytes(metaop), metaop.name), *others]

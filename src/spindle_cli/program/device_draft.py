@@ -18,7 +18,7 @@ from spindle_cli.program.communicators import Directory
 from spindle_cli.program.lanes import Lane
 from spindle_cli.program.sum_times import Completion, in_need, run_back
 from spindle_cli.program.transfers import TimedTransfer
-from spindle_cli.program.types import Action, Kind, StepSettings
+from spindle_cli.program.types import SENDS, Action, Kind, StepSettings
 
 # Of what has the same time the losses come first, which all have run forward for; then the sums, which may
 # start while the pass that ends then still runs.
@@ -43,7 +43,8 @@ class DeviceDraft:
 
     `begin`: the clock if no pass waits for parameters, by which these are needed. `lane`: its passes and
     posts by the clock. `groups`: those that it shares with others. `times`: of each group's sum.
-    `is_reached`: by slice, whether gradients come to it. `own_bytes`: of gradients that it sums with nobody.
+    `is_reached`: by slice, whether gradients come to it. `order`: the place of each pass among all.
+    `own_bytes`: of gradients that it sums with nobody.
     `completing`: the first op of each of its slices that completes a group with it.
     """
 
@@ -58,6 +59,7 @@ class DeviceDraft:
     groups: Sequence[ParameterGroup]
     times: Mapping[int, int]
     is_reached: Sequence[bool]
+    order: Mapping[Compute, int]
     own_bytes: int = 0
     posts: list[Post] = field(default_factory=list)
     completing: dict[tuple[int, int], int] = field(default_factory=dict)  # (slice, group) -> op
@@ -114,7 +116,7 @@ class DeviceDraft:
                 posted += 1
             actions.append(self._compute(compute))
         actions.extend(post.action for post in self.posts[posted:])
-        actions = self._with_ops(actions)
+        actions = self._with_left(self._with_ops(actions))
         everyone = self.directory.of_all()
         if settings.sharded:
             actions.extend(self._flags())
@@ -167,6 +169,32 @@ class DeviceDraft:
                 action = replace(action, op=least)
             else:
                 may_be_inside = False
+            written.append(action)
+        return written
+
+    def _with_left(self, actions: Iterable[Action]) -> list[Action]:
+        """Give each pass what is given up before it of all that was sent. Messages that start together are
+        given up together.
+        """
+        written: list[Action] = []
+        sent: list[tuple[list[int], int]] = []  # keys, and behind which of all passes they are given up
+        together: tuple[Kind, int | None] | None = None  # of the last of these
+        for action in actions:
+            if action.kind in SENDS and action.transfer is not None:
+                needed_to = self.order[Kind.BACKWARD, action.transfer.producer]
+                if together == (action.kind, action.communicator):
+                    keys, other = sent.pop()
+                    sent.append(([*keys, action.transfer.key], max(needed_to, other)))
+                else:
+                    sent.append(([action.transfer.key], needed_to))
+                together = action.kind, action.communicator
+            else:
+                together = None
+            if action.piece is not None:
+                place = self.order[action.kind, action.piece]
+                left = sorted(key for keys, needed_to in sent if needed_to < place for key in keys)
+                sent = [each for each in sent if each[1] >= place]
+                action = replace(action, left=tuple(left))
             written.append(action)
         return written
 

@@ -167,6 +167,12 @@ class _Moving:
         return _computes(self.plan, self.order)
 
     @cached_property
+    def places(self) -> Mapping[Compute, int]:
+        """The place of each pass among all."""
+        kinds = {True: Kind.BACKWARD, False: Kind.FORWARD}
+        return {(kinds[is_backward], index): place for place, (index, is_backward) in enumerate(self.order)}
+
+    @cached_property
     def transfers(self) -> Sequence[TimedTransfer]:
         """In the order in which all devices post them."""
         return in_order(self.routed, self.clock, self.computes)
@@ -197,6 +203,7 @@ class _Moving:
                 [group for group in groups if device in group.devices and len(group.devices) > 1],
                 times,
                 reached,
+                self.places,
                 own.get(device, 0),
             )
             for device, computes in self.computes.items()

@@ -3,6 +3,7 @@
     F 4                                             run slice 4 forward
     F 4 on 6                                        the same, with its sums over communicator 6
     F 4 on 6 by 7,8                                 and with its sharded parameters over 7 and 8
+    F 4 behind 9,12                                 when what it has sent as transfers 9 and 12 has left
     SEND #12 2->5 slice 4>6 rows 0:8 4096 B on 1    post transfer 12, device 2 to 5, from slice 4 to slice 6
     LOSSES on 0                                     sum the losses
     SUM 3 op 2 on 4                                 sum parameter group 3; complete with op 2's backward
@@ -21,6 +22,7 @@ slice 6 back to 4.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from spindle_cli.plan.types import format_devices
@@ -38,7 +40,10 @@ _GATHER = re.compile(r"GATHER (?P<group>\d+)")
 _UPDATE = re.compile(r"UPDATE (?P<group>\d+)")
 _ALONE = re.compile(r"(?P<kind>LOSSES|FLAGS|NORM|UPDATE|STEP)")
 _WITHOUT_POST = (Kind.UPDATE, Kind.STEP)
-_ON = re.compile(r"(?P<what>.*?)(?: on (?P<communicator>\d+))?(?: by (?P<shards>\d+(?:,\d+)*))?")
+_ON = re.compile(
+    r"(?P<what>.*?)(?: on (?P<communicator>\d+))?(?: by (?P<shards>\d+(?:,\d+)*))?"
+    r"(?: behind (?P<left>\d+(?:,\d+)*))?"
+)
 _POSTED = (*TRANSFERS, Kind.LOSSES, Kind.SUM, Kind.FLAGS, Kind.NORM, Kind.GATHER)
 
 
@@ -47,7 +52,13 @@ def format_action(action: Action) -> str:
     text = _format_what(action)
     if action.communicator is not None:
         text += f" on {action.communicator}"
-    return f"{text} by {','.join(map(str, action.shards))}" if action.shards else text
+    if action.shards:
+        text += f" by {_listed(action.shards)}"
+    return f"{text} behind {_listed(action.left)}" if action.left else text
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
 
 
 def _format_what(action: Action) -> str:
@@ -73,16 +84,19 @@ def parse_action(text: str) -> Action:
     on = _ON.fullmatch(text)
     action = _parse_what(on["what"]) if on else None
     number = on["communicator"] if on else None
-    shards = tuple(map(int, on["shards"].split(","))) if on and on["shards"] else ()
+    shards, left = (
+        tuple(map(int, on[name].split(","))) if on and on[name] else () for name in ("shards", "left")
+    )
     if (
         action is None
         or (action.kind in _POSTED and number is None)
         or (action.kind in _WITHOUT_POST and number)
-        or (shards and action.kind not in COMPUTES)
+        or ((shards or left) and action.kind not in COMPUTES)
     ):
         example = "'F 4' or 'SEND #12 2->5 slice 4>6 rows 0:8 4096 B on 1'"
         raise ValueError(f"expected an action such as {example}, found {text!r}")
-    return replace(action, communicator=None if number is None else int(number), shards=shards)
+    communicator = None if number is None else int(number)
+    return replace(action, communicator=communicator, shards=shards, left=left)
 
 
 def _parse_what(text: str) -> Action | None:

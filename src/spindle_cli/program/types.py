@@ -40,6 +40,7 @@ class Kind(StrEnum):
 
 TRANSFERS = (Kind.RECV, Kind.SEND, Kind.RECV_GRAD, Kind.SEND_GRAD)
 RECEIVES = (Kind.RECV, Kind.RECV_GRAD)
+SENDS = (Kind.SEND, Kind.SEND_GRAD)
 COMPUTES = (Kind.FORWARD, Kind.BACKWARD)
 # What a step takes once, however many batches it adds up.
 ONCE_A_STEP = (Kind.LOSSES, Kind.SUM, Kind.FLAGS, Kind.NORM, Kind.UPDATE, Kind.STEP, Kind.GATHER)
@@ -130,6 +131,9 @@ class Action:
             communicated.
         shards: of an F or B, ascending, the communicators over which it gathers sharded parameters, or sums
             gradients that are sharded, while it runs.
+        left: of an F or B, ascending, the keys of what the device has sent and gives up before it, when all
+            of it has left: what is sent over an edge, either way, is not needed once the producer has run
+            backward by the order of all passes.
     """
 
     kind: Kind
@@ -139,6 +143,7 @@ class Action:
     op: int | None = None
     communicator: int | None = None
     shards: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

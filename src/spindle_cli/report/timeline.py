@@ -26,12 +26,13 @@ MAX_WAITS = 12
 # Decimals of seconds: nanoseconds. What differs by less has been added up in another order.
 DECIMALS = 9
 
-_CauseName = Literal["activation", "gradient", "partner", "sum", "gather"]
+_CauseName = Literal["activation", "gradient", "partner", "sum", "leaving", "gather"]
 _CAUSES: dict[Cause, _CauseName] = {
     Cause.ACTIVATION: "activation",
     Cause.GRADIENT: "gradient",
     Cause.PARTNER: "partner",
     Cause.SUM: "sum",
+    Cause.LEAVING: "leaving",
     Cause.GATHER: "gather",
 }
 

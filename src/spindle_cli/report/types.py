@@ -107,7 +107,8 @@ class Happening(Sparse):
     slice: int | None = None
     source_slice: int | None = None
     cause: (
-        Literal["activation", "gradient", "partner", "sum", "gather", "losses", "norm", "islands"] | None
+        Literal["activation", "gradient", "partner", "sum", "leaving", "gather", "losses", "norm", "islands"]
+        | None
     ) = None
     is_gradient: bool = False
     num_bytes: int = 0
@@ -131,7 +132,7 @@ class WaitTotal(Model):
 
     waiter: str | None
     source: str | None
-    cause: Literal["activation", "gradient", "partner", "sum", "gather"]
+    cause: Literal["activation", "gradient", "partner", "sum", "leaving", "gather"]
     device_s: float
     moving_share: float
 

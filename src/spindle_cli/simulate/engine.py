@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from spindle_cli.account.types import Collective, Together
-from spindle_cli.program.types import COMPUTES, ONCE_A_STEP, RECEIVES, Action, Kind, Program, Transfer
+from spindle_cli.program.types import COMPUTES, ONCE_A_STEP, RECEIVES, SENDS, Action, Kind, Program, Transfer
 from spindle_cli.simulate.clock import Clock
 from spindle_cli.simulate.durations import slice_durations, step_durations
 from spindle_cli.simulate.gathers import AwaitedOps
@@ -54,6 +54,7 @@ class _Device:
         begun: sums that begin during the backward slice that runs.
         open: collectives of this step that are posted and not ended.
         updated: so many of its parts are updated.
+        leaving: what it has sent and has not left, by key and batch.
         paused_at: the slice whose forward pass waits for parameters, and from which op on.
     """
 
@@ -65,6 +66,7 @@ class _Device:
     begun: set[int] = field(default_factory=set)
     open: set[_Posted] = field(default_factory=set)
     updated: int = 0
+    leaving: set[tuple[int, int]] = field(default_factory=set)
     waiting_since: float | None = None
     paused_at: tuple[int, int] | None = None
 
@@ -73,6 +75,14 @@ class _Device:
         """What comes next; None at the end."""
         actions = self.batches[self.batch]
         return actions[self.place] if self.place < len(actions) else None
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether the compute that comes next waits for what it takes, or for what has to have left."""
+        action = self.action
+        assert action is not None and action.piece is not None, "asked of a compute"
+        left = any((key, self.batch) in self.leaving for key in action.left)
+        return left or bool(self.missing.get((action.kind, action.piece)))
 
     def first_together(self) -> int:
         """The place of the first of the messages that start together with the one that comes next: its
@@ -158,6 +168,8 @@ class Engine:
         while (action := device.action) is not None:
             if action.transfer is not None:
                 assert action.communicator is not None, "a message has a communicator"
+                if action.kind in SENDS:
+                    device.leaving.add((action.transfer.key, device.batch))
                 together = (device.batch, device.first_together())
                 self._traffic.post(device.number, action.transfer, action.communicator, together)
             elif action.kind is Kind.SUM:
@@ -236,7 +248,7 @@ class Engine:
 
     def _reach(self, device: _Device, compute: _Compute) -> None:
         """A device gets to a compute: it starts if everything is there, else it waits."""
-        if device.missing.get(compute):
+        if device.is_held_up:
             device.waiting_since = self._clock.now_s
         else:
             self._gather(device, compute)
@@ -317,18 +329,33 @@ class Engine:
         self._advance(device)
 
     def _arrived(self, transfer: Transfer, passage: Passage) -> None:
-        """A transfer has ended: its taker may go on, if it stands there and this was the last it missed."""
-        device = self._devices[transfer.destination]
+        """A transfer has ended: its taker may go on, if it stands there and this was the last it missed; and
+        whoever has sent it, if that was the last to have left.
+        """
+        pieces = transfer.producer, transfer.consumer
+        from_piece, to_piece = reversed(pieces) if transfer.is_gradient else pieces
+        device, sender = self._devices[transfer.destination], self._devices[transfer.source]
         compute = _taker(transfer)
         device.missing[compute] -= 1
         action = device.action
-        stands_there = action is not None and (action.kind, action.piece) == compute
-        if device.missing[compute] or device.waiting_since is None or not stands_there:
+        if action is not None and (action.kind, action.piece) == compute:
+            cause = Cause.GRADIENT if transfer.is_gradient else Cause.ACTIVATION
+            self._go_on(device, cause, transfer.source, from_piece, passage.posted_s)
+        sender.leaving.remove((transfer.key, passage.batch))
+        action = sender.action
+        if action is not None and passage.batch == sender.batch and transfer.key in action.left:
+            self._go_on(sender, Cause.LEAVING, transfer.destination, to_piece, passage.posted_s)
+
+    def _go_on(
+        self, device: _Device, cause: Cause, source: int, source_piece: int, moving_since_s: float
+    ) -> None:
+        """Let a device begin the compute that it has come to, if nothing holds it up any more."""
+        if device.waiting_since is None or device.is_held_up:
             return
-        cause = Cause.GRADIENT if transfer.is_gradient else Cause.ACTIVATION
-        source_piece = transfer.consumer if transfer.is_gradient else transfer.producer
-        self._end_wait(device, compute[1], cause, transfer.source, source_piece, passage.posted_s)
-        self._gather(device, compute)
+        action = device.action
+        assert action is not None and action.piece is not None, "nothing else is held up"
+        self._end_wait(device, action.piece, cause, source, source_piece, moving_since_s)
+        self._gather(device, (action.kind, action.piece))
 
     def _ended(self, together: Together, done: Collected, last_device: int) -> None:
         """A collective has ended: those of its devices that only wait for it go on."""

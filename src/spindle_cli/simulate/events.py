@@ -86,6 +86,8 @@ def describe_source(simulation: Simulation, wait: Wait) -> str:
     label = simulation.plan.slices[wait.source_piece].label
     if wait.cause is Cause.PARTNER:
         return f"device {wait.source} to start {label} together"
+    if wait.cause is Cause.LEAVING:
+        return f"what it sends to {label} on device {wait.source}"
     what = "the gradient from " if wait.cause is Cause.GRADIENT else ""
     return f"{what}{label} on device {wait.source}"
 

@@ -98,6 +98,8 @@ def _source(waiting: Waiting) -> str:
         return "gradient sums"
     if waiting.cause is Cause.GATHER:
         return "its new parameters"
+    if waiting.cause is Cause.LEAVING:
+        return f"what it sends to {waiting.source}"
     if waiting.cause is Cause.PARTNER:
         return "its partner to start"
     return f"the gradient from {waiting.source}" if waiting.cause is Cause.GRADIENT else f"{waiting.source}"

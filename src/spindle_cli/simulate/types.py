@@ -26,6 +26,7 @@ class Cause(StrEnum):
     GRADIENT = "gradient"  # the same on the way back
     PARTNER = "partner"  # another device that sums inside the same pass
     SUM = "sum"  # a gradient sum, or a small one beside it, before the optimizer step
+    LEAVING = "leaving"  # what it has sent, to have left
     GATHER = "gather"  # parameters that others have updated in the step before
 
 

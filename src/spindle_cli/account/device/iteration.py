@@ -6,11 +6,13 @@ next as much comes or goes, so that the first or the last of them is the fullest
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from spindle_cli.account.device.handed_on import HandedOn
 from spindle_cli.account.device.kept import KeptCasts, KeptGathered
+from spindle_cli.account.device.own_order import OwnOrder
 from spindle_cli.account.device.parts import Keeping, Kinds, Part, Run, in_blocks
 from spindle_cli.account.holdings import Held, Holders, SharedOut, shared_out
 from spindle_cli.account.types import Pass
@@ -74,6 +76,7 @@ class Setting:
         gradient_width: bytes of gradients for each byte of trained parameters.
         shares_out: devices share out any parameters or gradients.
         on_cpu: a device's memory is that of its node.
+        order: of all passes.
         unreached: slices to which no gradients come, of plans that keep any parameters gathered.
     """
 
@@ -86,6 +89,7 @@ class Setting:
     gradient_width: float
     shares_out: bool
     on_cpu: bool
+    order: OwnOrder
     unreached: Set[int] = frozenset()
 
 
@@ -119,7 +123,10 @@ class Iteration:
         self._joins = any(there.num_fragments > there.least_tp for there in held.values())
         self._fields = self._loaded()
         self._received = 0.0
-        self._kept = self._retained = 0.0
+        self._kept = 0.0
+        self._retained = 0.0  # gradients of what slices take in, until they have been used, or have left
+        self._leaving_at: dict[int, float] = {}  # bytes of these, by the own pass before which they go
+        self._own_numbers: Sequence[int] = ()
         self._leaving = 0.0  # of the op whose activations are copied out
         self._back = 0.0  # of ops whose activations have been copied back, or are
         self._in_host = self.most_in_host = 0.0
@@ -166,13 +173,17 @@ class Iteration:
         one runs in that direction.
         """
         passes: list[PassBytes] = []
+        pieces = [self._setting.parts[role[0]].piece for role in self._roles]
+        own = [*(Pass(piece, False) for piece in pieces), *(Pass(piece, True) for piece in reversed(pieces))]
+        self._own_numbers = [self._setting.order.place_of(each) for each in own]
         self._received = sum(received for *_, received, _ in self._roles)
-        for role in self._roles:
+        for role, piece in zip(self._roles, pieces, strict=True):
             self._forward(role)
-            passes.append(self._end_pass(self._setting.parts[role[0]].piece, is_backward=False))
+            passes.append(self._end_pass(piece, is_backward=False))
         self._received += sum(returned for *_, returned in self._roles)
         self._sum_of_others()
-        for role in reversed(self._roles):
+        for number, role in enumerate(reversed(self._roles), len(pieces)):
+            self._retained -= self._leaving_at.get(number, 0.0)
             self._backward(role)
             passes.append(self._end_pass(self._setting.parts[role[0]].piece, is_backward=True))
         return passes
@@ -182,6 +193,7 @@ class Iteration:
         on; what is small, from the start.
         """
         passes: list[PassBytes] = []
+        self._own_numbers = [self._setting.order.place_of(each) for each in order]
         role_of = {self._setting.parts[role[0]].piece: role for role in self._roles}
         taken = [role_of[piece][3 if is_backward else 2] for piece, is_backward in order]
         self._received = sum(size for size in taken if size <= EARLY_BYTES)
@@ -189,6 +201,7 @@ class Iteration:
         self._received += sum(waiting[:PASSES_AHEAD])
         self._sum_of_others()
         for number, (piece, is_backward) in enumerate(order):
+            self._retained -= self._leaving_at.get(number, 0.0)
             self._received += waiting[number + PASSES_AHEAD]
             if is_backward:
                 self._backward(role_of[piece])
@@ -256,7 +269,7 @@ class Iteration:
         index, _, received, returned = role
         part = self._setting.parts[index]
         shared = self._shared_out(index)
-        self._retained += part.taken_by_every_op
+        self._retain(part, by_every_op=True)
         moved = [run for run in self._runs(part) if run.keeping.is_offloaded]
         self._bring_back(part, moved)
         for run in reversed(self._runs(part)):
@@ -286,7 +299,7 @@ class Iteration:
             self._made.update(kind for kind in run.kinds if self._held[kind].count == 1)
         self._made.update(kind for run in self._runs(part) for kind in run.kinds)
         self._kept -= part.edges
-        self._retained += part.taken_at_once
+        self._retain(part, by_every_op=False)
         if shared is not None:
             self._whole = self._width * shared.left
             self._see(0.0, self._buffers() + self._scattering(shared.left))
@@ -294,6 +307,17 @@ class Iteration:
         self._gathered.end_backward(part)
         self._kept -= self._casts.end_backward(part)
         self._received -= received + returned
+
+    def _retain(self, part: Part, *, by_every_op: bool) -> None:
+        """Have gradients of what a slice takes in: until the first pass behind the backward pass of the slice
+        that has made it, which takes them; where none comes behind it, to the end.
+        """
+        for num_bytes, producer, is_by_every_op in part.taken:
+            if is_by_every_op == by_every_op:
+                taken_at = self._setting.order.backward_at[producer]
+                place = bisect_right(self._own_numbers, taken_at)
+                self._leaving_at[place] = self._leaving_at.get(place, 0.0) + num_bytes
+                self._retained += num_bytes
 
     def _moved_bytes(self, part: Part, run: Run) -> float:
         """Of each op of a run, what is copied out and back."""

@@ -10,7 +10,7 @@ from spindle_cli.account.crossing import Crossings
 from spindle_cli.account.device.account import Account, OptimizerNumbers
 from spindle_cli.account.device.iteration import Role, Setting
 from spindle_cli.account.device.need import Need
-from spindle_cli.account.device.own_order import passes_by_device
+from spindle_cli.account.device.own_order import OwnOrder
 from spindle_cli.account.device.parts import Kinds, KnownUses, Part
 from spindle_cli.account.holdings import Holders
 from spindle_cli.account.joint import beside
@@ -58,7 +58,8 @@ def find_needs(
     in_order = sorted(slices, key=lambda piece: piece.start_s)
     crossings = Crossings(in_order, by_name)
     parts = _parts(in_order, others, by_name, crossings, known)
-    passes = passes_by_device(in_order, cluster.num_devices)
+    order = OwnOrder.of(in_order)
+    passes = order.by_device(in_order, cluster.num_devices)
     held = _held_only(others, len(in_order), cluster.num_devices)
     weights = optimizer.shard_weights
     # Under gloo all sums of ranges take buffers, else those of unequal ranges, where they are padded, and
@@ -91,6 +92,7 @@ def find_needs(
         gradient_width=optimizer.gradient_bytes_per_param,
         shares_out=shares_out,
         on_cpu=cluster.is_cpu,
+        order=order,
         unreached=_unreached([*in_order, *others], by_name, optimizer.sharding),
     )
     return _each_once(
@@ -122,6 +124,7 @@ def _parts(
             piece,
             by_name,
             cuts_like_largest(piece),
+            crossings.taken_by(index) if index < len(in_order) else (),
             is_handed_on=index < len(in_order) and crossings.is_handed_on(index),
             known=known,
         )
@@ -187,7 +190,9 @@ def _roles(
     roles: list[list[Role]] = [[] for _ in range(num_devices)]
     for index, piece in enumerate(in_order):
         received, returned = crossings.received_by(index), crossings.returned_to(index)
-        number_of = _parts_by_share(index, piece, parts, by_name, known) if piece.rows is not None else None
+        number_of = None
+        if piece.rows is not None:
+            number_of = _parts_by_share(index, piece, crossings, parts, by_name, known)
         for position, device in enumerate(piece.devices):
             crossing = (received[position] if received else 0.0, returned[position] if returned else 0.0)
             number = index if number_of is None else number_of[position // piece.tp]
@@ -196,7 +201,12 @@ def _roles(
 
 
 def _parts_by_share(
-    index: int, piece: SliceShape, parts: list[Part], by_name: Mapping[str, MetaOp], known: KnownUses
+    index: int,
+    piece: SliceShape,
+    crossings: Crossings,
+    parts: list[Part],
+    by_name: Mapping[str, MetaOp],
+    known: KnownUses,
 ) -> list[int]:
     """The number of the part of each share of a slice whose shares are not equal; new ones are added to
     `parts`, where the slice's own is of its largest.
@@ -207,6 +217,8 @@ def _parts_by_share(
     for shares in cuts_by_share(piece):
         if shares not in number_of:
             number_of[shares] = len(parts)
-            parts.append(Part(index, piece, by_name, shares, is_handed_on=own.is_handed_on, known=known))
+            taken = crossings.taken_by(index)
+            part = Part(index, piece, by_name, shares, taken, is_handed_on=own.is_handed_on, known=known)
+            parts.append(part)
         found.append(number_of[shares])
     return found

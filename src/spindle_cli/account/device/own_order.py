@@ -1,33 +1,67 @@
-"""In which order devices run the passes of slices that say when they run backward."""
+"""In which order devices run the passes of slices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from spindle_cli.account.types import Pass
 from spindle_cli.costs.memory import SliceShape
 
 
-def passes_by_device(slices: Sequence[SliceShape], num_devices: int) -> list[list[Pass]] | None:
-    """Of each device its passes, where slices, which are in order of start, say when they run backward."""
-    order = _own_order(slices)
-    if order is None:
-        return None
-    passes: list[list[Pass]] = [[] for _ in range(num_devices)]
-    for each in order:
-        for device in slices[each.piece].devices:
-            passes[device].append(each)
-    return passes
+@dataclass(frozen=True, eq=False)
+class OwnOrder:
+    """All passes of a plan, in the order in which devices run their own.
 
+    `mirrors`: all slices run forward, and then all backward in reverse.
+    """
 
-def _own_order(slices: Sequence[SliceShape]) -> list[Pass] | None:
-    """All passes by their starts, where slices, which are in order of start, say when they run backward."""
-    if all(piece.backward_start_s is None for piece in slices):
-        return None
-    starts: list[tuple[float, int, int]] = []
-    for index, piece in enumerate(slices):
-        starts.append((piece.start_s, 0, index))
-        # Of what takes no time and starts together, what is later forward comes first backward.
-        backward_s = piece.start_s if piece.backward_start_s is None else piece.backward_start_s
-        starts.append((backward_s, 1, -index))
-    return [Pass(abs(index), is_backward == 1) for _, is_backward, index in sorted(starts)]
+    passes: Sequence[Pass]
+    mirrors: bool
+
+    @classmethod
+    def of(cls, slices: Sequence[SliceShape]) -> OwnOrder:
+        """Of slices in order of start: by their starts, where they say when they run backward."""
+        if all(piece.backward_start_s is None for piece in slices):
+            there = range(len(slices))
+            forward = [Pass(index, is_backward=False) for index in there]
+            return cls([*forward, *(Pass(index, is_backward=True) for index in reversed(there))], True)
+        starts: list[tuple[float, int, int]] = []
+        for index, piece in enumerate(slices):
+            starts.append((piece.start_s, 0, index))
+            # Of what takes no time and starts together, what is later forward comes first backward.
+            backward_s = piece.start_s if piece.backward_start_s is None else piece.backward_start_s
+            starts.append((backward_s, 1, -index))
+        return cls([Pass(abs(index), is_backward == 1) for _, is_backward, index in sorted(starts)], False)
+
+    def by_device(self, slices: Sequence[SliceShape], num_devices: int) -> list[list[Pass]] | None:
+        """Of each device its passes; None where they are mirrored."""
+        if self.mirrors:
+            return None
+        passes: list[list[Pass]] = [[] for _ in range(num_devices)]
+        for each in self.passes:
+            for device in slices[each.piece].devices:
+                passes[device].append(each)
+        return passes
+
+    @cached_property
+    def forward_at(self) -> Sequence[int]:
+        """Of each slice, the place of its forward pass among all passes."""
+        return self._places(is_backward=False)
+
+    @cached_property
+    def backward_at(self) -> Sequence[int]:
+        """The same of its backward pass."""
+        return self._places(is_backward=True)
+
+    def place_of(self, each: Pass) -> int:
+        """The place of a pass among all."""
+        return (self.backward_at if each.is_backward else self.forward_at)[each.piece]
+
+    def _places(self, *, is_backward: bool) -> Sequence[int]:
+        places = [0] * (len(self.passes) // 2)
+        for number, each in enumerate(self.passes):
+            if each.is_backward == is_backward:
+                places[each.piece] = number
+        return places

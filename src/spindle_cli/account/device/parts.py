@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import count, pairwise
 from typing import NamedTuple
 
-from spindle_cli.account.crossing import slice_inputs
+from spindle_cli.account.crossing import Taken
 from spindle_cli.costs.memory import OpNeeds, SliceShape, op_needs, slice_output_bytes
 from spindle_cli.costs.offload import HOST_BLOCK_BYTES, is_offloaded
 from spindle_cli.costs.parameters.blocks import Block, BlockUse, blocks_of
@@ -81,8 +81,7 @@ class Part:
         "optimizer",
         "piece",
         "shares",
-        "taken_at_once",
-        "taken_by_every_op",
+        "taken",
         "task",
         "tp",
         "uses",
@@ -94,11 +93,14 @@ class Part:
         piece: SliceShape,
         by_name: Mapping[str, MetaOp],
         shares: float,
+        taken: Iterable[Taken],
         *,
         is_handed_on: bool,
         known: KnownUses,
     ) -> None:
-        """`number`: of the slice. `shares`: into how many shares of this size its batch would be cut."""
+        """`number`: of the slice. `shares`: into how many shares of this size its batch would be cut.
+        `taken`: from other slices.
+        """
         metaop = by_name[piece.metaop]
         self.piece = number
         self.optimizer = metaop.optimizer
@@ -116,9 +118,7 @@ class Part:
         self.edges = after + (0.0 if self.keeping[0] is Keeping.INPUTS else before / piece.tp)
         inner = slice_output_bytes(metaop, first + 1, metaop.num_ops) / shares
         self.kept_inputs = max(inner, handed)
-        taken = {name: size / shares for size, name in slice_inputs(piece, by_name)}
-        self.taken_by_every_op = sum(taken.pop(name, 0.0) for name in metaop.inputs_of_every_op)
-        self.taken_at_once = sum(taken.values())
+        self.taken = [(each.num_bytes / shares, each.producer, each.by_every_op) for each in taken]
         self.uses = known.of(metaop)[first:last]
 
     def kept_of(self, needs: OpNeeds, keeping: Keeping) -> float:

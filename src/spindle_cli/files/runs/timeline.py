@@ -16,7 +16,7 @@ from spindle_cli.files.parsing import shown
 
 TIMELINE_FILE = "timeline.json"
 
-WaitCause = Literal["activation", "gradient", "sum", "losses", "norm", "islands"]
+WaitCause = Literal["activation", "gradient", "leaving", "sum", "losses", "norm", "islands"]
 
 
 class MeasuredSpan(Sparse):
@@ -29,7 +29,7 @@ class MeasuredSpan(Sparse):
             values. Data: waiting for the input pipeline.
         slice: of a wait, the slice that waits; None: the step.
         cause: of a wait, what is waited for; before a slice or one of its ops runs forward that may also be
-            new values of its parameters.
+            new values of its parameters. `leaving`: what the device has sent, and gives up.
         peer: of a transfer, the device that takes it.
         group: of a sum or gather, which of the parameter groups of all programs.
         num_bytes: of transfers, sums and gathers; of transfers as the plan predicts them.

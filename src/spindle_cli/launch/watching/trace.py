@@ -24,6 +24,7 @@ from spindle_cli.plan.types import Plan
 _WAITS = {
     "activation": "waits for what {} takes",
     "gradient": "waits for the gradient that {} takes",
+    "leaving": "waits for what it has sent to leave",
     "sum": "waits for its gradient sums",
     "losses": "waits for the losses",
     "norm": "waits for the norm of all gradients",

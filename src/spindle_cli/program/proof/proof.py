@@ -24,7 +24,7 @@ from spindle_cli.program.proof.proof_passes import check_passes
 from spindle_cli.program.proof.proof_rows import check_rows
 from spindle_cli.program.proof.proof_run import check_run
 from spindle_cli.program.proof.proof_updates import check_updates
-from spindle_cli.program.types import COMPUTES, Action, Kind, Program
+from spindle_cli.program.types import COMPUTES, SENDS, Action, Kind, Program
 
 
 def prove(program: Program) -> None:
@@ -121,8 +121,8 @@ def _group(action: Action) -> int:
 
 
 def check_sources(program: Program) -> None:
-    """Each send comes after the compute that makes its data, each sum after all that the device adds to it,
-    that of the losses after all forward passes.
+    """Each send comes after the compute that makes its data, and before the one that gives it up, each sum
+    after all that the device adds to it, that of the losses after all forward passes.
 
     Raises:
         ProgramError: naming the first that does not.
@@ -130,10 +130,14 @@ def check_sources(program: Program) -> None:
     for device, actions in program.actions.items():
         own = {action.piece for action in actions if action.kind is Kind.BACKWARD}
         done: set[tuple[Kind, int | None]] = set()
+        sent: set[int] = set()
         for step, action in enumerate(actions):
             needed: list[tuple[Kind, int | None]] = []
             if action.kind in COMPUTES:
                 done.add((action.kind, action.piece))
+                if not sent.issuperset(action.left):
+                    message = f"device {device} gives up before this what it has not sent"
+                    raise fault(program, message, (device, step))
             elif action.kind is Kind.SEND and action.transfer is not None:
                 needed = [(Kind.FORWARD, action.transfer.producer)]
             elif action.kind is Kind.SEND_GRAD and action.transfer is not None:
@@ -143,6 +147,8 @@ def check_sources(program: Program) -> None:
             elif action.kind is Kind.SUM:
                 slices = program.groups[_group(action)].slices
                 needed = [(Kind.BACKWARD, piece) for piece in slices if piece in own]
+            if action.kind in SENDS and action.transfer is not None:
+                sent.add(action.transfer.key)
             missing = [item for item in needed if item not in done]
             if missing:
                 kind, piece = missing[0]

@@ -115,7 +115,7 @@ class Moves:
         for step, action in enumerate(actions):
             if action.kind in COMPUTES:
                 assert action.piece is not None, "an F or B has a slice"
-                yield Move(step, tuple(self._takes.get((device, action.kind, action.piece), ())))
+                yield Move(step, (*action.left, *self._takes.get((device, action.kind, action.piece), ())))
                 breaks = self._breaks.get(action.piece, ()) if action.kind is Kind.BACKWARD else ()
                 sums = inside.get(step, ())
                 for op in sorted(breaks, reverse=True):

@@ -1,7 +1,7 @@
 // What is said about a slice, or about something that happens in an iteration.
 
 const CAUSES = {
-  activation: 'the output of', gradient: 'the gradient from', partner: 'its partner to start', sum: 'gradient sums', gather: 'its new parameters', losses: 'the losses',
+  activation: 'the output of', gradient: 'the gradient from', partner: 'its partner to start', sum: 'gradient sums', leaving: 'what it sends to', gather: 'its new parameters', losses: 'the losses',
   norm: 'the norm of all gradients', islands: 'the other islands, to average with them',
 };
 

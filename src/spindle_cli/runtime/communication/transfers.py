@@ -7,8 +7,7 @@ post the messages of a transfer in the same order, with the same tags.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,33 +47,36 @@ class Batch:
             wait_for(work)
         self._works.clear()
 
-    def has_ended(self) -> bool:
-        """Whether all of them are known to be through. NCCL's works know; gloo's only once they are waited
-        for.
-        """
-        return all(work.is_completed() for work in self._works)
-
 
 class Sending:
-    """What is sent, kept until it has left: its memory is needed until then, and no longer."""
+    """What is sent, kept until it is given up: its memory is needed until it has left.
+
+    Nothing is asked whether it has: gloo's works say so only to who waits for them, and NCCL's to a host that
+    is far ahead of its device. With NCCL it is the device that waits, so that what is given up then is taken
+    again at the same place in every step.
+    """
 
     def __init__(self) -> None:
-        self._batches: deque[tuple[Batch, list[Tensor]]] = deque()
+        self._batches: dict[int, tuple[Batch, list[Tensor]]] = {}  # by the first key
+        self._first_keys: dict[int, int] = {}  # of the batch, by each of its keys
 
-    def add(self, batch: Batch, tensors: list[Tensor]) -> None:
-        """Keep the tensors of a batch of messages."""
-        self.let_go()
-        self._batches.append((batch, tensors))
+    def add(self, batch: Batch, tensors: list[Tensor], keys: Sequence[int]) -> None:
+        """Keep the tensors of a batch of messages with these keys."""
+        self._batches[keys[0]] = batch, tensors
+        self._first_keys.update(dict.fromkeys(keys, keys[0]))
 
-    def let_go(self) -> None:
-        """Let go of what has left, without waiting; messages leave in the order in which they are sent."""
-        while self._batches and self._batches[0][0].has_ended():
-            self._batches.popleft()
+    def give_up(self, keys: Iterable[int]) -> None:
+        """Wait until the messages with these keys have left, with those that started together with them."""
+        for first in dict.fromkeys(self._first_keys.pop(key) for key in keys):
+            if first in self._batches:
+                self._batches.pop(first)[0].wait()
 
     def finish(self) -> None:
         """Wait until everything has left."""
-        while self._batches:
-            self._batches.popleft()[0].wait()
+        for batch, _ in self._batches.values():
+            batch.wait()
+        self._batches.clear()
+        self._first_keys.clear()
 
 
 @dataclass
@@ -198,7 +200,12 @@ class Exchange:
         ]
         batch = Batch()
         batch.start(messages)
-        self._sending.add(batch, [message.tensor for message in messages])
+        tensors = [message.tensor for message in messages]
+        self._sending.add(batch, tensors, [transfer.key for transfer in transfers])
+
+    def give_up(self, keys: Iterable[int]) -> None:
+        """Wait until what was sent as these transfers has left, and keep it no longer."""
+        self._sending.give_up(keys)
 
     def _rows(self, transfer: Transfer, held: Held) -> list[Tensor]:
         """A transfer's chunk of every value that its edge carries."""
@@ -208,7 +215,6 @@ class Exchange:
 
     def complete(self, wired: WiredEdge, held: Held, *, is_gradient: bool) -> dict[str, Tensor]:
         """This rank's share of every value that an edge carries (or of its gradient), by name."""
-        self._sending.let_go()
         arrivals = self._arrivals_of(wired, is_gradient=is_gradient)
         del self._arrivals[_key(wired, is_gradient)]
         return {arrival.spec.name: arrival.complete(held, is_gradient=is_gradient) for arrival in arrivals}

@@ -6,6 +6,7 @@ gradients.py (sums), losses.py (what a share's loss counts).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.rows import Samples, gradient_of_copy, take_rows
 from spindle_cli.runtime.communication.sums import SumStarter
 from spindle_cli.runtime.communication.transfers import Exchange, Held
-from spindle_cli.runtime.communication.wiring import WiredEdge
+from spindle_cli.runtime.communication.wiring import WiredEdge, WiredSlice
 from spindle_cli.runtime.measuring.diary import Chapter
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.runtime.step.casts import CastWeights
@@ -60,6 +61,7 @@ class TaskParts(Protocol):
         """All of the task's, by producer and consumer."""
 
 
+_EdgeKey = tuple[int, int]  # producer and consumer
 AtLengths = Callable[[str, Mapping[str, tuple[int, ...]]], TaskParts]  # of one sample, by field
 
 # Before the first of these all passes of a step are run, and all sums started.
@@ -131,7 +133,9 @@ class Executor:
         self._casts = CastWeights(order, self._slices, keeps=keeps)
         self._runs: dict[int, ForwardRun] = {}
         self._walks: dict[int, BackwardWalk] = {}
-        self._input_gradients: dict[int, dict[str, Tensor]] = {}
+        self._input_gradients: dict[_EdgeKey, dict[str, Tensor]] = {}
+        self._gradient_uses = _gradient_uses(actions, self._slices)
+        self._uses_left: Counter[_EdgeKey] = Counter()
         self._ends_step = True
 
     def fit(self, batch: StepBatch) -> None:
@@ -190,7 +194,7 @@ class Executor:
             self._exchange.finish()
             if self._ends_step:
                 self._pool.finish()
-        self._input_gradients.clear()
+        assert not self._input_gradients, "every gradient was sent, or used"
 
     def end_step(self, update: StepEnd) -> Verdict:
         """Update the parameters, each part when its gradients are complete, and the last one behind all sums;
@@ -233,14 +237,20 @@ class Executor:
         for transfer in messages.transfers:
             self._stopwatch.note_send(transfer)
         self._exchange.post_sends(messages.transfers, self._held_for, messages.communicator)
+        for transfer in messages.transfers:
+            if transfer.is_gradient:
+                self._use_gradients(transfer.producer, transfer.consumer)
 
     def _held_for(self, transfer: Transfer) -> Held:
         """What this rank holds of what a transfer carries."""
         if transfer.is_gradient:
-            return self._gradients_from(transfer.consumer)
+            return self._gradients_over(transfer.producer, transfer.consumer)
         return self._outputs_of(transfer.producer)
 
     def _run_action(self, action: Action, batch: StepBatch) -> None:
+        if action.left:
+            with self._stopwatch.timed(Activity.WAIT, action.piece, "leaving"):
+                self._exchange.give_up(action.left)
         match action.kind:
             case Kind.FORWARD:
                 assert action.piece is not None
@@ -313,7 +323,7 @@ class Executor:
                 copies.begin_backward()
             found = run_backward(run, gradients, seed, self._scale)
             require_planned_gradients(wired, found)
-            self._input_gradients[wired.index] = all_gradients(wired, run, found)
+            self._keep_gradients(wired, all_gradients(wired, run, found))
             walk.end()
             if copies is not None:
                 copies.end_backward()
@@ -322,10 +332,30 @@ class Executor:
         """Gradients of a slice's outputs: those from all its consumers, added up."""
         total: dict[str, Tensor] = {}
         for edge in outgoing:
-            held = self._gradients_from(edge.edge.consumer)
+            producer, consumer = edge.edge.producer, edge.edge.consumer
+            held = self._gradients_over(producer, consumer)
             for name, gradient in self._exchange.complete(edge, held, is_gradient=True).items():
                 total[name] = total[name] + gradient if name in total else gradient
+            if consumer in self._slices:
+                self._use_gradients(producer, consumer)
         return total
+
+    def _keep_gradients(self, wired: WiredSlice, found: Mapping[str, Tensor]) -> None:
+        """Keep the gradients of a slice's inputs until each has been sent to all that take it, and used
+        here.
+        """
+        for edge in wired.incoming:
+            key = edge.edge.producer, edge.edge.consumer
+            if self._gradient_uses[key]:
+                self._input_gradients[key] = {spec.name: found[spec.name] for spec in edge.differentiable}
+                self._uses_left[key] = self._gradient_uses[key]
+
+    def _use_gradients(self, producer: int, consumer: int) -> None:
+        """Note one of the uses of what goes back over an edge; with the last one it is given up here."""
+        key = producer, consumer
+        self._uses_left[key] -= 1
+        if not self._uses_left[key]:
+            del self._input_gradients[key], self._uses_left[key]
 
     def _outputs_of(self, producer: int) -> Held:
         """What this rank holds of a slice's outputs."""
@@ -337,11 +367,11 @@ class Executor:
 
         return held
 
-    def _gradients_from(self, consumer: int) -> Held:
-        """What this rank holds of the gradients of a slice's inputs."""
+    def _gradients_over(self, producer: int, consumer: int) -> Held:
+        """What this rank holds of the gradients that go back over an edge."""
 
         def held(spec: ValueSpec, samples: Samples) -> Tensor:
-            gradient = self._input_gradients[consumer][spec.name]
+            gradient = self._input_gradients[producer, consumer][spec.name]
             if spec.batch_dim is None:
                 return gradient_of_copy(gradient, self._slices[consumer].samples, samples)
             return _cut(gradient, spec, self._slices[consumer], samples)
@@ -365,6 +395,18 @@ class Executor:
             way = "forward" if action.kind is Kind.FORWARD else "backward"
             return f"the {way} pass of slice {self._labels[action.piece]}"
         return "the sum of the losses" if action.kind is Kind.LOSSES else "the gradient sums"
+
+
+def _gradient_uses(actions: Iterable[Action], own: Mapping[int, LocalSlice]) -> Counter[_EdgeKey]:
+    """How often a rank uses the gradients that it makes of what comes over each edge: it sends them in so
+    many messages, and takes them itself where it runs the producer, too.
+    """
+    edges = (edge.edge for local in own.values() for edge in local.wired.incoming)
+    uses = Counter((edge.producer, edge.consumer) for edge in edges if edge.producer in own)
+    for action in actions:
+        if action.kind is Kind.SEND_GRAD and action.transfer is not None:
+            uses[action.transfer.producer, action.transfer.consumer] += 1
+    return uses
 
 
 def _joined(actions: Iterable[Action]) -> tuple[Action | _Messages, ...]:
