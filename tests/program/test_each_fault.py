@@ -101,6 +101,8 @@ FAULTS: dict[str, tuple[Change, str, str]] = {
     "flags before the last sum": (swap(14, 16), "exchanges flags before its last sum", ">>FLAGS<<"),
     "the losses behind a sum of everyone": (move(5, 9), "2 post in different orders over one", ">>SUM 0<<"),
     "an end of a transfer lost": (lose(4), "device 0 posts what its peer does not", ">>RECV#6<2<<"),
+    "what is not sent yet given up": (turn(8, left=(14,)), "gives up before this what it has not", ">>B 2<<"),
+    "what is sent given up twice": (turn(8, left=(6,)), "gives up before this what it has not", ">>B 1<<"),
     "gathers in another order": (swap(19, 20), "devices 2 and 3 post in different orders", ">>GATHER 2<<"),
     "a receive behind what takes it": (swap(1, 3), "4 of 4 devices wait for ever", ">>F 2<<"),
 }

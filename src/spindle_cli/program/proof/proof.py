@@ -10,7 +10,8 @@ Shares with `link` the types and the layouts only: edges, rows and orders are wo
 5. rows: shares lie where the plan says, and each device gets every sample of every input, and of every
    gradient, once                                                           (proof_rows.py)
 6. updates: what is updated before STEP may be, and is complete             (proof_updates.py)
-7. a run to the end: nothing waits for ever, whatever the library     (proof_moves.py, proof_run.py)
+7. what is given up has been sent before, and not been given up
+8. a run to the end: nothing waits for ever, whatever the library     (proof_moves.py, proof_run.py)
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def prove(program: Program) -> None:
     check_communicators(program)
     check_rows(program)
     check_updates(program)
+    check_given_up(program)
     check_run(program)
 
 
@@ -115,14 +117,31 @@ def _check_ops(program: Program, device: int) -> None:
                 raise fault(program, message, (device, step))
 
 
+def check_given_up(program: Program) -> None:
+    """What a device gives up before a pass is what it has sent and has not given up.
+
+    Raises:
+        ProgramError: naming the first device that does not.
+    """
+    for device, actions in program.actions.items():
+        sent: set[int] = set()
+        for step, action in enumerate(actions):
+            if action.kind in SENDS and action.transfer is not None:
+                sent.add(action.transfer.key)
+            if not sent.issuperset(action.left):
+                message = f"device {device} gives up before this what it has not sent"
+                raise fault(program, message, (device, step))
+            sent.difference_update(action.left)
+
+
 def _group(action: Action) -> int:
     assert action.group is not None, "a SUM has a group"
     return action.group
 
 
 def check_sources(program: Program) -> None:
-    """Each send comes after the compute that makes its data, and before the one that gives it up, each sum
-    after all that the device adds to it, that of the losses after all forward passes.
+    """Each send comes after the compute that makes its data, each sum after all that the device adds to it,
+    that of the losses after all forward passes.
 
     Raises:
         ProgramError: naming the first that does not.
@@ -130,14 +149,10 @@ def check_sources(program: Program) -> None:
     for device, actions in program.actions.items():
         own = {action.piece for action in actions if action.kind is Kind.BACKWARD}
         done: set[tuple[Kind, int | None]] = set()
-        sent: set[int] = set()
         for step, action in enumerate(actions):
             needed: list[tuple[Kind, int | None]] = []
             if action.kind in COMPUTES:
                 done.add((action.kind, action.piece))
-                if not sent.issuperset(action.left):
-                    message = f"device {device} gives up before this what it has not sent"
-                    raise fault(program, message, (device, step))
             elif action.kind is Kind.SEND and action.transfer is not None:
                 needed = [(Kind.FORWARD, action.transfer.producer)]
             elif action.kind is Kind.SEND_GRAD and action.transfer is not None:
@@ -147,8 +162,6 @@ def check_sources(program: Program) -> None:
             elif action.kind is Kind.SUM:
                 slices = program.groups[_group(action)].slices
                 needed = [(Kind.BACKWARD, piece) for piece in slices if piece in own]
-            if action.kind in SENDS and action.transfer is not None:
-                sent.add(action.transfer.key)
             missing = [item for item in needed if item not in done]
             if missing:
                 kind, piece = missing[0]
