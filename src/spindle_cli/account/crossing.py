@@ -33,7 +33,8 @@ class Crossings:
         self._sources: list[list[tuple[int, int]]] = [[] for _ in slices]  # of each slice: (bytes, producer)
         self._takers: list[list[tuple[int, int]]] = [[] for _ in slices]  # of each slice: (bytes, consumer)
         self._taken: list[list[Taken]] = [[] for _ in slices]
-        for edge in edges_between(slices, by_name):
+        self.edges = edges_between(slices, by_name)
+        for edge in self.edges:
             producer = slices[edge.producer]
             whole = edge_bytes(producer, edge, by_name)
             of_every_op = by_name[slices[edge.consumer].metaop].inputs_of_every_op

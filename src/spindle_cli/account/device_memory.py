@@ -50,8 +50,9 @@ def device_memory(
       in a step, kept between them.
     * What a slice receives, activations and gradients, has its place as soon as it may be sent: before the
       first slice runs in that direction; where the passes have an order of their own, while the pass before
-      runs. It stays until the slice has run backward; the gradients of its
-      inputs to the iteration's end.
+      runs. It stays until the slice has run backward. The gradients of its
+      inputs stay until the slice that has made them has run backward, by the order of all passes, and the
+      device's next pass begins; where it has none behind that, to the iteration's end.
     * What autocast has cast of parameters stays until the last forward pass of a batch that uses them.
     * The fields of a task's batch that a device reads are there all the time, of the largest share that it
       has of the task; on GPUs twice, as those of the next batch are copied while this one's passes run.

@@ -65,13 +65,17 @@ def edge_bytes(producer: SliceShape, edge: Edge, by_name: Mapping[str, MetaOp]) 
 
 
 def pass_order(plan: PlacedPlan, edges: Sequence[Edge]) -> tuple[Pass, ...]:
+    """`order_passes` of a plan's slices."""
+    return order_passes(plan.slices, edges)
+
+
+def order_passes(slices: Sequence[SliceShape], edges: Sequence[Edge]) -> tuple[Pass, ...]:
     """Every slice's forward and backward pass, each behind those that it takes from, otherwise by start, then
     place in the plan. Where slices say nothing of their backward passes, all of them come in the end, in
     reverse.
 
     Every device runs its passes in this order, so that all devices agree on it without asking each other.
     """
-    slices = plan.slices
     if all(piece.backward_start_s is None for piece in slices):
         forward = _sorted([piece.start_s for piece in slices], [(e.producer, e.consumer) for e in edges])
         there = [Pass(index, is_backward=False) for index in forward]

@@ -58,7 +58,7 @@ def find_needs(
     in_order = sorted(slices, key=lambda piece: piece.start_s)
     crossings = Crossings(in_order, by_name)
     parts = _parts(in_order, others, by_name, crossings, known)
-    order = OwnOrder.of(in_order)
+    order = OwnOrder.of(in_order, crossings.edges)
     passes = order.by_device(in_order, cluster.num_devices)
     held = _held_only(others, len(in_order), cluster.num_devices)
     weights = optimizer.shard_weights

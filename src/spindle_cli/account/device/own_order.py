@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from spindle_cli.account.types import Pass
+from spindle_cli.account.edges import order_passes
+from spindle_cli.account.types import Edge, Pass
 from spindle_cli.costs.memory import SliceShape
 
 
@@ -21,19 +22,14 @@ class OwnOrder:
     mirrors: bool
 
     @classmethod
-    def of(cls, slices: Sequence[SliceShape]) -> OwnOrder:
-        """Of slices in order of start: by their starts, where they say when they run backward."""
+    def of(cls, slices: Sequence[SliceShape], edges: Sequence[Edge]) -> OwnOrder:
+        """Of slices in order of start, with the edges between them."""
         if all(piece.backward_start_s is None for piece in slices):
             there = range(len(slices))
             forward = [Pass(index, is_backward=False) for index in there]
-            return cls([*forward, *(Pass(index, is_backward=True) for index in reversed(there))], True)
-        starts: list[tuple[float, int, int]] = []
-        for index, piece in enumerate(slices):
-            starts.append((piece.start_s, 0, index))
-            # Of what takes no time and starts together, what is later forward comes first backward.
-            backward_s = piece.start_s if piece.backward_start_s is None else piece.backward_start_s
-            starts.append((backward_s, 1, -index))
-        return cls([Pass(abs(index), is_backward == 1) for _, is_backward, index in sorted(starts)], False)
+            backward = [Pass(index, is_backward=True) for index in reversed(there)]
+            return cls([*forward, *backward], mirrors=True)
+        return cls(order_passes(slices, edges), mirrors=False)
 
     def by_device(self, slices: Sequence[SliceShape], num_devices: int) -> list[list[Pass]] | None:
         """Of each device its passes; None where they are mirrored."""
