@@ -20,6 +20,7 @@ from hand_plans import (
     passes_apart,
     place,
     shared_out,
+    slow_between_nodes,
     weighted,
     whole,
     with_sets,
@@ -78,6 +79,7 @@ class Case:
     gathers: bool = False  # gradients of matrices, as rows and factors, wherever that can be
     # by its tasks, joined by '+', what steps of a set run; None: what is left for them
     sets: Mapping[str, Sequence[Placement] | None] = field(default_factory=dict)
+    slow_between_nodes: bool = False  # of two nodes, so that tensor-parallel groups are sent parts
     steps: int = STEPS
     checkpoint_every: int | None = None
     goes_on_with: str | None = None  # an earlier case, in whose folder its checkpoints are
@@ -136,6 +138,8 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
         plan = weighted(plan, case.weights)
     if case.by_parts:
         plan = plan.model_copy(update={"updates_by_parts": True})
+    if case.slow_between_nodes:
+        plan = plan.model_copy(update={"cluster": slow_between_nodes(num_devices)})
     write_plan(folder / "plan.yaml", plan)
     request = RunRequest(
         plan=folder / "plan.yaml",

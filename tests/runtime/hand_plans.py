@@ -10,6 +10,7 @@ from helpers.plans import SELECTIVE, cluster_of, metaop_of, plan_of, profile_of,
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.edges import slice_edges
 from spindle_cli.account.groups import teams_among
+from spindle_cli.files.cluster import Cluster, Link, Links
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.sets.restrict import restricted
 from spindle_cli.plan.slices import equal_rows
@@ -175,6 +176,15 @@ def in_micro_batches(plan: Plan, counts: Mapping[str, int], seed: int, *, uneven
     )
     update = {"metaops": metaops, "micro_batches": dict(counts), "waves": waves}
     return passes_apart(Plan.model_construct(**{**dict(plan), **update}), seed)
+
+
+def slow_between_nodes(num_devices: int) -> Cluster:
+    """Two nodes with so slow a link between them that nothing inside of one matters."""
+    cluster = cluster_of(num_devices, devices_per_node=num_devices // 2)
+    inter = Link(latency_us=1, bandwidth_gb_per_s=1e-6)
+    return cluster.changed(
+        links=Links(intra_node=Link(latency_us=0, bandwidth_gb_per_s=100), inter_node=inter)
+    )
 
 
 def shared_out(plan: Plan, sharding: Sharding) -> Plan:

@@ -50,6 +50,17 @@ ROUTED: tuple[Placement, ...] = (
 )
 
 
+# Groups on another node than what they take from, and give to: whole shares, and shares in two chunks.
+BETWEEN_NODES: tuple[Placement, ...] = (
+    ("left/tower", (0, 1), (0, 1)),
+    ("right/tower", (0, 2), (1, 0), 2),
+    ("left/tower", (1, 3), (3, 2), 2),
+    ("right/tower", (2, 3), (2, 3), 2),
+    ("right/layers", (0, 1), (1,)),
+    ("right/layers", (1, 2), (2, 3), 2),
+)
+
+
 FROZEN = {"frozen": True}
 RECOMPUTED = ("left/tower", "right/tower", "right/layers")
 UNDISTURBED = Case("undisturbed", SPLIT, "split_toys", args=FROZEN, train=ADAMW)
@@ -108,6 +119,20 @@ EXACT = (
         sharding=Sharding.PARAMETERS,
     ),
 )
+IN_PARTS = (
+    Case("in-parts", BETWEEN_NODES, "split_toys", train=ADAMW, slow_between_nodes=True),
+    Case(
+        "in-parts-cut",
+        BETWEEN_NODES,
+        "split_toys",
+        args=FROZEN,
+        train={**CLIPPED, "accumulate": 2},
+        micro_batches={"left": 4, "right": 2},
+        apart=6,
+        slow_between_nodes=True,
+        steps=2,
+    ),
+)
 # A run that is cut short after its second step, and goes on by the same plan and by others.
 SAVED = Case("saved", SPLIT, "split_toys", args=FROZEN, train=ADAMW, steps=2, checkpoint_every=1)
 GONE_ON = Case("gone-on", SPLIT, "split_toys", args=FROZEN, train=ADAMW, goes_on_with=SAVED.name)
@@ -132,6 +157,7 @@ BY_CHANCE_RECOMPUTED = Case(
 )
 ON_FOUR = (
     *EXACT,
+    *IN_PARTS,
     SAVED,
     GONE_ON,
     UNSPLIT_SAVED,

@@ -17,6 +17,7 @@ from split_cases import (
     EXACT,
     GONE_ON,
     GONE_ON_ELSEWHERE,
+    IN_PARTS,
     SAVED,
     SPLIT,
     UNDISTURBED,
@@ -25,9 +26,12 @@ from test_training_is_exact import TOLERANCE, close
 from torch import Tensor
 
 from helpers.analysed import analysed
+from spindle_cli.account.sends import WHOLE
 from spindle_cli.files.fragments import parse_key
 from spindle_cli.files.request import CaptureStage
 from spindle_cli.files.run_files import model_path, read_metrics
+from spindle_cli.plan.file import read_plan
+from spindle_cli.program.link import link
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.parameters import ParameterTable
 
@@ -60,6 +64,23 @@ def check_split_against(plain: PlainRun, case: Case, folder: Path) -> None:
         assert close(tensor, expectation, tolerance), what
     for what, tensor, expectation in pairs(folder, "final", plain.final):
         assert close(tensor, expectation, tolerance), what
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", IN_PARTS, ids=lambda case: case.name)
+def test_groups_that_gather_what_they_are_sent_in_parts_train_it_too(
+    case: Case, four_split_workers: Path
+) -> None:
+    """Activations and gradients, of shares that come from one device and of shares that come from two."""
+    folder = four_split_workers / case.name
+    transfers = {
+        action.transfer
+        for actions in link(read_plan(folder / "plan.yaml")).actions.values()
+        for action in actions
+        if action.transfer is not None and action.transfer.part != WHOLE
+    }
+    assert {transfer.is_gradient for transfer in transfers} == {True, False}
+    check_split_against(plain_run(four_split_workers, case), case, folder)
 
 
 @pytest.mark.processes

@@ -19,7 +19,8 @@ from spindle_cli.account.edges import backward_order, edge_bytes, pass_order, sl
 from spindle_cli.account.groups import ParameterUses, parameter_groups, planned_parameters
 from spindle_cli.account.joint import groups_of_member, joint_groups, plans_in_turn
 from spindle_cli.account.meetings.find import find_meetings
-from spindle_cli.account.rows import Layout, crossing
+from spindle_cli.account.rows import Layout
+from spindle_cli.account.sends import handed_over
 from spindle_cli.account.sums.collectives import collectives_of_step
 from spindle_cli.account.sums.gathered import GatheredMatrix, gathered_matrices
 from spindle_cli.account.sums.ways import with_ways
@@ -38,11 +39,14 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Exchange:
-    """What an edge moves one way in every batch. `sender`, `taker`: indices of slices."""
+    """What an edge moves one way in every batch. `sender`, `taker`: indices of slices. `gather_s`: what the
+    taker's pass gathers of it then takes.
+    """
 
     sender: int
     taker: int
     messages: tuple[Message, ...]
+    gather_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -231,9 +235,6 @@ def uses_of(plan: PlacedPlan) -> ParameterUses:
 def _exchange(plan: PlacedPlan, layouts: Sequence[Layout], edge: Edge, *, is_gradient: bool) -> Exchange:
     sender, taker = (edge.consumer, edge.producer) if is_gradient else (edge.producer, edge.consumer)
     whole = edge_bytes(plan.slices[edge.producer], edge, plan.by_name)
-    batch_size = layouts[edge.producer].batch_size
-    messages = tuple(
-        Message(chunk.source, chunk.destination, whole * (chunk.last - chunk.first) // batch_size)
-        for chunk in crossing(layouts[sender], layouts[taker])
-    )
-    return Exchange(sender, taker, messages)
+    over = handed_over(layouts[sender], layouts[taker], whole, plan.cluster)
+    messages = tuple(Message(send.source, send.destination, send.num_bytes) for send in over.sends)
+    return Exchange(sender, taker, messages, over.gather_s)

@@ -68,6 +68,19 @@ class TensorGroup:
         parts = [every[order[share], :rows] for share, rows in enumerate(per_share)]
         return torch.cat(parts) if _uneven(per_share, order) else every.flatten(0, 1)
 
+    def complete(self, parts: Tensor) -> None:
+        """Fill in the parts that the other members have of a flat, contiguous tensor, which has a part for
+        each in the ascending order of their ranks.
+
+        Raises:
+            PeerLostError: as `sum_`.
+        """
+        own = parts.view(len(self.ranks), -1)[self._order()[self.member]]
+        if dist.get_backend(self._joined()) != "nccl":  # which alone knows that a part is in its place
+            own = own.clone()
+        with _losing_peers():
+            _all_gather(as_sent(parts), as_sent(own), group=self._joined())
+
     def scatter_sum(self, whole: Tensor, per_share: Sequence[int]) -> Tensor:
         """Of rows like those that `gather` gives, the sum over the members of this one's own.
 

@@ -145,7 +145,7 @@ class _Moving:
         layouts, edges = slice_layouts(plan), slice_edges(plan)
         order = pass_order(plan, edges)
         routed = find_transfers(plan, layouts, edges)
-        clock = PassClock.of(plan, order, edges, on_their_way_s(plan, routed))
+        clock = PassClock.of(plan, order, edges, on_their_way_s(plan, layouts, routed))
         return cls(plan, layouts, edges, order, routed, clock, clock)
 
     def behind_gathers(self, groups: tuple[ParameterGroup, ...]) -> _Moving:
@@ -153,7 +153,7 @@ class _Moving:
         if self.plan.accumulate > 1:
             return self
         there = parameters_there(self._own(groups), self.begin, self.plan)
-        on_their_way = on_their_way_s(self.plan, self.routed)
+        on_their_way = on_their_way_s(self.plan, self.layouts, self.routed)
         return replace(self, clock=PassClock.of(self.plan, self.order, self.edges, on_their_way, there))
 
     def _own(self, groups: tuple[ParameterGroup, ...]) -> tuple[ParameterGroup, ...]:

@@ -5,6 +5,7 @@
     F 4 on 6 by 7,8                                 and with its sharded parameters over 7 and 8
     F 4 behind 9,12                                 when what it has sent as transfers 9 and 12 has left
     SEND #12 2->5 slice 4>6 rows 0:8 4096 B on 1    post transfer 12, device 2 to 5, from slice 4 to slice 6
+    SEND #12 2->5 slice 4>6 rows 0:8 part 1/4 ...   of its numbers only the second of four parts
     LOSSES on 0                                     sum the losses
     SUM 3 op 2 on 4                                 sum parameter group 3; complete with op 2's backward
     SUM 3 on 4                                      the same, behind the pass before it
@@ -25,6 +26,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from spindle_cli.account.sends import WHOLE
 from spindle_cli.plan.types import format_devices
 from spindle_cli.program.communicators import communicator_memory
 from spindle_cli.program.types import COMPUTES, TRANSFERS, Action, Kind, Program, Transfer
@@ -32,7 +34,8 @@ from spindle_cli.units import counted, format_bytes, format_seconds
 
 _TRANSFER = re.compile(
     r"(?P<kind>SEND|RECV|SEND_GRAD|RECV_GRAD) #(?P<key>\d+) (?P<source>\d+)->(?P<destination>\d+)"
-    r" slice (?P<producer>\d+)>(?P<consumer>\d+) rows (?P<first>\d+):(?P<last>\d+) (?P<num_bytes>\d+) B"
+    r" slice (?P<producer>\d+)>(?P<consumer>\d+) rows (?P<first>\d+):(?P<last>\d+)"
+    r"(?: part (?P<part>\d+)/(?P<parts>\d+))? (?P<num_bytes>\d+) B"
 )
 _COMPUTE = re.compile(r"(?P<kind>F|B) (?P<piece>\d+)")
 _SUM = re.compile(r"SUM (?P<group>\d+)(?: op (?P<op>\d+))?")
@@ -64,10 +67,11 @@ def _listed(numbers: Iterable[int]) -> str:
 def _format_what(action: Action) -> str:
     if action.transfer is not None:
         transfer = action.transfer
+        part = "" if transfer.part == WHOLE else f" part {transfer.part[0]}/{transfer.part[1]}"
         return (
             f"{action.kind} #{transfer.key} {transfer.source}->{transfer.destination}"
             f" slice {transfer.producer}>{transfer.consumer} rows {transfer.first}:{transfer.last}"
-            f" {transfer.num_bytes} B"
+            f"{part} {transfer.num_bytes} B"
         )
     if action.kind is Kind.SUM:
         return f"{action.kind} {action.group}" + ("" if action.op is None else f" op {action.op}")
@@ -113,11 +117,13 @@ def _parse_what(text: str) -> Action | None:
     if match := _GATHER.fullmatch(text):
         return Action(Kind.GATHER, group=int(match["group"]))
     if match := _TRANSFER.fullmatch(text):
-        kind = Kind(match["kind"])
-        numbers = {name: int(value) for name, value in match.groupdict().items() if name != "kind"}
-        return Action(
-            kind, transfer=Transfer(**numbers, is_gradient=kind in (Kind.SEND_GRAD, Kind.RECV_GRAD))
-        )
+        found = match.groupdict()
+        kind = Kind(found.pop("kind"))
+        number, count = found.pop("part"), found.pop("parts")
+        part = WHOLE if number is None else (int(number), int(count))
+        numbers = {name: int(value) for name, value in found.items()}
+        is_gradient = kind in (Kind.SEND_GRAD, Kind.RECV_GRAD)
+        return Action(kind, transfer=Transfer(**numbers, is_gradient=is_gradient, part=part))
     return None
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 from spindle_cli.account.device.iteration import EARLY_BYTES, PASSES_AHEAD
 from spindle_cli.account.edges import edge_bytes
-from spindle_cli.account.rows import Layout, route
+from spindle_cli.account.rows import Layout
+from spindle_cli.account.sends import WHOLE, HandedOver, handed_over
 from spindle_cli.account.types import Edge
-from spindle_cli.costs.links import transfer_s
+from spindle_cli.costs.links import all_gather_s, transfer_s
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.types import Kind, Transfer
@@ -43,13 +44,39 @@ def find_transfers(plan: Plan, layouts: tuple[Layout, ...], edges: tuple[Edge, .
     ]
 
 
-def on_their_way_s(plan: Plan, transfers: Iterable[Transfer]) -> dict[tuple[Compute, Compute], float]:
-    """By the passes that make and take them, the seconds of the longest of some transfers, each alone."""
+def on_their_way_s(
+    plan: Plan, layouts: Sequence[Layout], transfers: Iterable[Transfer]
+) -> dict[tuple[Compute, Compute], float]:
+    """By the passes that make and take them, the seconds of the longest of some transfers, each alone, and of
+    the gather behind it where it is of parts.
+    """
     found: dict[tuple[Compute, Compute], float] = {}
     for transfer in transfers:
         ends = maker_of(transfer), taker_of(transfer)
         link = plan.cluster.link(transfer.source, transfer.destination)
-        found[ends] = max(found.get(ends, 0.0), transfer_s(transfer.num_bytes, link))
+        seconds = transfer_s(transfer.num_bytes, link)
+        if transfer.part != WHOLE:
+            layout = layouts[ends[1][1]]
+            holders = layout.holders(layout.share_of[transfer.destination])
+            seconds += all_gather_s(transfer.num_bytes * transfer.part[1], holders, plan.cluster)
+        found[ends] = max(found.get(ends, 0.0), seconds)
+    return found
+
+
+def gathering_s(
+    plan: Plan, layouts: Sequence[Layout], edges: Iterable[Edge]
+) -> dict[int, tuple[float, float]]:
+    """Of slices that are sent anything in parts, the seconds that their forward and backward passes gather
+    it.
+    """
+    found: dict[int, tuple[float, float]] = {}
+    for edge in edges:
+        for is_gradient, taker in ((False, edge.consumer), (True, edge.producer)):
+            gather_s = _handed_over(plan, layouts, edge, is_gradient=is_gradient).gather_s
+            if gather_s:
+                forward_s, backward_s = found.get(taker, (0.0, 0.0))
+                more = (0.0, gather_s) if is_gradient else (gather_s, 0.0)
+                found[taker] = forward_s + more[0], backward_s + more[1]
     return found
 
 
@@ -87,27 +114,28 @@ def taker_of(transfer: Transfer) -> Compute:
 
 def _of_edge(plan: Plan, layouts: tuple[Layout, ...], edge: Edge, *, is_gradient: bool) -> list[Transfer]:
     """The chunks that cross devices in one direction, without their keys."""
-    source, destination = layouts[edge.producer], layouts[edge.consumer]
-    if source == destination:
-        return []  # every device keeps its own rows
-    if is_gradient:
-        source, destination = destination, source
-    whole_bytes = edge_bytes(plan.slices[edge.producer], edge, plan.by_name)
     return [
         Transfer(
             key=0,
             producer=edge.producer,
             consumer=edge.consumer,
-            source=chunk.source,
-            destination=chunk.destination,
-            first=chunk.first,
-            last=chunk.last,
+            source=send.source,
+            destination=send.destination,
+            first=send.first,
+            last=send.last,
             is_gradient=is_gradient,
-            num_bytes=whole_bytes * (chunk.last - chunk.first) // source.batch_size,
+            num_bytes=send.num_bytes,
+            part=send.part,
         )
-        for chunk in route(source, destination)
-        if chunk.source != chunk.destination
+        for send in _handed_over(plan, layouts, edge, is_gradient=is_gradient).sends
     ]
+
+
+def _handed_over(plan: Plan, layouts: Sequence[Layout], edge: Edge, *, is_gradient: bool) -> HandedOver:
+    ends = layouts[edge.producer], layouts[edge.consumer]
+    source, destination = ends[::-1] if is_gradient else ends
+    num_bytes = edge_bytes(plan.slices[edge.producer], edge, plan.by_name)
+    return handed_over(source, destination, num_bytes, plan.cluster)
 
 
 def _receive_times(

@@ -11,6 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from spindle_cli.account.rows import Layout
+from spindle_cli.account.sends import WHOLE
 from spindle_cli.account.sums.collectives import collectives_of_step
 from spindle_cli.account.sums.update_parts import UpdatePart, parts_by_device
 from spindle_cli.account.types import Edge, ParameterGroup, Pass, Purpose, Together
@@ -100,6 +101,8 @@ class Transfer:
     `key` orders all transfers of an iteration, in which order every device posts its own. `producer` and
     `consumer` are indices into `Plan.slices`, of the forward direction. Samples [first, last). For a value
     without a batch dimension the whole value is sent, or (of a gradient) zeros to all copies but one.
+    `part`: (i, n), of the chunk's numbers the i-th of n equal parts: the n devices that hold the share, of
+    which the destination is the i-th in ascending order, gather them when the pass that takes them begins.
     """
 
     key: int
@@ -111,6 +114,7 @@ class Transfer:
     last: int
     is_gradient: bool
     num_bytes: int  # predicted, from the plan's output_bytes
+    part: tuple[int, int] = WHOLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from spindle_cli.costs.recomputing import forwards_again
 from spindle_cli.costs.shares.times import times_of, times_of_shares
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.program.transfers import gathering_s
 from spindle_cli.program.types import Kind, Program
 
 
@@ -25,7 +26,8 @@ class Duration:
 
 def slice_durations(program: Program) -> tuple[Duration, ...]:
     """Of each of the plan's slices, with what its devices do beside it. Ops that are recomputed run forward
-    once more in the backward pass; passes wait for what is copied to host memory and back.
+    once more in the backward pass; passes wait for what is copied to host memory and back, and begin
+    with what they gather of what is sent in parts.
 
     Raises:
         InputError: the plan holds no curve point for a slice's dp and tp.
@@ -33,6 +35,10 @@ def slice_durations(program: Program) -> tuple[Duration, ...]:
     plan = program.plan
     beyond = BeyondCurve(plan.by_name, plan.cluster, plan)
     durations = [_duration(plan, piece, beyond) for piece in plan.slices]
+    gathers_s = gathering_s(plan, program.layouts, program.edges)
+    for index, (forward_s, backward_s) in gathers_s.items():
+        alone = durations[index]
+        durations[index] = Duration(alone.forward_s + forward_s, alone.backward_s + backward_s)
     stretches = slice_stretches(
         plan.processor,
         plan.cluster.num_devices,

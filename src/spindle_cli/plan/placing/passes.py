@@ -102,6 +102,9 @@ class Passes:
             traffic.collectives,
             profile.accumulate,
         )
+        for sent, passes_s in ((traffic.activations, forward_s), (traffic.gradients, backward_s)):
+            for exchange in sent:
+                passes_s[exchange.taker] += exchange.gather_s
         self._alone_s = forward_s, backward_s
         self.is_stretched = any(times != 1.0 for times in stretches)
         self.forward_s = [seconds * times for seconds, times in zip(forward_s, stretches, strict=True)]

@@ -1,14 +1,16 @@
 """Part of the proof: shares are those of the plan, and each device gets every sample of every input, and of
-every gradient, exactly once.
+every gradient, exactly once; or its part of them, where the devices that hold the same share get the others.
 """
 
 from __future__ import annotations
 
 from spindle_cli.account.rows import Layout
+from spindle_cli.account.sends import WHOLE
 from spindle_cli.program.proof.faults import fault
 from spindle_cli.program.types import Kind, Program
 
-_Spans = dict[int, list[tuple[int, int]]]  # samples [first, last) that each device receives
+# Samples [first, last) that each device receives, and which part of them.
+_Spans = dict[int, list[tuple[int, int, tuple[int, int]]]]
 _Direction = tuple[int, int, bool]  # (producer, consumer, is_gradient)
 
 
@@ -85,7 +87,7 @@ def _received(program: Program) -> dict[_Direction, _Spans]:
                 raise fault(program, message, (device, step))
             direction = (transfer.producer, transfer.consumer, transfer.is_gradient)
             spans = received.setdefault(direction, {}).setdefault(device, [])
-            spans.append((transfer.first, transfer.last))
+            spans.append((transfer.first, transfer.last, transfer.part))
     return received
 
 
@@ -106,7 +108,7 @@ def _check_direction(
             message = f"device {device} receives for {kind} {compute}, which it does not run"
             raise fault(program, message, (device, 0))
         first, last = target.rows_of(device)
-        spans = list(received.get(device, ()))
+        spans = [(low, high) for low, high, _ in received.get(device, ())]
         if device in origin.share_of:
             low, high = origin.rows_of(device)
             if max(low, first) < min(high, last):
@@ -115,6 +117,24 @@ def _check_direction(
         if not _tiles(spans, first, last):
             message = f"device {device} needs samples {first}:{last} once for {kind} {compute}, gets {spans}"
             raise fault(program, message, (device, _step_of(program, device, kind, compute)))
+    for share in range(target.dp):
+        holders = sorted(target.holders(share))
+        in_parts = [_gathered(received, device, place, target.tp) for place, device in enumerate(holders)]
+        if None in in_parts or in_parts.count(in_parts[0]) < len(in_parts):
+            message = f"devices {holders} do not get all parts of what they gather for {kind} {compute}"
+            raise fault(
+                program, message, *((each, _step_of(program, each, kind, compute)) for each in holders)
+            )
+
+
+def _gathered(received: _Spans, device: int, place: int, count: int) -> list[tuple[int, int]] | None:
+    """The spans that a device, the one at `place` of so many, receives its part of; None where it receives
+    another one's.
+    """
+    spans = [(low, high, part) for low, high, part in received.get(device, ()) if part != WHOLE]
+    if any(part != (place, count) for *_, part in spans):
+        return None
+    return sorted((low, high) for low, high, _ in spans)
 
 
 def _tiles(spans: list[tuple[int, int]], first: int, last: int) -> bool:

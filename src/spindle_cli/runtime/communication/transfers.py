@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from spindle_cli.account.rows import Chunk, route
+from spindle_cli.account.sends import WHOLE, part_of
 from spindle_cli.errors import PeerLostError
+from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.wire import as_sent
 from spindle_cli.program.types import Transfer
 from spindle_cli.runtime.communication.communicators import Communicators
-from spindle_cli.runtime.communication.rows import Samples, empty_share, take_rows
+from spindle_cli.runtime.communication.rows import Samples, empty_share, share_shape, take_rows
 from spindle_cli.runtime.communication.wiring import WiredEdge, Wiring
 from spindle_cli.workload.graph import ValueSpec
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 # (value, samples) -> what this rank holds of it
 Held = Callable[[ValueSpec, Samples], "Tensor"]
+Part = tuple[int, int]  # of a chunk: (i, n), the i-th of n
 
 
 class Batch:
@@ -82,13 +86,15 @@ class Sending:
 @dataclass
 class _Incoming:
     """A message under way: `view` is where it belongs, `buffer` where it lands (the same where memory
-    allows). `first`: the first of its samples. `batch`: that it was started in.
+    allows). `first`: the first of its samples. `batch`: that it was started in. `parts`: of one that is a
+    part, the memory of `buffer` with room behind it, so that all parts are equal.
     """
 
     view: Tensor
     buffer: Tensor
     first: int
     batch: Batch
+    parts: Tensor | None = None
 
 
 @dataclass
@@ -106,8 +112,12 @@ class Arrival:
     under_way: list[_Incoming] = field(default_factory=list)
     share: Tensor | None = None
 
-    def make_room(self, samples: Samples, batch: Batch) -> Tensor:
-        """Where the rows of `samples` are to land that another rank sends as one of a batch."""
+    def make_room(self, samples: Samples, batch: Batch, part: Part) -> Tensor:
+        """Where the rows of `samples`, or this part of them, are to land that another rank sends as one of a
+        batch.
+        """
+        if part != WHOLE:
+            return self._room_for_part(samples, batch, part)
         view = self._place(samples)
         buffer = (
             view if view.is_contiguous() else torch.empty_like(view, memory_format=torch.contiguous_format)
@@ -115,16 +125,34 @@ class Arrival:
         self.under_way.append(_Incoming(view, buffer, samples[0], batch))
         return buffer
 
-    def complete(self, held: Held, *, is_gradient: bool) -> Tensor:
-        """Wait for what is under way and add what this rank holds itself: the whole share.
+    def _room_for_part(self, samples: Samples, batch: Batch, part: Part) -> Tensor:
+        shape = share_shape(self.spec, samples)
+        size = prod(shape)
+        each = -(-size // part[1])
+        parts = torch.empty(part[1] * each, dtype=self.spec.dtype, device=self.device)
+        whole = parts[:size].view(shape)
+        is_share = self.spec.batch_dim is None or samples == self.samples
+        if is_share and self.spec.batch_dim is not None:
+            self.share = whole
+        view = whole if is_share else self._place(samples)
+        self.under_way.append(_Incoming(view, whole, samples[0], batch, parts))
+        return parts[slice(*part_of(size, part))]
+
+    def complete(self, held: Held, *, is_gradient: bool, group: TensorGroup | None) -> Tensor:
+        """Wait for what is under way and add what this rank holds itself: the whole share. What comes in
+        parts is gathered with `group`, the devices that hold the same share, chunk by chunk.
 
         A share that lies in one chunk on this rank is handed on as a view. Chunks of a value without a batch
         dimension are the whole value each: of the copies of several producers' shares the one that comes with
         the share's first sample is taken; gradients from several consumers' shares are added up (see
         `rows.gradient_of_copy`).
         """
+        self.under_way.sort(key=lambda incoming: incoming.first)
         for incoming in self.under_way:
             incoming.batch.wait()
+            if incoming.parts is not None:
+                assert group is not None, "those that are sent parts are a group"
+                group.complete(incoming.parts)
             if incoming.buffer is not incoming.view:
                 incoming.view.copy_(incoming.buffer)
         mine = [(chunk.first, chunk.last) for chunk in self.chunks if chunk.source == self.rank]
@@ -173,7 +201,7 @@ class Exchange:
         messages = [
             dist.P2POp(
                 dist.irecv,
-                as_sent(arrival.make_room((transfer.first, transfer.last), batch)),
+                as_sent(room),
                 transfer.source,
                 group,
                 self._tag(transfer, position),
@@ -182,6 +210,7 @@ class Exchange:
             for position, arrival in enumerate(
                 self._arrivals_of(self._edge(transfer), is_gradient=transfer.is_gradient)
             )
+            if (room := arrival.make_room((transfer.first, transfer.last), batch, transfer.part)).numel()
         ]
         batch.start(messages)
 
@@ -197,6 +226,7 @@ class Exchange:
             dist.P2POp(dist.isend, rows, transfer.destination, group, self._tag(transfer, position))
             for transfer in transfers
             for position, rows in enumerate(self._rows(transfer, held_of(transfer)))
+            if rows.numel()
         ]
         batch = Batch()
         batch.start(messages)
@@ -208,16 +238,26 @@ class Exchange:
         self._sending.give_up(keys)
 
     def _rows(self, transfer: Transfer, held: Held) -> list[Tensor]:
-        """A transfer's chunk of every value that its edge carries."""
+        """A transfer's chunk of every value that its edge carries, or its part of them."""
         specs = _carried(self._edge(transfer), is_gradient=transfer.is_gradient)
         samples = (transfer.first, transfer.last)
-        return [as_sent(held(spec, samples).detach().to(spec.dtype).contiguous()) for spec in specs]
+        rows = [held(spec, samples).detach().to(spec.dtype).contiguous() for spec in specs]
+        if transfer.part != WHOLE:
+            rows = [each.view(-1)[slice(*part_of(each.numel(), transfer.part))] for each in rows]
+        return [as_sent(each) for each in rows]
 
-    def complete(self, wired: WiredEdge, held: Held, *, is_gradient: bool) -> dict[str, Tensor]:
-        """This rank's share of every value that an edge carries (or of its gradient), by name."""
+    def complete(
+        self, wired: WiredEdge, held: Held, *, is_gradient: bool, group: TensorGroup | None
+    ) -> dict[str, Tensor]:
+        """This rank's share of every value that an edge carries (or of its gradient), by name. `group`: the
+        devices that hold the same share of what takes it.
+        """
         arrivals = self._arrivals_of(wired, is_gradient=is_gradient)
         del self._arrivals[_key(wired, is_gradient)]
-        return {arrival.spec.name: arrival.complete(held, is_gradient=is_gradient) for arrival in arrivals}
+        return {
+            arrival.spec.name: arrival.complete(held, is_gradient=is_gradient, group=group)
+            for arrival in arrivals
+        }
 
     def finish(self) -> None:
         """Wait until everything that was sent has left; the next iteration starts afresh."""

@@ -123,7 +123,7 @@ class Passes:
         values: dict[str, Tensor] = {}
         for edge in wired.incoming:
             arrived = self._exchange.complete(
-                edge, self._held(edge.edge.producer, outputs), is_gradient=False
+                edge, self._held(edge.edge.producer, outputs), is_gradient=False, group=local.group
             )
             for spec in edge.values:
                 values[spec.name] = take_rows(arrived[spec.name], spec, own, there)

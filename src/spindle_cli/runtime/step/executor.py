@@ -272,7 +272,7 @@ class Executor:
         with self._stopwatch.timed(Activity.WAIT, wired.index, "activation"):
             for edge in wired.incoming:
                 held = self._outputs_of(edge.edge.producer)
-                inputs.update(self._exchange.complete(edge, held, is_gradient=False))
+                inputs.update(self._exchange.complete(edge, held, is_gradient=False, group=local.group))
         task = wired.task.task
         fields = batch.fields(task.name, local.samples, wired.fields)
         stream = drawing_from(local.stream_seed(self._seed, self._batch_number), self._board.device)
@@ -311,7 +311,7 @@ class Executor:
     def _backward(self, local: LocalSlice) -> None:
         wired = local.wired
         with self._stopwatch.timed(Activity.WAIT, wired.index, "gradient"):
-            gradients = self._output_gradients(wired.outgoing)
+            gradients = self._output_gradients(local)
         run = self._runs.pop(wired.index)
         if self._ends_step:
             self._sums.begin(wired.index)
@@ -328,13 +328,14 @@ class Executor:
             if copies is not None:
                 copies.end_backward()
 
-    def _output_gradients(self, outgoing: tuple[WiredEdge, ...]) -> dict[str, Tensor]:
+    def _output_gradients(self, local: LocalSlice) -> dict[str, Tensor]:
         """Gradients of a slice's outputs: those from all its consumers, added up."""
         total: dict[str, Tensor] = {}
-        for edge in outgoing:
+        for edge in local.wired.outgoing:
             producer, consumer = edge.edge.producer, edge.edge.consumer
             held = self._gradients_over(producer, consumer)
-            for name, gradient in self._exchange.complete(edge, held, is_gradient=True).items():
+            found = self._exchange.complete(edge, held, is_gradient=True, group=local.group)
+            for name, gradient in found.items():
                 total[name] = total[name] + gradient if name in total else gradient
             if consumer in self._slices:
                 self._use_gradients(producer, consumer)
