@@ -14,6 +14,7 @@ from helpers.random_plans import plan_on
 from helpers.several_types import cluster_of_types, metaop_on_types, plan_in_rows, profile_on_types
 from spindle_cli.check.run import check_plan
 from spindle_cli.check.types import Violation
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice
 from spindle_cli.profile.types import Matrix, MetaOpProfile, Profile, ShareTime
@@ -191,3 +192,34 @@ def test_entries_ascend_and_are_there_once(order: Sequence[int]) -> None:
     (found,) = check_plan(changed(plan, {"shares": (*slow, *(fast[place] for place in order))}))
     assert (found.rule, found.where) == ("types", "metaops, t/net.shares")
     assert found.expected == "ascending samples, then tp, each once, of each type of device"
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        ({"optimizer_state_sharded": False}, "updated by each of its devices, of fast, slow"),
+        ({"sharding": {"t/net": Sharding.NONE}}, "updated by each of its devices, of fast, slow"),
+        ({"optimizer_state_sharded": True}, None),
+        ({"sharding": {"t/net": Sharding.GRADIENTS}}, None),
+    ],
+    ids=str,
+)
+def test_devices_of_several_types_do_not_update_copies_of_their_own(
+    change: dict[str, Any], value: str | None
+) -> None:
+    """As `spindle plan` refuses it."""
+    plan = plan_in_rows(NET, (0, 2, 6)).model_copy(update={"optimizer_state_sharded": True} | change)
+    found = [each for each in check_plan(plan) if each.rule == "copies"]
+    assert [(each.where, each.devices, each.value) for each in found] == (
+        [] if value is None else [("metaops, parameters 't/net'", (0, 1), value)]
+    )
+
+
+@pytest.mark.parametrize("change", [{"trainable_fraction": 0.0}, {"devices": (0,), "dp": 1, "rows": None}])
+def test_what_is_not_trained_or_on_one_type_alone_has_no_copies_that_part(change: dict[str, Any]) -> None:
+    """Frozen parameters are never updated; and devices of one type round alike."""
+    plan = plan_in_rows(NET, (0, 2, 6))
+    frozen = "trainable_fraction" in change
+    changed_plan = changed(plan, change) if frozen else changed(plan, None, **change)
+    changed_plan = changed_plan.model_copy(update={"optimizer_state_sharded": False})
+    assert not [each for each in check_plan(changed_plan) if each.rule == "copies"]

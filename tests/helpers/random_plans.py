@@ -317,7 +317,9 @@ def plan_on(
     slices: list[Slice],
     micro_batches: Mapping[str, int] | None = None,
 ) -> Plan:
-    """A plan of these slices, each a wave of its own, that predicts nothing but its end."""
+    """A plan of these slices, each a wave of its own, that predicts nothing but its end; on several types of
+    device, with optimizer state that is shared out.
+    """
     end_s = max(piece.last_s for piece in slices)
     apart = any(piece.backward_s is not None for piece in slices)
     return Plan(
@@ -326,6 +328,7 @@ def plan_on(
         workload=WorkloadRef(name="random", fingerprint="sha256:" + "0" * 64, source="tests:build"),
         profile=ProfileRef(sha256="sha256:" + "0" * 64),
         cluster=cluster,
+        optimizer_state_sharded=cluster.is_mixed,
         micro_batches=dict(micro_batches or {}),
         predicted=Predicted(
             iteration_s=end_s,

@@ -12,6 +12,7 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError, NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.links import Links
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.alike import as_one_type
@@ -112,6 +113,11 @@ def test_what_plans_for_several_types_do_not_have_is_refused() -> None:
     with pytest.raises(NoPlanError, match="types round differently") as error:
         make_plan(drifting, FAST_AND_SLOW)
     assert "shard_optimizer" in str(error.value.hint)
+    alike = chain(slow=1.0).model_copy(update={"optimizer_state_sharded": False})
+    with pytest.raises(NoPlanError, match="types round differently"):  # though one type's plan would do
+        make_plan(alike, FAST_AND_SLOW, "sequential")
+    with pytest.raises(NoPlanError, match=r"none for 't/net'.*types round differently"):
+        make_plan(chain(), FAST_AND_SLOW, sharding={"t/net": Sharding.NONE})
     tiny = cluster_of_types({"fast": 1, "slow": 1}, memory_gib=1e-6)
     with pytest.raises(NoPlanError, match=r"memory of 'mixed', neither with .* split, in micro-batches or"):
         make_plan(chain(), tiny)

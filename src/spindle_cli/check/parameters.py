@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from spindle_cli.account.sums.gathered import gathered_matrices
 from spindle_cli.check.types import Violation, place_of
 from spindle_cli.costs.memory import parameter_block
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Matrix
 
@@ -68,6 +69,36 @@ def gathered_matrices_are_whole(plan: Plan) -> Iterator[Violation]:
                 value=f"gathered by devices of {', '.join(types)}, each of which steps it",
                 expected="devices of one type, as types round differently",
             )
+
+
+def copies_are_of_one_type(plan: Plan) -> Iterator[Violation]:
+    """Devices that each update their own copy of parameters are of one type, as types round differently: the
+    copies would drift apart.
+    """
+    if not plan.cluster.is_mixed or plan.cluster.is_cpu:
+        return
+    holders: dict[str, set[int]] = {}
+    for piece in plan.slices:
+        metaop = plan.by_name[piece.metaop]
+        key = parameter_block(metaop, piece.ops[0])[0]
+        if metaop.trainable_fraction and not _is_updated_once(plan, key):
+            holders.setdefault(key, set()).update(piece.devices)
+    for key, devices in holders.items():
+        types = sorted({plan.cluster.type_of[device] for device in devices})
+        if len(types) > 1:
+            yield Violation(
+                rule="copies",
+                where=f"metaops, parameters {key!r}",
+                devices=tuple(sorted(devices)),
+                value=f"updated by each of its devices, of {', '.join(types)}",
+                expected="optimizer_state_sharded: true, so that one device updates each, or devices of one "
+                "type, as types round differently",
+            )
+
+
+def _is_updated_once(plan: Plan, key: str) -> bool:
+    """Whether one device updates each parameter of a key, and hands it on."""
+    return plan.optimizer_state_sharded and plan.sharding.get(key) is not Sharding.NONE
 
 
 def tied_parameters_are_said_alike(plan: Plan) -> Iterator[Violation]:

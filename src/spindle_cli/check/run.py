@@ -81,6 +81,7 @@ def _rules(whole: Plan, profile: Profile | None, is_complete: bool, *, states_ou
         found += allocations.selective_where_known(whole)
         found += structure.whole_micro_batches(whole)
         found += structure.shared_out(whole)
+        found += parameters.copies_are_of_one_type(whole)
         found += [] if found else parameters.gathered_matrices_are_whole(whole)
         found += schedule.durations(whole, profile)
         found += schedule.producers_first(whole)

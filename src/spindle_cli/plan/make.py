@@ -131,9 +131,9 @@ def _plan(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
     """The plan with what the profile's MetaOps say that is gathered."""
     if not cluster.is_mixed:
         return _plan_on_one_type(profile, cluster, asked)
+    require_possible(profile, cluster, asked.sharding)
     if asked.strategy in ON_ONE_TYPE and are_alike(profile):
         return with_types(_plan_on_one_type(profile, as_one_type(cluster), asked), profile, cluster)
-    require_possible(profile, cluster)
     return _with_sets(profile, cluster, asked, _plan_of_all_tasks_on_types, SeveralTypes())
 
 

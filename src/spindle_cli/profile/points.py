@@ -70,6 +70,26 @@ class ShareTime(Model):
     device: DeviceType | None = None
 
 
+def points_of_shares(shares: Sequence[ShareTime], batch_size: int) -> tuple[CurvePoint, ...]:
+    """The allocations of whole batches that shares of these sizes say the times of, ascending by device."""
+    found = [
+        CurvePoint(
+            num_devices=batch_size // share.samples * share.tp,
+            dp=batch_size // share.samples,
+            tp=share.tp,
+            forward_s=share.forward_s,
+            backward_s=share.backward_s,
+            source=share.source,
+            communication_s=share.communication_s,
+            device=share.device,
+        )
+        for share in shares
+        if batch_size % share.samples == 0
+    ]
+    found.sort(key=lambda point: (point.num_devices, point.tp))
+    return tuple(point for own in by_device(found).values() for point in own)
+
+
 OfDevice = TypeVar("OfDevice", CurvePoint, ShareTime)
 
 

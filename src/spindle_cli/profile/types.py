@@ -45,7 +45,7 @@ from spindle_cli.profile.points import Seconds as Seconds
 from spindle_cli.profile.points import ShareTime as ShareTime
 from spindle_cli.profile.points import Source as Source
 from spindle_cli.profile.points import by_device as by_device
-from spindle_cli.profile.points import require_known, require_own_ops, require_whole
+from spindle_cli.profile.points import points_of_shares, require_known, require_own_ops, require_whole
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.settings.local_sgd import LocalSgd as LocalSgd
@@ -152,7 +152,8 @@ class MetaOpProfile(MetaOp):
     op_kind: str | None = None
     coupled: bool = False
     flops_per_op: Annotated[float, Field(ge=0)] | None = None  # forward, whole batch
-    curve: Annotated[tuple[CurvePoint, ...], Field(min_length=1)]
+    # may be empty where `shares` are not: their times are its points then
+    curve: tuple[CurvePoint, ...]
     # what one device, or one tensor-parallel group, takes for one op on shares of these sizes
     shares: tuple[ShareTime, ...] = ()
     fit: Fit | None = None
@@ -195,6 +196,18 @@ class MetaOpProfile(MetaOp):
                     "expected positive forward_s or backward_s"
                 )
         return shares
+
+    @model_validator(mode="after")
+    def _shares_stand_in_for_the_curve(self) -> MetaOpProfile:
+        if not self.curve:
+            curve = points_of_shares(self.shares, self.batch_size)
+            if not curve:
+                raise ValueError(
+                    f"curve: no points; expected one at least, or shares of {self.name!r} whose samples "
+                    f"divide its batch_size {self.batch_size}"
+                )
+            object.__setattr__(self, "curve", curve)
+        return self
 
     @model_validator(mode="after")
     def _keys_agree(self) -> MetaOpProfile:

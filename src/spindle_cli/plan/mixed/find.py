@@ -11,6 +11,7 @@ from math import inf
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found, find, find_in, require_above
 from spindle_cli.plan.best.find_asked import or_less_than, or_moving, with_less
@@ -39,13 +40,20 @@ from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 
 
-def require_possible(profile: Profile, cluster: Cluster) -> None:
-    """Refuse what plans for several types of device do not have.
+def require_possible(profile: Profile, cluster: Cluster, sharding: ShardingOf | None = None) -> None:
+    """Refuse what plans for several types of device do not have. `sharding`: that is asked for.
 
     Raises:
         NoPlanError: every device updates its own copies.
     """
     types = ", ".join(cluster.types)
+    alone = [key for key, level in (sharding or {}).items() if level is Sharding.NONE]
+    if not cluster.is_cpu and alone:
+        raise NoPlanError(
+            f"sharding: none for {alone[0]!r}: {cluster.name!r} has devices of several types ({types}), each "
+            "of which would update its own copy: types round differently, and the copies would drift apart",
+            hint="Ask for `optimizer`, or more, in the place of `none`.",
+        )
     if not cluster.is_cpu and not profile.optimizer_state_sharded:
         raise NoPlanError(
             f"{cluster.name!r} has devices of several types ({types}), each of which would "
