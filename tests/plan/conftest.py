@@ -14,7 +14,7 @@ from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.strategies import spindle
 
 SHARE = 4
-PIPELINES, ON_TYPES = drafts.BASE_EFFORT, posed.BASE_EFFORT
+PIPELINES, ON_TYPES = drafts.BASE_PASSES, posed.BASE_JOBS
 base_effort = spindle.base_effort
 
 
@@ -26,8 +26,8 @@ def short_effort(problem: Problem) -> int:
 @pytest.fixture(scope="module", autouse=True)
 def short_searches() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafts, "BASE_EFFORT", PIPELINES // SHARE)
-        patch.setattr(posed, "BASE_EFFORT", ON_TYPES // SHARE)
+        patch.setattr(drafts, "BASE_PASSES", PIPELINES // SHARE)
+        patch.setattr(posed, "BASE_JOBS", ON_TYPES // SHARE)
         patch.setattr(spindle, "base_effort", short_effort)
         yield
 
@@ -35,6 +35,6 @@ def short_searches() -> Iterator[None]:
 @pytest.fixture
 def whole_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one test: as long as for users."""
-    monkeypatch.setattr(drafts, "BASE_EFFORT", PIPELINES)
-    monkeypatch.setattr(posed, "BASE_EFFORT", ON_TYPES)
+    monkeypatch.setattr(drafts, "BASE_PASSES", PIPELINES)
+    monkeypatch.setattr(posed, "BASE_JOBS", ON_TYPES)
     monkeypatch.setattr(spindle, "base_effort", base_effort)

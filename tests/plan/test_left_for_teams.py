@@ -25,7 +25,7 @@ from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed import find as mixed_find
 from spindle_cli.plan.mixed.posed import SeveralTypes
-from spindle_cli.plan.teams.find import FAR, InTeams
+from spindle_cli.plan.teams.find import TEAMS_FIRST, InTeams
 from spindle_cli.plan.teams.planner import TeamsPlanner
 from spindle_cli.plan.tight.given_up import NEAR, itself
 from spindle_cli.profile.types import Profile
@@ -110,7 +110,8 @@ def test_teams_whose_bound_is_no_less_are_not_planned(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("known_s", "teams_s"), [(5.0 * FAR, 5.0 * FAR), (5.0 * FAR + 0.01, 5.2), (inf, 5.2)]
+    ("known_s", "teams_s"),
+    [(5.0 * TEAMS_FIRST, 5.0 * TEAMS_FIRST), (5.0 * TEAMS_FIRST + 0.01, 5.2), (inf, 5.2)],
 )
 def test_teams_are_planned_before_others_where_these_are_far_from_the_bound(
     monkeypatch: pytest.MonkeyPatch, known_s: float, teams_s: float

@@ -96,7 +96,7 @@ def test_all_schedules_of_all_searches_are_made_shorter_by_the_effort_and_seed_o
 ) -> None:
     by_hand = ByHand(monkeypatch)
     by_hand.best(effort)
-    problem, base = by_hand.posed.problem, posed_module.BASE_EFFORT
+    problem, base = by_hand.posed.problem, posed_module.BASE_JOBS
     every = [
         *[of_points(problem, NARROW)] * (effort + 1),
         *[of_points(problem, NARROW, WIDE)] * (effort + 1),
@@ -120,7 +120,7 @@ def test_each_type_beyond_the_first_has_as_many_jobs_searched(
     metaop = metaop_on_types("t/net", 2, dict.fromkeys(types, 1.0))
     cluster = cluster_of_types(dict.fromkeys(types, 1))
     SeveralTypes().posed(profile_on_types(metaop), cluster).best("spindle", 0)
-    jobs = times * posed_module.BASE_EFFORT
+    jobs = times * posed_module.BASE_JOBS
     assert searched == [-jobs, jobs]
 
 
@@ -148,7 +148,7 @@ def test_what_gives_up_memory_is_made_shorter_half_as_long(monkeypatch: pytest.M
         by_hand = ByHand(monkeypatch, fallback=fallback)
         by_hand.best(1)
         efforts += [effort for _, effort, _ in by_hand.asked]
-    whole = SHORTENING * 4 * posed_module.BASE_EFFORT
+    whole = SHORTENING * 4 * posed_module.BASE_JOBS
     assert efforts == [whole, whole // 2]
 
 
@@ -160,7 +160,7 @@ def test_a_quick_plan_makes_nothing_shorter_and_is_placed_without_care(
         by_hand.best(effort)
         assert bool(by_hand.asked) is has_care
         assert {with_care for _, with_care, _ in by_hand.placed} == {has_care}
-        assert {care_brings for *_, care_brings in by_hand.placed} == {posed_module.CARE_BRINGS}
+        assert {care_brings for *_, care_brings in by_hand.placed} == {posed_module.CARE_BRINGS_ON_TYPES}
 
 
 def test_where_a_search_finds_one_kind_that_alone_is_made_shorter(monkeypatch: pytest.MonkeyPatch) -> None:

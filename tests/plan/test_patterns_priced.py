@@ -16,9 +16,9 @@ from spindle_cli.plan.bound.knapsack import Worth, best_of_parts, best_pattern
 from spindle_cli.plan.bound.patterns import Pattern, patterns_of
 from spindle_cli.plan.patterns.backfill import Backfill
 from spindle_cli.plan.patterns.program import (
-    CLOSE_ENOUGH,
     MOST_GROUPS,
     MOST_LOOKED_AT,
+    PATTERNS_CLOSE,
     KnownPatterns,
     PatternProgram,
     groups_of,
@@ -181,7 +181,7 @@ def test_what_shortens_a_sequence_by_less_than_a_little_is_not_generated() -> No
     """On both devices each takes half of what it takes on one, but for a little: twice that is what running
     side by side would save.
     """
-    for loss, is_generated in ((0.5 * CLOSE_ENOUGH, False), (2 * CLOSE_ENOUGH, True)):
+    for loss, is_generated in ((0.5 * PATTERNS_CLOSE, False), (2 * PATTERNS_CLOSE, True)):
         points = [((1,), 2.0), ((2,), 1.0 + loss)]
         known = KnownPatterns()
         sequence(problem_of({"fast": 2}, a=Has(1, points), b=Has(1, points)), {0, 1}, known=known)
@@ -254,7 +254,7 @@ def test_a_sequence_is_nearly_as_short_as_one_of_all_patterns_and_no_longer_than
         room = problem.devices_of_types
         found = PatternProgram(problem, [1 / sum(room)] * len(room), known).shortest(sets)
         assert shortest_s * (1 - 1e-6) <= sum(seconds for _, seconds in found)
-        assert sum(seconds for _, seconds in found) <= shortest_s * (1 + CLOSE_ENOUGH + 1e-6)
+        assert sum(seconds for _, seconds in found) <= shortest_s * (1 + PATTERNS_CLOSE + 1e-6)
         ops = [0.0] * len(problem.nodes)
         for pattern, seconds in found:
             assert any(pattern.keys() <= own for own in sets)

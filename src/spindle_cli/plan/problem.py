@@ -22,6 +22,9 @@ from spindle_cli.profile.types import CurvePoint, MetaOp, MetaOpProfile, Profile
 
 # An op takes at least a picosecond: a clock too coarse for it measured nothing, and nothing divides by zero.
 SHORTEST_S = 1e-12
+# By so much of its iteration a plan has to be shorter for what one pays for otherwise: more slices, idle
+# nodes, other sums, unequal ranges. Predictions are not more exact.
+WORTH = 0.01
 # Of the longest time of a plan.
 SIGNIFICANT_DIGITS = 10
 

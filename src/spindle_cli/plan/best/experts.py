@@ -13,10 +13,8 @@ from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.tight.given_up import NEAR
 from spindle_cli.profile.types import Profile
-
-# A quick plan that takes more than this many times as long as the best one is not searched for longer.
-NEAR = 1.05
 
 
 def with_experts(

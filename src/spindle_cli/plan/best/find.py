@@ -40,7 +40,7 @@ PATIENCE = 2
 # A quick plan that takes more than this many times as long as the best of another kind gains nothing.
 FAR = 1.15
 # Shares that are not equal are tried where the lower bound with them is lower by at least this.
-WORTH = 0.02
+WORTH_UNEQUAL = 0.02
 
 
 class BelowBoundError(Exception):
@@ -153,7 +153,7 @@ def find_on_any_number(
 def _gains(profile: Profile, wide: Profile, cluster: Cluster) -> bool:
     """Whether the bound of schedules is lower by what is worth a search."""
     bound_s, wide_s = (lower_bound(make_problem(each, cluster)).lower_bound_s for each in (profile, wide))
-    return wide_s < (1 - WORTH) * bound_s
+    return wide_s < (1 - WORTH_UNEQUAL) * bound_s
 
 
 class CutPlanner(Protocol):

@@ -32,9 +32,9 @@ from spindle_cli.plan.mixed.pricing import Column, Pricing, pricing_of
 from spindle_cli.plan.problem import MemoryFallback, Point, Problem
 from spindle_cli.profile.types import MetaOpProfile
 
-MOST_ROUNDS = 40
+MOST_GENERATED = 40
 # Generating ends where the bound is this close to the program's optimum.
-CLOSE_ENOUGH = 1e-4
+BOUND_CLOSE = 1e-4
 # Shares of ops that are moved are rounded up to so many steps, so that few tables of times are made.
 MOVED_STEPS = 16
 
@@ -99,7 +99,7 @@ def mixed_bound(problem: Problem, fallback: MemoryFallback | None = None) -> Mix
         for node in problem.nodes
     ]
     best_s = 0.0
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MOST_GENERATED):
         solved = _solve(problem, columns)
         cheapest = [
             generator.cheapest(node.index, solved.prices, solved.flow[node.index]) for node in problem.nodes
@@ -110,7 +110,7 @@ def mixed_bound(problem: Problem, fallback: MemoryFallback | None = None) -> Mix
         )
         certified_s = (priced_s - solved.broken * problem.serial_s) * (1 - FLOAT_SLACK)
         best_s = max(best_s, certified_s)
-        if best_s >= solved.objective_s * (1 - CLOSE_ENOUGH):
+        if best_s >= solved.objective_s * (1 - BOUND_CLOSE):
             break
         fresh = [column for own, column in zip(columns, cheapest, strict=True) if column not in own]
         if not fresh:

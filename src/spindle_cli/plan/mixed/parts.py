@@ -26,7 +26,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.mixed.baselines import in_turn
 from spindle_cli.plan.mixed.bound import MixedBound
-from spindle_cli.plan.problem import Node, Point, Problem
+from spindle_cli.plan.problem import WORTH, Node, Point, Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, judge_as_placed, measure_as_they_are
 from spindle_cli.plan.search.passes_apart import apart
@@ -35,8 +35,6 @@ from spindle_cli.plan.search.passes_apart import apart
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 # Most parts that get a quick plan, of those that could be fastest; and how many of them a search.
 MOST_PLANNED, MOST_SEARCHED = 48, 2
-# What saves less of the iteration than this is not worth idle nodes.
-WORTH = 0.01
 
 
 @dataclass(frozen=True)

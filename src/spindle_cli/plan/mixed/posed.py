@@ -20,7 +20,7 @@ from spindle_cli.plan.patterns.shorten import Shortener
 from spindle_cli.plan.pipelines.drafts import FAR_ON_SEVERAL_TYPES, may_gain, pipelines
 from spindle_cli.plan.problem import MemoryFallback, Point, Problem
 from spindle_cli.plan.schedule import Draft
-from spindle_cli.plan.search.judge import Judged, best_of, judge
+from spindle_cli.plan.search.judge import CARE_BRINGS_ON_TYPES, Judged, best_of, judge
 from spindle_cli.plan.search.listing import Timed, to_pieces
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
@@ -30,12 +30,10 @@ from spindle_cli.profile.types import MetaOpProfile, Profile
 BASELINES: tuple[StrategyName, ...] = ("sequential", "dp-even", "dp-flops")
 # Jobs dispatched in a search for schedules of each kind, for each type beyond the first: more types have more
 # allocations to choose from. And for each of the last search's, jobs timed to make schedules shorter.
-BASE_EFFORT = 6_000
+BASE_JOBS = 6_000
 SHORTENING = 10
 # Of schedules searched for, and of those made shorter, so many are worth placing.
 MOST_SEARCHED, MOST_SHORTENED = 8, 16
-# By so much of the iteration care in placing may bring more on several types than on one.
-CARE_BRINGS = 0.02
 # Where memory is short many problems are searched, one behind the other: schedules that mix allocations, and
 # shorter ones, by this part of the effort.
 PART_IN_SHORT_MEMORY = 0.5
@@ -144,7 +142,7 @@ class PosedOnTypes:
         mixes_from = MIXES_FROM_LEVEL if self._gives_up else 0
         plain: list[Sequence[Timed]] = []
         mixing: list[Sequence[Timed]] = []
-        jobs_tried, base = 0, BASE_EFFORT * max(1, len(self.problem.cluster.types) - 1)
+        jobs_tried, base = 0, BASE_JOBS * max(1, len(self.problem.cluster.types) - 1)
         for level in range(max(effort, 0) + 1):
             jobs_tried = 0 if effort == NO_SEARCH else base * 4**level
             plain += search(self.problem, self.bound, jobs_tried, level, mixes=False)
@@ -202,7 +200,7 @@ class _Placed:
             [draft for draft in drafts if draft.end_s < self.best_s],
             with_care=self.with_care,
             within_s=self.best_s,
-            care_brings=CARE_BRINGS,
+            care_brings=CARE_BRINGS_ON_TYPES,
         )
 
     def add_baselines(self, drafts: Iterable[Draft]) -> None:

@@ -16,13 +16,10 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.mixed.parts import Part, groups_of, parts_of
-from spindle_cli.plan.other_ways.idle_nodes import MakeProblem, on_all, with_idle
+from spindle_cli.plan.other_ways.idle_nodes import MOST_PARTS, MakeProblem, on_all, with_idle
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import strategies_on
 from spindle_cli.profile.types import Profile
-
-# Most parts of a cluster that are planned for, those first that leave out whole groups of nodes, or least.
-MOST_PARTS = 2
 
 # The best plan for a cluster of what is asked for; None: nothing fits.
 Find = Callable[[Cluster, Asked], Found | None]

@@ -28,7 +28,7 @@ MOST_LOOKED_AT = 10
 # Devices of each of one, two, or more types are counted in so many groups at most: more would take long.
 MOST_GROUPS = (256, 64, 32)
 # Patterns are generated until none would shorten the sequence by more than about this share.
-CLOSE_ENOUGH = 2e-3
+PATTERNS_CLOSE = 2e-3
 # What the optimum runs for less than this share of its length is left out.
 HARDLY = 1e-6
 
@@ -98,7 +98,7 @@ class PatternProgram:
             _, seconds, worth_s = shortest_sequence(self._problem, allowed)
             worth = {node.index: self._worth(node, worth_s[node.index]) for node in self._problem.nodes}
             found = [best_pattern(sorted(own), worth, self._room) for own in largest]
-            if not self._known.add(pattern for value, pattern in found if value > 1 + CLOSE_ENOUGH):
+            if not self._known.add(pattern for value, pattern in found if value > 1 + PATTERNS_CLOSE):
                 break
         least_s = HARDLY * sum(seconds)
         return [each for each in zip(allowed, seconds, strict=True) if each[1] > least_s]

@@ -15,7 +15,7 @@ from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice
 
 # Passes that the shortest search for one way to cut the cluster runs.
-BASE_EFFORT = 20000
+BASE_PASSES = 20000
 # Pipelines are tried where messages, sums, and what they take of the processor make the best plan so much
 # longer, or where it computes so much longer than the bound, as it does if it avoids them; on several types
 # of device schedules are as far from the bound for other reasons.
@@ -65,7 +65,7 @@ def _found(problem: Problem, effort: int, faster_than_s: float) -> Iterator[tupl
         if lanes.least_s >= faster_than_s:
             continue
         for level in range(effort + 1):
-            found = Search(lanes, sections, seed=level).best(BASE_EFFORT * 4**level, faster_than_s)
+            found = Search(lanes, sections, seed=level).best(BASE_PASSES * 4**level, faster_than_s)
             yield from ((lanes, pipeline) for pipeline in found)
             if not found:
                 break  # a longer search makes them shorter, but not by much

@@ -34,7 +34,7 @@ STILL_IN_SIGHT = ((0.25, 1.25), (0.5, 1.1), (0.75, 1.03))
 # A change counts as so many passes at least: where there are few pieces there is little to choose.
 LEAST_COUNTED = 24
 # By how many ops a cut is moved.
-STEPS = (-4, -2, -1, 1, 2, 4)
+MOVES_OF_CUTS = (-4, -2, -1, 1, 2, 4)
 URGENCIES = (0.1, 0.5, 0.8, 1.0, 1.25, 2.0, 10.0)
 
 
@@ -145,7 +145,7 @@ class Search:
         if len(parts) > 1 and kind < 0.7:
             place = random.randrange(len(parts) - 1)
             end = parts[place][0]
-            to = min(max(end + random.choice(STEPS), 0), num_ops)
+            to = min(max(end + random.choice(MOVES_OF_CUTS), 0), num_ops)
             first, last = min(end, to), max(end, to)
             return with_part(parts, first, last, parts[place if to > end else place + 1][1])
         cut = random.randrange(1, num_ops)

@@ -72,7 +72,7 @@ _Wish = tuple[float, int, int, int, float]
 
 # Widening may cost this much in device-seconds per op: the devices would be idle otherwise.
 WIDEN_COST = 1.5
-_ALMOST = 1 + 1e-9
+ALMOST = 1 + 1e-9
 
 
 class Dispatcher:
@@ -135,7 +135,7 @@ class Dispatcher:
         for node in state.ready:
             points = rates[node]
             urgency = (left[node] * op_s[node] + tail_s[node]) / left_s
-            wanted_s = op_s[node] / urgency * _ALMOST
+            wanted_s = op_s[node] / urgency * ALMOST
             most = min(bisect_left(self._speeds[node], -wanted_s), len(points) - 1)
             least, share = most, 1.0
             if most and urgency <= 1.0 and points[most][1] < wanted_s:

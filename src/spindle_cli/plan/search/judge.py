@@ -33,6 +33,8 @@ MOST_DEVICES_COUNTED = 256
 PLACED_WITH_CARE = 2
 # What takes this much longer than the best known by its quick placement is not: care brings less.
 CARE_BRINGS = 0.01
+# By so much of the iteration care in placing may bring more on several types than on one.
+CARE_BRINGS_ON_TYPES = 0.02
 # What the placement's estimate of a device's memory may be above what there is, where few devices are short
 # of it: it counts the largest share's part, and of optimizer state more than the account does.
 OVERFILLED = 1.1

@@ -15,18 +15,18 @@ from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged, fastest
 
 # What saves less of the iteration than this is not worth telling passes apart.
-WORTH = 0.002
+WORTH_REORDERING = 0.002
 
 
 def with_passes_apart(problem: Problem, judged: Judged) -> Judged:
-    """The same placed slices with the best order of their passes; as it was where none gains `WORTH`."""
+    """The same placed slices with the best order of their passes; as it was where none gains enough."""
     if not problem.orders_passes:
         return judged
     orders = [
         *(as_they_come(problem, judged.slices, longest_first=longest) for longest in (True, False)),
         *in_groups(problem, judged.slices),
     ]
-    enough_s = (1 - WORTH) * judged.prediction.iteration_s
+    enough_s = (1 - WORTH_REORDERING) * judged.prediction.iteration_s
     best = _best(problem, judged, orders, enough_s)
     return best if best is not None and best.prediction.iteration_s < enough_s else judged
 

@@ -28,7 +28,7 @@ from spindle_cli.plan.slices import Slice, rows_of
 MOST_JUDGED = 8
 MOST_IN_VAIN = 3
 JUDGED_PER_SLICE = 2
-WORTH = 0.001
+WORTH_SPREADING = 0.001
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _Choice:
 
 def spread_out(problem: Problem, judged: Judged) -> Judged:
     """The same plan with ops spread over the devices of their inputs, or as it was where none gains by it."""
-    worth_s = WORTH * judged.prediction.iteration_s
+    worth_s = WORTH_SPREADING * judged.prediction.iteration_s
     if judged.prediction.transfer_s < worth_s:
         return judged
     choices = [each for each in _choices(problem, judged.slices) if each.saved_s >= worth_s]

@@ -23,7 +23,7 @@ from spindle_cli.plan.best.micro_batches import (
 )
 from spindle_cli.plan.pipelines.drafts import bounded
 from spindle_cli.plan.placing.predict import Prediction
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.problem import WORTH, make_problem
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are, slices_in_order
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
@@ -36,9 +36,7 @@ MOST_METAOPS = 400
 # A try is worth its time where sums take this much of the iteration, or what is computed this many times the
 # bound of all cuts.
 SUMS_MATTER = 0.1
-FAR_FROM_BOUND = 1.5
-# By how much an iteration has to be shorter for a plan of more slices.
-WORTH = 0.01
+TIMES_ALL_CUTS_BOUND = 1.5
 # By which part of what messages take a pipeline is taken to last longer than predicted: three of four of
 # bert-base and ViT on 4 x 1 and 4 x 8 A800s with 1.25 and 3 GB/s between nodes are simulated to last less
 # long. Over gloo the messages of two devices go one after another both ways, and take the processors that
@@ -173,7 +171,7 @@ def _tasks_of_parts(profile: Profile) -> list[tuple[str, ...]]:
 def may_gain(best: Prediction, lower_bound_s: float) -> bool:
     """Whether sums make so much of the best other plan, or it computes so long as it avoids them."""
     sums_show = best.gradient_sum_s >= SUMS_MATTER * best.iteration_s
-    return sums_show or best.compute_s >= FAR_FROM_BOUND * lower_bound_s
+    return sums_show or best.compute_s >= TIMES_ALL_CUTS_BOUND * lower_bound_s
 
 
 def _best_of(cut: MicroBatched, best_s: float) -> tuple[Judged, float] | None:

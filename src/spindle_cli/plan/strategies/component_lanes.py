@@ -29,7 +29,7 @@ WEIGHTS = (0.3, 1.0)
 # long.
 MOST_DEVICES = 64
 # Rounds over all MetaOps; most searches stop by themselves after three.
-_ROUNDS = 8
+_LANE_ROUNDS = 8
 
 
 def component_lanes(problem: Problem, longest_s: float = inf) -> Iterator[Draft]:
@@ -112,7 +112,7 @@ class _Lanes:
             load[lanes[unit]] += self.seconds[unit]
         sum_s: dict[tuple[float, tuple[int, ...]], float] = {}
         best_s = self._cost_s(lanes, weight, sum_s)
-        for _ in range(_ROUNDS):
+        for _ in range(_LANE_ROUNDS):
             before_s = best_s
             for changed in self._neighbours(lanes):
                 cost_s = self._cost_s(changed, weight, sum_s)

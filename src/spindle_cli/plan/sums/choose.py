@@ -22,11 +22,10 @@ from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.again import predicted_by
+from spindle_cli.plan.problem import WORTH
 from spindle_cli.plan.types import Plan, PlanMetaOp, Sums
 from spindle_cli.profile.types import Matrix, MetaOpProfile, Profile
 
-# Of the iteration, what the rule has to promise, and the plan to gain: predictions are not more exact.
-WORTH = 0.01
 # What the plan's own slices have to gain before it is planned once more, which takes as long again.
 SHOWS = WORTH / 2
 # How many matrices a note names.

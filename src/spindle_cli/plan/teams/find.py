@@ -22,14 +22,14 @@ from spindle_cli.profile.types import Profile
 # Into how many teams devices are cut, in steps of this part of all devices. Of each number that cut is
 # planned whose schedules' lower bound is lowest.
 NUMBERS = (2, 3)
-STEPS = 8
+CUT_STEPS = 8
 # Of cuts whose bounds differ by less than this, those with fewer kinds of teams are searched sooner.
-NEAR = 1.01
+BOUNDS_ALIKE = 1.01
 # With less nobody waits for several searches more.
 LEAST_EFFORT = 1
 # They are made before other plans where the best one known takes more than this many times as long as the
 # lower bound: nearer to it others are often faster, and leave few teams to plan.
-FAR = 1.15
+TEAMS_FIRST = 1.15
 
 
 class InTeams:
@@ -52,7 +52,7 @@ class InTeams:
                 less.
         """
         self._profile, self._cluster, self._asked = profile, cluster, asked
-        self._far_s = FAR * lower_bound_s
+        self._far_s = TEAMS_FIRST * lower_bound_s
         self._simulated_s = simulated_s
         self._known: tuple[Found | None, float] | None = None
 
@@ -125,7 +125,7 @@ def _planners(profile: Profile, cluster: Cluster, effort: int) -> Iterator[Teams
         possible = [planner for planner in each if planner is not None]
         if possible:
             least_s = min(planner.lower_bound_s for planner in possible)
-            near = [planner for planner in possible if planner.lower_bound_s <= NEAR * least_s]
+            near = [planner for planner in possible if planner.lower_bound_s <= BOUNDS_ALIKE * least_s]
             yield min(near, key=lambda planner: planner.num_kinds)
 
 
@@ -139,7 +139,7 @@ def sizes_of(number: int, cluster: Cluster) -> Iterator[tuple[int, ...]]:
     for numbers in product(range(1, number + 1), repeat=len(counts)):
         if sum(numbers) == number:
             each = (
-                list(_cuts(count, count, max(1, count // STEPS), own))
+                list(_cuts(count, count, max(1, count // CUT_STEPS), own))
                 for count, own in zip(counts, numbers, strict=True)
             )
             yield from (tuple(chain(*sizes)) for sizes in product(*each))

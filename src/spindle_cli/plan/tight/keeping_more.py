@@ -18,7 +18,7 @@ from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import MetaOpProfile
 
 # How often MetaOps are looked at: what was kept of one may leave room for another, or take it.
-ROUNDS = 2
+KEEPING_ROUNDS = 2
 # Of what recomputing everything takes, what a MetaOp has to take to be recomputed, and to be kept again.
 RECOMPUTED, KEPT = 0.02, 0.05
 
@@ -33,7 +33,7 @@ def keeping_more(tight: TightProblem, strategy: StrategyName) -> TightPlan | Non
     counts = {each.name: each.num_ops for each in longest if _recomputed_s(each) >= RECOMPUTED * total_s}
     now = _recomputing(tight, counts, {})
     best = _quick(now, strategy)
-    for _ in range(ROUNDS):
+    for _ in range(KEEPING_ROUNDS):
         before = now
         for metaop in longest:
             for less in _with_less(now, metaop) if _recomputed_s(metaop) >= KEPT * total_s else ():

@@ -19,6 +19,7 @@ from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import LARGEST_WEIGHT, ShardWeights
+from spindle_cli.plan.problem import WORTH
 from spindle_cli.plan.types import Plan
 from spindle_cli.plan.weights.speeds import FULL, by_speed, reduced
 from spindle_cli.profile.types import Profile
@@ -28,9 +29,6 @@ from spindle_cli.profile.types import Profile
 ShardBy = Literal["even", "memory", "speed"] | Mapping[str, int]
 # Most plans with weights: where they are asked for, and where they are one thing to try of several.
 _MOST_ASKED, _MOST_TRIED = 4, 2
-# Of the iteration, what weights have to promise: of what memory costs, as large a part as the optimizer
-# state of a device is of the bytes that it lacks.
-_WORTH = 0.01
 # Plans a profile, with its weights, for a cluster.
 Make = Callable[[Profile, Cluster], Plan]
 
@@ -93,7 +91,7 @@ def with_best_weights(
     start = evenly if has_room else _tried(make, profile, cluster.with_ample_memory())
     if shard_by is None and isinstance(evenly, Plan) and isinstance(start, Plan):
         saved_s = evenly.predicted.iteration_s - start.predicted.iteration_s
-        if saved_s * _share_freed(start, cluster) < _WORTH * evenly.predicted.iteration_s:
+        if saved_s * _share_freed(start, cluster) < WORTH * evenly.predicted.iteration_s:
             return evenly
     most = _MOST_ASKED if shard_by == "memory" else _MOST_TRIED
     found = _by_memory(profile, cluster, start, make, most)

@@ -25,10 +25,9 @@ from spindle_cli.plan.mixed.dispatching.choices import Choices
 from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.mixed.dispatching.optimum import optimum_ops
 from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.search.dispatch import ALMOST, WIDEN_COST
 from spindle_cli.plan.search.listing import Timed
 
-# Widening may cost this many times as much per op: the devices would be idle otherwise.
-WIDEN_COST = 1.5
 # Of the mean price of a device, what one of a type costs at least, of which there are enough.
 LEAST_PRICE = 0.02
 # An allocation of the program's optimum is taken where it takes this many times as long as wanted, or less.
@@ -37,7 +36,6 @@ OPTIMUM_LATE = 1.1
 FEWEST_LEFT = 0.5
 # Of so many prices it is kept what allocations are worth: those of the guides that are being changed in turn.
 _PRICES_KEPT = 16
-_ALMOST = 1 + 1e-9
 
 
 class _Priced(NamedTuple):
@@ -178,7 +176,7 @@ class _Run:
         wishes = []
         for node in self.ready:
             urgency = (self.left[node] * self.op_s[node] + self.tail_s[node]) / left_s
-            wishes.append((-urgency * self.guide.urgency[node], node, self.op_s[node] / urgency * _ALMOST))
+            wishes.append((-urgency * self.guide.urgency[node], node, self.op_s[node] / urgency * ALMOST))
         granted: list[_Grant] = []
         for _, node, wanted_s in sorted(wishes):
             found = self._choose(node, wanted_s, waits=bool(self.running or granted))
@@ -206,7 +204,7 @@ class _Run:
         # What is late takes the fastest there is, even where no allocation at all would be in time.
         if waits and op_s > self.guide.patience * max(wanted_s, shortest_s):
             return None
-        return _Grant(node, choices.fastest_first[0], 1.0, is_enough=op_s <= shortest_s * _ALMOST)
+        return _Grant(node, choices.fastest_first[0], 1.0, is_enough=op_s <= shortest_s * ALMOST)
 
     def _in_time(self, choices: Choices, wanted_s: float) -> tuple[int, float] | None:
         """What is fast enough and worth least, and the share of the ops to run on it."""

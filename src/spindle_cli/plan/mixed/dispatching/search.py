@@ -23,20 +23,17 @@ from spindle_cli.plan.mixed.dispatching.dispatch import MixedDispatcher
 from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.draws import scaled_at_random
+from spindle_cli.plan.search.improve import CLOSE_ENOUGH, EFFORT_PER_DISPATCH, KEPT_PER_DIRECTION
 from spindle_cli.plan.search.listing import Timed
 
 GRID_SLACK = (0.0, 0.01, 0.03, 0.06, 0.12, 0.25)
 GRID_PATIENCE = (1.2, 2.0, 1e9)
 # Where nothing is searched beyond the grid, many problems are asked for quickly.
 QUICK_PATIENCE = (2.0,)
-KEPT_PER_DIRECTION = 4
 # So many schedules are worth placing.
 MOST_RETURNED = 4
 # How many go on behind each round.
 STILL_ALIVE = (2, 1, 1)
-# What a dispatch costs beyond its jobs, in jobs.
-EFFORT_PER_DISPATCH = 10
-CLOSE_ENOUGH = 0.001
 
 
 @dataclass
