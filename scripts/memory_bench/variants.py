@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
+from memory_bench.stages import in_two_stages
 from memory_bench.teams import by_two_teams
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.artifact import write_json
@@ -34,7 +35,7 @@ class Variant:
     `train`: train settings. `tp`: MetaOps that can be split so many ways are. `recompute`, `in_groups`:
     devices have less memory than the plan would take, so that ops are recomputed, or tasks run forward and
     backward in groups. `sharding`: what devices share out of all parameters. `by_teams`: two teams share out
-    all of them, by one plan whatever the strategy.
+    all of them, by one plan whatever the strategy. `in_stages`: each task runs in two stages.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Variant:
     in_groups: bool = False
     sharding: Sharding | None = None
     by_teams: bool = False
+    in_stages: bool = False
     unequally: bool = False
 
     def is_of(self, plan: Plan) -> bool:
@@ -73,6 +75,7 @@ VARIANTS = {
         Variant("tasks in groups", in_groups=True),
         Variant("gradients shared out", sharding=Sharding.GRADIENTS),
         Variant("parameters shared out", sharding=Sharding.PARAMETERS),
+        Variant("in two stages, in micro-batches", in_stages=True),
         Variant("by two teams", by_teams=True),
         Variant("by two teams, other ranges", by_teams=True, unequally=True),
         Variant("by two teams, bf16, accumulate 2", {**_BF16, "accumulate": 2}, by_teams=True),
@@ -127,6 +130,8 @@ def plan_variant(
         count = cluster.num_devices
         weights = tuple(range(1, count + 1)) if variant.unequally else ()
         return by_two_teams(profile, cluster, weights)
+    if variant.in_stages:
+        return in_two_stages(profile, cluster)
     keys = [metaop.parameters or metaop.name for metaop in profile.metaops]
     shared_out = None if variant.sharding is None else dict.fromkeys(keys, variant.sharding)
     plan = make_plan(profile, cluster, strategy, sharding=shared_out)

@@ -25,6 +25,7 @@ from bench_memory import Row, rows
 NAMES = (
     "whole optimizer state, loss in chunks",
     "parameters shared out, tp 2, bf16, accumulate 2",
+    "in two stages, in micro-batches",
     pytest.param("tp 2, recomputed", marks=pytest.mark.long),
     pytest.param("tasks in groups", marks=pytest.mark.long),
 )
