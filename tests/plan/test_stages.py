@@ -18,6 +18,7 @@ from spindle_cli.plan.pipelines.cuts import Piece
 from spindle_cli.plan.pipelines.lanes import Lanes
 from spindle_cli.plan.pipelines.timetable import PieceSeconds, messages_s, timetable
 from spindle_cli.plan.placing.predict import Prediction
+from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.stages import pipelined
 from spindle_cli.plan.stages.pipelined import may_gain
@@ -140,6 +141,26 @@ def test_a_chain_behind_a_slow_link_becomes_a_pipeline() -> None:
     assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=0.03)
     assert check_plan(plan, profile) == ()
     assert len(make_plan(profile, cluster, micro_batches={"t": 1}).slices) < len(plan.slices)
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_so_it_does_in_as_many_micro_batches_as_are_asked_for(count: int) -> None:
+    """Not in 16, which would take less; one device alone would take 6.4 s, three idle."""
+    plan = make_plan(profile_of(chain()), apart(4), micro_batches={"t": count})
+    assert plan.micro_batches == {"t": count}
+    assert plan.predicted.compute_s == pytest.approx((count + 3) / count * 1.6, abs=1e-2)
+    assert {device for piece in plan.slices for device in piece.devices} == {0, 1, 2, 3}
+
+
+def test_of_micro_batches_that_are_asked_for_no_others_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[dict[str, int]] = []
+    monkeypatch.setattr(pipelined, "_best_of", lambda cut, _: tried.append(dict(cut.counts)))
+    profile = profile_of(cuttable("t/net", 4, UP_TO_32), cuttable("s/net", 4, UP_TO_32))
+    found = Found(judged(4.0), is_short=False)
+    for asked in ({"t": 8, "s": 1}, {"t": 1, "s": 1}, {}):
+        ends = (profile, apart(4), found, 0.0, predicted_s, make_problem, asked)
+        assert pipelined.in_pipelines(*ends) is found
+    assert tried == [{"t": 8}]
 
 
 def test_where_messages_are_as_slow_as_sums_batches_stay_whole() -> None:

@@ -224,13 +224,14 @@ def _found_on_one_type(profile: Profile, cluster: Cluster, asked: Asked) -> tupl
     teams = InTeams(profile, cluster, asked, bound.lower_bound_s, simulated_s)
     found = teams.or_better(find_asked(profile, cluster, asked, teams.or_less_s))
     if _may_pipeline(profile, asked):
-        found = in_pipelines(profile, cluster, found, bounds.any_s, simulated_s)
+        cut = asked.micro_batches
+        found = in_pipelines(profile, cluster, found, bounds.any_s, simulated_s, make_problem, cut)
     return found, bounds
 
 
 def _may_pipeline(profile: Profile, asked: Asked) -> bool:
     """Whether all tasks run in every step, and nothing is asked for that these pipelines cannot be."""
-    is_free = asked.micro_batches is None and asked.sharding is None and not asked.equal_shares
+    is_free = asked.sharding is None and not asked.equal_shares
     return asked.strategy == "spindle" and asked.effort > NO_SEARCH and is_free and not profile.task_sets
 
 
@@ -252,7 +253,8 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
     found = whole_or_in_part(profile, look)
     if _may_pipeline(profile, asked):
         make = SeveralTypes().problem
-        found = in_pipelines(profile, cluster, found, bounds.any_s, simulated_s, make)
+        cut = asked.micro_batches
+        found = in_pipelines(profile, cluster, found, bounds.any_s, simulated_s, make, cut)
     found = found or found_otherwise(
         profile, cluster, asked, partial(_found_on, profile, cluster), SeveralTypes().problem
     )

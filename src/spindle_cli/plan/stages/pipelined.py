@@ -51,6 +51,7 @@ def in_pipelines(
     bound_any_s: float,
     simulated_s: Callable[[Found], float],
     make: MakeProblem = make_problem,
+    micro_batches: Mapping[str, int] | None = None,
 ) -> Found | None:
     """The best plan; `found` where no pipeline of micro-batches is shorter by `WORTH`, as predicted and as
     simulated.
@@ -60,10 +61,16 @@ def in_pipelines(
         bound_any_s: before which no schedule ends, however batches are cut.
         simulated_s: a plan's iteration by simulation.
         make: indexes a profile for the cluster.
+        micro_batches: of each task, where they are asked for: `found` has so many, and so have pipelines.
     """
     if found is None or not may_gain(found.best.prediction, bound_any_s) or not _has_equal_batches(profile):
         return found
     search = _Search(profile, cluster, simulated_s, make, found, found.best.prediction.iteration_s)
+    if micro_batches is not None:
+        counts = {task: count for task, count in micro_batches.items() if count > 1}
+        if counts:
+            search.gains(counts)
+        return search.best
     heaviest = _tasks_of_parts(profile)[0]
     missed = 0
     for count in COUNTS:
