@@ -53,16 +53,16 @@ def after(metaops: list[MetaOpProfile], slices: list[Slice], device: int) -> lis
 
 @pytest.mark.parametrize("count", [3, 6])
 def test_gradients_that_are_sent_do_not_add_up_over_micro_batches(count: int) -> None:
-    """Two stages. Behind each backward pass a device has its gradient alone, as the first stage begins to
-    take the one before when that pass begins; and for each pass that comes what it takes, beside a MiB of
-    parameters' gradients.
+    """Two stages. Behind each backward pass a device has its gradient and the one before, which the first
+    stage begins to take when that pass begins and has two passes later; and for each pass that comes what it
+    takes, beside a MiB of parameters' gradients.
     """
     first, second = chain("a", "b")
     slices = cut(first, 0, [(2 * number, 2 * number + 5) for number in range(count)])
     slices += cut(second, 1, [(2 * number + 2, 2 * number + 3) for number in range(count)])
     found, share = after([first, second], slices, 1), 96 // count
     behind_backward = found[1::2]
-    assert behind_backward == [1 + 2 * share] * (count - 1) + [1 + share]
+    assert behind_backward == [1 + 2 * share, *[1 + 3 * share] * (count - 2), 1 + 2 * share]
 
 
 def test_what_has_run_backward_on_the_same_device_has_taken_its_gradient() -> None:

@@ -14,13 +14,15 @@ from spindle_cli.profile.types import MetaOp
 
 
 class Taken(NamedTuple):
-    """What a slice takes in from another one: the bytes for the whole batch, the number of the other, and
-    whether each of its ops takes it, so that its gradient is there from the first that has run backward on.
+    """What a slice takes in from another one: the bytes for the whole batch, the number of the other,
+    whether each of its ops takes it, so that its gradient is there from the first that has run backward on,
+    and whether each device has made itself what it takes.
     """
 
     num_bytes: int
     producer: int
     by_every_op: bool
+    stays: bool
 
 
 class Crossings:
@@ -39,7 +41,8 @@ class Crossings:
             whole = edge_bytes(producer, edge, by_name)
             of_every_op = by_name[slices[edge.consumer].metaop].inputs_of_every_op
             by_every_op = not edge.inner and producer.metaop in of_every_op
-            self._taken[edge.consumer].append(Taken(whole, edge.producer, by_every_op))
+            stays = _place_of(producer) == _place_of(slices[edge.consumer])
+            self._taken[edge.consumer].append(Taken(whole, edge.producer, by_every_op, stays))
             self._sources[edge.consumer].append((whole, edge.producer))
             self._takers[edge.producer].append((whole, edge.consumer))
 
@@ -83,8 +86,7 @@ class Crossings:
     def _holder(self, other: int, piece: SliceShape) -> Callable[[int, int], bool]:
         """Whether a device's share of the slice `other` includes a share of `piece`."""
         source = self._slices[other]
-        alike = (source.devices, source.dp, source.tp, source.rows)
-        if alike == (piece.devices, piece.dp, piece.tp, piece.rows):
+        if _place_of(source) == _place_of(piece):
             return _EVERYWHERE
         if source.rows is not None or piece.rows is not None:
             layouts = layout_of(source, self._by_name), layout_of(piece, self._by_name)
@@ -101,6 +103,10 @@ class Crossings:
             return own * piece.dp <= share * source.dp and (share + 1) * source.dp <= (own + 1) * piece.dp
 
         return has
+
+
+def _place_of(piece: SliceShape) -> object:
+    return piece.devices, piece.dp, piece.tp, piece.rows
 
 
 def _EVERYWHERE(_: int, __: int) -> bool:  # noqa: N802 - a constant

@@ -52,7 +52,8 @@ def device_memory(
       first slice runs in that direction; where the passes have an order of their own, while the pass before
       runs. It stays until the slice has run backward. The gradients of its
       inputs stay until the slice that has made them has run backward, by the order of all passes, and the
-      device's next pass begins; where it has none behind that, to the iteration's end.
+      device's next pass begins, or where they are sent `PASSES_AHEAD` passes more; where it has none behind
+      that, to the iteration's end.
     * What autocast has cast of parameters stays until the last forward pass of a batch that uses them.
     * The fields of a task's batch that a device reads are there all the time, of the largest share that it
       has of the task; on GPUs twice, as those of the next batch are copied while this one's passes run.

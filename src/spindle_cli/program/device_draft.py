@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
+from spindle_cli.account.device.iteration import PASSES_AHEAD
 from spindle_cli.account.rows import Layout
 from spindle_cli.account.sums.update_parts import update_parts
 from spindle_cli.account.types import ParameterGroup
@@ -173,15 +175,20 @@ class DeviceDraft:
         return written
 
     def _with_left(self, actions: Iterable[Action]) -> list[Action]:
-        """Give each pass what is given up before it of all that was sent. Messages that start together are
-        given up together.
+        """Give each pass what is given up before it of all that was sent: what went over an edge, before the
+        first of the device's passes behind the producer's backward pass, when gradients come back over it;
+        the gradients themselves so many passes later, as that pass may still wait for them. Messages that
+        start together are given up together.
         """
         written: list[Action] = []
-        sent: list[tuple[list[int], int]] = []  # keys, and behind which of all passes they are given up
+        own = [self.order[compute] for compute in self.computes]
+        sent: list[tuple[list[int], int]] = []  # keys, and before which of the own passes they are given up
+        begun = 0
         together: tuple[Kind, int | None] | None = None  # of the last of these
         for action in actions:
             if action.kind in SENDS and action.transfer is not None:
-                needed_to = self.order[Kind.BACKWARD, action.transfer.producer]
+                needed_to = bisect_right(own, self.order[Kind.BACKWARD, action.transfer.producer])
+                needed_to += PASSES_AHEAD if action.transfer.is_gradient else 0
                 if together == (action.kind, action.communicator):
                     keys, other = sent.pop()
                     sent.append(([*keys, action.transfer.key], max(needed_to, other)))
@@ -191,10 +198,10 @@ class DeviceDraft:
             else:
                 together = None
             if action.piece is not None:
-                place = self.order[action.kind, action.piece]
-                left = sorted(key for keys, needed_to in sent if needed_to < place for key in keys)
-                sent = [each for each in sent if each[1] >= place]
+                left = sorted(key for keys, needed_to in sent if needed_to <= begun for key in keys)
+                sent = [each for each in sent if each[1] > begun]
                 action = replace(action, left=tuple(left))
+                begun += 1
             written.append(action)
         return written
 

@@ -137,7 +137,7 @@ class Action:
             gradients that are sharded, while it runs.
         left: of an F or B, ascending, the keys of what the device has sent and gives up before it, when all
             of it has left: what is sent over an edge, either way, is not needed once the producer has run
-            backward by the order of all passes.
+            backward.
     """
 
     kind: Kind

@@ -310,12 +310,13 @@ class Iteration:
 
     def _retain(self, part: Part, *, by_every_op: bool) -> None:
         """Have gradients of what a slice takes in: until the first pass behind the backward pass of the slice
-        that has made it, which takes them; where none comes behind it, to the end.
+        that has made it, which takes them, and `PASSES_AHEAD` more where they are sent, as that pass may wait
+        for them still; where none comes behind it, to the end.
         """
-        for num_bytes, producer, is_by_every_op in part.taken:
-            if is_by_every_op == by_every_op:
-                taken_at = self._setting.order.backward_at[producer]
-                place = bisect_right(self._own_numbers, taken_at)
+        for num_bytes, taken in part.taken:
+            if taken.by_every_op == by_every_op:
+                taken_at = self._setting.order.backward_at[taken.producer]
+                place = bisect_right(self._own_numbers, taken_at) + (0 if taken.stays else PASSES_AHEAD)
                 self._leaving_at[place] = self._leaving_at.get(place, 0.0) + num_bytes
                 self._retained += num_bytes
 

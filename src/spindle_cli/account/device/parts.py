@@ -118,7 +118,7 @@ class Part:
         self.edges = after + (0.0 if self.keeping[0] is Keeping.INPUTS else before / piece.tp)
         inner = slice_output_bytes(metaop, first + 1, metaop.num_ops) / shares
         self.kept_inputs = max(inner, handed)
-        self.taken = [(each.num_bytes / shares, each.producer, each.by_every_op) for each in taken]
+        self.taken = [(each.num_bytes / shares, each) for each in taken]
         self.uses = known.of(metaop)[first:last]
 
     def kept_of(self, needs: OpNeeds, keeping: Keeping) -> float:
