@@ -112,7 +112,7 @@ class Arrival:
     under_way: list[_Incoming] = field(default_factory=list)
     share: Tensor | None = None
 
-    def make_room(self, samples: Samples, batch: Batch, part: Part) -> Tensor:
+    def make_room(self, samples: Samples, batch: Batch, part: Part = WHOLE) -> Tensor:
         """Where the rows of `samples`, or this part of them, are to land that another rank sends as one of a
         batch.
         """
@@ -138,7 +138,7 @@ class Arrival:
         self.under_way.append(_Incoming(view, whole, samples[0], batch, parts))
         return parts[slice(*part_of(size, part))]
 
-    def complete(self, held: Held, *, is_gradient: bool, group: TensorGroup | None) -> Tensor:
+    def complete(self, held: Held, *, is_gradient: bool, group: TensorGroup | None = None) -> Tensor:
         """Wait for what is under way and add what this rank holds itself: the whole share. What comes in
         parts is gathered with `group`, the devices that hold the same share, chunk by chunk.
 
