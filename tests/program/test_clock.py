@@ -64,7 +64,8 @@ def test_what_goes_in_several_chunks_has_come_with_the_longest() -> None:
     maker = maker.model_copy(update={"output_bytes": 8_000_000})
     waves = [[slice_of(maker, (0, 1), (0,), 0.0)], [slice_of(taker, (0, 1), (1, 2), 0.3)]]
     plan = plan_of(profile_of(maker, taker), cluster_of(4, devices_per_node=2), waves)
-    found = on_their_way_s(plan, find_transfers(plan, slice_layouts(plan), slice_edges(plan)))
+    layouts = slice_layouts(plan)
+    found = on_their_way_s(plan, layouts, find_transfers(plan, layouts, slice_edges(plan)))
     there, back = ((Kind.FORWARD, 0), (Kind.FORWARD, 1)), ((Kind.BACKWARD, 1), (Kind.BACKWARD, 0))
     assert found == {there: pytest.approx(0.00402), back: pytest.approx(0.00402)}
 
