@@ -24,10 +24,9 @@ from spindle_cli.profile.types import MetaOp
 # came and went, by the sixth messages had a communicator for each direction, and their place one pass ahead;
 # by the seventh slices kept what they had gathered where no gradients come to them, too; by the eighth what
 # teams hand on took nothing, and what they sum twice as much where two have the same ranges; by the ninth the
-# allocator held more of what comes and goes alone, the reserve of GPUs had no room for NCCL's start, and
-# communicators took as much between nodes as inside of one; by the tenth casts of parameters went with the
-# backward pass behind each forward one.
-MEMORY_FORMULA = 11
+# allocator held more of what comes and goes alone, the reserve of GPUs had no room for NCCL's start,
+# communicators took as much between nodes as inside of one, and gradients of inputs stayed to the end.
+MEMORY_FORMULA = 10
 
 
 def device_memory(
