@@ -89,7 +89,7 @@ def test_all_micro_batches_run_one_behind_the_other_on_one_device() -> None:
 def test_micro_batches_share_parameters_without_a_name_too() -> None:
     """2 MiB of parameters in two blocks, with as much of gradients and twice of optimizer state."""
     net = cuttable("t/net", 2, LINEAR, parameters=None)
-    plan = make_plan(profile_of(net), cluster_of(2), micro_batches={"t": 3})
+    plan = make_plan(profile_of(net), cluster_of(2), "sequential", micro_batches={"t": 3})
     memory = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
     assert memory[0].parts["parameters"] == 2 * MIB
     # Parts of a batch are rounded up for the search, to bytes.

@@ -17,9 +17,9 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.mixed.parts import WORTH, Part, groups_of
+from spindle_cli.plan.mixed.parts import Part, groups_of
 from spindle_cli.plan.pipelines.drafts import may_gain
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.problem import WORTH, Problem, make_problem
 from spindle_cli.plan.search.judge import measure_as_they_are
 from spindle_cli.plan.search.passes_apart import apart
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
