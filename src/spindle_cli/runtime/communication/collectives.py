@@ -234,10 +234,10 @@ def _start_sum(flat: Tensor, members: Members) -> dist.Work:
 class _ToEachOther(dist.Work):
     """A gather over gloo in which each rank sends its range to each other rank, and takes theirs.
 
-    gloo's own ways are slower: an all-gather makes a copy of all that it gathers, and copies from there, and
-    a broadcast of each range leaves a link half idle, as ranges go one way after the other (gathering 3 MiB
-    over two hosts with 1 Gbit/s between them takes 14 ms so, 15 ms by an all-gather with twice the processor
-    time, and 25 ms by broadcasts; `scripts/bench_collectives.py --hosts`).
+    gloo's own ways cost more: an all-gather makes a copy of all that it gathers, and copies from there, and a
+    broadcast of each range leaves a link half idle, as ranges go one way after the other (gathering 3 MiB
+    over two hosts with 1 Gbit/s between them takes 17 ms so, 16 ms by an all-gather, 25 ms by broadcasts;
+    `scripts/bench_collectives.py --hosts 1000 --mib 3`).
     """
 
     def __init__(self, flat: Tensor, members: Members) -> None:
