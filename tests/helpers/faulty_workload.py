@@ -55,8 +55,10 @@ def write_faults(folder: Path, *faults: Fault) -> dict[str, str]:
 
 
 def is_worker() -> bool:
-    """Whether this process is one of several: what a workload is told is that it is alone."""
-    return distributed_c10d._world._default_pg is not None
+    """Whether this process is one of several, by what it runs: what a workload is told is that it is alone,
+    and it is built before the others are met.
+    """
+    return sys.argv[0].endswith(("spindle_cli.runtime.worker", "spindle_cli/runtime/worker.py"))
 
 
 def rank() -> int:

@@ -9,16 +9,15 @@ import os
 import time
 from pathlib import Path
 
-from torch.distributed import distributed_c10d
-
 from helpers import toy_workload
+from helpers.faulty_workload import is_worker
 from spindle_cli.workload.types import Workload
 
 VARIABLE = "SPINDLE_TEST_SLEEPS"  # 'launcher' or 'workers'
 
 
 def build() -> Workload:
-    who = "workers" if distributed_c10d._world._default_pg is not None else "launcher"
+    who = "workers" if is_worker() else "launcher"
     if os.environ.get(VARIABLE) == who:
         Path("building").touch()
         give_up_at = time.monotonic() + 60
