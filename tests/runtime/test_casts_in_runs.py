@@ -120,3 +120,15 @@ def test_split_and_shared_out_they_train_what_plain_pytorch_does(
     differences = {check.what: check.largest.relative for check in report.checks if check.largest is not None}
     found = differences["gradients of step 1"] or 0.0
     assert 1e-4 < found < SPLIT_GRADIENT_TOLERANCE["bf16-autocast"]
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("ready_pythons")
+@pytest.mark.parametrize("order", [1, 4])
+def test_sums_that_start_op_by_op_have_the_whole_gradient(order: int, tmp_path: Path) -> None:
+    """Of casts that an earlier pass has made it would be complete behind all ops of the pass."""
+    folder = tmp_path / "case"
+    prepare(Case("sums", (0, 1), "memory_toys", train=TRAIN, micro_batches=CUT, apart=order), 2, folder)
+    source = str(folder / "workload.yaml")
+    report = verify_plan(folder / "plan.yaml", source, VerifyOptions(steps=2), lambda line: None)
+    assert report.same, report
