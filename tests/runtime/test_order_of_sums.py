@@ -109,5 +109,8 @@ def test_losses_wait_for_sums_that_wait_for_a_buffer(monkeypatch: pytest.MonkeyP
     for action in (Action(Kind.SUM, group=0), Action(Kind.SUM, group=1), Action(Kind.LOSSES)):
         executor._run_action(action, batch)
     assert started == [192]
+    for group in (1, 0):
+        pool.start_flags(group)
     pool.finish()
-    assert started == [192, 288, LOSSES]
+    assert started[:3] == [192, 288, LOSSES]  # flags come behind them
+    assert len(started) == 5

@@ -310,6 +310,34 @@ def test_a_buffer_that_a_region_counts_in() -> None:
     assert task.root.seen.item() == 5
 
 
+def written_and_read(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    loss = functional.cross_entropy(self.head(self.features(x)) + self.seen, label.clamp(min=0))
+    with torch.no_grad():
+        n = int(self.seen)
+        self.seen.fill_(n + 1)
+    return loss
+
+
+def written_alone(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    logits = self.head(self.features(x))
+    with torch.no_grad():
+        n = int((logits.argmax(1) == label).sum())
+        self.seen.fill_(n)
+    return functional.cross_entropy(logits, label.clamp(min=0))
+
+
+@pytest.mark.parametrize(
+    ("run", "apart"),
+    [(written_and_read, "it also reads it elsewhere"), (written_alone, "the loss is made of nothing there")],
+)
+def test_a_buffer_that_is_written_where_nobody_would_see_it_is_refused(
+    run: Callable[..., Any], apart: str
+) -> None:
+    """As queues of contrastive losses are, and counts for a log."""
+    with pytest.raises(WorkloadError, match=rf"forward writes into 'seen' .*; {apart}"):
+        task_of(run)
+
+
 def test_a_check_that_only_raises_is_left_out() -> None:
     def run(self: Net, x: Tensor, label: Tensor) -> Tensor:
         x = self.a(self.first(x))

@@ -446,10 +446,46 @@ def _traced(
         raise _untraceable(task.name, error) from error
     forget_equal_twins(task.module)
     tracer.regions.hold()
+    _refuse_writes_apart(task, graph, observer)
     end = next(node for node in graph.nodes if node.op == "output")
     end.meta["place"] = place_of_function(type(task.module).forward)
     give_modes(task.module, tracer.modes.found)
     return Traced(graph, tuple(tracer.known.decided), moves.found, tracer.modes.found)
+
+
+def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> None:
+    """Refuse regions that write into parameters or buffers which others read, each of its own copy, or that
+    do nothing else, as nobody would run them.
+    """
+    root = task.module
+    names = {id(tensor): name for name, tensor in [*root.named_parameters(), *root.named_buffers()]}
+    read: dict[fx.Node, set[str]] = {}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            read[node] = {str(node.target)}
+        elif node.op == "call_module":
+            module = root.get_submodule(str(node.target))
+            held = [*module.parameters(), *module.buffers()]
+            read[node] = {names[id(tensor)] for tensor in held if id(tensor) in names}
+    for node in graph.find_nodes(op="call_module"):
+        region = root.get_submodule(node.target)
+        changed = observer.changed.get(observer.kinds.behaviour(region), ())
+        if not isinstance(region, Region) or not changed:
+            continue
+        own = dict([*region.named_parameters(), *region.named_buffers()])
+        written = {names[id(own[name])] for name in changed if id(own[name]) in names}
+        others = {name for other, held in read.items() if other is not node for name in held}
+        shared = sorted(written & others)
+        if shared or not any(user.users for user in (node, *node.users)):
+            apart = "it also reads it elsewhere" if shared else "the loss is made of nothing there"
+            raise refusal(
+                task.name,
+                f"forward writes into {(shared or sorted(written))[0]!r} where it decides by values, in what "
+                f"runs as it is written; {apart}",
+                region.place,
+                "Put what reads it and what writes into it into one nn.Module, whose result the loss is made "
+                "of, and list its class in the workload's `operators`: it runs whole.",
+            )
 
 
 @contextlib.contextmanager
