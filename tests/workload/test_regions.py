@@ -326,9 +326,22 @@ def written_alone(self: Net, x: Tensor, label: Tensor) -> Tensor:
     return functional.cross_entropy(logits, label.clamp(min=0))
 
 
+def written_and_weighed(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    logits = self.head(self.features(x)) + self.seen
+    with torch.no_grad():
+        n = int(self.seen)
+        self.seen.fill_(n + 1)
+        weight = torch.ones_like(logits[0, 0]) * n
+    return functional.cross_entropy(logits, label.clamp(min=0)) * weight
+
+
 @pytest.mark.parametrize(
     ("run", "apart"),
-    [(written_and_read, "it also reads it elsewhere"), (written_alone, "the loss is made of nothing there")],
+    [
+        (written_and_weighed, "it also reads it elsewhere"),
+        (written_and_read, "it also reads it elsewhere"),
+        (written_alone, "the loss is made of nothing there"),
+    ],
 )
 def test_a_buffer_that_is_written_where_nobody_would_see_it_is_refused(
     run: Callable[..., Any], apart: str

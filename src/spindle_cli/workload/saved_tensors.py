@@ -27,7 +27,6 @@ class SavedTensorsHooks:
 
     def __init__(self, pack: Pack, unpack: Unpack) -> None:
         self.stepped_over = False
-        self._pack = pack
         self._hooks = graph.saved_tensors_hooks(pack, unpack)
         self._disable: Any = None
 
@@ -43,9 +42,11 @@ class SavedTensorsHooks:
 
     @contextmanager
     def _disabled(self, error_message: str) -> Iterator[None]:
-        """What torch.func enters. Hooks that a user has set inside of these are refused as ever."""
+        """What torch.func enters: without as many hooks as were set here. A user's own are left over
+        then, and torch refuses them as ever.
+        """
         top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        if top is None or top[0] != self._pack:
+        if top is None:
             with self._outside(error_message):
                 yield
             return
