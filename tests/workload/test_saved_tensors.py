@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor
@@ -61,6 +63,30 @@ def test_hooks_of_the_users_own_are_refused_as_in_plain_pytorch() -> None:
     ):
         slopes(x)
     assert torch.allclose(slopes(x), 1 - torch.tanh(torch.ones(1, 3)) ** 2)
+
+
+def test_threads_may_end_in_any_order() -> None:
+    """Two threads whose contexts overlap, neither inside the other, leave torch as it was."""
+    x = torch.ones(1, 3, requires_grad=True)
+    before = torch.autograd.graph.disable_saved_tensors_hooks
+    is_set, may_end = threading.Event(), threading.Event()
+
+    def overlap() -> None:
+        with SavedTensorsHooks(same, same):
+            is_set.set()
+            may_end.wait()
+            slopes(x)
+
+    thread = threading.Thread(target=overlap)
+    with SavedTensorsHooks(same, same) as hooks:
+        thread.start()
+        is_set.wait()
+    assert not hooks.stepped_over
+    slopes(x)
+    may_end.set()
+    thread.join()
+    assert not hooks.stepped_over
+    assert torch.autograd.graph.disable_saved_tensors_hooks is before
 
 
 class Slopes(torch.nn.Module):

@@ -7,8 +7,9 @@ seen by none of these hooks.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,61 @@ from torch.autograd import graph
 
 Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
+
+
+class _SteppedOver:
+    """What torch.func enters in place of torch's `disable_saved_tensors_hooks` while hooks are set here.
+
+    Hooks are a thread's, what torch.func enters is the process's: it is put in place with the first hooks of
+    any thread and taken away with the last, in whatever order threads end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._of_thread = threading.local()
+        self._of_torch: Any = None
+
+    def set(self, hooks: SavedTensorsHooks) -> None:
+        self._of_this_thread().append(hooks)
+        with self._lock:
+            if not self._count:
+                self._of_torch = graph.disable_saved_tensors_hooks
+                graph.disable_saved_tensors_hooks = self._disabled
+            self._count += 1
+
+    def unset(self, hooks: SavedTensorsHooks) -> None:
+        self._of_this_thread().remove(hooks)
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                graph.disable_saved_tensors_hooks = self._of_torch
+
+    def _of_this_thread(self) -> list[SavedTensorsHooks]:
+        hooks: list[SavedTensorsHooks] = vars(self._of_thread).setdefault("hooks", [])
+        return hooks
+
+    @contextmanager
+    def _disabled(self, error_message: str) -> Iterator[None]:
+        """Disables hooks without as many as this thread has set here. A user's own are left over then, and
+        torch refuses them as ever.
+        """
+        popped: list[Any] = []
+        for hooks in self._of_this_thread():
+            top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+            if top is not None:
+                torch._C._autograd._pop_saved_tensors_default_hooks()
+                hooks.stepped_over = True
+                popped.append(top)
+        try:
+            with self._of_torch(error_message):
+                yield
+        finally:
+            for top in reversed(popped):
+                torch._C._autograd._push_saved_tensors_default_hooks(*top)
+
+
+_STEPPED_OVER = _SteppedOver()
 
 
 class SavedTensorsHooks:
@@ -28,39 +84,15 @@ class SavedTensorsHooks:
     def __init__(self, pack: Pack, unpack: Unpack) -> None:
         self.stepped_over = False
         self._hooks = graph.saved_tensors_hooks(pack, unpack)
-        self._disable: Any = None
 
     def __enter__(self) -> SavedTensorsHooks:
         self._hooks.__enter__()
-        self._disable = graph.disable_saved_tensors_hooks
-        graph.disable_saved_tensors_hooks = self._disabled
+        _STEPPED_OVER.set(self)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        graph.disable_saved_tensors_hooks = self._disable
+        _STEPPED_OVER.unset(self)
         self._hooks.__exit__(*error)
-
-    @contextmanager
-    def _disabled(self, error_message: str) -> Iterator[None]:
-        """What torch.func enters: without as many hooks as were set here. A user's own are left over
-        then, and torch refuses them as ever.
-        """
-        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        if top is None:
-            with self._outside(error_message):
-                yield
-            return
-        self.stepped_over = True
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-        try:
-            with self._outside(error_message):
-                yield
-        finally:
-            torch._C._autograd._push_saved_tensors_default_hooks(*top)
-
-    def _outside(self, error_message: str) -> AbstractContextManager[None]:
-        entered: AbstractContextManager[None] = self._disable(error_message)
-        return entered
 
 
 def saved_behind(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
