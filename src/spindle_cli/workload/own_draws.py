@@ -32,6 +32,7 @@ DRAW_WITH_TORCH = (
 # Arguments of operations that drop some of what they are given.
 _RATES = ("p", "dropout_p", "dropout", "training")
 _FEWEST, _LOOKED_AT = 4, 64  # different numbers, among the first of those drawn
+_TORCHS = frozenset(vars(nn.Module()))  # its own dicts of parameters, buffers, parts and hooks
 # Seeds that nobody else takes, to see whether another one is set.
 _UNTAKEN = 0x5EED_0F_0B5E_17ED
 
@@ -163,10 +164,10 @@ def generators_kept(module: nn.Module) -> Iterator[None]:
 def _held_by(module: nn.Module) -> Iterator[torch.Generator]:
     """The generators in the attributes of a module and its parts."""
     for part in module.modules():
-        for value in vars(part).values():
+        for name, value in vars(part).items():
             if isinstance(value, torch.Generator):
                 yield value
-            elif isinstance(value, tuple | list | dict):
+            elif name not in _TORCHS and isinstance(value, tuple | list | dict):
                 yield from (each for each in pytree.tree_leaves(value) if isinstance(each, torch.Generator))
 
 

@@ -9,6 +9,8 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -61,10 +63,7 @@ def sparse_gradient(task: str, parameter: str) -> WorkloadError:
 
 def is_of_the_user(code: CodeType) -> bool:
     """Whether code is neither torch's, nor Python's, nor our own."""
-    file = code.co_filename
-    installed = len(re.split(r"(?:site|dist)-packages[/\\]", file)) > 1
-    is_python = file.startswith(_STDLIB) and not installed
-    return not (file.startswith(("<", _TORCH)) or is_ours(file) or is_python)
+    return _origin(code.co_filename)[0] is not _Origin.NOBODY
 
 
 def frames_of_error(error: BaseException) -> tuple[Frame, ...]:
@@ -131,11 +130,28 @@ def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
     """The first frame of the user's own; failing that, of an installed library that is not torch."""
     library: str | None = None
     for file, line in frames:
-        if file.startswith(("<", _TORCH)) or is_ours(file):
-            continue
-        installed = re.split(r"(?:site|dist)-packages[/\\]", file)
-        if len(installed) > 1:
-            library = library or f"{installed[-1]}:{line}"
-        elif not file.startswith(_STDLIB):
+        origin, name = _origin(file)
+        if origin is _Origin.USER:
             return place_of(file, line)
+        if origin is _Origin.LIBRARY:
+            library = library or f"{name}:{line}"
     return library
+
+
+class _Origin(Enum):
+    """Whose a file of code is; NOBODY: torch's, Python's, our own, or made while running."""
+
+    USER = auto()
+    LIBRARY = auto()
+    NOBODY = auto()
+
+
+@cache
+def _origin(file: str) -> tuple[_Origin, str]:
+    """Whose a file is, and as what it is installed."""
+    if file.startswith(("<", _TORCH)) or is_ours(file):
+        return _Origin.NOBODY, file
+    installed = re.split(r"(?:site|dist)-packages[/\\]", file)
+    if len(installed) > 1:
+        return _Origin.LIBRARY, installed[-1]
+    return (_Origin.NOBODY if file.startswith(_STDLIB) else _Origin.USER), file

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 _PLAIN = (bool, int, float, complex, str, bytes)
 _TORCHS = frozenset(vars(nn.Module()))  # its own dicts of parameters, buffers, parts and hooks
+_HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "_hooks" in name and held == {})
 _DEPTH = 3  # of containers in containers, and in objects
 _MOST = 1000  # entries of a container that are looked into
 _CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
@@ -84,12 +85,14 @@ class Before:
     """What a module and its parts hold now, but for the values of tensors, to be put back."""
 
     def __init__(self, root: nn.Module) -> None:
-        self._parts = [
-            _look(name, module) for name, module in root.named_modules() if _has_attributes(module)
-        ]
+        parts = list(root.named_modules())
         # Of a part of forward that runs whole: the modules whose methods it was taken from.
-        self._parts += [_look("", module) for module in getattr(root, "owners", ())]
-        self._memories = Memories(root)
+        owners = [("", owner) for owner in getattr(root, "owners", ())]
+        seen_by_python = [each for each in parts if _has_attributes(each[1])] + owners
+        self._parts = [_look(name, module) for name, module in seen_by_python]
+        self._memories = Memories(
+            [module for _, module in seen_by_python], _classes(module for _, module in parts)
+        )
 
     def compare(self, changes: Changes) -> None:
         """Add what has changed since."""
@@ -124,18 +127,16 @@ class Memories:
     keeps of functions there.
     """
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, modules: Sequence[nn.Module], classes: Sequence[type]) -> None:
         self._contents: dict[int, tuple[Any, Any, bool]] = {}
         self._remembering: dict[int, tuple[Any, int]] = {}
-        self._files = {cls.__module__ for cls in _classes(root)}
-        for module in filter(_has_attributes, (*root.modules(), *getattr(root, "owners", ()))):
+        self._files = {cls.__module__ for cls in classes}
+        for module in modules:
             for key, value in vars(module).items():
                 if key not in _TORCHS:
                     self._look(value, _DEPTH, is_own=True)
-        for held in (
-            *map(vars, _classes(root)),
-            *(vars(sys.modules[n]) for n in self._files & sys.modules.keys()),
-        ):
+        files = (vars(sys.modules[name]) for name in self._files & sys.modules.keys())
+        for held in (*map(vars, classes), *files):
             for name, value in list(held.items()):
                 function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
                 if isinstance(function, functools._lru_cache_wrapper):
@@ -177,11 +178,11 @@ class Memories:
         return is_plain and type(value).__module__ in self._files
 
 
-def _classes(root: nn.Module) -> list[type]:
-    """Those of a module's parts, and what they derive from; none of torch's."""
+def _classes(modules: Iterable[nn.Module]) -> list[type]:
+    """Those of modules, and what they derive from; none of torch's."""
     return [
         cls
-        for cls in {base: None for kind in dict.fromkeys(map(type, root.modules())) for base in kind.__mro__}
+        for cls in {base: None for kind in dict.fromkeys(map(type, modules)) for base in kind.__mro__}
         if cls is not object and not f"{cls.__module__}.".startswith("torch.")
     ]
 
@@ -209,19 +210,17 @@ def _is(one: object, other: object) -> bool:
 
 def hooks_of(module: nn.Module) -> dict[str, dict[int, Any]]:
     """The hooks that a module has, by the attributes that hold them."""
-    return {key: dict(held) for key, held in module.__dict__.items() if _holds_hooks(key, held)}
+    held = module.__dict__
+    return {name: dict(held[name]) for name in _HOOKS if held.get(name)}
 
 
-def give_hooks(module: nn.Module, hooks: dict[str, dict[int, Any]]) -> None:
+def give_hooks(module: nn.Module, hooks: Mapping[str, Mapping[int, Any]]) -> None:
     """Let a module have no hooks but these."""
-    for key, held in module.__dict__.items():
-        if _holds_hooks(key, held):
+    for name in _HOOKS:
+        held = module.__dict__.get(name)
+        if held or name in hooks:
             held.clear()
-            held.update(hooks.get(key, {}))
-
-
-def _holds_hooks(attribute: str, held: Any) -> bool:
-    return isinstance(held, dict) and attribute.startswith("_") and "_hooks" in attribute
+            held.update(hooks.get(name, {}))
 
 
 def _compare(before: _Part, changes: Changes) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from spindle_cli.workload.building.attributes import swapped_tensors
+from spindle_cli.workload.building.attributes import swapped_tensors, watching
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed.marks import rows_of
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
@@ -36,10 +36,27 @@ class Flows:
         self._observer = observer
         self._found: Findings[FlowRecord] = Findings(self._told)
 
-    def of(self, task: TaskGraph, op: Op, wanted: Sequence[int]) -> FlowRecord:
+    def into(self, task: TaskGraph) -> TaskGraph:
+        """A task whose ops say for which of their inputs they give gradients."""
+        # By what the tensors of its layers hold, too: before others stand in their place.
+        codes = [_described(task, op, self._observer.kinds) for op in task.ops]
+        ops: list[Op] = []
+        live: set[str] = set()
+        with swapped_tensors(task.root, self._observer.fake):
+            for op, code in zip(reversed(task.ops), reversed(codes), strict=True):
+                wanted = [0] if op.is_loss else [n for n, name in enumerate(op.outputs) if name in live]
+                flow = self._of(task, op, code, wanted)
+                given = tuple(op.inputs[place] for place in flow.given)
+                live.update(given)
+                ops.append(
+                    replace(op, gradients=given, asks_gradients=flow.asks, sees_gradients=flow.is_seen)
+                )
+        return replace(task, ops=tuple(reversed(ops)))
+
+    def _of(self, task: TaskGraph, op: Op, code: tuple[str, str], wanted: Sequence[int]) -> FlowRecord:
         """Of an op, from the outputs at these places that a gradient comes back for."""
-        texts = _described(task, op, wanted, self._observer.kinds)
         layer = None if op.target is None else task.root.get_submodule(op.target)
+        texts = (f"{code[0]} {wanted}", f"{code[1]} {wanted}")
         return self._found.of(texts, layer, lambda: _flow(self._observer, task, op, wanted))
 
     def found(self) -> dict[str, FlowRecord]:
@@ -52,27 +69,14 @@ class Flows:
         return None if memo is None or key is None else memo.flows.get(key)
 
 
-def with_gradients(task: TaskGraph, flows: Flows) -> TaskGraph:
-    """A task whose ops say for which of their inputs they give gradients."""
-    ops: list[Op] = []
-    live: set[str] = set()
-    for op in reversed(task.ops):
-        wanted = [0] if op.is_loss else [place for place, name in enumerate(op.outputs) if name in live]
-        flow = flows.of(task, op, wanted)
-        given = tuple(op.inputs[place] for place in flow.given)
-        live.update(given)
-        ops.append(replace(op, gradients=given, asks_gradients=flow.asks, sees_gradients=flow.is_seen))
-    return replace(task, ops=tuple(reversed(ops)))
-
-
-def _described(task: TaskGraph, op: Op, wanted: Sequence[int], kinds: Kinds) -> tuple[str, str]:
-    """Texts that are the same for ops through which gradients flow alike: without the numbers of layers, and
-    with them.
+def _described(task: TaskGraph, op: Op, kinds: Kinds) -> tuple[str, str]:
+    """Texts that are the same for ops through which gradients flow alike from the same outputs: without the
+    numbers of layers, and with them.
     """
     specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
     given = [(spec.shape, str(spec.dtype), spec.requires_grad, spec.row) for spec in specs]
     lines = [described(op.graph, task, kinds, place) for place in (0, 1)]
-    return lines[0] + f"{given} {list(wanted)}", lines[1] + f"{given} {list(wanted)}"
+    return f"{lines[0]}{given}", f"{lines[1]}{given}"
 
 
 @dataclass
@@ -99,8 +103,8 @@ _ASK = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 
 
 def _flow(observer: Observer, task: TaskGraph, op: Op, wanted: Sequence[int]) -> FlowRecord:
-    """Run an op forward, and backward from some of its outputs; of what cannot be run so, it is taken that
-    gradients come to all that could have one.
+    """Run an op of a task, whose tensors are fake, forward, and backward from some of its outputs; of what
+    cannot be run so, it is taken that gradients come to all that could have one.
     """
     asking = Asking()
     takes = [place for place, name in enumerate(op.inputs) if task.values[name].requires_grad]
@@ -111,7 +115,7 @@ def _flow(observer: Observer, task: TaskGraph, op: Op, wanted: Sequence[int]) ->
             torch.random.fork_rng(devices=[]),
             observer.mode,
             by_fixed_statistics(module),
-            swapped_tensors(task.root, observer.fake),
+            watching(module),
             Remembering(),
             Unread(),
             torch.enable_grad(),

@@ -12,7 +12,6 @@ from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.metaops.cut import Cutter
 from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.glue import find_homes
-from spindle_cli.workload.metaops.gradients import with_gradients
 from spindle_cli.workload.metaops.sharing import AtHand
 from spindle_cli.workload.pairs.find import split_pairs
 from spindle_cli.workload.refuse import refusal
@@ -97,7 +96,7 @@ def make_ops(
     fields = {str(n.target): shapes.spec(n, task.name) for n in graph.nodes if n.op == "placeholder"}
     made = TaskGraph(task, root, ops, cutter.values, fields, _loss_inside(trace), findings=finder.findings)
     specs = {key: shapes.spec(node, task.name) for key, node in results.nodes.items()}
-    made = with_gradients(split_pairs(made, workload, finder.pairs), finder.flows)
+    made = finder.flows.into(split_pairs(made, workload, finder.pairs))
     return replace(made, results=specs, left_out=results.left_out)
 
 
