@@ -217,7 +217,7 @@ def hooks_of(module: nn.Module) -> dict[str, dict[int, Any]]:
 def give_hooks(module: nn.Module, hooks: Mapping[str, Mapping[int, Any]]) -> None:
     """Let a module have no hooks but these."""
     for name in _HOOKS:
-        held = module.__dict__.get(name)
+        held = module.__dict__.get(name, {})
         if held or name in hooks:
             held.clear()
             held.update(hooks.get(name, {}))
