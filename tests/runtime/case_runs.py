@@ -40,14 +40,13 @@ from spindle_cli.workload.building.load import load
 from spindle_cli.workload.data.lengths import find_lengths
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.lengths import Looking
 
 HERE = Path(__file__).parent
 SOURCE = Path(spindle_cli.__file__).parent.parent
 STEPS = 3
 SGD = {"optimizer": "SGD", "lr": 0.1}
-found_before: dict[str, tuple[WorkloadGraph, AnalysisMemo]] = {}
+found_before: dict[str, tuple[WorkloadGraph, Path]] = {}
 ADAMW = {"optimizer": "AdamW", "lr": 1e-2, "optimizer_args": {"weight_decay": 0.1}}
 
 
@@ -111,8 +110,7 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
         "train": dict(case.train),
     }
     source.write_text(yaml.safe_dump(content))
-    graph, memo = graph_of(case, str(source))
-    write_json(folder / "memo.json", memo)
+    graph, memo = graph_of(case, source)
     placed = case.placements(graph) if callable(case.placements) else case.placements
     devices = [item for item in placed if isinstance(item, int)]
     placements = [item for item in placed if not isinstance(item, int)]
@@ -144,7 +142,7 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     request = RunRequest(
         plan=folder / "plan.yaml",
         workload=str(source),
-        memo=folder / "memo.json",
+        memo=memo,
         steps=case.steps,
         run_dir=folder.with_name(case.goes_on_with or folder.name),
         resume=case.goes_on_with is not None,
@@ -158,14 +156,18 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     return request
 
 
-def graph_of(case: Case, source: str) -> tuple[WorkloadGraph, AnalysisMemo]:
-    """What is found of a case's workload, in the file `source`: once for all cases that train it."""
+def graph_of(case: Case, source: Path) -> tuple[WorkloadGraph, Path]:
+    """What is found of a case's workload, in the file `source`, and where it is written down for workers:
+    once for all cases that train it.
+    """
     looking = Looking(percentile=case.percentile) if case.has_lengths else None
     key = repr((case.toys, case.function, case.args, looking, case.train.get("seed")))
     if key not in found_before:
-        loaded = load(source)
+        loaded = load(str(source))
         lengths = {} if looking is None else find_lengths(loaded.workload, loaded.train.seed, looking)
-        found_before[key] = analyses().of(loaded.workload, lengths)
+        graph, memo = analyses().of(loaded.workload, lengths)
+        found_before[key] = graph, source.with_name("memo.json")
+        write_json(found_before[key][1], memo)
     return found_before[key]
 
 

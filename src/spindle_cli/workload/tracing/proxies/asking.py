@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch.distributions import Distribution
 
 _ONE_DRAW = torch.Size()
+_OF_PYTHON = builtins.isinstance
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def classes_are_known(tracer: Any) -> Iterator[None]:
 
     Not where torch asks, which has to tell traced values from others; its distributions do not.
     """
-    original, of_tensors = builtins.isinstance, torch.is_tensor
+    original, of_tensors = _OF_PYTHON, torch.is_tensor
 
     def is_instance(item: Any, classes: Any, /) -> bool:
         if not original(item, fx.Proxy) or _asks_for_traced(classes) or _is_torch(sys._getframe(1).f_globals):
@@ -39,6 +40,19 @@ def classes_are_known(tracer: Any) -> Iterator[None]:
         yield
     finally:
         builtins.isinstance, torch.is_tensor = original, of_tensors
+
+
+@contextmanager
+def asked_of_python() -> Iterator[None]:
+    """Inside, `isinstance` is Python's own again: what is run is not traced, and asks hundreds of thousands
+    of times, torch most of all.
+    """
+    answering = builtins.isinstance
+    builtins.isinstance = _OF_PYTHON
+    try:
+        yield
+    finally:
+        builtins.isinstance = answering
 
 
 @contextmanager

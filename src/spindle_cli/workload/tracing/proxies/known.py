@@ -22,6 +22,7 @@ from spindle_cli.workload.fixed.marks import is_fixed
 from spindle_cli.workload.fixed.refusal import ReadsValuesError, fields_behind
 from spindle_cli.workload.refuse import frames_of_caller, place_of_caller, refusal
 from spindle_cli.workload.tracing.observe import Observer, storage_of
+from spindle_cli.workload.tracing.proxies.asking import asked_of_python
 from spindle_cli.workload.tracing.proxies.selecting import seen_as
 from spindle_cli.workload.tracing.shapes import (
     depends_on_batch_size,
@@ -190,7 +191,7 @@ class Known:
         self.looking = True
         try:
             # Without the context variables of forward: some code hands its hooks what to record in them.
-            with self._around():
+            with self._around(), asked_of_python():
                 contextvars.Context().run(self._advance)
         finally:
             self.looking = False
