@@ -120,15 +120,17 @@ def tell_children(folder: Path) -> None:
 
 
 def run_backward_elsewhere() -> None:
-    """From here on torch walks back through every graph in a thread of its own; but through those of tensors
-    without values, which are a GPU's in no run: by them a workload is analysed.
+    """From here on torch walks back through every graph in a thread of its own, as for CUDA: but where its
+    engine is told to use none, as AOT autograd does while it traces what is compiled, and through graphs of
+    tensors without values, which are a GPU's in no run: by them a workload is analysed.
     """
     from torch._subclasses.fake_tensor import FakeTensor
 
     run: Callable[..., Any] = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
     def elsewhere(*arguments: Any, **named: Any) -> Any:
-        if any(end.is_meta or isinstance(end, FakeTensor) for end in arguments[0]):
+        stays = not torch._C._is_multithreading_enabled()
+        if stays or any(end.is_meta or isinstance(end, FakeTensor) for end in arguments[0]):
             return run(*arguments, **named)
         found: list[Any] = []
 

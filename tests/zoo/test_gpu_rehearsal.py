@@ -11,6 +11,7 @@ from typing import Any
 import gpu_rehearsal
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 LAYERS = """
@@ -94,8 +95,29 @@ def test_walks_back_are_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> No
     for empty in (torch.ones(3, device="meta"), FakeTensorMode().from_tensor(torch.ones(3))):
         Doubled.apply(empty.requires_grad_()).sum().backward()
         assert Doubled.seen is threading.current_thread()
+    with torch.autograd.set_multithreading_enabled(False):  # CUDA's threads are then in no use either
+        Doubled.apply(x).sum().backward()
+    assert Doubled.seen is threading.current_thread()
     with pytest.raises(ValueError, match="not a number"):
         (Doubled.apply(x) * float("nan")).sum().backward()
+
+
+def test_compiled_layers_are_traced_where_they_began_and_walk_back_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", run)  # as it was behind the test
+    gpu_rehearsal.run_backward_elsewhere()
+    layers, x = nn.Sequential(nn.Linear(3, 1), nn.Tanh()), torch.ones(2, 3, requires_grad=True)
+    gradients = []
+    for each in (layers, torch.compile(layers, backend="aot_eager")):
+        Doubled.seen = None
+        each(Doubled.apply(x)).sum().backward()
+        assert Doubled.seen not in (None, threading.current_thread())
+        gradients.append([leaf.grad for leaf in (x, *layers.parameters())])
+        x.grad = None
+        layers.zero_grad()
+    torch.testing.assert_close(*gradients)
 
 
 WALK = """
