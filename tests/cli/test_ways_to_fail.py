@@ -143,3 +143,17 @@ def test_a_dataset_that_fails_is_named_with_its_task(
     monkeypatch.chdir(tmp_path)
     ended = run_spindle("profile", f"{source}:build", *ESTIMATE)
     assert (ended.code, f"task 'mine': {said}" in ended.err) == (3, True), ended.err
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x"])
+@pytest.mark.parametrize("arguments", [("check", "plan.yaml"), ("simulate", "plan.yaml"), ("init",)])
+def test_a_number_of_ranks_on_each_gpu_that_is_none_is_refused_where_there_is_no_gpu(
+    text: str, arguments: tuple[str, ...], plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPINDLE_RANKS_PER_GPU", text)
+    ended = run_spindle(*arguments)
+    said = f"error: SPINDLE_RANKS_PER_GPU={text}: expected a number of ranks, 1 or more\n  Unset it.\n"
+    assert (ended.code, ended.out, ended.err) == (2, "", said)
+    for well in ("2", ""):
+        monkeypatch.setenv("SPINDLE_RANKS_PER_GPU", well)
+        assert run_spindle("check", plan).code == 0

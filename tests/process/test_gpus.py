@@ -19,6 +19,11 @@ from spindle_cli.profile.machine.machine import describe_device
 from spindle_cli.profile.profiling import _num_processes
 from spindle_cli.runtime.connecting import select_device, settle_process
 
+TORCHRUN = {
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "MASTER_PORT"), "0"),
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"),
+    "MASTER_ADDR": "127.0.0.1",
+}
 NCCL = ("NCCL_HOSTID", "NCCL_NET", "NCCL_SOCKET_IFNAME")
 
 
@@ -99,3 +104,7 @@ def test_what_is_no_number_of_ranks_is_refused(text: str, monkeypatch: pytest.Mo
     monkeypatch.setenv("SPINDLE_RANKS_PER_GPU", text)
     with pytest.raises(UsageError, match=f"SPINDLE_RANKS_PER_GPU={text}: expected a number of ranks"):
         ranks_per_gpu()
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=f"SPINDLE_RANKS_PER_GPU={text}: expected a number of ranks"):
+        WorkerEnvironment.read()  # also of a worker that has no GPU

@@ -33,6 +33,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from spindle_cli.cli.failures import end_with
 from spindle_cli.process.at_once import interruptible
+from spindle_cli.process.environment import ranks_per_gpu
 from spindle_cli.process.garbage import look_for_garbage_rarely
 
 # Name and one-line help of every command, in the order in which they are used.
@@ -96,6 +97,7 @@ class LazyGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; a failure ends in one message on standard error and its exit code."""
         with end_with(debug=bool(ctx.params.get("debug"))):
+            ranks_per_gpu()  # what is none is refused also where nothing asks for a GPU
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result

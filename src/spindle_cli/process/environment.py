@@ -36,8 +36,9 @@ class WorkerEnvironment:
         """This process's own.
 
         Raises:
-            UsageError: the process was not started by torchrun.
+            UsageError: the process was not started by torchrun, or a variable of ours is no value of it.
         """
+        ranks_per_gpu()
         missing = [name for name in _TORCHRUN_VARIABLES if name not in os.environ]
         if missing:
             raise UsageError(
