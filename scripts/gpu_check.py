@@ -1,13 +1,16 @@
 """Everything that only a GPU can show, in nine minutes: a table, the same as JSON, and all logs in one file.
 
-    python scripts/gpu_check.py [--device cuda|cpu] [--size full|toy] [--budget SECONDS] [-o FOLDER]
+    python scripts/gpu_check.py [--device cuda|cpu] [--size full|toy] [--only SECTION ...] [--budget SECONDS]
+                                [-o FOLDER]
 
 In FOLDER: gpu-check.txt, gpu-check.json and logs.tar.gz, written anew after each step, so that they stand
 whenever it is stopped; running.out and running.err, what the command says that runs just then; trace.json.gz,
 one step of a plain loop of wide layers. Steps come in the order of what they are worth, each with a limit of
-its own (scripts/gpu_bench/steps.py). What the time does not suffice for is said, not left out.
+its own (scripts/gpu_bench/steps.py). What the time does not suffice for is said, not left out. `--only` takes
+the steps of the sections that it names, such as those that were not reached the last time.
 
 `--device cpu --size toy` takes the same way with toys, so that it is known to work before a GPU is there.
+Each step, and all of it, then has three times as long.
 Exit codes: 0, nothing failed; 1, something did; 3, there is no such device.
 """
 
@@ -25,14 +28,14 @@ from pathlib import Path
 
 from gpu_bench.commands import ROOT, SCRIPTS, CommandFailedError, Commands
 from gpu_bench.record import Line, document, passed, table
-from gpu_bench.steps import Machine, Step, steps_of, taken
+from gpu_bench.steps import SECTIONS, Machine, Step, steps_of, taken
 
 from spindle_cli.files.writing import write_text
 
 FAILED, NO_DEVICE = 1, 3
 TRACE = "trace.json.gz"
 # Limits are those of a machine with a GPU; on a CPU commands have so many times as long.
-SLOWER = 3
+BUDGET_S, SLOWER = 540.0, 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parse(arguments)
     _find_ours()
     output = asked.output.absolute()
-    commands = Commands(asked.budget)
+    slower = 1 if asked.device == "cuda" else SLOWER
+    commands = Commands(slower * BUDGET_S if asked.budget is None else asked.budget)
     try:
         machine = Machine.read(commands.python("-m", "gpu_bench.machine", "describe", asked.device))
     except CommandFailedError as error:
@@ -52,9 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output.mkdir(parents=True, exist_ok=True)
     commands.folder = output
     lines: list[Line] = []
-    slower = 1 if asked.device == "cuda" else SLOWER
     steps = [
-        replace(step, limit_s=slower * step.limit_s) for step in steps_of(machine, asked.size, output / TRACE)
+        replace(step, limit_s=slower * step.limit_s)
+        for step in steps_of(machine, asked.size, output / TRACE)
+        if not asked.only or step.section in asked.only
     ]
     keep = partial(write, output, machine.said, machine.memory_bytes)
     with tempfile.TemporaryDirectory() as scratch:
@@ -100,7 +105,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--size", choices=("full", "toy"), default="full")
-    parser.add_argument("--budget", type=float, default=540.0, metavar="SECONDS")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help=f"{BUDGET_S:.0f} on a GPU")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "gpu-check")
     return parser.parse_args(arguments)
 

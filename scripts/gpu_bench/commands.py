@@ -216,10 +216,11 @@ def run_until(
             )
             try:
                 code = process.wait(timeout)
-            except BaseException as error:
+            except subprocess.TimeoutExpired:
                 end_all(process)
-                if isinstance(error, subprocess.TimeoutExpired):
-                    error.output, error.stderr = _text(out), _text(err)
+                raise subprocess.TimeoutExpired(command, timeout, _text(out), _text(err)) from None
+            except BaseException:
+                end_all(process)
                 raise
         return subprocess.CompletedProcess(list(command), code, _text(out), _text(err))
 

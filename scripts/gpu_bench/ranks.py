@@ -108,7 +108,7 @@ def twenty_groups(device: torch.device, rank: int, size: int, *, shares: bool) -
     for number in range(GROUPS):
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
-            options.config.split_share = int(shares)
+            options.config.split_share = int(shares)  # type: ignore[attr-defined]  # torch's stubs leave it out
             group = dist.split_group(
                 split_ranks=[list(range(size))], pg_options=options, group_desc=f"{shares}-{number}"
             )

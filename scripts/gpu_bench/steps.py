@@ -258,7 +258,7 @@ def planned(commands: Commands, own: Path, machine: Machine, variant: Variant, l
     source = variant.subject.write(own / "workload.yaml")
     cluster = machine.write_cluster(own / "cluster.yaml", variant.ranks)
     limits = ("--nproc", "1", "--time-limit", str(limit_s), "--no-check", "--accept-noise")
-    more = ("--cluster", cluster, *variant.profile) if variant.profile else ()
+    more: tuple[str | Path, ...] = ("--cluster", cluster, *variant.profile) if variant.profile else ()
     sharing = variant.ranks if machine.kind == "cuda" else 1  # devices are as many on a CPU as asked for
     key = json.dumps([variant.subject.content(), sharing, variant.profile, limit_s], sort_keys=True)
 
@@ -403,6 +403,8 @@ def require_plan(own: Path) -> None:
         raise NotReachedError
 
 
+# Of steps; `whole` gives the lines of the table's `curve`, `time` and `memory`.
+SECTIONS = ("machine", "kernels", "tests", "ranks", "two ranks", "verify", "whole", "stack")
 NOISY = Subject("noisy")
 ONE_RANK = (
     Variant("dropout", NOISY),

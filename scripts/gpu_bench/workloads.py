@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo.layers import EncoderLayer
-from spindle_cli.zoo.synthetic import FloatField, LabelField, SyntheticDataset, TokenField
+from spindle_cli.zoo.synthetic import Field, FloatField, LabelField, SyntheticDataset, TokenField
 
 CLASSES, WORDS = 16, 256
 
@@ -21,7 +21,8 @@ class Noisy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, width] -> [B, width]."""
-        return x + self.dropout(torch.relu(self.map(self.norm(x))))
+        added: Tensor = self.dropout(torch.relu(self.map(self.norm(x))))
+        return x + added
 
 
 class Classifier(nn.Module):
@@ -61,7 +62,7 @@ def noisy(width: int = 64, layers: int = 6, rate: float = 0.1) -> Workload:
     tasks = []
     for name, samples in (("one", 16), ("other", 8)):
         own = [Noisy(width, rate) for _ in range(layers - layers // 2)]
-        fields = {"x": FloatField((width,)), "label": LabelField(CLASSES)}
+        fields: dict[str, Field] = {"x": FloatField((width,)), "label": LabelField(CLASSES)}
         tasks.append(
             Task(
                 name,
@@ -76,6 +77,6 @@ def noisy(width: int = 64, layers: int = 6, rate: float = 0.1) -> Workload:
 
 def stack(width: int = 4096, layers: int = 6, tokens: int = 1024, samples: int = 16) -> Workload:
     """One task over a stack of transformer layers."""
-    fields = {"text": TokenField(tokens, WORDS), "label": LabelField(CLASSES)}
+    fields: dict[str, Field] = {"text": TokenField(tokens, WORDS), "label": LabelField(CLASSES)}
     task = Task("stack", Stack(width, layers), samples, SyntheticDataset(fields, 1024))
     return Workload("stack", [task], operators=(EncoderLayer,))

@@ -21,6 +21,7 @@ from gpu_bench.commands import CommandFailedError, Commands, NotReachedError, ru
 from gpu_bench.record import Line, document, memory_line, passed, share_of_peak, table, time_line
 from gpu_bench.steps import (
     ONE_RANK,
+    SECTIONS,
     TWO_RANKS,
     Machine,
     Step,
@@ -316,6 +317,41 @@ def test_the_table_stands_when_it_is_stopped_in_the_middle(
     assert "2 not looked at" in (tmp_path / "gpu-check.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "taken", "budget_s"),
+    [
+        ([], [("ranks", 90.0), ("two ranks", 6.0), ("ranks", 45.0)], 3 * 540.0),
+        (["--only", "two ranks", "stack"], [("two ranks", 6.0)], 3 * 540.0),
+        (["--only", "ranks", "--budget", "7"], [("ranks", 90.0), ("ranks", 45.0)], 7.0),
+    ],
+)
+def test_sections_may_be_chosen_and_on_a_cpu_each_step_and_all_of_it_have_three_times_as_long(
+    arguments: list[str],
+    taken: list[tuple[str, float]],
+    budget_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    found, budgets = [], set()
+
+    def find(step: Step, commands: Commands) -> Iterator[Line]:
+        found.append((step.section, step.limit_s))
+        budgets.add(commands.budget_s)
+        yield Line(step.section, step.subject, "ok", "well", {})
+
+    def steps(*_: object) -> list[Step]:
+        limits_s = {"a": ("ranks", 30.0), "b": ("two ranks", 2.0), "c": ("ranks", 15.0)}
+        return [Step(section, name, limit_s, find) for name, (section, limit_s) in limits_s.items()]
+
+    monkeypatch.setattr(gpu_check, "steps_of", steps)
+    monkeypatch.setattr(gpu_check, "taken", lambda commands, _, step: find(step, commands))
+    monkeypatch.setenv("PYTHONPATH", "")
+    assert gpu_check.main(["--device", "cpu", "-o", str(tmp_path), *arguments]) == 0
+    assert (found, budgets) == (taken, {budget_s})
+    lines = json.loads((tmp_path / "gpu-check.json").read_text())["lines"]
+    assert [line["section"] for line in lines] == [section for section, _ in taken]
+
+
 def test_ranks_that_share_a_device_share_its_memory(tmp_path: Path) -> None:
     cluster = Cluster.read(HERE.write_cluster(tmp_path / "c.yaml", 2))
     assert (cluster.num_devices, cluster.nodes[0].memory_gib, cluster.nodes[0].device) == (2, 1.0, H200)
@@ -358,5 +394,6 @@ def test_each_step_has_a_name_and_a_limit_of_its_own(tmp_path: Path) -> None:
         steps = list(steps_of(HERE, size, tmp_path / "trace"))
         names = [(step.section, step.subject) for step in steps]
         assert len(set(names)) == len(names)
+        assert {section for section, _ in names} == set(SECTIONS)
         assert all(15 < step.limit_s <= 120 for step in steps)
         assert names[0] == ("machine", "cuda")
