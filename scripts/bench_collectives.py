@@ -28,8 +28,8 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from runtime_bench.hosts import ADDRESSES, DEVICE, PORT, require_tools, shape, two_hosts
+from torch.multiprocessing.spawn import spawn
 
 from spindle_cli.process.allocator import keep_freed_memory
 from spindle_cli.runtime.communication.collectives import Members, add_up, start_gather, start_scatter
@@ -61,7 +61,7 @@ def main() -> None:
     for count in arguments.processes:
         with tempfile.TemporaryDirectory() as folder:
             store = str(Path(folder) / "store")
-            mp.spawn(_take_part, (count, store, arguments.mib, arguments.rounds), count)
+            spawn(_take_part, (count, store, arguments.mib, arguments.rounds), count)  # type: ignore[no-untyped-call]
 
 
 class _Sizes:

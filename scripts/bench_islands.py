@@ -30,7 +30,7 @@ _MODEL = {"model": "spindle_cli.zoo.senses:build", "args": {"tasks": 1}}
 
 def ways(every: int) -> dict[str, dict[str, object]]:
     """By name, train settings."""
-    islands = {
+    islands: dict[str, dict[str, object]] = {
         f"islands, {bits} bits": {"local_sgd": {"islands": 2, "every": every, "bits": bits}}
         for bits in (32, 8)
     }

@@ -48,7 +48,8 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The loss."""
-        return self.layers(x).square().mean()
+        loss: Tensor = self.layers(x).square().mean()
+        return loss
 
 
 def build() -> Workload:

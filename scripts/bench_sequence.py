@@ -84,7 +84,7 @@ class Way:
         """Once, forward and backward."""
         started = time.thread_time()
         out = self.forward()
-        out.backward(torch.ones_like(out))
+        out.backward(torch.ones_like(out))  # type: ignore[no-untyped-call]
         self.times.append(time.thread_time() - started)
         self.inputs[0].grad = None
 
@@ -95,7 +95,7 @@ class Way:
             meter.begin()
             out = self.forward()
             kept = meter.held - before
-            out.backward(torch.ones_like(out))
+            out.backward(torch.ones_like(out))  # type: ignore[no-untyped-call]
             peak = meter.peak - before
         self.inputs[0].grad = None
         return kept, peak
@@ -112,8 +112,7 @@ def compare(asked: argparse.Namespace) -> list[str]:
     torch.manual_seed(0)
     items = [{"x": torch.zeros(asked.tokens, asked.width)}] * asked.samples
     task = Task("stack", Stack(asked), asked.samples, items)
-    layers = {"operators": (LanguageLayer,), "tp_plans": TP_PLANS}
-    graph = analyse(Workload("long", [task], tp_sequence=True, **layers))
+    graph = analyse(Workload("long", [task], operators=(LanguageLayer,), tp_plans=TP_PLANS, tp_sequence=True))
     trunk = torch.randn(asked.samples, asked.tokens, asked.width, requires_grad=True)
     ways = [Way(graph, degree, trunk, shared=shared) for degree in asked.degrees for shared in (False, True)]
     for way in ways:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,9 +28,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 
-from spindle_cli.operators.split_op import PartialOp, Region, View
+from spindle_cli.operators.split_op import PartialOp, SplitRegion, View
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.op.split_runs import SumCounter
@@ -89,7 +94,7 @@ def measure(asked: argparse.Namespace) -> None:
         layer = EncoderLayer(width, 4)
         x = torch.randn(asked.rows, asked.tokens, width)
         counter = SumCounter((0, 1), dist.get_rank(), torch.device("cpu"))
-        steps = {
+        steps: dict[str, Callable[[], Tensor | None]] = {
             "own sums": partial(step, own_layer(layer, real_group()), x),
             "DTensor": partial(step, dtensor_layer(copy.deepcopy(layer), mesh), x),
             "part": partial(step, own_layer(copy.deepcopy(layer), counter), x),
@@ -99,8 +104,9 @@ def measure(asked: argparse.Namespace) -> None:
         summed = [torch.zeros(size // 4) for size in (*sums.forward, *sums.backward)]
         steps["sums"] = partial(sum_all, summed)
         for _ in range(3):
-            grads = [steps[way]() for way in WAYS[:2]]
-        assert torch.allclose(*grads, atol=1e-5), "both ways find the same gradient of the input"
+            own, other = (steps[way]() for way in WAYS[:2])
+        assert own is not None and other is not None
+        assert torch.allclose(own, other, atol=1e-5), "both ways find the same gradient of the input"
         seconds: dict[str, list[float]] = {way: [] for way in WAYS}
         for _ in range(asked.rounds):
             for way in WAYS:
@@ -150,12 +156,13 @@ def own_layer(layer: nn.Module, group: TensorGroup) -> nn.Module:
             views[name] = View((nn.Parameter(part),), dims[name])
         elif rank > 0:
             views[name] = View((parameter,), counts=False, is_zero=name in split.added_once)
-    return PartialOp(layer, views, Region(layer, split, group))
+    return PartialOp(layer, views, SplitRegion(layer, split, group))
 
 
 def dtensor_layer(layer: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The same by torch's own styles."""
-    plan = {name: ColwiseParallel() for name in COLWISE} | {name: RowwiseParallel() for name in ROWWISE}
+    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in COLWISE}
+    plan |= {name: RowwiseParallel() for name in ROWWISE}
     return parallelize_module(layer, mesh, plan)
 
 

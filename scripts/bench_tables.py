@@ -218,7 +218,7 @@ def _best_other_simulated(own: Row, rows: Sequence[Row]) -> str:
 
 def _work(rows: Sequence[Row]) -> str:
     """`spindle` beside `sequential`."""
-    compared = ("sequential", "spindle")
+    compared: tuple[StrategyName, ...] = ("sequential", "spindle")
     found = {(row.workload, row.num_devices, row.strategy): row for row in rows}
     lines = []
     for workload, num_devices in dict.fromkeys((row.workload, row.num_devices) for row in rows):

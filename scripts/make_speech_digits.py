@@ -86,7 +86,8 @@ def log_mel(samples: np.ndarray, filters: np.ndarray) -> np.ndarray:
     power = np.abs(np.fft.rfft(frames)) ** 2 @ filters.T
     level = np.log(power + 1e-12)
     scaled = 1 + (level - level.max()) / DYNAMIC_RANGE
-    return np.round(255 * np.clip(scaled, 0, 1)).astype(np.uint8)
+    image: np.ndarray = np.round(255 * np.clip(scaled, 0, 1)).astype(np.uint8)
+    return image
 
 
 def main() -> None:

@@ -80,8 +80,11 @@ def chosen(arguments: Sequence[str]) -> tuple[Sequence[str], list[Sequence[str]]
     """The command that runs beside the others, and these, of the tests that arguments choose."""
     but = "" if ALL in arguments else BUT_LONG
     more = [argument for argument in arguments if argument != ALL]
-    beside, *in_turn = ([*command[:-1], command[-1] + but, *more] for command in (BESIDE, *IN_TURN))
-    return beside, in_turn
+
+    def tests(command: Sequence[str]) -> Sequence[str]:
+        return [*command[:-1], command[-1] + but, *more]
+
+    return tests(BESIDE), [tests(command) for command in IN_TURN]
 
 
 def main() -> int:

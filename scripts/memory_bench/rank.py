@@ -28,6 +28,7 @@ from spindle_cli.profile.op.live_bytes import LiveBytes
 from spindle_cli.runtime import training
 from spindle_cli.runtime.communication import flat_bucket, pass_bucket
 from spindle_cli.runtime.connecting import connected
+from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
 from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.step.data import Feed
 from spindle_cli.runtime.worker import train_plan
@@ -84,7 +85,6 @@ def by_plan(request: RunRequest, environment: WorkerEnvironment, device: torch.d
 @contextmanager
 def noting_what_is_given_up(live: LiveBytes) -> Iterator[None]:
     """Inside, what passes gather and give up again counts while it is there."""
-    give_up, take_back = pass_bucket.give_up_memory, pass_bucket.take_back_memory
 
     def noted(change: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         def both(flat: Tensor) -> None:
@@ -95,8 +95,8 @@ def noting_what_is_given_up(live: LiveBytes) -> Iterator[None]:
 
     with ExitStack() as patched:
         for module in (flat_bucket, pass_bucket):
-            patched.enter_context(mock.patch.object(module, "give_up_memory", noted(give_up)))
-            patched.enter_context(mock.patch.object(module, "take_back_memory", noted(take_back)))
+            patched.enter_context(mock.patch.object(module, "give_up_memory", noted(give_up_memory)))
+            patched.enter_context(mock.patch.object(module, "take_back_memory", noted(take_back_memory)))
         yield
 
 
@@ -111,7 +111,8 @@ def by_ddp(source: str, out: Path) -> float:
         plain_training.train(source, "ddp", STEPS, plain_training.begun_path(out / "steps"))
     dist.barrier()
     dist.destroy_process_group()
-    return live.peak
+    peak: float = live.peak
+    return peak
 
 
 def write_peak(folder: Path, rank: int, peak: float) -> None:

@@ -26,6 +26,7 @@ class Head(nn.Module):
         self.kind = kind
         self.map = nn.Linear(WIDTH, WIDTH)
         self.score = nn.Linear(WIDTH, 1)
+        self.weights: Tensor
         self.register_buffer("weights", torch.linspace(0.5, 2, WIDTH))
 
     def forward(self, x: Tensor, label: Tensor, target: Tensor, mask: Tensor, padded: Tensor) -> Tensor:

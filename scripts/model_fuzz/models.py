@@ -150,7 +150,7 @@ class Drawn(Dataset[dict[str, Tensor]]):
 def workload(recipe: Recipe) -> Workload:
     """A recipe as a workload of one task, in double precision."""
     torch.manual_seed(recipe.number)
-    reduction = "sum" if recipe.is_sum else "mean"
-    task = Task("t", Model(recipe).double(), recipe.batch_size, Drawn(), reduction=reduction)
+    model = Model(recipe).double()
+    task = Task("t", model, recipe.batch_size, Drawn(), reduction="sum" if recipe.is_sum else "mean")
     operators = (Block, LossHead) if recipe.is_loss_operator else (Block,)
     return Workload("fuzz", [task], operators)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -15,6 +16,9 @@ Step = Callable[["Piece", Tensor], Tensor]
 
 class Piece(nn.Module):
     """One step of a model, by name; with the layers that steps need."""
+
+    layer: Any
+    average: Tensor
 
     def __init__(self, kind: str, alpha: float) -> None:
         super().__init__()

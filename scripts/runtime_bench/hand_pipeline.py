@@ -26,7 +26,7 @@ from runtime_bench.plain_training import Step
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.optimizing.optimizer import make_optimizer
 from spindle_cli.workload.training.batches import Batches
-from spindle_cli.workload.types import Workload
+from spindle_cli.workload.types import FlowTask, Task, Workload
 from spindle_cli.zoo.generalist import ENCODERS, GeneralistTask
 from spindle_cli.zoo.senses import WIDTH
 
@@ -43,7 +43,7 @@ class Mail:
     def __init__(self, workload: Workload, rank: int) -> None:
         self.peer = 1 - rank
         self.shapes = {
-            task.name: (task.batch_size, ENCODERS[sense_of(task.module)].tokens, WIDTH)
+            task.name: (task.batch_size, ENCODERS[model_of(task).sense].tokens, WIDTH)
             for task in workload.tasks
         }
         self.tags = {name: 4 * number for number, name in enumerate(self.shapes)}
@@ -83,10 +83,10 @@ class Mail:
 SIGHT, HALFWAY, HALFWAY_GRADIENT, SIGHT_GRADIENT = range(4)
 
 
-def sense_of(module: object) -> str:
-    """A task's sense."""
-    assert isinstance(module, GeneralistTask)
-    return module.sense
+def model_of(task: Task | FlowTask) -> GeneralistTask:
+    """A task's model."""
+    assert isinstance(task, Task) and isinstance(task.module, GeneralistTask)
+    return task.module
 
 
 def through(layers: nn.ModuleList, x: Tensor) -> Tensor:
@@ -101,8 +101,8 @@ class Part:
 
     def __init__(self, workload: Workload, rank: int) -> None:
         self.rank = rank
-        self.modules = {task.name: task.module for task in workload.tasks}
-        self.seen = [name for name in ORDER if sense_of(self.modules[name]) == SEEN]
+        self.modules = {task.name: model_of(task) for task in workload.tasks}
+        self.seen = [name for name in ORDER if self.modules[name].sense == SEEN]
         trunk = next(iter(self.modules.values())).get_submodule("trunk.blocks")
         assert isinstance(trunk, nn.ModuleList)
         self.half = trunk[:FIRST_LAYERS] if rank == 1 else trunk[FIRST_LAYERS:]
@@ -113,7 +113,7 @@ class Part:
 
     def parameters(self) -> list[nn.Parameter]:
         """Those that this host trains."""
-        modules = [self.half]
+        modules: list[nn.Module] = [self.half]
         for name, module in self.modules.items():
             if (name in self.seen) == (self.rank == 0):
                 modules.append(self.encoder(name))
@@ -124,7 +124,7 @@ class Part:
     def encoder(self, name: str) -> nn.Module:
         """Of a task."""
         module = self.modules[name]
-        return module.get_submodule(sense_of(module))
+        return module.get_submodule(module.sense)
 
     def step_0(self, batches: dict[str, dict[str, Tensor]], *, again: bool) -> dict[str, float]:
         """Host 0's: the losses by task."""
@@ -154,7 +154,7 @@ class Part:
             made[name] = through(self.half, x)
             self.mail.send(name, HALFWAY, made[name])
         for name in ORDER:
-            made[name].backward(self.mail.take(name, HALFWAY_GRADIENT, again=again))
+            made[name].backward(self.mail.take(name, HALFWAY_GRADIENT, again=again))  # type: ignore[no-untyped-call]
             if name in self.seen:
                 gradient = seen[name].grad
                 assert gradient is not None
