@@ -1,7 +1,7 @@
 """Everything that only a GPU can show, in nine minutes: a table, the same as JSON, and all logs in one file.
 
-    python scripts/gpu_check.py [--device cuda|cpu] [--size full|toy] [--only SECTION ...] [--budget SECONDS]
-                                [-o FOLDER]
+    python scripts/gpu_check.py [--device cuda|cpu] [--size full|toy] [--only SECTION ...] [--slower TIMES]
+                                [--budget SECONDS] [-o FOLDER]
 
 In FOLDER: gpu-check.txt, gpu-check.json and logs.tar.gz, written anew after each step, so that they stand
 whenever it is stopped; running.out and running.err, what the command says that runs just then; trace.json.gz,
@@ -10,7 +10,7 @@ its own (scripts/gpu_bench/steps.py). What the time does not suffice for is said
 the steps of the sections that it names, such as those that were not reached the last time.
 
 `--device cpu --size toy` takes the same way with toys, so that it is known to work before a GPU is there.
-Each step, and all of it, then has three times as long.
+Each step, and all of it, then has three times as long, or as many times as `--slower` says.
 Exit codes: 0, nothing failed; 1, something did; 3, there is no such device.
 """
 
@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from gpu_bench.commands import ROOT, SCRIPTS, CommandFailedError, Commands
+from gpu_bench.commands import LEAST_S, ROOT, SCRIPTS, CommandFailedError, Commands
 from gpu_bench.record import Line, document, passed, table
 from gpu_bench.steps import SECTIONS, Machine, Step, steps_of, taken
 
@@ -34,8 +34,8 @@ from spindle_cli.files.writing import write_text
 
 FAILED, NO_DEVICE = 1, 3
 TRACE = "trace.json.gz"
-# Limits are those of a machine with a GPU; on a CPU commands have so many times as long.
-BUDGET_S, SLOWER = 540.0, 3
+# Limits are those of a machine with a GPU; on others commands have so many times as long.
+BUDGET_S, SLOWER = 540.0, {"cuda": 1.0, "cpu": 3.0}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parse(arguments)
     _find_ours()
     output = asked.output.absolute()
-    slower = 1 if asked.device == "cuda" else SLOWER
+    slower = SLOWER[asked.device] if asked.slower is None else asked.slower
     commands = Commands(slower * BUDGET_S if asked.budget is None else asked.budget)
     try:
         machine = Machine.read(commands.python("-m", "gpu_bench.machine", "describe", asked.device))
@@ -106,9 +106,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--size", choices=("full", "toy"), default="full")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--slower", type=float, metavar="TIMES", help="3 on a CPU")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help=f"{BUDGET_S:.0f} on a GPU")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "gpu-check")
-    return parser.parse_args(arguments)
+    asked = parser.parse_args(arguments)
+    if asked.budget is not None and asked.budget < LEAST_S:
+        parser.error(f"--budget {asked.budget:g}: expected {LEAST_S:.0f} seconds or more")
+    return asked
 
 
 if __name__ == "__main__":

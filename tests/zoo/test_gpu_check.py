@@ -317,12 +317,20 @@ def test_the_table_stands_when_it_is_stopped_in_the_middle(
     assert "2 not looked at" in (tmp_path / "gpu-check.txt").read_text()
 
 
+def test_what_has_no_time_for_a_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main(["--budget", "14.5"])
+    assert ended.value.code == 2
+    assert "--budget 14.5: expected 15 seconds or more" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "taken", "budget_s"),
     [
         ([], [("ranks", 90.0), ("two ranks", 6.0), ("ranks", 45.0)], 3 * 540.0),
         (["--only", "two ranks", "stack"], [("two ranks", 6.0)], 3 * 540.0),
-        (["--only", "ranks", "--budget", "7"], [("ranks", 90.0), ("ranks", 45.0)], 7.0),
+        (["--only", "two ranks", "--slower", "2.5"], [("two ranks", 5.0)], 2.5 * 540.0),
+        (["--only", "ranks", "--budget", "99"], [("ranks", 90.0), ("ranks", 45.0)], 99.0),
     ],
 )
 def test_sections_may_be_chosen_and_on_a_cpu_each_step_and_all_of_it_have_three_times_as_long(
