@@ -39,11 +39,12 @@ test-strict: $(SETUP)  ## the runtime's exactness tests over a backend as strict
 	SPINDLE_BACKEND=strict-serial $(PYTHON) -m pytest tests/runtime/test_training_is_exact.py tests/runtime/test_split_layers.py $(TEST_ARGS)
 
 # Without PIP_ARGS (above) it takes a build of torch with CUDA, of several GB; it runs without a GPU too.
-test-lowest:  ## the tests that start no workers, with the lowest versions that pyproject.toml claims
+test-lowest:  ## the tests that start no workers, and exact training by some, with the lowest versions that pyproject.toml claims
 	$(PYTHON3) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt $(PIP_ARGS) --editable '.[demo]' \
 	  pytest pytest-timeout pytest-xdist hypothesis jsonschema
-	.venv-lowest/bin/python -m pytest -n 2 --dist loadfile -m "not processes" $(TEST_ARGS)
+	.venv-lowest/bin/python -m pytest -n 2 --dist loadfile -m "not processes and not long" $(TEST_ARGS)
+	.venv-lowest/bin/python -m pytest -m "processes and not long" tests/runtime/test_training_is_exact.py $(TEST_ARGS)
 
 test-gpu: $(SETUP)  ## the tests that need a GPU; skipped with a reason where there is none
 	$(PYTHON) -m pytest -rs tests/gpu $(TEST_ARGS)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spindle_cli.runtime.step.casts import CastWeights, keeps_gradients
+from helpers.torch_versions import keeps_casts
+from spindle_cli.runtime.step.casts import CastWeights
 
 X = torch.ones(2, 3)
 
@@ -63,6 +64,7 @@ def run(casts: CastWeights, order: list[int], slices: dict[int, Any]) -> Iterato
             yield counted.count
 
 
+@keeps_casts
 def test_micro_batches_cast_a_weight_once_and_a_batch_begins_anew(layer: nn.Linear) -> None:
     slices = {piece: local(layer) for piece in range(3)}
     casts = CastWeights([0, 1, 2], slices, keeps=True)
@@ -76,6 +78,7 @@ def test_micro_batches_cast_a_weight_once_and_a_batch_begins_anew(layer: nn.Line
     assert torch.equal(layer.weight.grad, kept)  # of a linear map it does not depend on the weight
 
 
+@keeps_casts
 def test_the_gradients_are_those_of_passes_that_cast_for_themselves(layer: nn.Linear) -> None:
     slices = {piece: local(layer, layer) for piece in range(2)}
     found: list[Tensor] = []
@@ -88,6 +91,7 @@ def test_the_gradients_are_those_of_passes_that_cast_for_themselves(layer: nn.Li
     assert torch.equal(*found)
 
 
+@keeps_casts
 def test_a_pass_that_casts_anew_has_a_gradient_as_soon_as_its_op_is_through() -> None:
     """What a pass takes over was made before all of it, and autograd comes to it behind all of it."""
     layers = [nn.Linear(3, 3, bias=False) for _ in range(2)]
@@ -111,6 +115,7 @@ def test_a_pass_that_casts_anew_has_a_gradient_as_soon_as_its_op_is_through() ->
     assert complete == [True, False, True]
 
 
+@keeps_casts
 def test_what_no_later_pass_uses_is_let_go_at_once(layer: nn.Linear) -> None:
     """The other task's passes come last; between them this one's would be cast again."""
     other = nn.Linear(3, 3, bias=False)
@@ -134,7 +139,6 @@ def test_a_torch_that_keeps_casts_without_gradients_is_not_asked_to(
     layer: nn.Linear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slices = {0: local(layer), 1: local(layer)}
-    assert keeps_gradients()
     monkeypatch.setattr("spindle_cli.runtime.step.casts.keeps_gradients", lambda: False)
     assert list(run(CastWeights([0, 1], slices, keeps=True), [0, 1], slices)) == [1, 1]
 

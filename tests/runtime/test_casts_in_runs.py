@@ -14,6 +14,7 @@ from case_runs import Case, captured, prepare
 from hand_plans import Placement
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers.torch_versions import keeps_casts
 from spindle_cli.files.run_files import read_metrics
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.verify.run import verify_plan
@@ -51,6 +52,7 @@ def counted() -> Iterator[Casts]:
         yield casts
 
 
+@keeps_casts
 @pytest.mark.parametrize(
     "changes",
     [

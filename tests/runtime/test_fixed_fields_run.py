@@ -13,6 +13,7 @@ from alone import run_case, world_of_one
 from case_runs import SGD, Case
 from torch.utils.data import default_collate
 
+from helpers.torch_versions import widens_gradients
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.runs.evaluations import read_evaluations
 from spindle_cli.workload.building.load import load
@@ -47,6 +48,7 @@ def test_a_run_whose_samples_are_the_same_ends(train: dict[str, object], tmp_pat
     ]
 
 
+@widens_gradients
 def test_what_is_only_evaluated_computes_in_the_numbers_of_the_run(tmp_path: Path) -> None:
     """Its buffers stay converted from one evaluation to the next."""
     made = case("run", dtype=None, train={"precision": "bf16", "eval_every": 2, "lr": 1e-9})

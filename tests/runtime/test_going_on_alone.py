@@ -17,6 +17,7 @@ from case_runs import captured
 from safetensors.torch import load_file, save_file
 
 from helpers.checkpoints import describe, write_index
+from helpers.torch_versions import widens_gradients
 from spindle_cli.checkpoint.files import checkpoint_folder, find_checkpoint
 from spindle_cli.checkpoint.index import read_index
 from spindle_cli.checkpoint.tensor_file import write_tensors
@@ -91,6 +92,7 @@ def test_a_save_that_fails_in_the_background_ends_the_run(
     assert find_checkpoint(tmp_path / "run").checkpoint.step == 1
 
 
+@widens_gradients
 def test_masters_go_on_bit_for_bit(tmp_path: Path) -> None:
     """The parameters are in bfloat16, and the rounded masters."""
     train = {**TRAIN, "precision": "bf16"}
@@ -140,6 +142,7 @@ def test_state_that_is_no_longer_needed_is_left_out(tmp_path: Path) -> None:
     assert states[0] and not states[1]
 
 
+@widens_gradients
 def test_another_precision_goes_on_from_the_masters_and_to_them(tmp_path: Path) -> None:
     """A run begun from one in another precision: from what its masters had, or to masters of what it had."""
     run(tmp_path / "rounded", steps=3, train={**TRAIN, "precision": "bf16"}, dtype=None)

@@ -101,6 +101,11 @@ class RunRequest(Artifact):
     capture_dir: Path | None = None
 
 
+def _one_of_ours(code: int) -> ExitCode:
+    # The enum by itself is no validator: older pydantic gives what takes two arguments another one.
+    return ExitCode(code)
+
+
 class WorkerError(Artifact):
     """The error that ended one worker, written to `error_path` before it exits.
 
@@ -132,7 +137,7 @@ class WorkerError(Artifact):
     timed_out: bool = False
     may_pass: bool = False
     self_explaining: bool = False
-    exit_code: Annotated[int, AfterValidator(ExitCode)] = 1
+    exit_code: Annotated[int, AfterValidator(_one_of_ours)] = 1
     time_s: Annotated[float, Field(ge=0)]
 
 
