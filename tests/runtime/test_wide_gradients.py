@@ -10,6 +10,8 @@ from alone import world_of_one
 from pydantic import ValidationError
 from torch import nn
 
+from helpers.torch_versions import widens_gradients
+from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.communication.buckets import Bucket, Flags, ShardedBucket
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.update.masters import Masters
@@ -40,7 +42,9 @@ def backward(parameter: nn.Parameter) -> None:
         (parameter * (SMALL if batch else 1.0)).sum().backward()
 
 
-@pytest.mark.parametrize(("train", "summed"), [(WIDE, 1 + 7 * SMALL), (NARROW, 1.0)])
+@pytest.mark.parametrize(
+    ("train", "summed"), [pytest.param(WIDE, 1 + 7 * SMALL, marks=widens_gradients), (NARROW, 1.0)]
+)
 @pytest.mark.parametrize("way", ["own", "whole", "sharded"])
 def test_small_gradients_are_not_lost_beside_large_ones(
     way: str, train: TrainSettings, summed: float
@@ -71,6 +75,7 @@ def test_small_gradients_are_not_lost_beside_large_ones(
     assert stepped.dtype == torch.bfloat16
 
 
+@widens_gradients
 def test_a_piece_of_a_parameter_has_its_part_of_the_wide_gradient() -> None:
     """Two ranks: the second owns the last 32 of 64 elements, and steps them alone."""
     whole = nn.Parameter(torch.zeros(64, dtype=torch.bfloat16))
@@ -85,6 +90,7 @@ def test_a_piece_of_a_parameter_has_its_part_of_the_wide_gradient() -> None:
     assert piece.tensor.grad.dtype == torch.float32
 
 
+@widens_gradients
 def test_masters_take_wide_gradients_without_a_copy() -> None:
     held = parameter(WIDE)
     backward(held)
@@ -100,8 +106,8 @@ def test_masters_take_wide_gradients_without_a_copy() -> None:
     [
         ({}, False, 1.0, 0.0),
         ({"precision": "bf16-autocast", "reduce": "float32"}, False, 1.0, 0.0),
-        ({"precision": "bf16"}, True, 2.0, 0.0),
-        ({"precision": "bf16", "reduce": "float32"}, True, 2.0, 0.0),
+        pytest.param({"precision": "bf16"}, True, 2.0, 0.0, marks=widens_gradients),
+        pytest.param({"precision": "bf16", "reduce": "float32"}, True, 2.0, 0.0, marks=widens_gradients),
         ({"precision": "bf16", "reduce": "parameters"}, False, 1.0, 2.0),
     ],
 )
@@ -115,6 +121,15 @@ def test_which_gradients_are_wide(
     assert gradient_dtype(held) == (torch.float32 if wide else torch.bfloat16)
     # A dtype that a command asks for is that of all arithmetic.
     assert not train.in_full_precision().widens_gradients
+
+
+def test_a_torch_that_cannot_is_refused_where_gradients_are_to_be_wide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("spindle_cli.workload.training.precision.Tensor", object)  # as one before 2.10
+    with pytest.raises(WorkloadError, match=r"bf16 adds gradients up in float32, which torch .* cannot"):
+        parameter(WIDE)
+    assert gradient_dtype(parameter(NARROW)) == torch.bfloat16
 
 
 @pytest.mark.parametrize(
