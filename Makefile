@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
 
-.PHONY: help demo example fuzz fuzz-models mutants test test-all test-lowest test-many test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-mixed bench-gpu bench-predictions clean
+.PHONY: help demo example fuzz fuzz-models mutants test test-all test-lowest test-many test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-strategies bench-runtime bench-mixed bench-gpu bench-predictions clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -61,10 +61,13 @@ format: $(SETUP)  ## format the code and sort its imports
 gpu-check: $(SETUP)  ## everything that only a GPU can show, in nine minutes: a table and logs in build/gpu-check
 	$(PYTHON) scripts/gpu_check.py $(GPU_CHECK_ARGS)
 
-bench: bench-plan bench-predictions bench-runtime bench-mixed bench-gpu  ## every benchmark
+bench: bench-plan bench-strategies bench-predictions bench-runtime bench-mixed bench-gpu  ## every benchmark
 
-bench-plan: $(SETUP)  ## plan every workload on every cluster by every strategy; about 15 minutes
+bench-plan: $(SETUP)  ## plan sixty problems, and compare with the frozen plans; about 15 minutes (BENCH_ARGS=--quick: 3)
 	$(PYTHON) scripts/bench_plan.py $(BENCH_ARGS)
+
+bench-strategies: $(SETUP)  ## plan the paper's workloads on every cluster by every strategy; about an hour
+	$(PYTHON) scripts/bench_strategies.py $(BENCH_ARGS)
 
 bench-runtime: $(SETUP)  ## train by a plan against DDP and FSDP2 on two hosts with a shaped link (as root); about 10 minutes
 	$(PYTHON) scripts/bench_runtime.py $(BENCH_ARGS)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from bench_plan import DEVICES
+from bench_strategies import DEVICES
 from paper_profiles import cluster_path, read_profile
 
 from spindle_cli.files.cluster import Cluster

@@ -1,316 +1,172 @@
-"""The planner's benchmark: every workload x devices x strategy, and random workloads.
+"""Plan the corpus: sixty problems (scripts/plan_corpus), against the plans that were frozen.
 
-    python scripts/bench_plan.py [--quick] [--only WORKLOAD ... [--devices N ...] [--by STRATEGY ...]]
+    python scripts/bench_plan.py [--quick] [--only NAME ...] [--group GROUP ...] [--jobs N]
+                                 [--same-plans] [--twice] [--again] [--freeze]
 
-Writes docs/benchmarks.json and the tables of docs/benchmarks.md (between its markers), after each plan.
-`--quick` leaves out 256 and 1,024 devices and writes nothing. `--only` plans these workloads again, of the
-paper's (`clip-4`) or random ones (`wide-0`), on so many devices, by these strategies, and keeps what was
-written of the others.
+Each problem goes through `spindle plan` on files; its plan is checked and simulated. Exits with 1 where a
+tolerance is broken. What was planned by the same code is kept under build/, so that a run that was stopped
+goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import resource
-import subprocess
+import os
+import platform
 import sys
-import tempfile
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from datetime import UTC, datetime
 from pathlib import Path
-from statistics import mean
 
-from bench_tables import SMALL, Row, write_page
-from paper_profiles import ROOT, WORKLOADS, cluster_path, profile_path
-from random_profiles import SHAPES, random_profile
+from bench_tables import table
+from plan_corpus.compare import Tolerances, allowed_far_off, compare, far_off, summary
+from plan_corpus.measure import FOLDER, code_digest, inputs_digest, keep, kept_rows, measured
+from plan_corpus.problems import PROBLEMS, Problem
+from plan_corpus.rows import TABLE, Row, Table, read_table, write_table
 
-from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
-from spindle_cli.costs.recomputing import Again
-from spindle_cli.costs.work import flops_by_metaop
-from spindle_cli.errors import NoPlanError
-from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
-from spindle_cli.files.writing import write_text
-from spindle_cli.plan.assemble import exact_slices
-from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.bound.patterns import pattern_bound_s
-from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.placing.placement import place_in_sequence
-from spindle_cli.plan.problem import MemoryFallback, Point, make_point, make_problem
-from spindle_cli.plan.schedule import Draft, UnplacedSlice
-from spindle_cli.plan.search.judge import measure
-from spindle_cli.plan.types import Plan, Slice, StrategyName
-from spindle_cli.profile.types import Profile
-from spindle_cli.simulate.run import simulate
-
-ROWS = ROOT / "docs" / "benchmarks.json"
-STRATEGIES: tuple[StrategyName, ...] = ("sequential", "distmm", "optimus", "spindle")
-DEVICES = (8, 16, 32, 64, 256, 1024)
-RANDOM = {f"{shape}-{seed}": (shape, seed) for shape in SHAPES for seed in range(3)}
-# The same on devices with less memory, of one size of cluster.
-SMALL_GIB, SMALL_ON = 40, 64
-RANDOM_SMALL = {f"{name}{SMALL}": drawn for name, drawn in RANDOM.items()}
-SEEDS_AT_MOST_DEVICES = range(1)  # minutes each
-# A plan further above the bound than this gets the tighter bound too, where that takes seconds rather than
-# minutes.
-DOUBTFUL_GAP = 0.02
-MOST_PATTERNS = 120
-# Simulating takes longer than planning on more devices.
-MOST_SIMULATED = 256
+# Planned within so many processor seconds when frozen: the quick problems.
+QUICK_S = 6.0
+# Processor seconds that planning may take: of a problem that is not frozen yet, or so many times as long.
+BUDGET_S, TIMES_AS_LONG, LEAST_BUDGET_S = 400.0, 4.0, 30.0
+ENDS = (0, 4)  # of the command: a plan, or that none fits
+HEAD = (
+    "group",
+    "problems",
+    "iteration, ms",
+    "above bound, mean",
+    "worst",
+    "plan to simulation, worst",
+    "planning, s",
+    "longest, s",
+)
 
 
 def main() -> None:
-    """Plan everything and write the page."""
+    """Plan, compare, and freeze where asked to."""
+    groups = {name: problem.group for name, problem in PROBLEMS.items()}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=(*WORKLOADS, *RANDOM, *RANDOM_SMALL), metavar="WORKLOAD")
-    parser.add_argument("--devices", nargs="+", type=int, choices=DEVICES, default=DEVICES, metavar="N")
-    parser.add_argument("--by", nargs="+", choices=STRATEGIES, default=STRATEGIES, metavar="STRATEGY")
-    arguments = parser.parse_args()
-    devices = [n for n in DEVICES if n <= 64] if arguments.quick else list(DEVICES)
-    if arguments.only:
-        paper = [name for name in WORKLOADS if name in arguments.only]
-        drawn = [name for name in (*RANDOM, *RANDOM_SMALL) if name in arguments.only]
-        made = chain(
-            paper_rows(arguments.devices, paper, arguments.by), random_rows(arguments.devices, drawn)
-        )
-    else:
-        made = chain(paper_rows(devices), random_rows(devices))
-    if arguments.quick:
-        _summarise(list(_shown(made)))
-        return
-    rows = _written()
-    known = {_which(row) for row in rows}
-    new: dict[Which, Row] = {}
-    for row in _shown(made):
-        # Row by row: hours of planning are not lost with what stops the last one.
-        new[_which(row)] = row
-        _write(
-            [new.get(_which(old), old) for old in rows]
-            + [each for key, each in new.items() if key not in known]
-        )
-    if not arguments.only:
-        _write(list(new.values()))
-    _summarise(list(new.values()))
-
-
-Which = tuple[str, int, StrategyName]
-
-
-def _which(row: Row) -> Which:
-    return row.workload, row.num_devices, row.strategy
-
-
-def _written() -> list[Row]:
-    """The rows that were written before."""
-    kept = json.loads(ROWS.read_text(encoding="utf-8"))
-    return [Row(**{**row, "notes": tuple(row["notes"])}) for row in kept]
-
-
-def _write(rows: Sequence[Row]) -> None:
-    write_text(ROWS, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    write_page(ROOT / "docs" / "benchmarks.md", rows)
-
-
-def paper_rows(
-    devices: Sequence[int],
-    workloads: Sequence[str] = WORKLOADS,
-    strategies: Sequence[StrategyName] = STRATEGIES,
-) -> Iterator[Row]:
-    """The paper's workloads by these strategies."""
-    for workload in workloads:
-        for num_devices in devices:
-            path = profile_path(workload, num_devices)
-            for strategy in strategies:
-                yield plan_row(workload, num_devices, strategy, path)
-
-
-def random_rows(devices: Sequence[int], workloads: Iterable[str] = (*RANDOM, *RANDOM_SMALL)) -> Iterator[Row]:
-    """Random workloads by `spindle`; larger ones for larger clusters, on small devices one cluster."""
-    with tempfile.TemporaryDirectory() as folder:
-        for workload in workloads:
-            shape, seed = (RANDOM | RANDOM_SMALL)[workload]
-            is_small = workload in RANDOM_SMALL
-            for num_devices in devices:
-                if is_small and num_devices != SMALL_ON:
-                    continue
-                if num_devices == DEVICES[-1] and seed not in SEEDS_AT_MOST_DEVICES:
-                    continue
-                profile = random_profile(seed, shape, scale=max(1, num_devices // 64))
-                path = Path(folder) / "profile.json"
-                path.write_text(profile.model_dump_json(by_alias=True), encoding="utf-8")
-                cluster = _with_small_devices(num_devices, Path(folder)) if is_small else None
-                yield plan_row(workload, num_devices, "spindle", path, cluster)
-
-
-def _with_small_devices(num_devices: int, folder: Path) -> Path:
-    """The cluster file, each device with `SMALL_GIB` of memory."""
-    cluster = Cluster.read(cluster_path(num_devices))
-    nodes = tuple(group.model_copy(update={"memory_gib": SMALL_GIB}) for group in cluster.nodes)
-    path = folder / "cluster.yaml"
-    data = cluster.model_copy(update={"nodes": nodes}).model_dump_json(by_alias=True, exclude_none=True)
-    write_text(path, data)
-    return path
-
-
-def plan_row(
-    workload: str, num_devices: int, strategy: StrategyName, path: Path, cluster_file: Path | None = None
-) -> Row:
-    """Plan once. `cluster_file`: None for the A800s of so many devices."""
-    cluster_file = cluster_file or cluster_path(num_devices)
-    profile, cluster = Profile.read(path), Cluster.read(cluster_file)
-    started_s = time.process_time()
-    try:
-        plan = make_plan(profile, cluster, strategy)
-    except NoPlanError as error:
-        return Row(workload, num_devices, strategy, fits=False, notes=(error.message,))
-    planning_s = time.process_time() - started_s
-    # Random chains, whose MetaOps have batches of different sizes, the command refuses and no program runs.
-    is_whole = workload in WORKLOADS
-    if strategy == "spindle" and is_whole:
-        planning_s = command_s(path, cluster_file)
-    predicted = plan.predicted
-    in_sequence_s, tighter_s = 0.0, predicted.lower_bound_s
-    if strategy == "spindle":
-        in_sequence_s = transfers_in_sequence_s(profile, cluster, plan)
-        tighter_s = max(tighter_s, tighter_bound_s(profile, cluster, plan))
-    return Row(
-        workload,
-        num_devices,
-        strategy,
-        fits=True,
-        iteration_s=predicted.iteration_s,
-        compute_s=predicted.compute_s,
-        lower_bound_s=predicted.lower_bound_s,
-        tighter_bound_s=tighter_s,
-        transfer_s=predicted.transfer_s,
-        in_sequence_transfer_s=in_sequence_s,
-        gradient_sum_s=predicted.gradient_sum_s,
-        peak_memory_bytes=max(predicted.peak_memory_bytes),
-        least_memory_bytes=min(predicted.peak_memory_bytes),
-        peak_share=peak_share(plan, profile),
-        simulated_s=simulate(plan).iteration_s if is_whole and num_devices <= MOST_SIMULATED else None,
-        planning_s=planning_s,
-        notes=plan.notes,
-    )
-
-
-def peak_share(plan: Plan, profile: Profile) -> float | None:
-    """Of all that the devices could compute in the predicted iteration at their published peak."""
-    flops, arithmetic = flops_by_metaop(plan.metaops), arithmetic_of(profile.environment)
-    peak = None if arithmetic is None else peak_flops_per_s(plan.cluster.device_type, arithmetic)
-    if flops is None or peak is None:
-        return None
-    return sum(flops.values()) / (plan.predicted.iteration_s * plan.cluster.num_devices * peak)
-
-
-def tighter_bound_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
-    """The bound with the layers split and recomputed that the plan splits and recomputes; else that of
-    patterns.
-    """
-    fallback = fallback_of(plan)
-    if fallback != MemoryFallback():
-        return lower_bound(make_problem(profile, cluster, fallback)).lower_bound_s
-    if plan.predicted.compute_s <= plan.predicted.lower_bound_s * (1 + DOUBTFUL_GAP):
-        return 0.0
-    return pattern_bound_s(make_problem(profile, cluster), max_patterns=MOST_PATTERNS)
-
-
-def fallback_of(plan: Plan) -> MemoryFallback:
-    """What a plan gave up for memory."""
-    whole, selective = (
-        {
-            metaop.name: sum(
-                piece.num_ops
-                for piece in plan.slices
-                if piece.metaop == metaop.name and Again.of(piece) is again
+    parser.add_argument("--quick", action="store_true", help="those that take seconds; under 3 minutes")
+    parser.add_argument("--only", nargs="+", choices=PROBLEMS, metavar="NAME")
+    parser.add_argument("--group", nargs="+", choices=sorted(set(groups.values())))
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
+    parser.add_argument("--same-plans", action="store_true", help="every other plan file breaks a tolerance")
+    parser.add_argument("--twice", action="store_true", help="plan a second time: the same bytes?")
+    parser.add_argument("--again", action="store_true", help="plan what was planned by this code, too")
+    parser.add_argument("--freeze", action="store_true", help="write what was planned into the table")
+    asked = parser.parse_args()
+    frozen = read_table() if TABLE.exists() else Table("", "", {})
+    names = [
+        name
+        for name in PROBLEMS
+        if (not asked.only or name in asked.only)
+        and (not asked.group or groups[name] in asked.group)
+        and (not asked.quick or is_quick(frozen.rows.get(name)))
+    ]
+    rows = planned(names, frozen.rows, asked.jobs, again=asked.again)
+    broken: list[str] = []
+    if asked.twice:
+        second = planned(names, frozen.rows, asked.jobs, again=True)
+        broken += other_plans(rows, second, "planned a second time, another plan file")
+    print("\n" + table(HEAD, summary(rows, groups)) + "\n")
+    say_far_off(rows)
+    faulty = [name for name, row in rows.items() if row.exit_code not in ENDS or row.violations]
+    if asked.freeze and faulty:
+        broken.append(f"nothing is frozen: faults in {', '.join(faulty)}; see {FOLDER}/NAME/output.txt")
+    elif asked.freeze:
+        kept = {name: rows.get(name) or frozen.rows.get(name) for name in PROBLEMS}
+        write_table(
+            Table(
+                machine(),
+                datetime.now(tz=UTC).date().isoformat(),
+                {name: row for name, row in kept.items() if row is not None},
             )
-            // plan.micro_batches.get(metaop.task, 1)
-            for metaop in plan.metaops
-        }
-        for again in (Again.ALL, Again.SELECTIVE)
+        )
+        print(f"wrote {TABLE}: {len(rows)} problems")
+    else:
+        found = compare(frozen.rows, rows, groups)
+        broken += found.broken
+        others = list(other_plans(frozen.rows, rows, "another plan file than the frozen one"))
+        broken += others if asked.same_plans else []
+        print("".join(f"note: {line}\n" for line in found.pointed_out), end="")
+        print(f"{len(rows)} problems: {len(others)} plan files differ from the frozen ones")
+    print("".join(f"BROKEN: {line}\n" for line in broken), end="")
+    sys.exit(1 if broken else 0)
+
+
+def is_quick(row: Row | None) -> bool:
+    """Whether a problem is planned in seconds."""
+    return row is not None and row.planning_s <= QUICK_S
+
+
+def planned(names: Sequence[str], frozen: Mapping[str, Row], jobs: int, *, again: bool) -> dict[str, Row]:
+    """The rows of these problems, those that take longest first."""
+    code = code_digest()
+    kept = {} if again else kept_rows(code)
+    rows = {name: kept[name] for name in names if name in kept and is_of(kept[name], PROBLEMS[name])}
+    left = sorted(
+        (name for name in names if name not in rows),
+        key=lambda name: -frozen[name].planning_s if name in frozen else 0.0,
     )
-    degree = {
-        metaop.name: min(piece.tp for piece in plan.slices if piece.metaop == metaop.name)
-        for metaop in plan.metaops
-    }
-    split = {name: tp for name, tp in degree.items() if tp > 1}
-    return MemoryFallback(
-        min(split.values(), default=1),
-        frozenset(split),
-        {name: ops for name, ops in whole.items() if ops},
-        {name: ops for name, ops in selective.items() if ops},
+    same = {name: frozen[name] for name in left if name in frozen and is_of(frozen[name], PROBLEMS[name])}
+    with ProcessPoolExecutor(jobs) as pool:
+        running = {pool.submit(measured, PROBLEMS[name], budget_s(same.get(name))): name for name in left}
+        for done in as_completed(running):
+            name, row = running[done], done.result()
+            rows[name] = row
+            keep(code, name, row)
+            print(said(name, row, same.get(name)), flush=True)
+    return {name: rows[name] for name in names}
+
+
+def is_of(row: Row, problem: Problem) -> bool:
+    """Whether a row is of the problem as it is."""
+    return row.inputs == inputs_digest(problem)
+
+
+def budget_s(frozen: Row | None) -> float:
+    """Processor seconds."""
+    return BUDGET_S if frozen is None else max(LEAST_BUDGET_S, TIMES_AS_LONG * frozen.planning_s)
+
+
+def said(name: str, row: Row, frozen: Row | None) -> str:
+    """A line."""
+    if row.exit_code != 0:
+        end = "stopped" if row.exit_code is None else f"exit code {row.exit_code}"
+        return f"{name:48s} {end}, {row.planning_s:.1f} s"
+    ratio = f"{row.simulated_s / frozen.simulated_s:7.4f} x" if frozen and frozen.has_plan else " " * 9
+    return (
+        f"{name:48s} {row.simulated_s * 1e3:9.2f} ms {ratio}  plan {row.off_simulation:+6.1%}  "
+        f"bound {row.above_bound:+7.1%}  planned in {row.planning_s:6.1f} s"
+        + (f"  BREAKS {len(row.violations)} rules" if row.violations else "")
     )
 
 
-def command_s(profile: Path, cluster: Path) -> float:
-    """Processor seconds of the whole `spindle plan`, in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [sys.executable, "-m", "spindle_cli", "plan", str(profile), "--cluster", str(cluster)]
-        subprocess.run([*command, "-o", f"{folder}/plan.yaml"], check=True, stdout=subprocess.DEVNULL)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+def other_plans(rows: Mapping[str, Row], others: Mapping[str, Row], what: str) -> Iterator[str]:
+    """Which plan files differ."""
+    for name, row in others.items():
+        if name in rows and row.plan != rows[name].plan:
+            yield f"{name}: {what}"
 
 
-def transfers_in_sequence_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
-    """What transfers would add to the iteration if the plan's schedule took the lowest free devices; of
-    micro-batches, which are placed in rounds, and of unequal shares, which are points of no curve, what they
-    add.
-    """
-    if plan.micro_batches or any(piece.rows is not None for piece in plan.slices):
-        return plan.predicted.transfer_s
-    roomy = Cluster(
-        name=cluster.name,
-        nodes=tuple(group.model_copy(update={"memory_gib": MAX_MEMORY_GIB}) for group in cluster.nodes),
-        links=cluster.links,
+def say_far_off(rows: Mapping[str, Row]) -> None:
+    """How many plans are far from their simulation, and how many may be."""
+    share = Tolerances().off_simulation
+    far = far_off(rows, share)
+    print(
+        f"more than {share:.0%} from their simulation: {len(far)} plans "
+        f"(one of twenty would be {allowed_far_off(rows)}): {', '.join(far) or 'none'}"
     )
-    problem = make_problem(profile, roomy)
-    index = {node.metaop.name: node.index for node in problem.nodes}
-    pieces = tuple(
-        UnplacedSlice(index[piece.metaop], *piece.ops, point_of(plan, piece), piece.start_s, piece.end_s)
-        for piece in plan.slices
-    )
-    placed = place_in_sequence(problem, Draft("in sequence", pieces))
-    judged = measure(problem, "in sequence", exact_slices(problem, placed))
-    assert judged is not None, "everything fits so much memory"
-    return judged.prediction.transfer_s
 
 
-def point_of(plan: Plan, piece: Slice) -> Point:
-    """The allocation of a slice."""
-    curve = plan.by_name[piece.metaop].curve
-    point = next(point for point in curve if (point.dp, point.tp) == (piece.dp, piece.tp))
-    return make_point(point, plan.by_name[piece.metaop], Again.of(piece))
-
-
-def _shown(rows: Iterable[Row]) -> Iterator[Row]:
-    for row in rows:
-        print(f"{row.workload:12s} {row.num_devices:5d} {row.strategy:10s} {_in_words(row)}", flush=True)
-        yield row
-
-
-def _in_words(row: Row) -> str:
-    if not row.fits:
-        return "no plan fits"
-    shares = (
-        f"transfers {row.transfer_s / row.iteration_s:5.1%}  sums {row.gradient_sum_s / row.iteration_s:5.1%}"
-    )
-    return f"{row.iteration_s * 1e3:9.1f} ms  gap {row.gap:6.1%}  {shares}  planned in {row.planning_s:.2f} s"
-
-
-def _summarise(rows: Sequence[Row]) -> None:
-    for num_devices in sorted({row.num_devices for row in rows}):
-        gaps = [
-            row.gap
-            for row in rows
-            if row.fits and row.strategy == "spindle" and row.num_devices == num_devices
-        ]
-        print(f"{num_devices:5d} devices: mean gap {mean(gaps):.2%}, worst {max(gaps):.2%}")
+def machine() -> str:
+    """The processor, and how many of it."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return f"{len(os.sched_getaffinity(0))} cores, {lines[0] if lines else platform.processor()}"
 
 
 if __name__ == "__main__":

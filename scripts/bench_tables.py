@@ -12,11 +12,9 @@ from spindle_cli.plan.types import StrategyName
 from spindle_cli.units import GIB
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
-# What the planner is to reach: (devices from, to, mean gap, worst gap, seconds of the command).
 # Ends the name of a random workload on devices with 40 GiB.
 SMALL = "-40gib"
-# Above the tighter bound, of random workloads on 64 devices of either memory: mean and worst.
-OF_MEMORY_ON, OF_MEMORY = 64, (0.04, 0.09)
+# What the planner is to reach: (devices from, to, mean gap, worst gap, seconds of the command).
 TARGETS = ((8, 64, 0.03, 0.10, 2.0), (256, 256, 0.03, 0.08, 4.0), (1024, 1024, 0.04, 0.08, 12.0))
 
 
@@ -89,28 +87,15 @@ def put_between_markers(page: Path, text: str) -> None:
 
 
 def _sections(rows: Sequence[Row]) -> Iterator[str]:
-    paper = [row for row in rows if not _is_random(row)]
     yield "## Targets\n\n" + _targets(rows)
     yield "## Predicted iteration\n\nMilliseconds; in brackets the best of the others over `spindle`."
-    yield _iterations(paper)
-    yield "## Plans by `spindle`\n\n" + _plans(paper)
+    yield _iterations(rows)
+    yield "## Plans by `spindle`\n\n" + _plans(rows)
     yield (
         "## FLOP/s and memory\n\nFloating-point operations per second in the mean of the iteration, as a "
         "share of the devices' peak; and the most that the emptiest and the fullest device hold, GiB."
     )
-    yield _work(paper)
-    yield (
-        "## Random workloads\n\nCompute above the whole-graph bound; in brackets above the tighter bound.\n\n"
-        + _random([row for row in rows if _is_random(row)])
-    )
-
-
-def _is_random(row: Row) -> bool:
-    return row.workload.split("-")[0] in ("wide", "deep", "merging", "levels", "towers")
-
-
-def _is_small(row: Row) -> bool:
-    return row.workload.endswith(SMALL)
+    yield _work(rows)
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -123,37 +108,21 @@ def _targets(rows: Sequence[Row]) -> str:
     lines = []
     for first, last, mean_gap, worst_gap, seconds in TARGETS:
         plans = [r for r in rows if r.fits and r.strategy == "spindle" and first <= r.num_devices <= last]
-        for name, pick in (("paper's", False), ("random", True)):
-            chosen = [row for row in plans if _is_random(row) == pick and not _is_small(row)]
-            if not chosen:
-                continue
-            worst = max(chosen, key=lambda row: row.gap)
-            lines.append(
-                [
-                    f"{first}-{last}, {name}" if first < last else f"{first}, {name}",
-                    f"{mean(row.gap for row in chosen):.1%} ({mean_gap:.0%})",
-                    f"{worst.gap:.1%} ({worst_gap:.0%})",
-                    f"{mean(row.tighter_gap for row in chosen):.1%}",
-                    f"{max(row.tighter_gap for row in chosen):.1%}",
-                    f"{max(row.planning_s for row in chosen):.1f} s ({seconds:g} s)",
-                ]
-            )
-    for name, small in (("80 GiB", False), ("40 GiB", True)):
-        plans = [row for row in rows if row.fits and row.num_devices == OF_MEMORY_ON and _is_random(row)]
-        chosen = [row for row in plans if _is_small(row) == small]
-        if chosen:
-            lines.append(
-                [
-                    f"{OF_MEMORY_ON}, random, {name}",
-                    f"{mean(row.gap for row in chosen):.1%}",
-                    f"{max(row.gap for row in chosen):.1%}",
-                    f"{mean(row.tighter_gap for row in chosen):.1%} ({OF_MEMORY[0]:.0%})",
-                    f"{max(row.tighter_gap for row in chosen):.1%} ({OF_MEMORY[1]:.0%})",
-                    f"{max(row.planning_s for row in chosen):.1f} s",
-                ]
-            )
+        if not plans:
+            continue
+        worst = max(plans, key=lambda row: row.gap)
+        lines.append(
+            [
+                f"{first}-{last}" if first < last else f"{first}",
+                f"{mean(row.gap for row in plans):.1%} ({mean_gap:.0%})",
+                f"{worst.gap:.1%} ({worst_gap:.0%})",
+                f"{mean(row.tighter_gap for row in plans):.1%}",
+                f"{max(row.tighter_gap for row in plans):.1%}",
+                f"{max(row.planning_s for row in plans):.1f} s ({seconds:g} s)",
+            ]
+        )
     head = [
-        "devices, workloads",
+        "devices",
         "mean gap (target)",
         "worst gap (target)",
         "mean, tighter",
@@ -236,19 +205,3 @@ def _held(row: Row) -> str:
     if row.least_memory_bytes is None:
         return "-"
     return f"{row.least_memory_bytes / GIB:.1f} to {row.peak_memory_bytes / GIB:.1f}"
-
-
-def _random(rows: Sequence[Row]) -> str:
-    devices = sorted({row.num_devices for row in rows})
-    lines = []
-    for workload in dict.fromkeys(row.workload for row in rows):
-        cell = {row.num_devices: row for row in rows if row.workload == workload}
-        lines.append([workload, *(_gaps(cell[n]) if n in cell else "" for n in devices)])
-    return table(["workload", *(str(n) for n in devices)], lines)
-
-
-def _gaps(row: Row) -> str:
-    if not row.fits:
-        return "no plan"
-    tighter = f" ({row.tighter_gap:.1%})" if row.tighter_bound_s > row.lower_bound_s * 1.0005 else ""
-    return f"{row.gap:.1%}{tighter}"
