@@ -7,8 +7,8 @@ As root, with iproute2 and control groups. The hosts are network namespaces with
 their processes are granted a part (`runtime_bench/quota.py`): the fast one `--granted`, so that it has it
 whatever else the machine does, the slow one `R` times as much. Each host's type of device is profiled
 where it is, both profiles are merged, and the link is measured between the hosts. `spindle`, `dp-even` and
-`dp-flops` plans and DDP take turns. Writes docs/benchmarks-mixed.json and the tables of
-docs/mixed-devices.md; with some cells only, the others' last results stay.
+`dp-flops` plans and DDP take turns. Writes docs/benchmarks/benchmarks-mixed.json and the tables of
+docs/benchmarks/mixed-devices.md; with some cells only, the others' last results stay.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
         print(f"bench-mixed: {error}", file=sys.stderr)
         sys.exit(1)
     if not asked.no_page:
-        write_outcome(ROOT / "docs", Outcome(trials={trial.name: trial for trial in trials}))
+        write_outcome(ROOT / "docs" / "benchmarks", Outcome(trials={trial.name: trial for trial in trials}))
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@
 
 Plans the paper's workloads, their curves estimated for every type, or with `--random` random ones, by
 `spindle` and what it is compared with, simulates its plans of the paper's, and writes
-docs/mixed-devices.json and the tables of docs/mixed-devices.md, after each plan. Rows that are not planned
-again are kept. With `--only` and `--clusters` those of these workloads and clusters are planned again.
-`--why` says of the worst plan of each class where its compute above the bound comes from, and writes nothing.
+docs/benchmarks/mixed-devices.json and the tables of mixed-devices.md beside it, after each plan. Rows that
+are not planned again are kept. With `--only` and `--clusters` those of these workloads and clusters are
+planned again. `--why` says of the worst plan of each class where its compute above the bound comes from, and
+writes nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ FREE_ON = ("h800-8-h20-8-free", "h800-16-h20-16-free", "h800-32-h20-32-free")
 DOUBTFUL_GAP, MOST_PATTERNS, PRECISION = 0.01, 400, 2e-3
 # For more devices workloads are larger, and one of each shape is planned by `spindle` alone: minutes each.
 MOST_DEVICES, SEEDS_BEYOND = 64, range(1)
-DATA, PAGE = ROOT / "docs" / "mixed-devices.json", ROOT / "docs" / "mixed-devices.md"
+RECORDS = ROOT / "docs" / "benchmarks"
+DATA, PAGE = RECORDS / "mixed-devices.json", RECORDS / "mixed-devices.md"
 
 Key = tuple[str, str, StrategyName]
 

@@ -1,4 +1,4 @@
-"""The tables of docs/mixed-devices.md: what is aimed at, the paper's workloads, and random ones."""
+"""Tables of docs/benchmarks/mixed-devices.md: what is aimed at, the paper's workloads, and random ones."""
 
 from __future__ import annotations
 
