@@ -190,7 +190,7 @@ ASKED = _on(
     Problem("micro-batches", "", "language-7-3", _A16, None, ("--micro-batches", "t0=4")),
     Problem("shard-all", "", "language-0-3", _A16, None, ("--shard", "language=parameters")),
     Problem("shard-kept", "", "encoder-decoders-0-3", _A16, None, ("--shard", "decoder=parameters-kept")),
-    Problem("offload", "", "graphs-1-6", _A16, 14, ("--offload",), has_host=True),
+    Problem("offload", "", "contrastive-0-4", _A8, 10, ("--offload",), has_host=True),
     Problem("sums-by-rows", "", "encoder-decoders-4-4", f"{_A16}-at-3", None, ("--sums", "rows")),
     Problem("shard-by-speed", "", "graphs-0-4", "h800-8-h20-8", None, ("--shard-by", "speed")),
     Problem("equal-shares", "", "graphs-0-4", "h800-8-h20-8", None, ("--equal-shares",)),
