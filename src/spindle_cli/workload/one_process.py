@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import threading
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -123,12 +124,16 @@ class _Asked:
 
 
 def _asked(frame: FrameType | None) -> _Asked:
+    """Who asks; each of our own messages and sums asks several times."""
     through: list[str] = []
-    while frame is not None and (_is_between(frame.f_code.co_filename) or _is_passed(frame)):
-        if frame.f_code.co_filename.startswith(_DISTRIBUTED):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not _is_between(file) and not _is_passed(frame):
+            return _Asked(_is_of_ours(file) or _is_script(frame), tuple(through))
+        if file.startswith(_DISTRIBUTED):
             through.append(frame.f_code.co_name)
         frame = frame.f_back
-    return _Asked(frame is None or is_ours(frame.f_code.co_filename) or _is_script(frame), tuple(through))
+    return _Asked(True, tuple(through))
 
 
 def _is_passed(frame: FrameType) -> bool:
@@ -136,13 +141,17 @@ def _is_passed(frame: FrameType) -> bool:
     code of others is examined.
     """
     outer: FrameType | None = frame
-    while outer is not None and is_ours(outer.f_code.co_filename):
+    while outer is not None and _is_of_ours(outer.f_code.co_filename):
         outer = outer.f_back
     if outer is frame and frame.f_code.co_name == _MODE:
         outer = frame.f_back
     return outer is not None and outer.f_code.co_filename.startswith((_DISTRIBUTED, _OVERRIDES))
 
 
+_is_of_ours = cache(is_ours)
+
+
+@cache
 def _is_between(file: str) -> bool:
     return file.startswith(_BETWEEN) and (
         file.startswith(_TORCHS) or not any(folder in file for folder in _INSTALLED)
@@ -154,7 +163,7 @@ def _is_script(frame: FrameType | None) -> bool:
     if threading.current_thread() is not threading.main_thread():
         return False
     while frame is not None:
-        if is_ours(frame.f_code.co_filename):
+        if _is_of_ours(frame.f_code.co_filename):
             return False
         frame = frame.f_back
     return True
