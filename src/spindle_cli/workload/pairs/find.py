@@ -28,7 +28,7 @@ NAMED = "it is named as contrastive, but it cannot be split: {why}"
 # Said of a loss that nobody has named too, where it is known to compare samples in another way.
 _TWO_VIEWS = (
     "{before}; as a comparison of samples neither: {why}. Two views of a sample are compared as two tensors, "
-    "not joined by torch.cat: torch.logaddexp of the logsumexp of each, as docs/workloads.md shows"
+    "not joined by torch.cat: torch.logaddexp of the logsumexp of each, as docs/batch-splitting.md shows"
 )
 _LABELS = "an operator in it gives a mean over the labels that count, which no share knows"
 _WHOLE = "it takes a value that is not one per sample from another operator"
