@@ -2,7 +2,8 @@
 
     python scripts/bench_strategies.py [--quick] [--only WORKLOAD ... [--devices N ...] [--by STRATEGY ...]]
 
-Writes docs/benchmarks.json and the tables of docs/benchmarks.md (between its markers), after each plan.
+Writes docs/benchmarks/strategies.json and the tables of strategies.md beside it (between its markers), after
+each plan.
 `--quick` leaves out 256 and 1,024 devices and writes nothing. `--only` plans these workloads again, on so
 many devices, by these strategies, and keeps what was written of the others. Whether plans have become
 better or worse is what bench_plan.py says.
@@ -43,7 +44,8 @@ from spindle_cli.plan.types import Plan, Slice, StrategyName
 from spindle_cli.profile.types import Profile
 from spindle_cli.simulate.run import simulate
 
-ROWS = ROOT / "docs" / "benchmarks.json"
+RECORDS = ROOT / "docs" / "benchmarks"
+ROWS = RECORDS / "strategies.json"
 STRATEGIES: tuple[StrategyName, ...] = ("sequential", "distmm", "optimus", "spindle")
 DEVICES = (8, 16, 32, 64, 256, 1024)
 # A plan further above the bound than this gets the tighter bound too, where that takes seconds rather than
@@ -103,7 +105,7 @@ def _written() -> list[Row]:
 
 def _write(rows: Sequence[Row]) -> None:
     write_text(ROWS, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    write_page(ROOT / "docs" / "benchmarks.md", rows)
+    write_page(RECORDS / "strategies.md", rows)
 
 
 def paper_rows(

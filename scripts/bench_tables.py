@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md."""
+"""The tables of docs/benchmarks/strategies.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Row:
     """One plan. Seconds and bytes; `fits` is false where no plan fits the memory.
 
     Attributes:
-        tighter_bound_s: as docs/benchmarks.md says, where it was asked for; else `lower_bound_s`.
+        tighter_bound_s: as docs/benchmarks/strategies.md says, where it was asked for; else `lower_bound_s`.
         in_sequence_transfer_s: what transfers add with the same schedule on devices assigned in sequence.
         peak_memory_bytes, least_memory_bytes: of the fullest device, and of the emptiest.
         peak_share: operations of an iteration over what all devices could do in it at their published peak;
