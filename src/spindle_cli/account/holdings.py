@@ -45,12 +45,15 @@ class Holders:
             own = users.setdefault(block, {})
             own[index] = min(parts, own.get(index, parts))
         self._users = {block: tuple(own.items()) for block, own in users.items()}
+        self._of: dict[Block, tuple[Sharers, ...]] = {}
         self._counts: dict[tuple[tuple[tuple[int, int], ...], int], tuple[Sharers, ...]] = {}
 
     def of(self, block: Block) -> tuple[Sharers, ...]:
         """Of each of the finest common fragments of the block, which are equal, the devices that hold it."""
-        users = self._users[block]
-        return self._among(users, lcm(*(parts for _, parts in users)))
+        if block not in self._of:
+            users = self._users[block]
+            self._of[block] = self._among(users, lcm(*(parts for _, parts in users)))
+        return self._of[block]
 
     def _among(self, users: tuple[tuple[int, int], ...], count: int) -> tuple[Sharers, ...]:
         if (users, count) not in self._counts:
@@ -243,9 +246,11 @@ class Held:
         """Bytes that the optimizer keeps of it on the device. `usual`: for each trained byte of what has no
         settings of its own; `sharded`: as above.
         """
-        kept = self.optimizer or OptimizerBytes(state_per_param=usual)
         shared = self.owned if sharded and self.sharding is not Sharding.NONE else self.share
-        return self.trained_bytes * (shared * kept.state_per_param + self.share * kept.whole_state_per_param)
+        if self.optimizer is None:
+            return self.trained_bytes * (shared * usual)
+        own = self.optimizer
+        return self.trained_bytes * (shared * own.state_per_param + self.share * own.whole_state_per_param)
 
     @property
     def divided(self) -> tuple[object, ...]:

@@ -25,9 +25,13 @@ class HandedOn:
             self._waiting = {block: handed[kind] for block, kind in kinds.kind_of.items() if kind in handed}
         self.num_bytes = self.at_first = sum(self._waiting.values())
 
+    @property
+    def is_any(self) -> bool:
+        """Whether anything of it is left."""
+        return bool(self._waiting)
+
     def come_to(self, part: Part, run: Run) -> None:
         """Ops of a slice run forward."""
-        if self._waiting:
-            for of_op in part.uses[run.position : run.position + run.num_ops + 1]:
-                for use in of_op:
-                    self.num_bytes -= self._waiting.pop(use.block, 0.0)
+        for of_op in part.uses[run.position : run.position + run.num_ops + 1]:
+            for use in of_op:
+                self.num_bytes -= self._waiting.pop(use.block, 0.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from spindle_cli.account.device.handed_on import HandedOn
 from spindle_cli.account.device.kept import KeptCasts, KeptGathered
@@ -34,24 +35,22 @@ PASSES_AHEAD = 2
 
 
 class Fullest:
-    """The fullest moment so far of what does not last."""
+    """The fullest moment so far of what does not last. `total`: bytes of all three."""
+
+    __slots__ = ("activations", "buffers", "gradients", "total")
 
     def __init__(self) -> None:
-        self.gradients = self.activations = self.buffers = 0.0
-
-    @property
-    def total(self) -> float:
-        """Bytes of all three."""
-        return self.gradients + self.activations + self.buffers
+        self.gradients = self.activations = self.buffers = self.total = 0.0
 
     def see(self, gradients: float, activations: float, buffers: float) -> None:
         """A moment."""
-        if gradients + activations + buffers > self.total:
+        total = gradients + activations + buffers
+        if total > self.total:
             self.gradients, self.activations, self.buffers = gradients, activations, buffers
+            self.total = total
 
 
-@dataclass(frozen=True)
-class PassBytes:
+class PassBytes(NamedTuple):
     """What a device holds at the fullest moment of a pass, and after it, beside what lasts.
 
     `piece`: the slice whose pass it is; None for the optimizer's update.
@@ -114,6 +113,7 @@ class Iteration:
         self._passes = passes
         self._held = held
         self._keeps_own = keeps_own
+        self._own_bytes = {kind: there.own_bytes for kind, there in held.items()}
         self._made: set[int] = set(held) if keeps_own else set()
         self._fullest = Fullest()
         self._width = setting.gradient_width
@@ -239,28 +239,37 @@ class Iteration:
 
     def _forward(self, role: Role) -> None:
         part = self._setting.parts[role[0]]
+        runs = self._setting.kinds.runs[part.piece]
+        gathered, handed_on = self._gathered, self._handed_on
         self._casts.begin_forward(part)
-        self._see(0.0, self._buffers())
-        self._gathered.begin_forward(part)
+        buffers = self._buffers()
+        self._see(0.0, buffers)
+        gathered.begin_forward(part)
         casts = 0.0
-        for run in self._runs(part):
-            self._gathered.come_to(run)
-            self._handed_on.come_to(part, run)
-            needs = part.needs[run.segment][1]
-            kept = part.kept_of(needs, run.keeping)
-            casts += 0.0 if run.keeping.has_casts else run.num_ops * needs.cast
-            if run.keeping.is_offloaded:
-                self._see(needs.forward + casts, self._buffers())
+        if gathered.is_any:
+            buffers = self._buffers()
+        for run in runs:
+            if gathered.is_any or handed_on.is_any:
+                gathered.come_to(run)
+                handed_on.come_to(part, run)
+                buffers = self._buffers()
+            needs, keeping, num_ops = part.needs[run.segment][1], run.keeping, run.num_ops
+            kept = needs.kept if keeping is Keeping.ALL else part.kept_of(needs, keeping)
+            casts += 0.0 if keeping.has_casts else num_ops * needs.cast
+            is_offloaded = part.moves_out and keeping.is_offloaded
+            if is_offloaded:
+                self._see(needs.forward + casts, buffers)
                 self._move_out(part, run)
-            self._kept += (run.num_ops - 1) * kept
-            self._see(needs.forward + casts, self._buffers())
+            self._kept += (num_ops - 1) * kept
+            self._see(needs.forward + casts, buffers)
             self._kept += kept
-            if run.keeping.is_offloaded and not self._setting.on_cpu:
+            if is_offloaded and not self._setting.on_cpu:
                 self._leaving = self._moved_bytes(part, run)
-        self._gathered.end_forward()
-        self._kept += sum(
-            run.num_ops * self._joined(part, run) for run in self._runs(part) if run.keeping is Keeping.ALL
-        )
+        gathered.end_forward()
+        if self._joins:
+            self._kept += sum(
+                run.num_ops * self._joined(part, run) for run in runs if run.keeping is Keeping.ALL
+            )
         if part.edges:
             self._kept += part.edges
             self._see(0.0, self._buffers())
@@ -268,36 +277,47 @@ class Iteration:
     def _backward(self, role: Role) -> None:
         index, _, received, returned = role
         part = self._setting.parts[index]
+        runs = self._setting.kinds.runs[part.piece]
+        held, made, casts = self._held, self._made, self._casts
         shared = self._shared_out(index)
         self._retain(part, by_every_op=True)
-        moved = [run for run in self._runs(part) if run.keeping.is_offloaded]
+        moved = [run for run in runs if run.keeping.is_offloaded] if part.moves_out else []
         self._bring_back(part, moved)
-        for run in reversed(self._runs(part)):
-            needs = part.needs[run.segment][1]
-            joined = self._joined(part, run)
-            running = self._backward_bytes(needs, run)
-            if run.keeping in (Keeping.INPUTS, Keeping.SELECTED):
-                running = joined + part.while_recomputed(needs, run.keeping, running)
-            scattering = 0.0
+        lasting = self._lasting_buffers()
+        scattering = 0.0
+        for run in reversed(runs):
+            needs, keeping = part.needs[run.segment][1], run.keeping
+            joined = self._joined(part, run) if self._joins else 0.0
+            made_bytes = sum(self._own_bytes[kind] for kind in run.kinds if kind not in made)
+            running = self._backward_bytes(needs, run, made_bytes) if made_bytes else needs.backward
+            if keeping is Keeping.ALL:
+                gone = needs.kept + joined
+            else:
+                gone = part.kept_of(needs, keeping) + 0.0
+                if not keeping.is_offloaded:
+                    running = joined + part.while_recomputed(needs, keeping, running)
             if shared is not None:
                 self._whole = self._width * shared.gradients[run.position]
                 scattering = self._scattering(shared.under_way[run.position])
-            gone = part.kept_of(needs, run.keeping) + (joined if run.keeping is Keeping.ALL else 0.0)
-            gone -= self._casts.staying(part, run)
-            if run.keeping.is_offloaded:
+            if casts.are_kept:
+                gone -= casts.staying(part, run)
+            if moved and keeping.is_offloaded:
                 moved.pop()
                 self._use_moved(part, run, moved)
-            made, summing = self._made_by(run, index)
-            self._see(running, self._buffers() + part.handed + scattering)
-            self._advance(run.num_ops - 1, gone, made, summing)
+            summing = self._summing_of(run, index) if self._sums_at_most else 0.0
+            made_bytes *= self._width
+            self._see(running, lasting + self._sums() + part.handed + scattering)
+            self._advance(run.num_ops - 1, gone, made_bytes, summing)
             if run.num_ops > 1:
-                self._see(running, self._buffers() + part.handed + scattering)
-            self._advance(1, gone, made, summing)
-            if run.keeping.is_offloaded:
+                self._see(running, lasting + self._sums() + part.handed + scattering)
+            self._advance(1, gone, made_bytes, summing)
+            if part.moves_out and keeping.is_offloaded:
                 self._in_host -= run.num_ops * in_blocks(self._moved_bytes(part, run))
                 self._bring_back(part, moved)
-            self._made.update(kind for kind in run.kinds if self._held[kind].count == 1)
-        self._made.update(kind for run in self._runs(part) for kind in run.kinds)
+            for kind in run.kinds:
+                if held[kind].count == 1:
+                    made.add(kind)
+        made.update(self._setting.kinds.used[part.piece])
         self._kept -= part.edges
         self._retain(part, by_every_op=False)
         if shared is not None:
@@ -350,18 +370,11 @@ class Iteration:
         here = self._kept + self._casts.num_bytes + self._leaving + self._back + self._fields
         return here + self._in_host if self._setting.on_cpu else here
 
-    def _runs(self, part: Part) -> Sequence[Run]:
-        return self._setting.kinds.runs[part.piece]
-
-    def _made_by(self, run: Run, index: int) -> tuple[float, float]:
-        """Bytes of gradients that each op makes, and of those whose sum can start behind it."""
-        made = sum(self._held[kind].own_bytes for kind in run.kinds if kind not in self._made)
-        if not self._sums_at_most:
-            return self._width * made, 0.0
-        summing = sum(
+    def _summing_of(self, run: Run, index: int) -> float:
+        """Bytes of gradients of each op whose sum can start behind it."""
+        return self._width * sum(
             self._buffer_of(self._held[kind]) for kind in run.completes if self._held[kind].last_part == index
         )
-        return self._width * made, self._width * summing
 
     def _advance(self, ops: int, gone: float, made: float, summing: float) -> None:
         """Behind the backward pass of so many ops."""
@@ -374,7 +387,7 @@ class Iteration:
         if not self._setting.shares_out:
             return None
         part = self._setting.parts[index]
-        alike = tuple((run.num_ops, run.kinds) for run in self._runs(part))
+        alike = tuple((run.num_ops, run.kinds) for run in self._setting.kinds.runs[part.piece])
         if alike not in self._shared:
             kind_of = self._setting.kinds.kind_of
             held = {use.block: self._held[kind_of[use.block]] for of_op in part.uses for use in of_op}
@@ -388,11 +401,10 @@ class Iteration:
         taken = self._width * under_way
         return min(taken, SUM_BUFFER_BYTES) if self._setting.buffers_are_small else taken
 
-    def _backward_bytes(self, needs: OpNeeds, run: Run) -> float:
-        """Of each op, with the gradients that it makes: those of parameters that the device alone holds."""
-        made = sum(self._held[kind].own_bytes for kind in run.kinds if kind not in self._made)
-        if not made:
-            return needs.backward
+    def _backward_bytes(self, needs: OpNeeds, run: Run, made: float) -> float:
+        """Of each op, with the gradients that it makes, `made` bytes in parameters' width: those of
+        parameters that the device alone holds.
+        """
         trained = sum(self._held[kind].share * use.trained_bytes for kind, use in run.uses)
         new = made / trained if trained else 0.0
         return needs.backward + new * (needs.first_backward - needs.backward)
@@ -412,16 +424,16 @@ class Iteration:
         is_taken = there.num_teams > 1 or not self._setting.only_teams_take_buffers
         return there.summed_bytes if is_taken else 0.0
 
+    def _lasting_buffers(self) -> float:
+        """What was received, what is on its way back, what is kept gathered, and what has been handed on."""
+        return self._received + self._retained + self._gathered.num_bytes + self._handed_on.num_bytes
+
     def _buffers(self) -> float:
-        """What was received, what is on its way back, what sums under way take, what is kept gathered, and
-        what has been handed on.
-        """
-        lasting = self._received + self._retained + self._gathered.num_bytes + self._handed_on.num_bytes
-        return lasting + self._sums()
+        """The same with what sums under way take."""
+        return self._lasting_buffers() + self._sums()
 
     def _sums(self) -> float:
         return min(self._summing, self._sums_at_most)
 
     def _see(self, running: float, buffers: float) -> None:
-        gradients = self._gradients + self._whole
-        self._fullest.see(gradients, self._held_of_ops() + running, buffers)
+        self._fullest.see(self._gradients + self._whole, self._held_of_ops() + running, buffers)

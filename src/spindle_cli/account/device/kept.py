@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 
-from spindle_cli.account.device.parts import Keeping, Kinds, Part, Run
+from spindle_cli.account.device.parts import Kinds, Part, Run
 from spindle_cli.account.holdings import Held
 from spindle_cli.account.types import Pass
 from spindle_cli.costs.parameters.blocks import Block
@@ -25,7 +25,7 @@ class KeptGathered:
         self._held = held
         self._kinds = kinds
         self._unreached = unreached
-        self._is_any = any(there.kept_bytes for there in held.values())
+        self.is_any = any(there.kept_bytes for there in held.values())
         self._open: Counter[Block] = Counter()  # slices that have yet to run backward
         self._kept = 0.0
         self._of_ops: Sequence[float] = ()  # of the slice that runs, what goes behind its ops
@@ -38,7 +38,7 @@ class KeptGathered:
 
     def begin_forward(self, part: Part) -> None:
         """A slice's forward pass begins."""
-        if self._is_any and part.piece in self._unreached:
+        if self.is_any and part.piece in self._unreached:
             self._of_ops = self._beside_ops(part)
             return
         for block, num_bytes in self._blocks(part):
@@ -64,7 +64,7 @@ class KeptGathered:
 
     def _blocks(self, part: Part) -> Iterator[tuple[Block, float]]:
         """The blocks of this level that a slice uses, and their bytes."""
-        if self._is_any:
+        if self.is_any:
             kind_of = self._kinds.kind_of
             for block in dict.fromkeys(use.block for of_op in part.uses for use in of_op):
                 if num_bytes := self._held[kind_of[block]].kept_bytes:
@@ -95,49 +95,42 @@ class KeptCasts:
         self, order: Sequence[Pass], parts: Mapping[int, Part], kinds: Kinds, *, are_kept: bool
     ) -> None:
         """`order`: all passes of the device. `parts`: of each slice in it, as the device runs it."""
-        ops = (keeping for part in parts.values() for keeping in part.keeping)
-        self._are_kept = are_kept and all(keeping is Keeping.ALL for keeping in ops)
+        self.are_kept = are_kept and all(part.keeps_all for part in parts.values())
+        self.num_bytes = 0.0  # all that no pass has among what its ops keep
         self._kinds = kinds
         self._to_come: Counter[int] = Counter()  # forward passes that use a kind
-        if self._are_kept:
+        if self.are_kept:
             for piece, is_backward in order:
                 if not is_backward:
-                    self._to_come.update(self._used_by(parts[piece]))
+                    self._to_come.update(kinds.trained[parts[piece].piece])
         self._of_ops: dict[tuple[tuple[int, ...], int], float] = {}  # by kinds, and the first op's place
-
-    @property
-    def num_bytes(self) -> float:
-        """All that no pass has among what its ops keep."""
-        return sum(self._of_ops.values())
 
     def begin_forward(self, part: Part) -> None:
         """A slice takes over the casts of what it uses."""
-        if self._are_kept:
-            used = self._used_by(part)
-            self._to_come.subtract(used)
+        if not self.are_kept:
+            return
+        used = self._kinds.trained[part.piece]
+        self._to_come.subtract(used)
+        if self._of_ops:
             self._of_ops = {ops: size for ops, size in self._of_ops.items() if used.isdisjoint(ops[0])}
+            self.num_bytes = sum(self._of_ops.values())
 
     def staying(self, part: Part, run: Run) -> float:
         """Of each op of a run, what does not go with its backward pass, as a later forward pass uses it."""
-        is_used = self._are_kept and any(self._to_come[kind] > 0 for kind in _trained(run))
-        return part.needs[run.segment][1].cast if is_used else 0.0
+        if not self.are_kept or not any(self._to_come[kind] > 0 for kind in run.trained):
+            return 0.0
+        return part.needs[run.segment][1].cast
 
     def end_backward(self, part: Part) -> float:
         """Bytes of the slice's casts that stay, which its ops have no longer."""
-        if not self._are_kept:
+        if not self.are_kept:
             return 0.0
         found = {
             (run.kinds, run.position): run.num_ops * size
             for run in self._kinds.runs[part.piece]
             if (size := self.staying(part, run))
         }
-        self._of_ops |= found
+        if found:
+            self._of_ops |= found
+            self.num_bytes = sum(self._of_ops.values())
         return sum(found.values())
-
-    def _used_by(self, part: Part) -> set[int]:
-        return {kind for run in self._kinds.runs[part.piece] for kind in _trained(run)}
-
-
-def _trained(run: Run) -> Iterator[int]:
-    """The kinds that it uses of parameters that are trained: autocast keeps no cast of others."""
-    return (kind for kind, use in run.uses if use.trained_bytes)

@@ -167,13 +167,16 @@ def _each_once(
 ) -> list[Need]:
     """What each device needs, by what it has to do; those that run most slices first."""
     needs: dict[RolesOf, Need] = {}
+    found: dict[int, Need] = {}
     for device in sorted(range(len(of_device)), key=lambda device: -len(of_device[device][0])):
         role = of_device[device]
-        if role not in needs:
-            needs[role] = account.need(*role)
-        if has_room is not None and not has_room(needs[role], device):
+        need = needs.get(role)  # one look, as its hash goes through all that a device does
+        if need is None:
+            need = needs[role] = account.need(*role)
+        if has_room is not None and not has_room(need, device):
             raise NoRoomError
-    return [needs[role] for role in of_device]
+        found[device] = need
+    return [found[device] for device in range(len(of_device))]
 
 
 def _roles(

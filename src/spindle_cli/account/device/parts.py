@@ -76,7 +76,9 @@ class Part:
         "handed",
         "is_handed_on",
         "keeping",
+        "keeps_all",
         "kept_inputs",
+        "moves_out",
         "needs",
         "optimizer",
         "piece",
@@ -107,6 +109,9 @@ class Part:
         first, last = piece.ops
         self.tp = piece.tp
         self.keeping = _keeping(piece)
+        kinds = set(self.keeping)
+        self.keeps_all = kinds == {Keeping.ALL}
+        self.moves_out = any(keeping.is_offloaded for keeping in kinds)
         self.needs: list[tuple[int, OpNeeds]] = op_needs(metaop, piece.ops, shares, piece.tp)
         self.task, self.shares = metaop.task, shares
         self.fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last)
@@ -179,6 +184,7 @@ class Run(NamedTuple):
         segment: which of the part's `needs` they have.
         uses: what the first of them uses, with its kind; the others use as much of blocks of the same kinds.
         kinds: of `uses`.
+        trained: of the kinds, those of which anything is trained.
         completes: of the kinds, those of blocks that no op before uses: gradients are complete with these.
         keeping: what the device has of each between forward and backward.
     """
@@ -188,6 +194,7 @@ class Run(NamedTuple):
     segment: int
     uses: tuple[tuple[int, BlockUse], ...]
     kinds: tuple[int, ...]
+    trained: tuple[int, ...]
     completes: tuple[int, ...]
     keeping: Keeping
 
@@ -201,6 +208,7 @@ class Kinds:
         size: of each kind, how many blocks it has.
         block: of each kind, one of its blocks.
         runs: of each part.
+        used, trained: of each part, the kinds that its runs use, and those of which anything is trained.
     """
 
     def __init__(self, parts: Sequence[Part], *, op_by_op: bool = False, ends_apart: bool = False) -> None:
@@ -216,6 +224,8 @@ class Kinds:
         self.runs = [tuple(self._runs(part, op_by_op=op_by_op)) for part in parts]
         if ends_apart:
             self.runs = [tuple(each for run in runs for each in _ends_apart(run)) for runs in self.runs]
+        self.used = [frozenset(kind for run in runs for kind in run.kinds) for runs in self.runs]
+        self.trained = [frozenset(kind for run in runs for kind in run.trained) for runs in self.runs]
 
     def _tell_apart(self, part: Part) -> None:
         """Part kinds by how a slice uses their blocks. What several of its ops use is a kind by itself."""
@@ -252,7 +262,8 @@ class Kinds:
             completes = tuple(self.kind_of[use.block] for use in uses if use.block not in seen)
             with_kinds = tuple(zip(kinds[first], uses, strict=True))
             segment, keeping = segments[first]
-            yield Run(first, end - first, segment, with_kinds, kinds[first], completes, keeping)
+            trained = tuple(kind for kind, use in with_kinds if use.trained_bytes)
+            yield Run(first, end - first, segment, with_kinds, kinds[first], trained, completes, keeping)
             seen.update(use.block for uses in part.uses[first:end] for use in uses)
             first = end
 
