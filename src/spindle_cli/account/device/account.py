@@ -16,8 +16,10 @@ from spindle_cli.account.types import Pass
 from spindle_cli.costs.parameters.blocks import Block, BlockUse
 from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
 
-# Of what a slice uses: the kind of a block, its use, whether a device has a part of it, and of how many.
-_Used = tuple[int, BlockUse, bool, int]
+# Of what a slice uses: the use of a block, whether a device has a part of it, and of how many.
+_Used = tuple[BlockUse, bool, int]
+# Who uses a kind of blocks: number of a part, which of its shards, whether the device runs it in this plan.
+_User = tuple[int, int, bool]
 
 
 class OptimizerNumbers(Protocol):
@@ -56,7 +58,8 @@ class Account:
     known_gathered: dict[object, float] = field(default_factory=dict)
     known_held: dict[object, Mapping[int, Held]] = field(default_factory=dict)
     known_needs: dict[object, Need] = field(default_factory=dict)
-    known_used: dict[int, Sequence[_Used]] = field(default_factory=dict)
+    known_of_kind: dict[tuple[int, tuple[_User, ...], int], Held] = field(default_factory=dict)
+    known_used: dict[int, Mapping[int, Sequence[_Used]]] = field(default_factory=dict)
     known_levels: dict[int, Sharding] = field(default_factory=dict)
 
     def need(
@@ -177,47 +180,58 @@ class Account:
 
     def _held(self, roles: Sequence[Role], held_only: Sequence[Role], weight: int) -> dict[int, Held]:
         """By kind. `roles`: the last one that runs backward first."""
-        held: dict[int, Held] = {}
-        pieces: dict[int, int] = {}  # the first that uses a block
+        users: dict[int, list[_User]] = {}
         for number, (index, shard, *_) in enumerate((*roles, *held_only)):
-            part = self.setting.parts[index]
+            user = index, shard, number < len(roles)
+            for kind in self._used_by(self.setting.parts[index]):
+                users.setdefault(kind, []).append(user)
+        found: dict[int, Held] = {}
+        for kind, own in users.items():
+            key = kind, tuple(own), weight
+            there = self.known_of_kind.get(key)
+            if there is None:
+                there = self.known_of_kind[key] = self._held_by_users(kind, own, weight)
+            found[kind] = there
+        return found
+
+    def _held_by_users(self, kind: int, users: Sequence[_User], weight: int) -> Held:
+        """Blocks of a kind on a device of which so many slices use them, the last one backward first."""
+        there: Held | None = None
+        parts = self.setting.parts
+        for index, shard, is_run in users:
+            part = parts[index]
             own_shard = (shard / part.tp, (shard + 1) / part.tp)
-            for kind, use, is_split, least_tp in self._used_by(part):
-                there = held.get(kind)
+            for use, is_split, least_tp in self._used_by(part)[kind]:
                 if there is None:
-                    there = held[kind] = self._new(kind, use, part, index if number < len(roles) else -1)
-                    pieces[kind] = part.piece
-                if least_tp < there.least_tp:
-                    there.least_tp = least_tp
-                if use.num_bytes > there.num_bytes:
-                    there.num_bytes = use.num_bytes
-                if use.trained_bytes > there.trained_bytes:
-                    there.trained_bytes = use.trained_bytes
+                    there = self._new(kind, use, part, index if is_run else -1)
+                there.least_tp = min(there.least_tp, least_tp)
+                there.num_bytes = max(there.num_bytes, use.num_bytes)
+                there.trained_bytes = max(there.trained_bytes, use.trained_bytes)
                 if is_split:
                     there.shards.add(own_shard)
                 else:
                     there.is_whole = True
-        holders = self.setting.holders
-        for kind, there in held.items():
-            block = self.setting.kinds.block[kind]
-            num_teams = holders.num_teams(block) if there.sharding.is_fetched else 1
-            sharers = holders.in_team(block, pieces[kind]) if num_teams > 1 else ()
-            if sharers and min(each.number for each in sharers) > 1:
-                there.divide(sharers, weight, num_teams, are_paired=holders.are_paired(block))
-                continue
-            if sharers:  # each part of it is on one device of a team
-                there.sharding = Sharding.OPTIMIZER
-            there.divide(holders.of(block), weight)
-        return held
+        assert there is not None, "a slice that uses a kind uses a block of it"
+        holders, block = self.setting.holders, self.setting.kinds.block[kind]
+        num_teams = holders.num_teams(block) if there.sharding.is_fetched else 1
+        sharers = holders.in_team(block, parts[users[0][0]].piece) if num_teams > 1 else ()
+        if sharers and min(each.number for each in sharers) > 1:
+            there.divide(sharers, weight, num_teams, are_paired=holders.are_paired(block))
+            return there
+        if sharers:  # each part of it is on one device of a team
+            there.sharding = Sharding.OPTIMIZER
+        there.divide(holders.of(block), weight)
+        return there
 
-    def _used_by(self, part: Part) -> Sequence[_Used]:
-        """What a slice uses, run by run: once for all devices that run it."""
+    def _used_by(self, part: Part) -> Mapping[int, Sequence[_Used]]:
+        """What a slice uses, by kind: once for all devices that run it."""
         if part.piece not in self.known_used:
-            self.known_used[part.piece] = [
-                (kind, use, use.parts(part.tp) > 1, 1 if use.is_whole else part.tp)
-                for run in self.setting.kinds.runs[part.piece]
-                for kind, use in run.uses
-            ]
+            found: dict[int, list[_Used]] = {}
+            for run in self.setting.kinds.runs[part.piece]:
+                for kind, use in run.uses:
+                    is_split, least_tp = use.parts(part.tp) > 1, 1 if use.is_whole else part.tp
+                    found.setdefault(kind, []).append((use, is_split, least_tp))
+            self.known_used[part.piece] = found
         return self.known_used[part.piece]
 
     def _new(self, kind: int, use: BlockUse, part: Part, last_part: int) -> Held:
