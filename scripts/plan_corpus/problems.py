@@ -80,7 +80,8 @@ class Problem:
             tasks = read_tasks(self.work)
         elif kind in KINDS:
             scale = max(1, cluster.num_devices // SIZE_OF_BATCHES)
-            tasks = drawn_tasks(kind, *map(int, drawn), scale)
+            seed, count = map(int, drawn)
+            tasks = drawn_tasks(kind, seed, count, scale)
         else:
             return lzma.decompress((PROFILES / f"{self.work}.json.xz").read_bytes()).decode()
         profile = profile_of(

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.profile.batch_sums import BatchSum, Matrix
-from spindle_cli.profile.machine.devices import device_peak
+from spindle_cli.profile.machine.devices import Precision, device_peak
 from spindle_cli.profile.types import CurvePoint, Device, MetaOpProfile, Profile, ShareTime, WorkloadRef
 from spindle_cli.units import GIB
 from spindle_cli.workload.settings.local_sgd import LocalSgd
 from spindle_cli.workload.settings.sampling import TaskShare
 
-ARITHMETIC = "float16"  # that all types of device have
+ARITHMETIC: Precision = "float16"  # that all types of device have
 WIDTH = 2  # bytes of an element
 BUSY_SHARE = 0.55  # of the published peak
 START_S = 176.550117e-6  # of a layer
