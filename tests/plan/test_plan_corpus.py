@@ -112,6 +112,7 @@ def test_a_plan_that_is_lost_or_breaks_a_rule_is_broken() -> None:
     assert found.pointed_out == ("p0: a plan where there was none",)
     ruled_out = replace(ROW, violations=("memory: too much",))
     assert compared((ROW, ruled_out)).broken == ("p0: the plan breaks rules: memory: too much",)
+    assert compared((none, ruled_out)).pointed_out == ()
     stopped = replace(ROW, exit_code=None, planning_s=400.0)
     assert compared((ROW, stopped)).broken == ("p0: stopped after 400 s of planning, which took 10 s",)
 
