@@ -24,6 +24,15 @@ _CUT: tuple[Placement, ...] = (
     ("cut/loss", (0, 1), (0, 3)),
 )
 _WITH_OTHER: tuple[Placement, ...] = (*_CUT, ("other/first", (0, 2), (1, 0)))
+# What the judge gives no gradient for is on other devices, in other shares.
+_JUDGED: tuple[Placement, ...] = (
+    ("judged/pair", (0, 1), (1, 2)),
+    ("judged/first", (0, 1), (0, 1)),
+    ("judged/never", (0, 1), (2, 3)),
+    ("judged/sometimes", (0, 1), (3, 0)),
+    ("judged/sometimes", (1, 2), (1, 2)),
+    ("judged/judge", (0, 1), (0,)),
+)
 _ASKING: tuple[Placement, ...] = (
     ("ask/flows", (0, 2), (0, 1)),
     ("ask/flows", (2, 3), (1, 0)),
@@ -66,6 +75,26 @@ GRADIENTS = (
         args={"with_other": True},
         train={**CLIPPED, "sampling": {"every": {"other": 2}}},
         sets={"cut+other": None, "cut": None},
+    ),
+    Case(
+        "no-gradient-judged",
+        _JUDGED,
+        toys="whole_toys",
+        function="build_judged",
+        train=ADAMW,
+        recompute=("judged/sometimes", "judged/judge"),
+        apart=2,
+        steps=6,
+    ),
+    Case(
+        "no-gradient-judged-shared-out",
+        (0, 1),
+        toys="whole_toys",
+        function="build_judged",
+        train={**CLIPPED, "accumulate": 2},
+        apart=3,
+        sharding=Sharding.PARAMETERS,
+        steps=4,
     ),
     Case("asking", _ASKING, train=ADAMW, recompute=("ask/flows",), apart=3, long=True, **ASKS),
     Case(

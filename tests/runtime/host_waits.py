@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.operators.random_streams import draw_seed
+from spindle_cli.operators.wire import unless_nothing
 from spindle_cli.runtime.communication.reached import read_flags
 from spindle_cli.runtime.part.at_lengths import TasksAtLengths
 from spindle_cli.runtime.step.data import Feed
@@ -51,6 +52,7 @@ KNOWN = (
     TasksAtLengths._found.__code__,
     draw_seed.__code__,
     read_flags.__code__,
+    unless_nothing.__code__,
 )
 
 

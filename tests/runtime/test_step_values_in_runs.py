@@ -92,7 +92,7 @@ def plain_losses(source: str, steps: int, numbers: Callable[[int], Mapping[str, 
         count, total = train.accumulate, 0.0
         for number in range(step * count, (step + 1) * count):
             batch = {name: field.double() for name, field in batches.rows(number, 0, 4).items()}
-            loss = net(**batch)["loss"] / count
+            loss = net(**batch, slope=numbers(step)["slope"])["loss"] / count
             loss.backward()
             total += loss.item()
         losses.append(total)
@@ -114,6 +114,7 @@ def test_four_workers_train_with_the_numbers_of_each_step(name: str, runs: Path)
         "net/beta": 0.25,
         "net/layers.*.gain": 0.75,
         "net/config.power": 2.0,
+        "net/slope": 0.1,
         "net/value_toys:SETTINGS.margin": 0.5,
     }
 
@@ -178,7 +179,7 @@ def test_evaluations_read_the_numbers_of_the_step_before(tmp_path: Path) -> None
     points = [value_toys.Points()[index] for index in range(24)]
     batch = {name: torch.stack([point[name] for point in points]).double() for name in ("x", "y")}
     with torch.no_grad():
-        expected = net(**batch)["loss"].item()
+        expected = net(**batch, slope=numbers["slope"])["loss"].item()
     SETTINGS.update(before)
     evaluations = list(read_evaluations(request.run_dir))
     assert [each.step for each in evaluations] == [2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 from datetime import timedelta
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spindle_cli.operators.tensor_group import TensorGroup
-from spindle_cli.operators.wire import as_sent, as_summed
+from spindle_cli.operators.wire import as_sent, as_summed, fill_with_nothing, unless_nothing
 from spindle_cli.runtime.backends.strict_backend import (
     STRICT,
     OperationQueue,
@@ -49,6 +50,20 @@ def test_conjugates_and_negatives_are_sent_as_what_they_are() -> None:
     negative = torch._neg_view(torch.tensor([1.0, 2.0]))
     assert negative.is_neg() and not as_sent(negative).is_neg()
     assert as_sent(negative).tolist() == [-1.0, -2.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+def test_what_is_no_gradient_is_told_from_every_number(dtype: torch.dtype) -> None:
+    """Also from what overflows and from numbers that are none."""
+    for number in (0.0, 1.0, math.inf, math.nan, -math.nan):
+        plain = torch.full((2, 3), number, dtype=dtype)
+        assert unless_nothing(plain) is plain
+    sent = torch.ones((4, 3), dtype=dtype)
+    fill_with_nothing(sent[:, 1:])  # rows that other devices send, or columns
+    assert unless_nothing(sent).tolist() == [[1.0, 0.0, 0.0]] * 4  # type: ignore[union-attr]
+    fill_with_nothing(sent)
+    assert unless_nothing(sent) is None
+    assert unless_nothing(sent[:0]) is None
 
 
 def test_the_strict_backend_refuses_what_nccl_does_not_know() -> None:

@@ -57,12 +57,13 @@ class Net(nn.Module):
         self.register_buffer("shift", torch.zeros(()))
         self.seen = 0  # read by nobody
 
-    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def forward(self, x: Tensor, y: Tensor, *, slope: float = 0.0) -> dict[str, Tensor]:
         for layer in self.layers:
             x = layer(x)
         apart = (self.drop(x) - y).square().mean(1) / self.temperature + self.shift
         size = x.square().mean(1) * self.config.power
         loss = (1 - self.beta) * apart + self.beta * size + SETTINGS["margin"] * x.abs().mean(1)
+        loss = loss + slope * x.mean(1)
         return {"loss": loss.mean(), "apart": apart}
 
 
@@ -87,6 +88,7 @@ DECLARED: Numbers = {
     "beta": ramp,
     "layers.*.gain": gains,
     "config.power": [[0, 1.0], [2, 3.0]],
+    "slope": lambda step: 0.1 * step,
     "value_toys:SETTINGS.margin": lambda step: 1.0 / (step + 1),
 }
 
@@ -98,6 +100,7 @@ def numbers_of(step: int) -> Numbers:
         "gain": 0.5 + 0.25 * step,
         "power": min(3.0, 1.0 + step),
         "margin": 1.0 / (step + 1),
+        "slope": 0.1 * step,
     }
 
 

@@ -4,12 +4,13 @@ cannot be followed; what is before and behind it may be split.
 
 from __future__ import annotations
 
+import numpy
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from helpers.layers import Block
+from helpers.layers import Block, TanhLayer
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH, CLASSES, LENGTH = 6, 4, 5
@@ -146,3 +147,52 @@ def build() -> Workload:
         ],
         operators=(Block, Recurrent),
     )
+
+
+class Pair(nn.Module):
+    """Gives two values, each by a map of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + self.one(x), x + self.other(x)
+
+
+class Judge(nn.Module):
+    """Asks numpy, so that nothing is known of its gradients without values: the second value never gets one,
+    the third in batches with more ones among its marks than zeros.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, y: Tensor, z: Tensor, mark: Tensor) -> Tensor:
+        with torch.no_grad():
+            beside = torch.as_tensor(numpy.tanh(y.cpu().numpy()))
+        x = x + beside + torch.tanh(self.map(x))
+        return x + z if int(mark.sum()) > len(mark) // 2 else x
+
+
+class Judged(nn.Module):
+    """Steps differ in whether the layers behind the third value get a gradient; a loss that may have none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.never, self.judge = TanhLayer(WIDTH), TanhLayer(WIDTH), Judge()
+        self.sometimes, self.pair = nn.Sequential(TanhLayer(WIDTH), TanhLayer(WIDTH)), Pair()
+
+    def forward(self, x: Tensor, y: Tensor, mark: Tensor) -> Tensor:
+        one, other = self.pair(x)
+        return functional.mse_loss(self.judge(self.first(one), self.never(x), self.sometimes(other), mark), y)
+
+
+def build_judged() -> Workload:
+    torch.manual_seed(0)
+    drawn = torch.Generator().manual_seed(6)
+    x, y = (torch.randn(64, WIDTH, generator=drawn) for _ in range(2))
+    marks = torch.rand(64, generator=drawn).round().long()
+    items = [{"x": x[row], "y": y[row], "mark": marks[row]} for row in range(64)]
+    return Workload("judged", [Task("judged", Judged(), 8, items)], (TanhLayer, Pair, Judge))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.splitting.carried import carried_on, kept_by
 from spindle_cli.workload.types import Task, Workload
 
 from .toy import WIDTH, Block, Items
@@ -79,14 +80,6 @@ class Net(nn.Module):
         return out.pow(2).mean()
 
 
-def test_what_was_there_before_a_forward_is_not_made_of_its_batch() -> None:
-    layer = Keeping(_hidden_state)
-    layer.kept = (torch.ones(WIDTH), None)
-    again = partial(layer, torch.ones(2, WIDTH))
-    assert carried_on(layer, kept_by(layer), again) == {}
-    assert list(carried_on(layer, {}, again)) == ["kept"]
-
-
 @pytest.mark.parametrize("keep", CASES, ids=lambda keep: keep.__name__)
 def test_a_layer_that_reads_what_it_kept_of_another_batch_stays_whole(
     keep: Callable[[Any, Tensor], Tensor],
@@ -99,3 +92,212 @@ def test_a_layer_that_reads_what_it_kept_of_another_batch_stays_whole(
     else:
         assert coupled == {}
     assert net.second.kept is None
+
+
+class Memory:
+    """A plain class, as people write queues."""
+
+    def __init__(self) -> None:
+        self.items: list[Tensor] = []
+        self.last: Tensor | None = None
+        self.count = 0
+        self.bank = torch.zeros(WIDTH)
+
+
+@dataclass
+class Record:
+    memory: Memory = field(default_factory=Memory)
+    mean: Tensor | None = None
+
+
+IN_FILE: deque[Tensor] = deque(maxlen=2)
+BY_NAME: dict[str, Tensor] = {}
+MEAN: Any = 0.0
+
+
+def _list_of_an_object(keeper: Any, y: Tensor) -> Any:
+    items = keeper.record.memory.items
+    found = torch.stack(items).mean(0) if items else 0.0
+    items.append(y.detach()[0])
+    del items[:-3]
+    return found
+
+
+def _attribute_of_an_object(keeper: Any, y: Tensor) -> Any:
+    found = 0.0 if keeper.record.memory.last is None else keeper.record.memory.last
+    keeper.record.memory.last = y.detach().mean(0)
+    return found
+
+
+def _field_of_a_dataclass(keeper: Any, y: Tensor) -> Any:
+    found = 0.0 if keeper.record.mean is None else keeper.record.mean
+    keeper.record.mean = y.detach().mean(0)
+    return found
+
+
+def _deque_of_the_file(keeper: Any, y: Tensor) -> Any:
+    found = torch.stack(list(IN_FILE)).mean(0) if IN_FILE else 0.0
+    IN_FILE.append(y.detach().mean(0))
+    return found
+
+
+def _dict_of_the_file(keeper: Any, y: Tensor) -> Any:
+    found = BY_NAME.get("mean", 0.0)
+    BY_NAME["mean"] = y.detach().mean(0)
+    return found
+
+
+def _name_of_the_file(keeper: Any, y: Tensor) -> Any:
+    global MEAN
+    found = MEAN
+    MEAN = y.detach().mean(0)
+    return found
+
+
+def _list_of_the_class(keeper: Any, y: Tensor) -> Any:
+    found = keeper.of_all[-1] if keeper.of_all else 0.0
+    keeper.of_all.append(y.detach().mean(0))
+    return found
+
+
+def _attribute_of_the_class(keeper: Any, y: Tensor) -> Any:
+    found = type(keeper).mean
+    type(keeper).mean = y.detach().mean(0)
+    return found
+
+
+def _entry_of_a_list(keeper: Any, y: Tensor) -> Any:
+    found = keeper.pair[0]
+    keeper.pair[0] = y.detach().mean(0)
+    return found
+
+
+def _number_in_a_dict(keeper: Any, y: Tensor) -> Any:
+    keeper.counts["n"] += 1
+    return y / keeper.counts["n"]
+
+
+def _number_of_an_object(keeper: Any, y: Tensor) -> Any:
+    keeper.record.memory.count += 1
+    return y / keeper.record.memory.count
+
+
+def _variable_of_a_function(keeper: Any, y: Tensor) -> Any:
+    return keeper.closure(y)
+
+
+def _memory_of_a_tensor(keeper: Any, y: Tensor) -> Any:
+    found = keeper.record.memory.bank.clone()
+    keeper.record.memory.bank.copy_(y.detach().mean(dim=(0, 1)))
+    return found
+
+
+KEPT = {
+    _list_of_an_object: "self.record.memory.items",
+    _attribute_of_an_object: "self.record.memory",
+    _field_of_a_dataclass: "self.record",
+    _deque_of_the_file: "test_carried.IN_FILE",
+    _dict_of_the_file: "test_carried.BY_NAME",
+    _name_of_the_file: "test_carried.MEAN",
+    _list_of_the_class: "Keeper.of_all",
+    _attribute_of_the_class: "Keeper.mean",
+    _entry_of_a_list: "self.pair",
+    _number_in_a_dict: "self.counts",
+    _number_of_an_object: "self.record.memory",
+    _variable_of_a_function: "self.closure: state",
+}
+
+
+def _table_of_an_object(keeper: Any, y: Tensor) -> Any:
+    memory = keeper.record.memory
+    if memory.last is None:
+        memory.last = torch.arange(y.shape[-1], dtype=torch.float32, device=y.device).cos()
+    return memory.last
+
+
+def _table_of_the_file(keeper: Any, y: Tensor) -> Any:
+    key = f"{y.shape[-1]}"
+    if key not in BY_NAME:
+        BY_NAME[key] = torch.arange(y.shape[-1], dtype=torch.float32, device=y.device).cos()
+    return BY_NAME[key]
+
+
+def _map_in_an_object(keeper: Any, y: Tensor) -> Any:
+    keeper.record.mean = y.detach()
+    return 0.0
+
+
+TABLES = (_table_of_an_object, _table_of_the_file, _map_in_an_object)
+Keep = Callable[[Any, Tensor], Any]
+
+
+class Keeper(nn.Module):
+    """Adds what `keep` gives, which keeps something for the next forward."""
+
+    of_all: list[Tensor] = []  # noqa: RUF012 - as people write it
+    mean: Any = 0.0
+
+    def __init__(self, keep: Keep) -> None:
+        super().__init__()
+        self.block, self.keep, self.record = Block(), keep, Record()
+        self.pair: list[Any] = [0.0, None]
+        self.counts = {"n": 0}
+        state: dict[str, Any] = {"mean": 0.0}
+
+        def closure(y: Tensor) -> Any:
+            found = state["mean"]
+            state["mean"] = y.detach().mean(0)
+            return found
+
+        self.closure = closure
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.block(x)
+        return y + self.keep(self, y)  # type: ignore[no-any-return]
+
+
+class Around(nn.Module):
+    def __init__(self, keep: Keep) -> None:
+        super().__init__()
+        self.first, self.keeper = Block(), Keeper(keep)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.keeper(self.first(x)).pow(2).mean()  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def nothing_kept() -> Iterator[None]:
+    """What is left in the class and in this file, a test says; the next finds nothing of it."""
+    yield
+    left = [*IN_FILE, *BY_NAME, *Keeper.of_all, *(each for each in (MEAN, Keeper.mean) if each != 0.0)]
+    assert not left, "analysis has put back what forwards have left"
+
+
+@pytest.mark.parametrize("keep", [*KEPT, _memory_of_a_tensor], ids=lambda keep: keep.__name__)
+def test_a_layer_that_keeps_it_elsewhere_stays_whole_too(keep: Keep, nothing_kept: None) -> None:
+    graph = analyse(Workload("w", [Task("t", Around(keep), 6, Items(x=(4, WIDTH)))], (Block, Keeper)))
+    first, keeper = graph.tasks["t"].ops
+    assert not first.coupled and keeper.coupled
+    assert KEPT.get(keep, "what it keeps") in (keeper.coupled_because or "")
+
+
+@pytest.mark.parametrize("keep", KEPT, ids=lambda keep: keep.__name__)
+def test_forward_is_refused_where_it_reads_what_an_earlier_one_has_left(
+    keep: Keep, nothing_kept: None
+) -> None:
+    workload = Workload("w", [Task("t", Around(keep), 6, Items(x=(4, WIDTH)))], (Block,))
+    with pytest.raises(WorkloadError, match="what an earlier forward has left in") as raised:
+        analyse(workload)
+    what = KEPT[keep].replace("self.", "self.keeper.")
+    assert f"{what}, of which a trace knows nothing" in raised.value.message
+    assert "list its class in the workload's `operators`" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("keep", TABLES, ids=lambda keep: keep.__name__)
+def test_tables_and_what_nobody_reads_are_no_matter_wherever_they_are(
+    keep: Keep, inside: bool, nothing_kept: None
+) -> None:
+    operators = (Block, Keeper) if inside else (Block,)
+    graph = analyse(Workload("w", [Task("t", Around(keep), 6, Items(x=(4, WIDTH)))], operators))
+    assert not any(op.coupled for op in graph.tasks["t"].ops)

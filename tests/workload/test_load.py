@@ -186,6 +186,8 @@ TASKS = {
     "[task('a', weight=True)]": "weight is True, expected a finite number",
     "[task('a', reduction='average')]": "reduction is 'average'",
     "[Task('a', 'module', 2, [])]": "module is a str",
+    "[Task('a', torch.jit.script(nn.Linear(1, 1)), 2, [])]": "module is compiled by torch.jit, and hides",
+    "[Task('a', torch.compile(nn.Linear(1, 1)), 2, [])]": "OptimizedModule, whose class defines no forward",
     "[task('a', collate='pad')]": "collate is 'pad', expected a function",
     "task('a')": "tasks: found Task(name='a'",
     "{'a': task('a')}": "expected a list of tasks",
@@ -208,7 +210,7 @@ TASKS = {
 @pytest.mark.parametrize("tasks", TASKS)
 def test_a_workload_that_cannot_be_meant_is_refused(tmp_path: Path, tasks: str) -> None:
     (tmp_path / "w.py").write_text(
-        "from torch import nn\nfrom spindle_cli import Task, Workload\n"
+        "import torch\nfrom torch import nn\nfrom spindle_cli import Task, Workload\n"
         "def task(name, batch_size=2, **rest):\n"
         "    return Task(name, nn.Linear(1, 1), batch_size, [], **rest)\n"
         f"def build():\n    return Workload('w', {tasks})\n"

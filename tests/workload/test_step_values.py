@@ -268,3 +268,49 @@ def test_analysis_leaves_numbers_as_they_were() -> None:
     StepValues.of(made).reset()
     analyse(made, evaluates=True)
     assert (type(net.beta), net.beta, type(net.layer.gain), net.layer.gain) == (float, 0.0, float, 0.5)
+
+
+class Asks(Net):
+    """Takes numbers as arguments of its forward."""
+
+    def forward(self, x: Tensor, beta: float = 1.0, *, gamma: float = 2.0, text: str = "") -> Tensor:
+        return (beta * self.layer(x).square()).mean() + gamma
+
+
+def test_an_argument_of_forward_is_a_number_of_the_step() -> None:
+    plain = Asks()
+    del plain.beta  # an attribute of that name would be meant
+    x = torch.stack([sample["x"] for sample in SAMPLES[:4]])
+    made = workload({"beta": lambda step: 0.5 * step, "gamma": lambda step: 0.25}, plain)
+    for step in (0, 1, 3):
+        assert loss_at(made, step) == pytest.approx(plain(x, 0.5 * step, gamma=0.25).item())
+    assert StepValues.of(made).at(3) == {"net/beta": 1.5, "net/gamma": 0.25}
+
+
+def test_an_attribute_comes_before_an_argument_of_its_name() -> None:
+    made = workload({"beta": lambda step: 3.0}, net := Asks())
+    StepValues.of(made).begin(0)
+    assert net.beta == 3.0
+    assert loss_at(workload({}, Asks()), 0) > 2.0
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"text": 0.0}, "'text' is an argument of Asks.forward, without a number to begin with"),
+        ({"x": 0.0}, "'x' is an argument of Asks.forward, without a number to begin with"),
+        ({"delta": 0.0}, "'delta': Asks has no 'delta'"),
+    ],
+)
+def test_an_argument_without_a_number_is_refused(values: Mapping[str, Any], said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        StepValues.of(workload(values, Asks()))
+
+
+def test_what_is_a_field_too_is_refused() -> None:
+    net = Asks()
+    del net.beta
+    items = [sample | {"beta": torch.ones(())} for sample in SAMPLES]
+    task = Task("net", net, batch_size=4, dataset=items, step_values={"beta": 1.0})
+    with pytest.raises(WorkloadError, match="items have 'beta', which is a number of the step too"):
+        analyse(Workload("values", [task], operators=(Layer,)))

@@ -39,3 +39,34 @@ def as_sent(tensor: Tensor) -> Tensor:
 def as_summed(tensor: Tensor) -> Tensor:
     """The same of a tensor that is summed."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.resolve_neg()
+
+
+# No number (NaN), with bits that no arithmetic makes, by the bytes of a number.
+_NOTHING = {2: 0x7FD5, 4: 0x7FD5_AA55, 8: 0x7FFD_5AA5_55AA_A55A}
+_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def fill_with_nothing(tensor: Tensor) -> None:
+    """Let a tensor say that there is no gradient, to who gets its bits."""
+    bits = _bits(tensor)
+    bits.fill_(_NOTHING[bits.element_size()])
+
+
+def unless_nothing(tensor: Tensor) -> Tensor | None:
+    """A tensor, with zeros where a part of it says that there is no gradient; None where all of it does. The
+    host waits for it.
+    """
+    bits = _bits(tensor)
+    is_nothing = bits == _NOTHING[bits.element_size()]
+    count = int(is_nothing.count_nonzero())
+    if count == bits.numel():
+        return None
+    if count:
+        bits.masked_fill_(is_nothing, 0)
+    return tensor
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """A view of a tensor's memory as whole numbers."""
+    real = as_summed(tensor)
+    return real.view(_WHOLE[real.element_size()])

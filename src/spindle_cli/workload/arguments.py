@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Number
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
@@ -21,6 +22,7 @@ from torch import Tensor
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.refuse import place_of, place_of_caller, refusal
 from spindle_cli.workload.types import FlowTask, Task
+from spindle_cli.workload.values.places import arguments_of_step
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NUMBERS = (Tensor, np.ndarray, np.generic, Number)
@@ -119,8 +121,10 @@ def same_arguments(task: Task | FlowTask, other: Task | FlowTask) -> None:
 
 
 def call_forward(task: Task, fields: Mapping[str, Any], function: Callable[..., Any] | None = None) -> Any:
-    """Call a task's module, or a function in its place, with a batch as it comes from `fields_of`."""
-    call = task.module if function is None else function
+    """Call a task's module, or a function in its place, with a batch as it comes from `fields_of`, and with
+    the numbers of the step that are arguments of its forward.
+    """
+    call = partial(task.module if function is None else function, **arguments_of_step(task.module))
     found = _found.get(task)
     return call(**fields) if found is None else found.call(call, fields)
 

@@ -107,8 +107,8 @@ class Op:
             averages of, so that its devices can move these, or averages that nothing computes with.
         gradients: of `inputs`, those that it gives a gradient for in a backward pass.
         asks_gradients: its forward asks autograd for gradients itself.
-        sees_gradients: `gradients` is what autograd has said, of an op that runs on tensors without values;
-            else those that may come, and zeros stand for one that does not.
+        sees_gradients: `gradients` is what autograd has said, of an op that runs on tensors without values
+            and has its own gradients from such ops; else those that may come, and each step shows which do.
         draws_own: it draws from a `torch.Generator` that somebody holds; in the run from its stream.
     """
 

@@ -19,7 +19,7 @@ from spindle_cli.account.rows import Chunk, route
 from spindle_cli.account.sends import WHOLE, part_of
 from spindle_cli.errors import PeerLostError
 from spindle_cli.operators.tensor_group import TensorGroup
-from spindle_cli.operators.wire import as_sent
+from spindle_cli.operators.wire import as_sent, fill_with_nothing, unless_nothing
 from spindle_cli.program.types import Transfer
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.rows import Samples, empty_share, share_shape, take_rows
@@ -29,8 +29,8 @@ from spindle_cli.workload.graph import ValueSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-# (value, samples) -> what this rank holds of it
-Held = Callable[[ValueSpec, Samples], "Tensor"]
+# (value, samples) -> what this rank holds of it; None: of a gradient that has not come
+Held = Callable[[ValueSpec, Samples], "Tensor | None"]
 Part = tuple[int, int]  # of a chunk: (i, n), the i-th of n
 
 
@@ -101,7 +101,8 @@ class _Incoming:
 class Arrival:
     """This rank's share of one value that comes over an edge, until it is complete.
 
-    `samples`: of the share. `chunks`: all it is put together from, this rank's own included.
+    `samples`: of the share. `chunks`: all it is put together from, this rank's own included. `may_lack`: it
+    is a gradient that need not come.
     """
 
     spec: ValueSpec
@@ -109,6 +110,7 @@ class Arrival:
     chunks: tuple[Chunk, ...]
     rank: int
     device: torch.device
+    may_lack: bool = False
     under_way: list[_Incoming] = field(default_factory=list)
     share: Tensor | None = None
 
@@ -138,9 +140,10 @@ class Arrival:
         self.under_way.append(_Incoming(view, whole, samples[0], batch, parts))
         return parts[slice(*part_of(size, part))]
 
-    def complete(self, held: Held, *, is_gradient: bool, group: TensorGroup | None = None) -> Tensor:
-        """Wait for what is under way and add what this rank holds itself: the whole share. What comes in
-        parts is gathered with `group`, the devices that hold the same share, chunk by chunk.
+    def complete(self, held: Held, *, is_gradient: bool, group: TensorGroup | None = None) -> Tensor | None:
+        """Wait for what is under way and add what this rank holds itself: the whole share; None where no
+        gradient has come for any of it. What comes in parts is gathered with `group`, the devices that hold
+        the same share, chunk by chunk.
 
         A share that lies in one chunk on this rank is handed on as a view. Chunks of a value without a batch
         dimension are the whole value each: of the copies of several producers' shares the one that comes with
@@ -160,14 +163,20 @@ class Arrival:
         if self.spec.batch_dim is None:
             copies = [*zip((first for first, _ in mine), own, strict=True)]
             copies += [(incoming.first, incoming.view) for incoming in self.under_way]
-            taken = [copy for first, copy in copies if is_gradient or first == self.samples[0]]
-            return taken[0] if len(taken) == 1 else torch.stack(taken).sum(dim=0)
+            taken = [self._come(copy) for first, copy in copies if is_gradient or first == self.samples[0]]
+            come = [copy for copy in taken if copy is not None]
+            return torch.stack(come).sum(dim=0) if len(come) > 1 else come[0] if come else None
         if len(self.chunks) == 1 and own:
             return own[0]
         for samples, tensor in zip(mine, own, strict=True):
-            self._place(samples).copy_(tensor)
+            place = self._place(samples)
+            fill_with_nothing(place) if tensor is None else place.copy_(tensor)
         assert self.share is not None, "a share of several chunks has been allocated for the first of them"
-        return self.share
+        return self._come(self.share)
+
+    def _come(self, tensor: Tensor | None) -> Tensor | None:
+        """What has come of it."""
+        return unless_nothing(tensor) if self.may_lack and tensor is not None else tensor
 
     def _place(self, samples: Samples) -> Tensor:
         if self.spec.batch_dim is None:
@@ -241,23 +250,31 @@ class Exchange:
         """A transfer's chunk of every value that its edge carries, or its part of them."""
         specs = _carried(self._edge(transfer), is_gradient=transfer.is_gradient)
         samples = (transfer.first, transfer.last)
-        rows = [held(spec, samples).detach().to(spec.dtype).contiguous() for spec in specs]
+        rows = [self._sent(held(spec, samples), spec, samples) for spec in specs]
         if transfer.part != WHOLE:
             rows = [each.view(-1)[slice(*part_of(each.numel(), transfer.part))] for each in rows]
         return [as_sent(each) for each in rows]
 
+    def _sent(self, found: Tensor | None, spec: ValueSpec, samples: Samples) -> Tensor:
+        if found is not None:
+            return found.detach().to(spec.dtype).contiguous()
+        made = empty_share(spec, samples, self._device)
+        fill_with_nothing(made)
+        return made
+
     def complete(
         self, wired: WiredEdge, held: Held, *, is_gradient: bool, group: TensorGroup | None
     ) -> dict[str, Tensor]:
-        """This rank's share of every value that an edge carries (or of its gradient), by name. `group`: the
-        devices that hold the same share of what takes it.
+        """This rank's share of every value that an edge carries (or of its gradient, if one has come), by
+        name. `group`: the devices that hold the same share of what takes it.
         """
         arrivals = self._arrivals_of(wired, is_gradient=is_gradient)
         del self._arrivals[_key(wired, is_gradient)]
-        return {
-            arrival.spec.name: arrival.complete(held, is_gradient=is_gradient, group=group)
+        found = (
+            (arrival.spec.name, arrival.complete(held, is_gradient=is_gradient, group=group))
             for arrival in arrivals
-        }
+        )
+        return {name: share for name, share in found if share is not None}
 
     def finish(self) -> None:
         """Wait until everything that was sent has left; the next iteration starts afresh."""
@@ -275,7 +292,14 @@ class Exchange:
         if key not in self._arrivals:
             samples, chunks = self._route_of(wired, is_gradient=is_gradient)
             self._arrivals[key] = tuple(
-                Arrival(spec, samples, chunks, self._rank, self._device)
+                Arrival(
+                    spec,
+                    samples,
+                    chunks,
+                    self._rank,
+                    self._device,
+                    may_lack=is_gradient and spec.name in wired.may_lack,
+                )
                 for spec in _carried(wired, is_gradient=is_gradient)
             )
         return self._arrivals[key]

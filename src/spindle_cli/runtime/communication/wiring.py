@@ -20,12 +20,14 @@ from spindle_cli.workload.graph import LossShares, Op, TaskGraph, ValueSpec, Wor
 @dataclass(frozen=True)
 class WiredEdge:
     """An edge with the values that it carries, ordered by name; none where the consumer uses nothing of the
-    producer. `differentiable`: of these, those that the consumer gives a gradient for.
+    producer. `differentiable`: of these, those that the consumer gives a gradient for. `may_lack`: names of
+    those that it gives none for in some steps, as values decide.
     """
 
     edge: Edge
     values: tuple[ValueSpec, ...]
     differentiable: tuple[ValueSpec, ...]
+    may_lack: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,10 @@ def _edge(graph: WorkloadGraph, program: Program, ops: tuple[tuple[Op, ...], ...
     taken = {value for op in ops[edge.consumer] for value in op.inputs}
     values = tuple(task.values[name] for name in sorted(made & taken))
     given = {value for op in ops[edge.consumer] for value in op.gradients}
-    return WiredEdge(edge, values, tuple(value for value in values if value.name in given))
+    always = {value for op in ops[edge.consumer] if op.sees_gradients for value in op.gradients}
+    differentiable = tuple(value for value in values if value.name in given)
+    may_lack = frozenset(value.name for value in differentiable if value.name not in always)
+    return WiredEdge(edge, values, differentiable, may_lack)
 
 
 def _check_inputs_arrive(slices: tuple[WiredSlice, ...]) -> None:

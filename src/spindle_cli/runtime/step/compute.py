@@ -240,14 +240,15 @@ def run_backward(
 
 def require_planned_gradients(wired: WiredSlice, gradients: Collection[str]) -> None:
     """Refuse a backward pass that gives gradients for other inputs than the trace says: those are all that
-    the producers take, and zeros in the place of none would let their parameters decay.
+    the producers take, and zeros in the place of none would let their parameters decay. Of those that values
+    decide of, none may come.
 
     Raises:
         WorkloadError: with the value, and what to do.
     """
     planned = {spec.name for edge in wired.incoming for spec in edge.differentiable}
-    unseen = {name for op in wired.ops if not op.sees_gradients for name in op.inputs}
-    others = planned.symmetric_difference(gradients) - unseen
+    may_lack = {name for edge in wired.incoming for name in edge.may_lack}
+    others = planned.symmetric_difference(gradients) - may_lack
     if not others:
         return
     other = min(others)
@@ -260,12 +261,6 @@ def require_planned_gradients(wired: WiredSlice, gradients: Collection[str]) -> 
         hint="Let its forward use the same values in every step: where one is left out, multiply it by 0 "
         "(x = x + keep * y in place of `if keep:`), as its gradient is then zeros in every step.",
     )
-
-
-def all_gradients(wired: WiredSlice, run: ForwardRun, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What goes back to the producers: zeros of what an op gives none for that could not be traced."""
-    named = (spec.name for edge in wired.incoming for spec in edge.differentiable)
-    return {name: found[name] if name in found else torch.zeros_like(run.inputs[name]) for name in named}
 
 
 def _seed(loss: Tensor, seed: float, scale: Tensor | None) -> Tensor:

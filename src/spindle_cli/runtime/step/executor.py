@@ -28,7 +28,6 @@ from spindle_cli.runtime.step.casts import CastWeights
 from spindle_cli.runtime.step.compute import (
     ForwardRun,
     LocalSlice,
-    all_gradients,
     require_planned_gradients,
     run_backward,
     run_forward,
@@ -323,7 +322,7 @@ class Executor:
                 copies.begin_backward()
             found = run_backward(run, gradients, seed, self._scale)
             require_planned_gradients(wired, found)
-            self._keep_gradients(wired, all_gradients(wired, run, found))
+            self._keep_gradients(wired, found)
             walk.end()
             if copies is not None:
                 copies.end_backward()
@@ -348,7 +347,9 @@ class Executor:
         for edge in wired.incoming:
             key = edge.edge.producer, edge.edge.consumer
             if self._gradient_uses[key]:
-                self._input_gradients[key] = {spec.name: found[spec.name] for spec in edge.differentiable}
+                self._input_gradients[key] = {
+                    spec.name: found[spec.name] for spec in edge.differentiable if spec.name in found
+                }
                 self._uses_left[key] = self._gradient_uses[key]
 
     def _use_gradients(self, producer: int, consumer: int) -> None:
@@ -371,8 +372,10 @@ class Executor:
     def _gradients_over(self, producer: int, consumer: int) -> Held:
         """What this rank holds of the gradients that go back over an edge."""
 
-        def held(spec: ValueSpec, samples: Samples) -> Tensor:
-            gradient = self._input_gradients[producer, consumer][spec.name]
+        def held(spec: ValueSpec, samples: Samples) -> Tensor | None:
+            gradient = self._input_gradients[producer, consumer].get(spec.name)
+            if gradient is None:
+                return None
             if spec.batch_dim is None:
                 return gradient_of_copy(gradient, self._slices[consumer].samples, samples)
             return _cut(gradient, spec, self._slices[consumer], samples)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from spindle_cli.workload.building.attributes import Memories
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -54,7 +56,8 @@ class _Names:
         """Let them stand for it again."""
         for name in self.now().held.keys() - self.held.keys():
             del self.holder[name]
-        self.holder.update(self.held)
+        for name, value in self.held.items():  # one by one, as what torch.jit has compiled takes them
+            self.holder[name] = value
         for name, contents in self.contents.items():
             container = self.held[name]
             container.clear()
@@ -69,7 +72,7 @@ def _are_same(one: Any, other: Any) -> bool:
 
 
 class HeldState:
-    """A module's buffers and attributes as they are now, to be put back.
+    """A module's buffers and attributes as they are now, and what it may keep elsewhere, to be put back.
 
     `buffers`: each with a copy of its values.
     """
@@ -79,8 +82,14 @@ class HeldState:
         module: nn.Module,
         copy: Callable[[Tensor], Tensor] = torch.Tensor.clone,
         parameters: Sequence[Tensor] = (),
+        *,
+        keeps_elsewhere: bool = True,
     ) -> None:
-        """`copy`: gives a copy of a buffer's values. `parameters`: those that count as buffers do."""
+        """`copy`: gives a copy of a buffer's values. `parameters`: those that count as buffers do.
+        `keeps_elsewhere`: it is not known to keep nothing in objects, classes or files.
+        """
+        self._module = module
+        self._memories = Memories.of(module) if keeps_elsewhere else None
         parts = list(module.modules())
         self._names = [_Names.of(part.__dict__, hidden=False) for part in parts]
         self._names += [_Names.of(part._buffers, hidden=True) for part in parts]
@@ -90,10 +99,14 @@ class HeldState:
         """Keep nothing but what has changed; `is_unchanged`: given a buffer and the copy of its values."""
         self._names = [names for names in self._names if not names.is_as(names.now())]
         self.buffers = [pair for pair in self.buffers if not is_unchanged(*pair)]
+        if self._memories is not None and not self._memories.have_changed():
+            self._memories = None
 
     def now(self) -> HeldState:
         """What this one is about, as it is now."""
         made = HeldState.__new__(HeldState)
+        made._module = self._module
+        made._memories = None if self._memories is None else Memories.of(self._module)
         made._names = [names.now() for names in self._names]
         made.buffers = [(buffer, buffer.detach().clone()) for buffer, _ in self.buffers]
         return made
@@ -104,5 +117,7 @@ class HeldState:
         """
         for names in self._names:
             names.restore()
+        if self._memories is not None:
+            self._memories.restore()
         for buffer, values in self.buffers:
             buffer.data.copy_(values)

@@ -40,8 +40,8 @@ def run_recomputed(
 
     Args:
         selective: keep also what `operators/whole/selective.py` says, which is then not computed again.
-        may_move: forward may change parameters that are not trained, as one that moves a teacher does.
-            Operators that are split are known not to.
+        may_move: forward may change parameters that are not trained, as one that moves a teacher does, and
+            keep what it likes in objects, classes and files. Operators that are split are known not to.
         moves_trained: so it may those that are, as one that normalises its prototypes does.
     """
     state = ChangedState(module, may_move=may_move, moves_trained=moves_trained)
@@ -63,6 +63,7 @@ class ChangedState:
 
     def __init__(self, module: nn.Module, *, may_move: bool = False, moves_trained: bool = False) -> None:
         self._module = module
+        self._keeps_elsewhere = may_move or moves_trained
         self._moved = [
             held
             for held in module.parameters()
@@ -77,7 +78,9 @@ class ChangedState:
     @contextmanager
     def _first(self) -> Iterator[None]:
         # An op that asks for gradients itself runs again before this ends.
-        self.before = before = HeldState(self._module, _copy_once_written, self._moved)
+        self.before = before = HeldState(
+            self._module, _copy_once_written, self._moved, keeps_elsewhere=self._keeps_elsewhere
+        )
         with values_only(self._module):
             yield
         before.forget_unchanged(_share_memory)  # until the backward pass

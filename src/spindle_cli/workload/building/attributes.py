@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections import OrderedDict, defaultdict
+import types
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.jit import ScriptModule
 from torch.utils import _pytree as pytree
 
@@ -23,7 +24,9 @@ _TORCHS = frozenset(vars(nn.Module()))  # its own dicts of parameters, buffers, 
 _HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "_hooks" in name and held == {})
 _DEPTH = 3  # of containers in containers, and in objects
 _MOST = 1000  # entries of a container that are looked into
-_CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
+_CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
+# Objects of classes from there keep nothing of a user's.
+_NOT_OF_USERS = sys.stdlib_module_names | {"torch", "numpy", "spindle_cli"}
 
 
 @dataclass
@@ -32,17 +35,22 @@ class Changes:
 
     Attributes:
         counted: plain values that are now others, and containers that grew or shrank.
+        elsewhere: the same in objects and containers that attributes hold, and in classes and files; with
+            whose it is.
         buffers: buffers that another tensor was put in the place of.
         tensors: attributes that hold other tensors than before.
+        held: what else holds other objects than before, but no more or fewer; with whose it is.
     """
 
     counted: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
     buffers: list[str] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    held: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         """Whether there was any."""
-        return bool(self.counted or self.buffers or self.tensors)
+        return bool(self.counted or self.elsewhere or self.buffers or self.tensors or self.held)
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,6 @@ class _Part:
     name: str
     values: dict[str, Any]
     buffers: dict[str, Any]
-    containers: dict[str, int]
     hooks: dict[str, dict[int, Any]]
 
 
@@ -90,14 +97,13 @@ class Before:
         owners = [("", owner) for owner in getattr(root, "owners", ())]
         seen_by_python = [each for each in parts if _has_attributes(each[1])] + owners
         self._parts = [_look(name, module) for name, module in seen_by_python]
-        self._memories = Memories(
-            [module for _, module in seen_by_python], _classes(module for _, module in parts)
-        )
+        self._memories = Memories(seen_by_python, _classes(module for _, module in parts))
 
     def compare(self, changes: Changes) -> None:
         """Add what has changed since."""
         for part in self._parts:
             _compare(part, changes)
+        self._memories.compare(changes)
 
     def restore(self) -> None:
         """Put it back."""
@@ -112,70 +118,162 @@ def _has_attributes(module: nn.Module) -> bool:
 
 
 def _look(name: str, module: nn.Module) -> _Part:
-    values = dict(module.__dict__)
-    lengths = {
-        key: len(value)
-        for key, value in values.items()
-        if isinstance(value, list | dict | set) and key not in _TORCHS
-    }
-    return _Part(module, name, values, dict(module._buffers), lengths, hooks_of(module))
+    return _Part(module, name, dict(module.__dict__), dict(module._buffers), hooks_of(module))
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """A container, an object, a class or a file, and what it held. `is_attribute`: a module's own."""
+
+    holder: Any
+    name: str
+    kept: Any
+    is_own: bool
+    is_attribute: bool = False
+
+    @property
+    def held(self) -> Any:
+        """What it holds now."""
+        return self.holder if type(self.holder) in _CONTAINERS else vars(self.holder)
 
 
 class Memories:
-    """What a module may keep but for its own attributes: the contents of containers that these hold, that its
-    classes hold and that their files do, and of objects of classes from there; and what functools.lru_cache
-    keeps of functions there.
+    """What a module may keep but for its own attributes: the contents of containers and objects that these
+    hold, and that its classes and their files hold, or that functions there do; what classes and files hold
+    themselves; and what functools.lru_cache keeps of functions there.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], classes: Sequence[type]) -> None:
-        self._contents: dict[int, tuple[Any, Any, bool]] = {}
+    def __init__(self, parts: Sequence[tuple[str, nn.Module]], classes: Sequence[type]) -> None:
+        """`parts`: with their names below the module; `classes`: of all of them."""
+        self._memories: dict[int, _Memory] = {}
+        self._names: list[_Memory] = []  # of classes and files
         self._remembering: dict[int, tuple[Any, int]] = {}
-        self._files = {cls.__module__ for cls in classes}
-        for module in modules:
+        for prefix, module in parts:
             for key, value in vars(module).items():
                 if key not in _TORCHS:
-                    self._look(value, _DEPTH, is_own=True)
-        files = (vars(sys.modules[name]) for name in self._files & sys.modules.keys())
-        for held in (*map(vars, classes), *files):
-            for name, value in list(held.items()):
+                    name = f"{prefix}.{key}" if prefix else key
+                    self._look(value, name, _DEPTH, is_own=True, is_attribute=True)
+        files = {cls.__module__ for cls in classes} & sys.modules.keys()
+        holders: list[Any] = [*classes, *(sys.modules[name] for name in files)]
+        for holder in holders:
+            kept = {name: value for name, value in vars(holder).items() if not name.startswith("__")}
+            self._names.append(_Memory(holder, holder.__name__, kept, is_own=False))
+            for name, value in kept.items():
                 function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
                 if isinstance(function, functools._lru_cache_wrapper):
                     self._remembering[id(function)] = (function, function.cache_info().currsize)
-                elif not name.startswith("__"):
-                    self._look(value, _DEPTH, is_own=False)
+                else:
+                    self._look(function, f"{holder.__name__}.{name}", _DEPTH, is_own=False)
+
+    @classmethod
+    def of(cls, root: nn.Module) -> Memories:
+        """Those of a module and its parts."""
+        parts = list(root.named_modules())
+        seen_by_python = [each for each in parts if _has_attributes(each[1])]
+        return cls(seen_by_python, _classes(module for _, module in parts))
+
+    def compare(self, changes: Changes) -> None:
+        """Add what has changed since."""
+        for memory in self._memories.values():
+            if not _is_as(memory.held, memory.kept):
+                whole_name = f"self.{memory.name}" if memory.is_own else memory.name
+                if not _counts(memory.held, memory.kept):
+                    changes.held.append(whole_name)
+                elif memory.is_attribute:
+                    changes.counted.append(memory.name)
+                else:
+                    changes.elsewhere.append(whole_name)
+        for names in self._names:
+            for name, value, old in _others(names):
+                is_plain = isinstance(value, _PLAIN) and not (type(value) is type(old) and value == old)
+                if is_plain or _has_tensors([value]):
+                    (changes.elsewhere if is_plain else changes.held).append(f"{names.name}.{name}")
+
+    def have_changed(self) -> bool:
+        """Whether any has."""
+        changes = Changes()
+        self.compare(changes)
+        return bool(changes)
 
     def restore(self) -> None:
         """Let them hold what they held; those of classes and files where they have got tensors. What is
         remembered of calls is forgotten where it became more.
         """
-        for value, kept, is_own in self._contents.values():
-            held = value if type(value) in _CONTAINERS else vars(value)
-            if not _is_as(held, kept) and (is_own or _has_tensors(held)):
+        for memory in self._memories.values():
+            held, kept = memory.held, memory.kept
+            if not _is_as(held, kept) and (memory.is_own or _has_tensors(held)):
                 held.clear()
-                held.extend(kept) if isinstance(held, list) else held.update(kept)
+                held.extend(kept) if isinstance(held, list | deque) else held.update(kept)
+        for names in self._names:
+            for name, value, old in list(_others(names)):
+                if _has_tensors([value]):
+                    delattr(names.holder, name) if old is _MISSING else setattr(names.holder, name, old)
         for function, size in self._remembering.values():
             if function.cache_info().currsize != size:
                 function.cache_clear()
 
-    def _look(self, value: Any, depth: int, *, is_own: bool) -> None:
+    def _look(self, value: Any, name: str, depth: int, *, is_own: bool, is_attribute: bool = False) -> None:
+        if isinstance(value, types.FunctionType):
+            self._look(vars(value), name, depth, is_own=is_own)
+            for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                self._look(_inside(cell), f"{name}: {variable}", depth - 1, is_own=is_own)
+            return
         is_container = type(value) in _CONTAINERS
-        if depth == 0 or id(value) in self._contents or not (is_container or self._is_of_files(value)):
+        if depth == 0 or id(value) in self._memories or not (is_container or _is_of_users(value)):
             return
         held = value if is_container else vars(value)
         kept: Any = (
-            list(held) if isinstance(held, list) else set(held) if isinstance(held, set) else dict(held)
+            list(held)
+            if isinstance(held, list | deque)
+            else set(held)
+            if isinstance(held, set)
+            else dict(held)
         )
-        self._contents[id(value)] = (value, kept, is_own)
+        self._memories[id(value)] = _Memory(value, name, kept, is_own, is_attribute and is_container)
         if len(kept) <= _MOST:
-            for each in list(kept.values() if isinstance(kept, dict) else kept):
-                self._look(each, depth - 1, is_own=is_own)
+            inside = kept.items() if isinstance(kept, dict) else enumerate(kept)
+            for key, each in inside:
+                inner = f"{name}[{key!r:.40}]" if is_container else f"{name}.{key}"
+                self._look(each, inner, depth - 1, is_own=is_own)
 
-    def _is_of_files(self, value: Any) -> bool:
-        """Whether it is an object of a class of the files that the module's classes are in."""
-        is_plain = type(getattr(value, "__dict__", None)) is dict and not isinstance(
-            value, nn.Module | Tensor
-        )
-        return is_plain and type(value).__module__ in self._files
+
+_MISSING = object()
+
+
+def _others(names: _Memory) -> Iterator[tuple[str, Any, Any]]:
+    """Names of a class or file that stand for another value than before, with that and the one before."""
+    for name, value in vars(names.holder).items():
+        old = names.kept.get(name, _MISSING)
+        if value is not old and not name.startswith("__"):
+            yield name, value, old
+
+
+def _inside(cell: types.CellType) -> Any:
+    """What is in a variable that functions share; None: nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _is_of_users(value: Any) -> bool:
+    """Whether it is an object with attributes, of a class of the user's or of a library for models."""
+    is_plain = type(getattr(value, "__dict__", None)) is dict and not isinstance(
+        value, nn.Module | Tensor | type
+    )
+    return is_plain and type(value).__module__.partition(".")[0] not in _NOT_OF_USERS
+
+
+def _counts(held: Any, kept: Any) -> bool:
+    """Whether a container has more or fewer entries than it had, or others that are plain values."""
+    if len(held) != len(kept):
+        return True
+    pairs = (
+        [(held.get(key, _MISSING), old) for key, old in kept.items()]
+        if isinstance(kept, dict)
+        else list(zip(held, kept, strict=True))
+    )
+    return any(new is not old and isinstance(new, _PLAIN) and new != old for new, old in pairs)
 
 
 def _classes(modules: Iterable[nn.Module]) -> list[type]:
@@ -189,7 +287,7 @@ def _classes(modules: Iterable[nn.Module]) -> list[type]:
 
 def _has_tensors(held: Any) -> bool:
     inside = list(held.values()) if isinstance(held, dict) else list(held)
-    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(inside))
+    return any(isinstance(leaf, Tensor | fx.Proxy) for leaf in pytree.tree_leaves(inside))
 
 
 def _is_as(held: Any, kept: Any) -> bool:
@@ -230,15 +328,14 @@ def _compare(before: _Part, changes: Changes) -> None:
             changes.buffers.append(prefix + key)
     for key, value in before.module.__dict__.items():
         old = before.values.get(key)
-        if key in before.containers and value is old:
-            if len(before.values[key]) != before.containers[key]:
-                changes.counted.append(prefix + key)
-        elif value is old:
+        if value is old:
             continue
-        elif isinstance(value, Tensor):
+        if isinstance(value, Tensor):
             changes.tensors[prefix + key] = value
         elif isinstance(value, _PLAIN) and not (type(value) is type(old) and value == old):
             changes.counted.append(prefix + key)
+        elif _has_tensors([value]):
+            changes.held.append(f"self.{prefix}{key}")
 
 
 def _undo(before: _Part) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Constraint, FlowTask, Follows, Moment, Task, Workload
@@ -119,6 +120,18 @@ def _check_task(task: Any, where: str, key: str) -> None:
     where = f"{where}: task {task.name!r}"
     if isinstance(task, Task) and not isinstance(task.module, nn.Module):
         raise WorkloadError(f"{where}: module is a {type(task.module).__name__}, expected an nn.Module")
+    if isinstance(task, Task) and isinstance(task.module, ScriptModule):
+        raise WorkloadError(
+            f"{where}: module is compiled by torch.jit, and hides what its forward takes and is made of",
+            hint="Give the module itself, which is then planned layer by layer; or one whose forward calls "
+            "it (def forward(self, x, y): return self.compiled(x, y)), which runs whole.",
+        )
+    if isinstance(task, Task) and getattr(type(task.module), "forward", None) is nn.Module.forward:
+        raise WorkloadError(
+            f"{where}: module is a {type(task.module).__name__}, whose class defines no forward",
+            hint="Give the module as it was before torch.compile; train: {compile: true} compiles its "
+            "operators.",
+        )
     if not isinstance(task.batch_size, int) or isinstance(task.batch_size, bool) or task.batch_size < 1:
         raise WorkloadError(
             f"{where}: batch_size is {task.batch_size!r}, expected a whole number of samples, at least 1"

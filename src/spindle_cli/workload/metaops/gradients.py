@@ -42,15 +42,16 @@ class Flows:
         codes = [_described(task, op, self._observer.kinds) for op in task.ops]
         ops: list[Op] = []
         live: set[str] = set()
+        certain: set[str] = set()  # of these, those that a gradient comes back for in every step
         with swapped_tensors(task.root, self._observer.fake):
             for op, code in zip(reversed(task.ops), reversed(codes), strict=True):
                 wanted = [0] if op.is_loss else [n for n, name in enumerate(op.outputs) if name in live]
                 flow = self._of(task, op, code, wanted)
                 given = tuple(op.inputs[place] for place in flow.given)
+                sees = flow.is_seen and (op.is_loss or all(op.outputs[n] in certain for n in wanted))
                 live.update(given)
-                ops.append(
-                    replace(op, gradients=given, asks_gradients=flow.asks, sees_gradients=flow.is_seen)
-                )
+                certain.update(given if sees else ())
+                ops.append(replace(op, gradients=given, asks_gradients=flow.asks, sees_gradients=sees))
         return replace(task, ops=tuple(reversed(ops)))
 
     def _of(self, task: TaskGraph, op: Op, code: tuple[str, str], wanted: Sequence[int]) -> FlowRecord:

@@ -7,7 +7,8 @@ every share makes the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from spindle_cli.workload.building.attributes import watching
+from spindle_cli.workload.building.attributes import Changes, watching
 from spindle_cli.workload.building.writes import written_by
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.tape import Tape, tensors_in
@@ -29,36 +30,85 @@ _BY_SHAPE = frozenset(
 )
 
 
-def kept_by(module: nn.Module) -> dict[int, tuple[str, Tensor]]:
-    """The tensors in a module's attributes and those of its parts, by their ids, with 'part.attribute'."""
-    found: dict[int, tuple[str, Tensor]] = {}
+@dataclass(frozen=True)
+class Carried:
+    """What a forward has made and the next one reads.
+
+    Attributes:
+        name: what keeps it.
+        place: 'file:line' of who reads it.
+        is_written: it is memory that lasts, which the samples were written into, or that each forward writes
+            into.
+    """
+
+    name: str
+    tensor: Tensor
+    place: str | None
+    is_written: bool
+
+
+class Left:
+    """What a forward leaves for the next one, wherever: in attributes, objects, classes, files, variables of
+    functions, or written into a tensor that is kept.
+    """
+
+    def __init__(self, module: nn.Module, tape: Tape, changes: Changes, given: Sequence[Tensor]) -> None:
+        """`tape`: of the forward; `changes`: what it has changed; `given`: its arguments' tensors."""
+        self._tape = tape
+        self._names = {id(tensor): f"self.{name}" for name, tensor in _kept_by(module)}
+        self._otherwise = next(iter((*changes.held, *changes.elsewhere)), "what it keeps")
+        own = [*given, *module.parameters()]
+        # What is written into parameters and buffers is looked at elsewhere.
+        self._written = _lasting(tape) - set(map(_storage, (*own, *module.buffers())))
+        self._of_samples = _made_of(tape, own) & self._written if self._written else set()
+        self._is_some = bool(changes or self._written)
+
+    def read_by(self, again: Callable[[], Any]) -> Iterator[Carried]:
+        """What the next forward reads of it, or writes again; `again`: runs it."""
+        if not self._is_some:
+            return
+        tape = Tape()
+        with Remembering(), tape, Unread():
+            again()
+        made, own = _made(self._tape), _made(tape)
+        lasting = self._of_samples | (self._written & _lasting(tape))
+        for entry in tape.entries:
+            for tensor in tensors_in([*entry.args, *entry.kwargs.values()]):
+                is_written = _storage(tensor) in lasting
+                if is_written or (id(tensor) in made and id(tensor) not in own):
+                    name = self._names.get(id(tensor), self._otherwise)
+                    yield Carried(name, tensor, entry.place, is_written)
+
+
+def _kept_by(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a module's attributes and those of its parts, with 'part.attribute'."""
     for prefix, part in module.named_modules():
         for name, value in vars(part).items():
-            if name in _TORCHS or not isinstance(value, Tensor | tuple | list | dict):
-                continue
-            for leaf in pytree.tree_leaves(value):
-                if isinstance(leaf, Tensor):
-                    found[id(leaf)] = (f"{prefix}.{name}" if prefix else name, leaf)
+            if name not in _TORCHS and isinstance(value, Tensor | tuple | list | dict):
+                for leaf in pytree.tree_leaves(value):
+                    if isinstance(leaf, Tensor):
+                        yield (f"{prefix}.{name}" if prefix else name), leaf
+
+
+def _made(tape: Tape) -> set[int]:
+    """The ids of the tensors that operators have made."""
+    return {
+        id(tensor)
+        for entry in tape.entries
+        for tensor in tensors_in(entry.result)
+        if id(tensor) not in entry.given
+    }
+
+
+def _lasting(tape: Tape) -> set[int]:
+    """The storages that a forward has written into and that were there before it."""
+    own: set[int] = set()
+    found: set[int] = set()
+    for entry in tape.entries:
+        found |= set(map(_storage, written_by(entry.func, entry.args, entry.kwargs))) - own
+        if all(result.alias_info is None for result in entry.func._schema.returns):
+            own |= set(map(_storage, tensors_in(entry.result)))
     return found
-
-
-def carried_on(
-    module: nn.Module, before: Mapping[int, object], again: Callable[[], Any]
-) -> dict[str, Tensor]:
-    """Of what a forward has left in the module's attributes, what the next one reads, by name.
-
-    Args:
-        before: what was there before it (`kept_by`).
-        again: runs the next one.
-    """
-    left = {key: kept for key, kept in kept_by(module).items() if key not in before}
-    if not left:
-        return {}
-    tape = Tape()
-    with Remembering(), tape, Unread():
-        again()
-    read = _read_by(tape)
-    return {name: tensor for key, (name, tensor) in left.items() if key in read}
 
 
 def is_no_matter(
@@ -78,16 +128,20 @@ def is_no_matter(
     for args, kwargs in inputs:
         again = partial(run, *args, **kwargs)
         with watching(module):
-            before, first, second = _held(module), Tape(), Tape()
+            first, second = Tape(), Tape()
             with Remembering(), first, Unread():
                 again()
-            made = [tensor for key, tensor in _held(module).items() if key not in before]
             with watching(module) as more, Remembering(), second, Unread():
                 again()
             others = [*tensors_in(pytree.tree_leaves((args, kwargs))), *module.parameters()]
-            read = _read_by(second)
-            kept = {_storage(tensor) for tensor in made if id(tensor) in read}
-            if more.buffers or _made_of(first, others) & kept:
+            made, own = _made(first), _made(second)
+            kept = {
+                _storage(tensor)
+                for entry in second.entries
+                for tensor in tensors_in([*entry.args, *entry.kwargs.values()])
+                if id(tensor) in made and id(tensor) not in own
+            }
+            if more.buffers or more.elsewhere or _made_of(first, others) & kept:
                 return False
             if _work(first, others) != _work(second, others):
                 return False
@@ -110,13 +164,6 @@ def _as_shape(value: Any) -> Any:
     return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
 
 
-def _read_by(tape: Tape) -> set[int]:
-    """The ids of the tensors that operators take."""
-    return {
-        id(tensor) for entry in tape.entries for tensor in tensors_in([*entry.args, *entry.kwargs.values()])
-    }
-
-
 def _is_unread(module: nn.Module, names: Sequence[str], again: Callable[[], Any]) -> bool:
     """Whether a module counts in attributes, and does the same whatever is there."""
     counted = []
@@ -131,12 +178,6 @@ def _is_unread(module: nn.Module, names: Sequence[str], again: Callable[[], Any]
     except Exception:  # it looks at them, or does what cannot be done with something unknown
         return False
     return True
-
-
-def _held(module: nn.Module) -> dict[int, Tensor]:
-    """The tensors in a module's buffers and attributes, by their ids."""
-    kept = {key: tensor for key, (_, tensor) in kept_by(module).items()}
-    return kept | {id(buffer): buffer for buffer in module.buffers()}
 
 
 def _made_of(tape: Tape, others: Sequence[Tensor]) -> set[int]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from spindle_cli.workload.building.attributes import Changes, swapped_tensors, watching
+from spindle_cli.workload.building.attributes import Before, Changes, swapped_tensors
 from spindle_cli.workload.building.writes import written_by
 from spindle_cli.workload.fixed.marks import is_fixed, state_of_values
 from spindle_cli.workload.fixed.refusal import reads_values
@@ -23,7 +23,7 @@ from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.states import Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.workload.rules.tape import Tape, tensors_in
-from spindle_cli.workload.splitting.carried import carried_on, is_no_matter, kept_by
+from spindle_cli.workload.splitting.carried import Carried, Left, is_no_matter
 from spindle_cli.workload.splitting.follow import Follower, check_shapes
 from spindle_cli.workload.tracing.observe import Observer, failures_unlogged
 from spindle_cli.workload.tracing.shapes import leaves_of
@@ -151,20 +151,26 @@ def _examine_with(
     results: list[Any] = []
     tapes: list[Tape] = []
     changes = Changes()
-    carried: dict[str, Tensor] = {}
+    carried: list[Carried] = []
     normalised: list[list[Tensor]] = []  # by size, what batch norms are given that sum over shares
     for (args, kwargs), size in zip(inputs, sizes, strict=True):
         tape = Tape()
         try:
             with contextlib.ExitStack() as stack:
                 normalised.append(stack.enter_context(by_fixed_statistics(module)))
-                if module is not None:
-                    changes = stack.enter_context(watching(module))
-                before = {} if module is None or tapes else kept_by(module)
-                with Remembering(), tape, draws.seen(), Unread():
-                    results.append(run(*args, **kwargs))
+                before = None if module is None else Before(module)
+                if before is not None:
+                    stack.callback(before.restore)
+                changes = Changes()
+                try:
+                    with Remembering(), tape, draws.seen(), Unread():
+                        results.append(run(*args, **kwargs))
+                finally:
+                    if before is not None:
+                        before.compare(changes)
                 if module is not None and not tapes:
-                    carried = carried_on(module, before, partial(run, *args, **kwargs))
+                    given = tensors_in(leaves_of((args, kwargs)))
+                    carried = list(Left(module, tape, changes, given).read_by(partial(run, *args, **kwargs)))
         except Exception as error:
             text = str(error).strip().split("\n")[0]
             why = f"it fails for a batch of {size}: {type(error).__name__}: {text}"
@@ -173,7 +179,8 @@ def _examine_with(
             changed = _changed(module, watched, (*tapes, tape), changes, is_cut_short=not tapes)
             return Findings(None, (), Mixed(why, place_of_error(error)), changed)
         tapes.append(tape)
-    if module is not None and (changes.buffers or changes.counted) and is_no_matter(module, run, inputs):
+    counts = changes.buffers or changes.counted or changes.elsewhere
+    if module is not None and counts and is_no_matter(module, run, inputs):
         changes = Changes(tensors=changes.tensors)
     follower = Follower(tuple(sizes[:-1]), watched)
     given = [leaf for leaf in leaves_of(inputs[0]) if isinstance(leaf, Tensor)]
@@ -231,7 +238,7 @@ def _changed(
     now = {} if module is None else _by_storage(module)
     found = [name for storage, name in watched.items() if storage in written]
     others = [name for storage, name in now.items() if storage not in watched]
-    if (found or others) and module is not None and (is_cut_short or changes.counted):
+    if (found or others) and module is not None and (is_cut_short or changes.counted or changes.elsewhere):
         # What it may move besides, behind where it stopped or in other steps than this one.
         others += [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     return tuple(dict.fromkeys(found + others + changes.buffers))
@@ -271,6 +278,8 @@ def _kept(follower: Follower, changes: Changes) -> Mixed | None:
         return Mixed(f"its forward changes {name!r}, which every share would do by itself")
     for name in changes.counted:
         return Mixed(f"its forward changes self.{name}, which every share would do by itself")
+    for name in changes.elsewhere:
+        return Mixed(f"its forward changes {name}, which every share would do by itself")
     return None
 
 
@@ -281,11 +290,13 @@ def _changes_given(follower: Follower) -> Mixed | None:
     return None
 
 
-def _carries(follower: Follower, carried: Mapping[str, Tensor]) -> Mixed | None:
+def _carries(follower: Follower, carried: Sequence[Carried]) -> Mixed | None:
     """Why what a call leaves for the next one forbids to split it."""
-    for name, tensor in carried.items():
-        if not isinstance(follower.state_of(tensor), Whole):
-            return Mixed(f"its forward reads self.{name}, which an earlier one has made of its own batch")
+    for each in carried:
+        if each.is_written or not isinstance(follower.state_of(each.tensor), Whole):
+            made = "written into with" if each.is_written else "made of"
+            why = f"its forward reads {each.name}, which an earlier one has {made} its own batch"
+            return Mixed(why, each.place)
     return None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from spindle_cli.workload.arguments import Arguments
 from spindle_cli.workload.refuse import place_of, refusal
 from spindle_cli.workload.types import Task
+from spindle_cli.workload.values.places import arguments_of_step
 
 
 def check_signature(task: Task, arguments: Arguments | None) -> None:
@@ -22,6 +23,14 @@ def check_signature(task: Task, arguments: Arguments | None) -> None:
     fields = tuple(name for name, _ in arguments.kwargs)
     forward = type(task.module).forward
     place = place_of_function(forward)
+    twice = next((name for name in arguments_of_step(task.module) if name in fields), None)
+    if twice is not None:
+        raise refusal(
+            task.name,
+            f"the dataset's items have {twice!r}, which is a number of the step too (step_values)",
+            place,
+            "Leave it out of one of the two.",
+        )
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         known = None

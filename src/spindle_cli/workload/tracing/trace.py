@@ -6,6 +6,7 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.arguments import arguments_of, call_forward
 from spindle_cli.workload.autocast import AutocastSeen
+from spindle_cli.workload.building.attributes import Changes, Memories
 from spindle_cli.workload.fixed.refusal import FRAMES, ReadsValuesError
 from spindle_cli.workload.moving import Move
 from spindle_cli.workload.names.modules import root_of
@@ -29,6 +31,7 @@ from spindle_cli.workload.refuse import (
     place_of_error,
     refusal,
 )
+from spindle_cli.workload.tracing.earlier import refuse_earlier
 from spindle_cli.workload.tracing.faithful import (
     note_contexts,
     nothing_is_frozen,
@@ -418,6 +421,33 @@ def _traced(
     Raises:
         SetsPlainError: there is another one than is known.
     """
+    trace = partial(_graph_of, task, workload, samples, observer, opened, regions)
+    memories, left = Memories.of(task.module), Changes()
+    try:
+        tracer, moves, graph = trace()
+        memories.compare(left)
+        if left:
+            refuse_earlier(task, graph, left, lambda: trace()[2])
+    finally:
+        memories.restore()
+    forget_equal_twins(task.module)
+    tracer.regions.hold()
+    _refuse_writes_apart(task, graph, observer)
+    end = next(node for node in graph.nodes if node.op == "output")
+    end.meta["place"] = place_of_function(type(task.module).forward)
+    give_modes(task.module, tracer.modes.found)
+    return Traced(graph, tuple(tracer.known.decided), moves.found, tracer.modes.found)
+
+
+def _graph_of(
+    task: Task,
+    workload: Workload,
+    samples: Mapping[str, Tensor],
+    observer: Observer,
+    opened: tuple[str, ...],
+    regions: Regions,
+) -> tuple[OperatorTracer, Moves, fx.Graph]:
+    """One trace, which leaves objects that forward keeps as forward does."""
     inside = tuple(task.module.get_submodule(name) for name in opened)
     tracer = OperatorTracer(task, workload, samples, observer, inside)
     moves = Moves(task.name, task.module, lambda: tracer.graph)
@@ -444,13 +474,7 @@ def _traced(
         raise
     except Exception as error:
         raise _untraceable(task.name, error) from error
-    forget_equal_twins(task.module)
-    tracer.regions.hold()
-    _refuse_writes_apart(task, graph, observer)
-    end = next(node for node in graph.nodes if node.op == "output")
-    end.meta["place"] = place_of_function(type(task.module).forward)
-    give_modes(task.module, tracer.modes.found)
-    return Traced(graph, tuple(tracer.known.decided), moves.found, tracer.modes.found)
+    return tracer, moves, graph
 
 
 def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> None:

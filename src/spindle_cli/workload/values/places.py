@@ -1,10 +1,11 @@
-"""Where a forward reads a number that changes from step to step: an attribute, an entry of a dict or list, or
-a name of a Python module.
+"""Where a forward reads a number that changes from step to step: an attribute, an entry of a dict or list, a
+name of a Python module, or an argument of the task's forward that no field gives.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence
 from dataclasses import dataclass
@@ -18,8 +19,11 @@ from spindle_cli.files.parsing import shown
 
 _WAYS = (
     "The name of an attribute, dotted from the task's module ('beta', 'decoder.temperature'), with * for "
-    "several ('*.dropout.p'); or 'package.module:NAME', 'package.module:CONFIG.beta'."
+    "several ('*.dropout.p'); the name of an argument of its forward; or 'package.module:NAME', "
+    "'package.module:CONFIG.beta'."
 )
+# Where a task's module holds the numbers that are arguments of its forward.
+_ARGUMENTS = "_spindle_arguments"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,11 +70,40 @@ def find_places(path: str, root: nn.Module, where: str) -> tuple[Place, ...]:
         found = list(_matching(path, root))
         if not found:
             raise WorkloadError(f"{where}: no module has a number by {shown(path)}", hint=_WAYS)
+    elif path in _parameters(root) and not hasattr(root, path):
+        found = [_argument(path, root, where)]
     else:
         found = [_walk(root, path.split("."), path, where)]
     for place in found:
         _require_number(place, path, where)
     return tuple(found)
+
+
+def arguments_of_step(root: nn.Module) -> Mapping[str, Any]:
+    """What forward of a task's module is given beside its fields: numbers of the step, by name."""
+    found: Mapping[str, Any] = vars(root).get(_ARGUMENTS, {})
+    return found
+
+
+def _argument(name: str, root: nn.Module, where: str) -> Place:
+    """An argument of forward, which has its default at first."""
+    default = _parameters(root)[name].default
+    if not is_number(default):
+        raise WorkloadError(
+            f"{where}: {shown(name)} is an argument of {type(root).__name__}.forward, without a number to "
+            "begin with",
+            hint=f"Give it one, as in `def forward(self, ..., {name}=0.0)`.",
+        )
+    held: dict[str, Any] = vars(root).setdefault(_ARGUMENTS, {})
+    held.setdefault(name, default)
+    return Place(held, name)
+
+
+def _parameters(root: nn.Module) -> Mapping[str, inspect.Parameter]:
+    parameters = list(inspect.signature(type(root).forward).parameters.values())[1:]
+    return {
+        each.name: each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    }
 
 
 def _module(name: str, where: str) -> Any:

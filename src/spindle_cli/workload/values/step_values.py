@@ -244,12 +244,17 @@ def depends_on_step(node: fx.Node) -> bool:
         each = pending.pop()
         if each.target is number_of:
             return True
-        if each.target in _OF_SHAPES or (each.target is getattr and each.args[1] in _OF_SHAPES):
+        if asks_no_values(each):
             continue
         fresh = [source for source in each.all_input_nodes if source not in seen]
         seen.update(fresh)
         pending += fresh
     return False
+
+
+def asks_no_values(node: fx.Node) -> bool:
+    """Whether a node asks a tensor for its shape, type or device."""
+    return node.target in _OF_SHAPES or (node.target is getattr and node.args[1] in _OF_SHAPES)
 
 
 def _overlap(one: StepValue, other: StepValue) -> bool:
