@@ -51,6 +51,7 @@ def more(module: Any, x: Tensor) -> Tensor:
     module.rate = 0.9 * module.rate + 0.1
     module.name, module.on = "b", False
     module.step += 1
+    module.rate = -((module.rate / 3) ** 2) + 1 / (abs(module.step) + 1)
     return x
 
 
@@ -106,7 +107,23 @@ def handed(module: Any, x: Tensor) -> Tensor:
     return torch.full((1,), module.step) * x
 
 
-READ = (scaled, scaled_from_left, decides, in_turn, caught, flag, said)
+def ramp(module: Any, x: Tensor) -> Tensor:
+    """The warm-up of a loss's factor, as people write it."""
+    module.step += 1
+    return x * min(1.0, module.step / 100)
+
+
+def bits(module: Any, x: Tensor) -> Tensor:
+    module.step += 1
+    return x * module.step.bit_length()
+
+
+def rounded(module: Any, x: Tensor) -> Tensor:
+    module.step += 1
+    return x * round(module.step / 7)
+
+
+READ = (ramp, bits, rounded, scaled, scaled_from_left, decides, in_turn, caught, flag, said)
 
 
 def workload(counts: Counts, operator: type[nn.Module] = nn.Linear) -> Workload:
@@ -135,6 +152,7 @@ def test_what_forward_reads_is_refused_between_operators(counts: Counts) -> None
         analyse(workload(counts))
     what = refused.value.message
     assert "test_counters.py:" in what and "reads what an earlier one has left there" in what, what
+    assert "step_values={'beta': lambda step: min(1.0, (step + 1) / 100)}" in str(refused.value.hint)
 
 
 def test_a_function_of_torch_does_not_take_what_is_unknown() -> None:

@@ -81,6 +81,64 @@ def test_a_function_that_changes_buffers_behind_the_operators(normalises: Callab
     assert [(op.coupled, op.changes) for op in graph.ops if op.is_loss] == [(True, ("norm.mean", "norm.var"))]
 
 
+class Counting(nn.Module):
+    """Keeps a running mean of what it is given, in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.mean: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.mul_(0.9).add_(x.detach().mean((0, 1)), alpha=0.1)
+        return 2 * x
+
+
+UNUSED: dict[str, tuple[nn.Module, tuple[type[nn.Module], ...], str]] = {
+    "glue": (nn.BatchNorm1d(4), (Block,), "'norm.running_mean'"),
+    "an operator with a norm": (
+        nn.Sequential(nn.BatchNorm1d(4)),
+        (Block, nn.Sequential),
+        "'norm.0.running_mean'",
+    ),
+    "an operator with a buffer": (Counting(), (Block, Counting), "'norm.mean'"),
+    "a function": (OwnNorm(_by_instance), (Block,), "a parameter or buffer"),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSED)
+def test_what_changes_buffers_and_gives_nothing_that_the_loss_is_made_of(kind: str) -> None:
+    """Plain PyTorch runs it; here nobody would."""
+    module, operators, changed = UNUSED[kind]
+
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.block(x)
+        with torch.no_grad():
+            self.norm(x)
+        return self.second(x).square().mean()
+
+    message = of_forward(forward, operators=operators, norm=module)
+    assert f"so that nobody would run it; but it changes {changed}" in message
+    assert "loss + 0 * unused.detach().mean()" in message
+
+    def used(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        """As the message says."""
+        x = self.block(x)
+        unused = self.norm(x)
+        return self.second(x).square().mean() + 0 * unused.detach().mean()
+
+    whole_of(used, operators=operators, norm=module.train())
+
+
+def test_what_changes_nothing_and_nobody_uses_is_left_out() -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.block(x)
+        self.norm(x), self.head(x)
+        return self.second(x).square().mean()
+
+    whole_of(forward, norm=nn.BatchNorm1d(4).eval(), head=nn.Linear(WIDTH, 2))
+
+
 def test_torch_prints_nothing_of_what_is_tried(caplog: pytest.LogCaptureFixture) -> None:
     def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
         return self.block(x).square().mean((1, 2)).topk(4).values.mean()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from torch import Tensor, fx, nn
@@ -17,6 +17,7 @@ from spindle_cli.workload.pairs.find import split_pairs
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.splitting.coupling import Trace, hands_on_whole
 from spindle_cli.workload.splitting.samples import Samples
+from spindle_cli.workload.splitting.shared_statistics import statistics_of
 from spindle_cli.workload.tracing.inplace import check_homes, check_in_place
 from spindle_cli.workload.tracing.prepare import (
     NO_RESULTS,
@@ -24,11 +25,13 @@ from spindle_cli.workload.tracing.prepare import (
     check_keys,
     check_memory,
     cut_gradients,
+    drop_unused,
     find_loss,
     find_results,
     inline_constants,
     name_squeezed_dims,
     split_container,
+    unused_in,
 )
 from spindle_cli.workload.tracing.proxies.changes import Changes
 from spindle_cli.workload.tracing.proxies.rows import check_rows
@@ -75,6 +78,11 @@ def make_ops(
     ask_for_types(graph, shapes)
     results = find_results(graph, shapes) if keeps_results else NO_RESULTS
     loss = find_loss(task, graph, shapes, results)
+    if trained is None:
+        _refuse_unused(
+            task.name, root, graph, shapes, lambda: Samples(root, graph, shapes, independence.verdicts)
+        )
+    drop_unused(graph)
     for check in add_checks(graph, samples):
         shapes.values[check] = shapes.doubled[check] = None
     changes.check(task.name, root, loss, shapes, observer)
@@ -118,6 +126,39 @@ def _check_names(task: Task | FlowTask, root: nn.Module, graph: fx.Graph) -> Non
             node.meta.get("place"),
             hint,
         )
+
+
+def _refuse_unused(
+    task: str, root: nn.Module, graph: fx.Graph, shapes: Shapes, samples: Callable[[], Samples]
+) -> None:
+    """Refuse calls that no loss is made of, and that change parameters or buffers all the same: nobody would
+    run them.
+    """
+    unused = unused_in(graph, shapes)
+    if not any(_holds_something(root, node) for node in unused):
+        return
+    found = samples()
+    for node in unused:
+        module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        statistics = () if module is None else [f"{node.target}.{name}" for name in statistics_of(module)]
+        changed = [*statistics, *found.changed(node)]
+        if changed:
+            what = node.name if module is None else f"{node.target} ({type(module).__name__})"
+            raise refusal(
+                task,
+                f"the loss is made of nothing that {what} gives, so that nobody would run it; but it changes "
+                f"{repr(changed[0]) if module is not None else 'a parameter or buffer'}",
+                node.meta.get("place"),
+                "Leave the call out where nothing needs what it changes. Otherwise let the loss be made of "
+                "it, without a gradient: loss + 0 * unused.detach().mean().",
+            )
+
+
+def _holds_something(root: nn.Module, node: fx.Node) -> bool:
+    if node.op != "call_module":
+        return any(source.op == "get_attr" for source in node.all_input_nodes)
+    module = root.get_submodule(str(node.target))
+    return any(True for _ in (*module.buffers(), *module.parameters()))
 
 
 def _loss_inside(trace: Trace) -> str | None:

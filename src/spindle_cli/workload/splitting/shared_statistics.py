@@ -63,6 +63,11 @@ def _is_of_a_norm(graph: WorkloadGraph, table: ParameterTable, user: tuple[str, 
     return all(_is_statistic(graph.tasks[task].root, name) for name in names)
 
 
+def statistics_of(module: nn.Module) -> list[str]:
+    """The running statistics that a module's forward changes."""
+    return [name for name, _ in module.named_buffers() if _is_statistic(module, name)]
+
+
 def _is_statistic(root: nn.Module, name: str) -> bool:
     owner = root.get_submodule(name.rpartition(".")[0])
     norm = nn.modules.batchnorm._NormBase  # of batches, and of instances

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.tracing.faithful import NO_GRAD
+from spindle_cli.workload.tracing.questions import question_of
 from spindle_cli.workload.tracing.shapes import BatchDim, Shapes, entries_of, is_record
 from spindle_cli.workload.types import FlowTask, Task
 from spindle_cli.workload.values.step_values import depends_on_step, reads_step_values_in
@@ -224,7 +225,7 @@ def _has_rows(node: Any, shapes: Shapes) -> bool:
 def find_loss(
     task: Task | FlowTask, graph: fx.Graph, shapes: Shapes, results: Results = NO_RESULTS
 ) -> fx.Node:
-    """Make the scalar loss the graph's only output (beside `results`), and drop what only others needed."""
+    """Make the scalar loss the graph's only output (beside `results`)."""
     output = next(node for node in graph.nodes if node.op == "output")
     result = output.args[0]
     place = output.meta.get("place")
@@ -253,8 +254,26 @@ def find_loss(
         hint = "Let some parameter on its path require a gradient, or leave the task out."
         raise refusal(task.name, "the loss depends on no parameter that is trained", place, hint)
     output.args = ((result, *results.nodes.values()),) if results.nodes else (result,)
-    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     return result
+
+
+def drop_unused(graph: fx.Graph) -> None:
+    """Drop what no output is made of."""
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+
+
+def unused_in(graph: fx.Graph, shapes: Shapes) -> list[fx.Node]:
+    """The calls that no output is made of, in order: nothing of theirs is used but a shape, which another
+    value has too.
+    """
+    needed: set[fx.Node] = set()
+    waiting = [node for node in graph.nodes if node.op == "output"]
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting += [] if question_of(node, shapes) is not None else node.all_input_nodes
+    return [node for node in graph.nodes if node.op.startswith("call_") and node not in needed]
 
 
 def _describe(result: Any, shapes: Shapes) -> str:

@@ -18,8 +18,10 @@ from spindle_cli.workload.refuse import place_of_caller, refusal
 # Not None, which is asked for by `is`: nobody would see that.
 PLAIN = (bool, int, float, complex, str, bytes)
 _DECLARED = (
-    "Leave it out where nothing has to be counted. Or put this part into an nn.Module of its own and list "
-    "its class in the workload's `operators`: it is then run as it is, on one device."
+    "Leave it out where nothing has to be counted. A number that follows from the step belongs to the task, "
+    "and forward reads it alone: Task(..., step_values={'beta': lambda step: min(1.0, (step + 1) / 100)}). "
+    "Or put this part into an nn.Module of its own and list its class in the workload's `operators`: it is "
+    "then run as it is, on one device."
 )
 
 
@@ -57,7 +59,19 @@ class Unknown:
     def _read(self, *_: object) -> NoReturn:
         self.refuse()
 
+    def _turned(self) -> Unknown:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods of numbers and texts look at them; what torch asks of everything is not there."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.refuse()
+
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = _counted
+    __rmod__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _counted
+    __neg__ = __pos__ = __abs__ = _turned
+    __round__ = __divmod__ = __rdivmod__ = _read
     __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = __hash__ = _read
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _read
     __str__ = __format__ = __contains__ = __getitem__ = __call__ = _read
