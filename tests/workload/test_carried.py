@@ -51,10 +51,32 @@ def _angles_that_save_work(layer: Any, y: Tensor) -> Tensor:
     return y * kept
 
 
+def _weight_of_before(layer: Any, y: Tensor) -> Tensor:
+    """The same in every share; in micro-batches it would be that of the step itself."""
+    before = 0.0 if layer.kept is None else layer.kept
+    layer.kept = layer.block.linear.weight.detach().sum(0)
+    return y + before
+
+
+def _noise_of_before(layer: Any, y: Tensor) -> Tensor:
+    before = 0.0 if layer.kept is None else layer.kept
+    layer.kept = torch.randn(y.shape[-1], device=y.device)
+    return y + before
+
+
+def _numbers_of_before(layer: Any, y: Tensor) -> Tensor:
+    before = 0.0 if layer.kept is None else layer.kept
+    layer.kept = torch.arange(y.shape[-1], device=y.device).to(y)
+    return y + 0 * before
+
+
 CASES: dict[Callable[[Any, Tensor], Tensor], bool] = {
     _hidden_state: True,
     _memory_of_equal_shape: True,
     _running_mean: True,
+    _weight_of_before: True,
+    _noise_of_before: True,
+    _numbers_of_before: False,
     _map_for_others: False,
     _angles_that_save_work: False,
 }
@@ -88,7 +110,8 @@ def test_a_layer_that_reads_what_it_kept_of_another_batch_stays_whole(
     graph = analyse(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], (Block, Keeping)))
     coupled = {op.target: op.coupled_because for op in graph.tasks["t"].ops if op.coupled}
     if CASES[keep]:
-        assert "reads self.kept, which an earlier one has made of its own batch" in (coupled["second"] or "")
+        of_what = "parameters, or drawn" if keep in (_weight_of_before, _noise_of_before) else "its own batch"
+        assert f"reads self.kept, which an earlier one has made of {of_what}" in (coupled["second"] or "")
     else:
         assert coupled == {}
     assert net.second.kept is None

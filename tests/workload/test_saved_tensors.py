@@ -105,3 +105,19 @@ def test_what_a_transformation_saves_counts_as_kept() -> None:
 def test_tensors_that_are_saved_together_are_found() -> None:
     x, rows = torch.ones(4, 3, requires_grad=True), torch.tensor([0, 2])
     assert any(tensor.data_ptr() == rows.data_ptr() for tensor in saved_behind((x.exp()[rows].neg(),)))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_each_operand_and_each_output_saves_is_found(place: int) -> None:
+    """Sums save nothing themselves."""
+    x, rows = torch.ones(4, 3, requires_grad=True), torch.tensor([0, 2])
+    operands = [x[:2].neg(), x[:2].neg()]
+    operands[place] = x[rows].neg()
+    for outputs in ((operands[0] + operands[1],), tuple(operands), (x.neg(), operands[0] + operands[1])):
+        assert any(tensor.data_ptr() == rows.data_ptr() for tensor in saved_behind(outputs))
+
+
+def test_what_is_saved_once_is_found_once() -> None:
+    x = torch.ones(3, requires_grad=True)
+    once = x.exp()
+    assert len(list(saved_behind((once.neg() + once.neg(), once)))) == 1

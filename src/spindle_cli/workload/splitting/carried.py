@@ -32,13 +32,12 @@ _BY_SHAPE = frozenset(
 
 @dataclass(frozen=True)
 class Carried:
-    """What a forward has made and the next one reads.
+    """What a forward has made of its samples, of parameters or by chance, and the next one reads.
 
     Attributes:
         name: what keeps it.
         place: 'file:line' of who reads it.
-        is_written: it is memory that lasts, which the samples were written into, or that each forward writes
-            into.
+        is_written: it is memory that lasts, which this was written into, or that each forward writes into.
     """
 
     name: str
@@ -60,8 +59,8 @@ class Left:
         own = [*given, *module.parameters()]
         # What is written into parameters and buffers is looked at elsewhere.
         self._written = _lasting(tape) - set(map(_storage, (*own, *module.buffers())))
-        self._of_samples = _made_of(tape, own) & self._written if self._written else set()
         self._is_some = bool(changes or self._written)
+        self._of_step = _made_of(tape, own) if self._is_some else set()
 
     def read_by(self, again: Callable[[], Any]) -> Iterator[Carried]:
         """What the next forward reads of it, or writes again; `again`: runs it."""
@@ -71,11 +70,12 @@ class Left:
         with Remembering(), tape, Unread():
             again()
         made, own = _made(self._tape), _made(tape)
-        lasting = self._of_samples | (self._written & _lasting(tape))
+        lasting = self._written & (self._of_step | _lasting(tape))
         for entry in tape.entries:
             for tensor in tensors_in([*entry.args, *entry.kwargs.values()]):
                 is_written = _storage(tensor) in lasting
-                if is_written or (id(tensor) in made and id(tensor) not in own):
+                is_left = id(tensor) in made and id(tensor) not in own
+                if is_written or (is_left and _storage(tensor) in self._of_step):
                     name = self._names.get(id(tensor), self._otherwise)
                     yield Carried(name, tensor, entry.place, is_written)
 
@@ -116,11 +116,9 @@ def is_no_matter(
     run: Callable[..., Any],
     inputs: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
 ) -> bool:
-    """Whether nothing depends on what a forward changes in a module's attributes and buffers: a second one,
-    which finds what the first has made, treats samples as that does.
-
-    What it makes is made of numbers and sizes, not of samples, parameters or chance, and a second forward
-    makes nothing else; and numbers that it counts on it never looks at.
+    """Whether nothing depends on what a forward changes in a module's attributes and buffers, but for what
+    is `Carried`: a second one, which finds what the first has made, treats samples as that does and makes
+    nothing else; and numbers that it counts on it never looks at.
 
     Args:
         run: runs it, with one of `inputs` for each size of the batch.
@@ -134,14 +132,7 @@ def is_no_matter(
             with watching(module) as more, Remembering(), second, Unread():
                 again()
             others = [*tensors_in(pytree.tree_leaves((args, kwargs))), *module.parameters()]
-            made, own = _made(first), _made(second)
-            kept = {
-                _storage(tensor)
-                for entry in second.entries
-                for tensor in tensors_in([*entry.args, *entry.kwargs.values()])
-                if id(tensor) in made and id(tensor) not in own
-            }
-            if more.buffers or more.elsewhere or _made_of(first, others) & kept:
+            if more.buffers or more.elsewhere:
                 return False
             if _work(first, others) != _work(second, others):
                 return False

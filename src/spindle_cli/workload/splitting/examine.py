@@ -293,10 +293,11 @@ def _changes_given(follower: Follower) -> Mixed | None:
 def _carries(follower: Follower, carried: Sequence[Carried]) -> Mixed | None:
     """Why what a call leaves for the next one forbids to split it."""
     for each in carried:
-        if each.is_written or not isinstance(follower.state_of(each.tensor), Whole):
-            made = "written into with" if each.is_written else "made of"
-            why = f"its forward reads {each.name}, which an earlier one has {made} its own batch"
-            return Mixed(why, each.place)
+        is_own = each.is_written or not isinstance(follower.state_of(each.tensor), Whole)
+        of_what = "its own batch" if is_own else "parameters, or drawn"
+        made = "written into with" if each.is_written else "made of"
+        why = f"its forward reads {each.name}, which an earlier one has {made} {of_what}"
+        return Mixed(why, each.place)
     return None
 
 
