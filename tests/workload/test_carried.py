@@ -324,3 +324,33 @@ def test_tables_and_what_nobody_reads_are_no_matter_wherever_they_are(
     operators = (Block, Keeper) if inside else (Block,)
     graph = analyse(Workload("w", [Task("t", Around(keep), 6, Items(x=(4, WIDTH)))], operators))
     assert not any(op.coupled for op in graph.tasks["t"].ops)
+
+
+class Counts(nn.Module):
+    """A norm over the batch, beside a part in eval mode and a number that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.frozen, self.calls = nn.BatchNorm1d(WIDTH), nn.Dropout(0.5), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.frozen.eval()
+        y: Tensor = self.frozen(self.norm(x))
+        return y
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts, self.head = Counts(), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.counts(x)).square().mean()  # type: ignore[no-any-return]
+
+
+def test_a_norm_of_a_layer_that_counts_is_summed_over_shares() -> None:
+    """One sample, which is tried too, has too few values for it."""
+    graph = analyse(Workload("w", [Task("t", Normed(), 8, Items(x=(WIDTH,)))], (Counts,)))
+    (op, *_) = graph.tasks["t"].ops
+    assert not op.coupled and op.batch_norms == ("counts.norm",)

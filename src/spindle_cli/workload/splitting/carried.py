@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from spindle_cli.workload.building.attributes import Changes, watching
 from spindle_cli.workload.building.writes import written_by
+from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.tape import Tape, tensors_in
 from spindle_cli.workload.tracing.proxies.counters import PLAIN, unknown_inside
@@ -123,22 +124,28 @@ def is_no_matter(
     Args:
         run: runs it, with one of `inputs` for each size of the batch.
     """
-    for args, kwargs in inputs:
-        again = partial(run, *args, **kwargs)
-        with watching(module):
-            first, second = Tape(), Tape()
-            with Remembering(), first, Unread():
-                again()
-            with watching(module) as more, Remembering(), second, Unread():
-                again()
-            others = [*tensors_in(pytree.tree_leaves((args, kwargs))), *module.parameters()]
-            if more.buffers or more.elsewhere:
-                return False
-            if _work(first, others) != _work(second, others):
-                return False
-            if more.counted and not _is_unread(module, more.counted, again):
-                return False
-    return True
+    try:
+        with by_fixed_statistics(module):
+            return all(_finds_the_same(module, run, *given) for given in inputs)
+    except Exception:  # it cannot work with what it finds
+        return False
+
+
+def _finds_the_same(
+    module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    again, first, second = partial(run, *args, **kwargs), Tape(), Tape()
+    with watching(module):
+        with Remembering(), first, Unread():
+            again()
+        with watching(module) as more, Remembering(), second, Unread():
+            again()
+        if more.buffers or more.elsewhere:
+            return False
+        others = [*tensors_in(pytree.tree_leaves((args, kwargs))), *module.parameters()]
+        if _work(first, others) != _work(second, others):
+            return False
+        return not more.counted or _is_unread(module, more.counted, again)
 
 
 def _work(tape: Tape, others: Sequence[Tensor]) -> list[tuple[Any, ...]]:
