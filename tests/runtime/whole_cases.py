@@ -14,7 +14,7 @@ SPREAD: tuple[Placement, ...] = (
     ("preferred/blocks", (1, 2), (0,)),
     ("hardest/blocks-2", (0, 1), (1,)),
     ("focal/loss", (0, 1), (0,)),
-    ("sequences/recurrent", (0, 1), (2,)),
+    ("sequences/recurrent", (0, 1), (2, 3)),
     ("preferred/blocks-2", (0, 2), (3, 1, 0)),
     ("hardest/blocks-3", (0, 2), (2, 1)),
     ("sequences/blocks-2", (0, 1), (3, 2)),

@@ -136,6 +136,7 @@ class Layer(nn.Module):
         super().__init__()
         self.run = run
         self.lstm, self.linear = nn.LSTM(WIDTH, WIDTH, batch_first=True), nn.Linear(WIDTH, WIDTH)
+        self.gru = nn.GRU(WIDTH, WIDTH // 2, bidirectional=True)
         self.head = nn.Linear(WIDTH, CLASSES)
         self.register_buffer("count", torch.zeros(()))
 
@@ -213,10 +214,28 @@ def rows_inside(self: Layer, x: Tensor, lengths: Tensor, label: Tensor) -> Tenso
     return made
 
 
+def packed_longer(self: Layer, x: Tensor, lengths: Tensor, label: Tensor) -> Tensor:
+    """Positions first, and more of them than there are."""
+    both = nn.utils.rnn.pack_padded_sequence(x.transpose(0, 1), lengths, enforce_sorted=False)
+    made, counts = pad_packed_sequence(
+        self.gru(both, x.new_ones(2, len(x), WIDTH // 2))[0], padding_value=0.5, total_length=LENGTH + 2
+    )
+    return made.transpose(0, 1).tanh() * counts.to(x)[:, None, None]
+
+
+def packed_by_numbers(self: Layer, x: Tensor, lengths: Tensor, label: Tensor) -> Tensor:
+    both = pack_padded_sequence(x, lengths.tolist(), batch_first=True, enforce_sorted=False)
+    return self.lstm(both)[1][0][-1]
+
+
+def packed_entries(self: Layer, x: Tensor, lengths: Tensor, label: Tensor) -> Tensor:
+    """A mean over all that is there counts long samples more."""
+    return x + self.lstm(packed(self, x, lengths))[0].data.mean()
+
+
 SEEN = [
-    packed_last,
-    packed_to_a_length,
-    packed_in_order,
+    packed_by_numbers,
+    packed_entries,
     by_numpy,
     by_own_function,
     focal_inside,
@@ -248,6 +267,23 @@ def test_an_operator_that_cannot_be_followed_runs_whole(run: Callable[..., Tenso
     assert compare_with_forward(graph, batch, Values.of_task(graph, torch.float64)) is None
     work = count_work(graph, next(op for op in graph.ops if op.coupled), BATCH, "float32")
     assert work.forward and work.backward
+
+
+@pytest.mark.parametrize("run", [packed_last, packed_to_a_length, packed_longer])
+def test_packed_sequences_with_one_shape_are_split(run: Callable[..., Tensor]) -> None:
+    task = sequences(run)
+    graph = analysed(Workload("w", [task], (Block, Layer))).tasks["t"]
+    assert whole_ops(graph) == []
+    assert all(op.sees_gradients for op in graph.ops)
+    check_shares(task, graph)
+    assert pack_padded_sequence(torch.ones(1, 2, 3), torch.tensor([2]), batch_first=True).data.shape == (2, 3)
+
+
+def test_packed_sequences_in_an_order_of_the_users_run_whole() -> None:
+    task = sequences(packed_in_order)
+    graph = analysed(Workload("w", [task], (Block, Layer))).tasks["t"]
+    assert whole_ops(graph) == ["layer"]
+    check_shares(task, graph)
 
 
 def items_of(task: Task) -> dict[str, Tensor]:

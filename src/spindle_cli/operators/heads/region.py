@@ -19,8 +19,8 @@ from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.fixed.marks import rows_of
 from spindle_cli.workload.graph import ValueSpec
 from spindle_cli.workload.rules.remembered import Remembering
-from spindle_cli.workload.splitting.randomness import draws_random_numbers
 from spindle_cli.workload.tracing.inplace import changed_in_place
+from spindle_cli.workload.tracing.randomness import draws_random_numbers
 from spindle_cli.workload.unread import Unread
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

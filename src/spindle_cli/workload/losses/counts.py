@@ -9,9 +9,9 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.workload.losses.expressions import Attribute, Copy, Count, Expression, Writer, parts_of
 from spindle_cli.workload.losses.forms import Form, Kind, NotKnownError
-from spindle_cli.workload.splitting.randomness import draws_random_numbers
 from spindle_cli.workload.tracing.inplace import changed_in_place
 from spindle_cli.workload.tracing.questions import ask, can_answer, question_of
+from spindle_cli.workload.tracing.randomness import draws_random_numbers
 from spindle_cli.workload.tracing.shapes import Shapes
 
 SHARE = "spindle_share"  # the placeholder of graphs that are told which share of the samples they compute

@@ -39,10 +39,10 @@ from spindle_cli.workload.splitting.coupling import (
     why_coupled,
     why_mixing,
 )
-from spindle_cli.workload.splitting.randomness import draws_random_numbers
 from spindle_cli.workload.tracing.inplace import changed_in_place
 from spindle_cli.workload.tracing.prepare import is_put_together
 from spindle_cli.workload.tracing.questions import question_of
+from spindle_cli.workload.tracing.randomness import draws_random_numbers
 from spindle_cli.workload.tracing.regions import Region
 from spindle_cli.workload.tracing.shapes import is_projection
 from spindle_cli.workload.types import Workload

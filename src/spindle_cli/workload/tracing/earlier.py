@@ -15,8 +15,8 @@ from torch import fx
 from spindle_cli.workload.building.attributes import Changes
 from spindle_cli.workload.graph import CONSTANT
 from spindle_cli.workload.refuse import refusal
-from spindle_cli.workload.splitting.randomness import draws_by_itself
 from spindle_cli.workload.tracing.proxies.counters import SetsPlainError
+from spindle_cli.workload.tracing.randomness import draws_by_itself
 from spindle_cli.workload.tracing.signature import place_of_function
 from spindle_cli.workload.types import Task
 from spindle_cli.workload.values.step_values import asks_no_values
