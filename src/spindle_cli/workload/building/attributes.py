@@ -11,7 +11,7 @@ import functools
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -123,18 +123,32 @@ def _look(name: str, module: nn.Module) -> _Part:
 
 @dataclass(frozen=True)
 class _Memory:
-    """A container, an object, a class or a file, and what it held. `is_attribute`: a module's own."""
+    """A container, an object, a class or a file, and what it held.
+
+    Attributes:
+        path: how it is come to: the name of an attribute, a class or a file, then keys.
+        is_own: a module comes to it, not a class or a file alone.
+    """
 
     holder: Any
-    name: str
+    path: tuple[str, ...]
     kept: Any
     is_own: bool
-    is_attribute: bool = False
 
     @property
     def held(self) -> Any:
         """What it holds now."""
         return self.holder if type(self.holder) in _CONTAINERS else vars(self.holder)
+
+    @property
+    def is_attribute(self) -> bool:
+        """Whether it is a container that is an attribute of a module."""
+        return self.is_own and len(self.path) == 1 and type(self.holder) in _CONTAINERS
+
+    @property
+    def name(self) -> str:
+        """As messages have it."""
+        return ("self." if self.is_own else "") + "".join(self.path)
 
 
 class Memories:
@@ -148,22 +162,15 @@ class Memories:
         self._memories: dict[int, _Memory] = {}
         self._names: list[_Memory] = []  # of classes and files
         self._remembering: dict[int, tuple[Any, int]] = {}
+        self._files = {cls.__module__ for cls in classes}
         for prefix, module in parts:
             for key, value in vars(module).items():
                 if key not in _TORCHS:
-                    name = f"{prefix}.{key}" if prefix else key
-                    self._look(value, name, _DEPTH, is_own=True, is_attribute=True)
-        files = {cls.__module__ for cls in classes} & sys.modules.keys()
-        holders: list[Any] = [*classes, *(sys.modules[name] for name in files)]
-        for holder in holders:
-            kept = {name: value for name, value in vars(holder).items() if not name.startswith("__")}
-            self._names.append(_Memory(holder, holder.__name__, kept, is_own=False))
-            for name, value in kept.items():
-                function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-                if isinstance(function, functools._lru_cache_wrapper):
-                    self._remembering[id(function)] = (function, function.cache_info().currsize)
-                else:
-                    self._look(function, f"{holder.__name__}.{name}", _DEPTH, is_own=False)
+                    self._look(value, (f"{prefix}.{key}" if prefix else key,), _DEPTH, is_own=True)
+        for cls in classes:
+            self._look_into_names(cls, vars(cls))
+        for name in self._files & sys.modules.keys():
+            self._look_into_names(sys.modules[name], vars(sys.modules[name]))
 
     @classmethod
     def of(cls, root: nn.Module) -> Memories:
@@ -176,13 +183,12 @@ class Memories:
         """Add what has changed since."""
         for memory in self._memories.values():
             if not _is_as(memory.held, memory.kept):
-                whole_name = f"self.{memory.name}" if memory.is_own else memory.name
                 if not _counts(memory.held, memory.kept):
-                    changes.held.append(whole_name)
+                    changes.held.append(memory.name)
                 elif memory.is_attribute:
-                    changes.counted.append(memory.name)
+                    changes.counted.append(memory.path[0])
                 else:
-                    changes.elsewhere.append(whole_name)
+                    changes.elsewhere.append(memory.name)
         for names in self._names:
             for name, value, old in _others(names):
                 is_plain = isinstance(value, _PLAIN) and not (type(value) is type(old) and value == old)
@@ -212,14 +218,28 @@ class Memories:
             if function.cache_info().currsize != size:
                 function.cache_clear()
 
-    def _look(self, value: Any, name: str, depth: int, *, is_own: bool, is_attribute: bool = False) -> None:
+    def _look_into_names(self, holder: Any, names: Mapping[str, Any]) -> None:
+        kept = dict(names)
+        self._names.append(_Memory(holder, (holder.__name__,), kept, is_own=False))
+        for name, value in kept.items():
+            function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+            if isinstance(function, functools._lru_cache_wrapper):
+                self._remembering[id(function)] = (function, function.cache_info().currsize)
+            elif not name.startswith("__"):
+                is_method = isinstance(function, types.FunctionType) and isinstance(holder, type)
+                self._look(function, (holder.__name__, f".{name}"), 0 if is_method else _DEPTH, is_own=False)
+
+    def _look(self, value: Any, path: tuple[str, ...], depth: int, *, is_own: bool) -> None:
+        if depth == 0 or isinstance(value, _PLAIN) or value is None or id(value) in self._memories:
+            return
         if isinstance(value, types.FunctionType):
-            self._look(vars(value), name, depth, is_own=is_own)
-            for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                self._look(_inside(cell), f"{name}: {variable}", depth - 1, is_own=is_own)
+            if is_own or value.__module__ in self._files:
+                self._look(vars(value), path, 1, is_own=is_own)
+                for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                    self._look(_inside(cell), (*path, f": {variable}"), depth - 1, is_own=is_own)
             return
         is_container = type(value) in _CONTAINERS
-        if depth == 0 or id(value) in self._memories or not (is_container or _is_of_users(value)):
+        if not (is_container or _is_of_users(value, None if is_own else self._files)):
             return
         held = value if is_container else vars(value)
         kept: Any = (
@@ -229,12 +249,13 @@ class Memories:
             if isinstance(held, set)
             else dict(held)
         )
-        self._memories[id(value)] = _Memory(value, name, kept, is_own, is_attribute and is_container)
-        if len(kept) <= _MOST:
+        self._memories[id(value)] = _Memory(value, path, kept, is_own)
+        if depth > 1 and len(kept) <= _MOST:
             inside = kept.items() if isinstance(kept, dict) else enumerate(kept)
             for key, each in inside:
-                inner = f"{name}[{key!r:.40}]" if is_container else f"{name}.{key}"
-                self._look(each, inner, depth - 1, is_own=is_own)
+                if type(each) not in _PLAIN and each is not None:
+                    inner = f"[{key!r:.40}]" if is_container else f".{key}"
+                    self._look(each, (*path, inner), depth - 1, is_own=is_own)
 
 
 _MISSING = object()
@@ -256,12 +277,14 @@ def _inside(cell: types.CellType) -> Any:
         return None
 
 
-def _is_of_users(value: Any) -> bool:
-    """Whether it is an object with attributes, of a class of the user's or of a library for models."""
-    is_plain = type(getattr(value, "__dict__", None)) is dict and not isinstance(
-        value, nn.Module | Tensor | type
-    )
-    return is_plain and type(value).__module__.partition(".")[0] not in _NOT_OF_USERS
+def _is_of_users(value: Any, files: Collection[str] | None) -> bool:
+    """Whether it is an object with attributes, of a class in these files; None: of any of the user's or of a
+    library for models.
+    """
+    if type(getattr(value, "__dict__", None)) is not dict or isinstance(value, nn.Module | Tensor | type):
+        return False
+    file = type(value).__module__
+    return file.partition(".")[0] not in _NOT_OF_USERS if files is None else file in files
 
 
 def _counts(held: Any, kept: Any) -> bool:
