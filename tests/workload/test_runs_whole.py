@@ -381,9 +381,9 @@ def test_a_module_that_torch_jit_has_compiled(is_operator: bool) -> None:
 
 
 def test_what_a_whole_op_hands_on_is_told_where_it_fails() -> None:
-    graph = analysed(Workload("w", [sequences(packed_to_a_length)], (Block, Layer))).tasks["t"]
+    graph = analysed(Workload("w", [sequences(by_numpy)], (Block, Layer))).tasks["t"]
     layer = next(op for op in graph.ops if op.coupled)
-    batch = items_of(sequences(packed_to_a_length))
+    batch = items_of(sequences(by_numpy))
     given = {**batch, layer.inputs[0]: torch.randn(BATCH, LENGTH, WIDTH)}
     (made,) = op_module(graph, layer)(*(given[name] for name in (*layer.fields, *layer.inputs)))
     assert made.shape == (BATCH, LENGTH, WIDTH)
