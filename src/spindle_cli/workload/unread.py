@@ -164,7 +164,7 @@ class _Unpacked:
             raise _reads_lengths()
         made = self.padded[:, :total]
         missing = total - made.shape[1]
-        made = functional.pad(made, (0, 0) * (made.dim() - 2) + (0, missing))
+        made = functional.pad(made, [0, 0] * (made.dim() - 2) + [0, missing])
         lengths = self.lengths.to(made.device)
         behind = torch.arange(total, device=made.device) >= lengths[:, None]
         made = made.masked_fill(behind.reshape(*behind.shape, *(1 for _ in made.shape[2:])), padding)
