@@ -7,7 +7,7 @@ As root, with iproute2 and control groups. The hosts are network namespaces with
 their processes are granted a part (`runtime_bench/quota.py`): the fast one `--granted`, so that it has it
 whatever else the machine does, the slow one `R` times as much. Each host's type of device is profiled
 where it is, both profiles are merged, and the link is measured between the hosts. `spindle`, `dp-even` and
-`dp-flops` plans and DDP take turns. Writes docs/benchmarks/benchmarks-mixed.json and the tables of
+`dp-flops` plans and DDP take turns. Writes docs/benchmarks/unequal-hosts.json and the tables of
 docs/benchmarks/mixed-devices.md; with some cells only, the others' last results stay.
 """
 

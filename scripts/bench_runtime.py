@@ -5,7 +5,7 @@
 
 As root, with iproute2. The hosts are network namespaces with a core each. Plain DistributedDataParallel and
 FSDP2, which train the tasks one after another, alternate with our `sequential` and `spindle` plans, made from
-a profile of this workload and the link as measured. Writes docs/benchmarks-runtime.json and .md; with some
+a profile of this workload and the link as measured. Writes docs/benchmarks/two-hosts.json and .md; with some
 speeds only, the others' last results stay.
 """
 
@@ -28,6 +28,7 @@ from runtime_bench.page import NAMES, Outcome, Trial, here_and_now, read_outcome
 from spindle_cli.plan.types import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
+RECORDS = ROOT / "docs" / "benchmarks"
 WORKLOADS = ROOT / "configs" / "workloads"
 SPEEDS = (2000, 1000, 500)
 # The workload with a heavy shared trunk, and the speed at which it is trained.
@@ -83,7 +84,7 @@ def main() -> None:
         sys.exit(1)
     outcome = Outcome(trials={trial.name: trial for trial in trials})
     if not asked.no_page and not asked.only:
-        write_outcome(ROOT / "docs", read_outcome(ROOT / "docs").updated(outcome))
+        write_outcome(RECORDS, read_outcome(RECORDS).updated(outcome))
 
 
 class Bench:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from runtime_bench.contestants import Run
 from runtime_bench.page import loss_difference
 
-JSON_FILE, PAGE_FILE = "benchmarks-mixed.json", "mixed-devices.md"
+JSON_FILE, PAGE_FILE = "unequal-hosts.json", "mixed-devices.md"
 BEGIN, END = "<!-- runs: begin -->", "<!-- runs: end -->"
 FAST, SLOW = "cpu-fast", "cpu-slow"
 PLANS = ("dp-even", "dp-flops", "spindle")

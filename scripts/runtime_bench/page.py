@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from runtime_bench.contestants import Run
 
-JSON_FILE, PAGE_FILE = "benchmarks-runtime.json", "benchmarks-runtime.md"
+JSON_FILE, PAGE_FILE = "two-hosts.json", "two-hosts.md"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 NAMES = {

@@ -41,7 +41,7 @@ def test_a_table_has_shares_of_ddps_time_and_errors_of_predictions() -> None:
 
 
 def test_new_results_take_the_places_of_old_ones_and_leave_the_others(tmp_path: Path) -> None:
-    page = tmp_path / "benchmarks-runtime.md"
+    page = tmp_path / "two-hosts.md"
     page.write_text(f"# Before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
     write_outcome(tmp_path, Outcome(trials={"slow": trial("slow")}))
     write_outcome(tmp_path, read_outcome(tmp_path).updated(Outcome(trials={"fast": trial("fast")})))
