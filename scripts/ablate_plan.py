@@ -2,7 +2,8 @@
 
     python scripts/ablate_plan.py
 
-Writes the tables of docs/ablation.md (between its markers). Compute above the whole-graph lower bound.
+Writes the tables of docs/benchmarks/ablation.md (between its markers): compute above the whole-graph lower
+bound.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SEEDS = range(4)
 
 def main() -> None:
     """Make every schedule and write the page."""
-    page = ROOT / "docs" / "ablation.md"
+    page = ROOT / "docs" / "benchmarks" / "ablation.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     text = "\n\n".join([BEGIN, *(_section(n) for n in DEVICES), END])
     page.write_text(before + text + rest.partition(END)[2], encoding="utf-8")

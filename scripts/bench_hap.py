@@ -4,7 +4,7 @@
 
 Estimates the curves of HAP's models for its two types of GPU, plans by `spindle`, even shares and shares by
 peaks, runs HAP's alternation anew (`hap_bench/`), prices what it finds by the same curves and links, and
-writes docs/hap.json and the tables of docs/hap.md. Rows that are not made again are kept.
+writes docs/benchmarks/hap.json and the tables of hap.md beside it. Rows that are not made again are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ CLUSTER = "v100-16-p100-48"
 # 32 for each of 64 devices, as HAP's configuration has it.
 BATCH_SIZE = 2048
 TASKS = {"vgg19": "classify", "vit": "classify", "bert-base": "read", "bert-moe": "fill_in"}
-DATA, PAGE = ROOT / "docs" / "hap.json", ROOT / "docs" / "hap.md"
+RECORDS = ROOT / "docs" / "benchmarks"
+DATA, PAGE = RECORDS / "hap.json", RECORDS / "hap.md"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ A wave is then made greedily:
 
 The paper runs waves one after another, and levels one after another. Here the same jobs can also be timed
 without waves waiting for each other, and without levels doing so, to see what that alone brings
-(docs/ablation.md).
+(docs/benchmarks/ablation.md).
 """
 
 from __future__ import annotations
