@@ -1,4 +1,4 @@
-"""The same workload planned again for fewer devices, from the profile that its plan was made from."""
+"""Plans a workload again for fewer devices, from the profile that its plan was made from."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Selection:
         name: str = "model",
         companions: tuple[WriteBeside, ...] = (),
     ) -> Selection:
-        """Of tensors by key, and where their values are."""
+        """Select tensors by key, whose values `value_of` reads."""
         specs = {key: TensorSpec.of(tensor) for key, tensor in tensors.items()}
         return cls(specs, lambda key: value_of(tensors[key]), name, companions)
 

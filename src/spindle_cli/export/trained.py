@@ -107,5 +107,5 @@ def trained_model(found: FoundCheckpoint, workload: str, *, averaged: bool = Fal
 
 
 def keys_end_in_average(found: FoundCheckpoint) -> Iterator[bool]:
-    """Of each parameter with optimizer state, whether an average of it was saved."""
+    """Say for each parameter with optimizer state whether an average of it was saved."""
     return (AVERAGE_KEY in keys for keys in optimizer_keys(found.checkpoint.tensors).values())

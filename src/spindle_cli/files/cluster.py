@@ -173,7 +173,7 @@ class Cluster(Artifact):
 
     @cached_property
     def reserve_bytes(self) -> tuple[int, ...]:
-        """Of each device's memory, what no tensor of a plan gets; length `num_devices`."""
+        """The bytes of each device's memory that no tensor of a plan gets; length `num_devices`."""
         return tuple(group.reserve_bytes for group in self.nodes for _ in range(group.count * group.devices))
 
     @cached_property
@@ -206,7 +206,9 @@ class Cluster(Artifact):
 
     @cached_property
     def host_memory_bytes(self) -> tuple[int | None, ...]:
-        """Of each node, bytes of its own memory for activations of its devices; None: as many as it takes."""
+        """The bytes of each node's own memory that activations of its devices may take; None: as many as it
+        takes.
+        """
         return tuple(
             None if group.host_memory_gib is None else int(group.host_memory_gib * GIB)
             for group in self.nodes
@@ -215,8 +217,8 @@ class Cluster(Artifact):
 
     @cached_property
     def host_link_of_node(self) -> tuple[Link | None, ...]:
-        """Of each node, a device's link to its memory, where those that share it all copy at once: what each
-        then has of it. None: nothing is known of it.
+        """For each node, what a device has of the link to the node's memory while all devices that share it
+        copy at once; None: nothing is known of it.
         """
         links = [(group.host or self.links.host, group) for group in self.nodes]
         return tuple(
@@ -240,7 +242,7 @@ class Cluster(Artifact):
 
     @cached_property
     def host_link_of_type(self) -> dict[str, Link | None]:
-        """Of each type of device, the slowest of the nodes that have it."""
+        """For each type of device, the slowest link to host memory of the nodes that have it."""
         type_of_node = [self.type_of[device] for device in self.first_device_of]
         return {
             kind: self.host_link_among(node for node, own in enumerate(type_of_node) if own == kind)
@@ -253,11 +255,11 @@ class Cluster(Artifact):
         return any(link is not None for link in self.host_link_of_node)
 
     def without_host_link(self) -> Cluster:
-        """The same, knowing of no link to the nodes' memory."""
+        """This cluster, knowing of no link to the nodes' memory."""
         return self.with_host_links_of(())
 
     def with_host_links_of(self, types: Collection[str]) -> Cluster:
-        """The same, knowing of links to the nodes' memory where devices are of these types alone."""
+        """This cluster, knowing of links to the nodes' memory where devices are of these types alone."""
         nodes = tuple(
             group.with_host_link((group.host or self.links.host) if group.device in types else None)
             for group in self.nodes
@@ -265,16 +267,17 @@ class Cluster(Artifact):
         return self.changed(nodes=nodes, links=self.links.model_copy(update={"host": None}))
 
     def with_links(self, links: Links) -> Cluster:
-        """The same nodes with other links."""
+        """This cluster's nodes with other links between them."""
         return self.changed(links=links)
 
     def with_ample_memory(self) -> Cluster:
-        """The same, whose devices have as much memory as there can be."""
+        """This cluster with devices that have as much memory as there can be."""
         nodes = [group.model_copy(update={"memory_gib": MAX_MEMORY_GIB}) for group in self.nodes]
         return self.changed(nodes=tuple(nodes))
 
     def changed(self, **own: Any) -> Cluster:
-        """The same but for some keys, checked anew; a copy with an update would keep what old ones led to.
+        """This cluster with some keys changed, and checked anew: a copy with an update would keep what the
+        old ones led to.
 
         Raises:
             pydantic.ValidationError: the keys do not go together.

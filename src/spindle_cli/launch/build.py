@@ -76,31 +76,31 @@ def build_launch(
 
 
 def going_on(launch: Launch, step: int | None) -> Launch:
-    """The same launch from the checkpoint after `step`; None: from the beginning."""
+    """Let a launch go on from the checkpoint after `step`; None: let it begin anew."""
     update = {"resume": step is not None, "resume_step": step}
     return launch.model_copy(update={"request": launch.request.model_copy(update=update)})
 
 
 def timed(launch: Launch, begun_s: float) -> Launch:
-    """The same launch, which started its workers now after it had begun at `begun_s`."""
+    """Note in a launch that it began at `begun_s` and starts its workers now."""
     update = {"begun_s": begun_s, "started_s": time.time()}
     return launch.model_copy(update={"request": launch.request.model_copy(update=update)})
 
 
 def with_datasets(launch: Launch, datasets: Mapping[str, SeenData]) -> Launch:
-    """The same launch, whose workers note in its checkpoints what was seen of the data."""
+    """Let a launch's workers note in its checkpoints what was seen of the data."""
     request = launch.request.model_copy(update={"datasets": dict(datasets)})
     return launch.model_copy(update={"request": request})
 
 
 def beginning_from(launch: Launch, step: int) -> Launch:
-    """The same launch, begun from the other run's checkpoint after `step`."""
+    """Let a launch begin from the other run's checkpoint after `step`."""
     request = launch.request.model_copy(update={"resume": False, "begin_step": step})
     return launch.model_copy(update={"request": request})
 
 
 def build_again(launch: Launch, step: int | None) -> Launch:
-    """The same launch once more, after a worker was lost. Other nodes notice the loss later, within the run's
+    """Build a launch once more after a worker was lost. Other nodes notice the loss later, within the run's
     timeout: so long they are waited for, and as long again as it takes to start.
 
     `step`: see `going_on`.

@@ -99,7 +99,9 @@ def _require_gpus(plan: Plan, processes: int) -> None:
 
 
 def _require_types(plan: Plan, processes: int, node_rank: int) -> None:
-    """Of a cluster of several types: each is timed for its own, and given as much to do as it can."""
+    """Require that each device of a cluster of several types is of the type that the plan has it for: each is
+    timed for its own, and given as much to do as it can.
+    """
     cluster = plan.whole_cluster
     if not cluster.is_mixed:
         return
@@ -118,7 +120,8 @@ def _require_types(plan: Plan, processes: int, node_rank: int) -> None:
 
 
 def _unlike_processor(plan: Plan, node_rank: int) -> str | None:
-    """Of a cluster with CPUs of several types, what to say where this node's is of none that was measured.
+    """Say what to do where this node's CPU is of none of the types that were measured; None where it is of
+    the plan's.
 
     Raises:
         InputError: it is another one's.

@@ -82,7 +82,7 @@ class Prepared:
 
     @property
     def ranks(self) -> range:
-        """Of this node's workers."""
+        """The ranks of this node's workers."""
         first = sum(self.plan.whole_cluster.node_sizes[: self.share.rank])
         return range(first, first + self.share.processes)
 

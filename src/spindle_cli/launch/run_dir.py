@@ -59,7 +59,7 @@ def _is_of_claims(name: str) -> bool:
 
 
 def hand_on(launch: Launch, memo: AnalysisMemo) -> Launch:
-    """The same launch, whose workers read what was just found of the workload. The folder is there."""
+    """Let a launch's workers read what was just found of the workload. The run's folder is there already."""
     path = memo_path(launch.run_dir, launch.node_rank)
     write_text(path, to_compact_json(memo))
     return launch.model_copy(update={"request": launch.request.model_copy(update={"memo": path})})

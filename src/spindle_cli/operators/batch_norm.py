@@ -27,7 +27,7 @@ _aten = torch.ops.aten
 
 
 class Statistics(NamedTuple):
-    """Of what a batch norm is given, over all shares.
+    """The statistics of what a batch norm is given, over all shares.
 
     `mean`, `variance`: by channel, the variance over all entries (not all but one), in the numbers that are
     computed in. `entries`: of a channel, one float64.
@@ -125,7 +125,8 @@ class _Run:
 
 
 def find_statistics(tensor: Tensor, group: TensorGroup | None) -> Statistics:
-    """Of (rows, channels, ...) of this share with those of all others; one sum of 2 x channels + 1 numbers.
+    """Find the statistics of (rows, channels, ...) of all shares, of which this has one; one sum of 2 x
+    channels + 1 numbers.
 
     Raises:
         PeerLostError: as `TensorGroup.sum_`.

@@ -31,7 +31,7 @@ class ShareRows:
         self._replayed = iter(tuple(gathered)) if gathered else None
 
     def gather(self, own: Tensor) -> Tensor:
-        """Of rows along the first dimension, those of all shares."""
+        """Give the rows of all shares, along the first dimension, for this share's own."""
         if self._replayed is not None:
             return next(self._replayed)
         whole = self._group.gather(own, self.per_share)
@@ -40,7 +40,7 @@ class ShareRows:
         return whole
 
     def scatter_sum(self, whole: Tensor) -> Tensor:
-        """Of rows along the first dimension, the sum over the shares of this share's own."""
+        """Sum rows over the shares, along the first dimension, and give this share's own."""
         return self._group.scatter_sum(whole, self.per_share)
 
 

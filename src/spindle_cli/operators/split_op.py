@@ -68,7 +68,7 @@ class PartialOp(nn.Module):
 
     @property
     def by_name(self) -> dict[str, nn.Parameter]:
-        """Of each parameter that is one leaf, by its name in the op, the leaf."""
+        """The parameters that are one leaf each, by their names in the op."""
         return {name: view.leaves[0] for name, view in self._views.items() if len(view.leaves) == 1}
 
     @property

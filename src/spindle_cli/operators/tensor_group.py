@@ -82,7 +82,7 @@ class TensorGroup:
             _all_gather(as_sent(parts), as_sent(own), group=self._joined())
 
     def scatter_sum(self, whole: Tensor, per_share: Sequence[int]) -> Tensor:
-        """Of rows like those that `gather` gives, the sum over the members of this one's own.
+        """Sum over the members rows like those that `gather` gives, and give this one's own.
 
         Raises:
             PeerLostError: as `sum_`.
@@ -136,7 +136,7 @@ class TensorGroup:
         *,
         is_gradient: bool,  # noqa: ARG002 - as `sum_`
     ) -> Tensor:
-        """Of tensors like those that `gather_along` gives, the sum over the members of this one's own part.
+        """Sum over the members tensors like those that `gather_along` gives, and give this one's own part.
 
         Raises:
             PeerLostError: as `sum_`.
@@ -197,7 +197,7 @@ class TensorGroup:
         return self._communicator
 
     def _order(self) -> list[int]:
-        """Of each member its place in the communicator, whose ranks ascend."""
+        """Each member's place in the communicator, whose ranks ascend."""
         ascending = sorted(self.ranks)
         return [ascending.index(rank) for rank in self.ranks]
 

@@ -73,11 +73,11 @@ class LayerSplit:
         return bool(by_positions or (self.experts is not None and self.experts.kept))
 
     def with_whole_ends(self) -> LayerSplit:
-        """The same, where an op takes and gives all positions and samples; positions are not shared out."""
+        """This split of an op that takes and gives all positions and samples."""
         return replace(self, sequence=None, experts=self.experts and self.experts.joined())
 
     def parts_taken(self, group: TensorGroup) -> dict[int, SequencePart]:
-        """Of the op's arguments that may be a `Shared`, the part that a device of the group has."""
+        """The part that a device of the group has of each of the op's arguments that may be a `Shared`."""
         if self.experts is not None:
             return {place: SamplePart(self.degree, dim, group) for place, dim in self.experts.taken.items()}
         if self.sequence is None or self.sequence.taken is None:

@@ -37,7 +37,7 @@ def as_sent(tensor: Tensor) -> Tensor:
 
 
 def as_summed(tensor: Tensor) -> Tensor:
-    """The same of a tensor that is summed."""
+    """A view of a tensor that is summed, in numbers that can be."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.resolve_neg()
 
 

@@ -66,7 +66,7 @@ def granted_cores(root: Path = _CGROUPS, own_groups: Path = _OWN_GROUPS) -> floa
 
 
 def _limits(root: Path, group: str, read: _Reader) -> Iterator[float]:
-    """Of a group and all around it, up to the root."""
+    """Read the limits of a group and of all around it, up to the root."""
     parts = [part for part in group.split("/") if part not in ("", "..")]
     for count in range(len(parts), -1, -1):
         try:

@@ -236,8 +236,8 @@ class _MetaOpAssembly:
         return points
 
     def _share_times(self, valid: Sequence[int], sums: Sequence[BatchSum]) -> tuple[ShareTime, ...]:
-        """Of all shares that were timed: those of the curve's points, with what these sum, and smaller ones
-        for micro-batches.
+        """The times of all shares that were measured: those of the curve's points, with what these sum, and
+        smaller ones for micro-batches.
         """
         extent = self._extent
         beyond = degrees_beyond(self._graph, self._metaop, extent.max_devices, extent.max_points)

@@ -57,5 +57,5 @@ class Matrix(Model):
     flops_per_s: Annotated[float, Field(gt=0)] | None = None
 
     def rebatched(self, ratio: float) -> Matrix:
-        """The same for a batch of `ratio` times as many samples."""
+        """This matrix's use by a batch of `ratio` times as many samples."""
         return self.model_copy(update={"tokens": ceil(self.tokens * ratio)})

@@ -30,7 +30,7 @@ class Noise(Model):
 
 
 class SelectiveMemory(Model):
-    """Of one op on one share that is recomputed but for what takes longest.
+    """What is known of one op on one share of which all but what takes longest is recomputed.
 
     Attributes:
         kept_bytes: kept from forward to backward, its outputs included.

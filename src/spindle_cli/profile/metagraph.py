@@ -32,7 +32,7 @@ class GraphNode(Protocol):
 
 
 class NodeOfOps(GraphNode, Protocol):
-    """The same, with how many ops it stands for."""
+    """A node of the graph, with how many ops it stands for."""
 
     @property
     def num_ops(self) -> int: ...
@@ -70,7 +70,7 @@ def check_metagraph(metaops: Sequence[NodeOfOps]) -> None:
 
 
 class BatchedNode(GraphNode, Protocol):
-    """The same, with how many samples it works on."""
+    """A node of the graph, with how many samples it works on."""
 
     @property
     def batch_size(self) -> int: ...

@@ -129,7 +129,7 @@ class NodeGroup(Model):
         return None if self.links is None else self.links.host
 
     def with_host_link(self, link: Link | None) -> NodeGroup:
-        """The same, with this own link to a node's memory."""
+        """This group with a link of its own to a node's memory."""
         if link == self.host:
             return self
         inside = self.intra_node

@@ -32,7 +32,9 @@ class Pace:
 
     @property
     def between_s(self) -> float:
-        """Of each step since the first that was seen, in the mean, what is no part of it."""
+        """The seconds between one step and the next that are part of neither, in the mean since the first
+        step seen.
+        """
         return max(self._outside_s, 0.0) / self._steps if self._steps else 0.0
 
     @property

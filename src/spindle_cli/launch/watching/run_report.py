@@ -181,7 +181,7 @@ def speed_lines(compared: PredictedVsMeasured) -> list[str]:
 
 
 def _data_share(compared: PredictedVsMeasured) -> float:
-    """Of the iteration, what its slowest device waits for data."""
+    """The share of an iteration that its slowest device waits for data."""
     measured_s = compared.iteration.measured_s
     return min(1.0, data_wait_s(compared.devices) / measured_s) if measured_s > 0 else 0.0
 

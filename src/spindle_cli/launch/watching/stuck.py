@@ -84,7 +84,7 @@ def doing(run_dir: Path, rank: int) -> str | None:
 
 
 def doing_of_all(run_dir: Path) -> dict[int, str]:
-    """The same of every worker of this machine that was at something, by rank."""
+    """What every worker of this machine was doing, by rank; workers that were at nothing are left out."""
     pattern = journal_path(run_dir, 0).name.replace("00000", "*")
     ranks = sorted(int(path.stem.split("-")[1]) for path in workers_dir(run_dir).glob(pattern))
     found = {rank: doing(run_dir, rank) for rank in ranks}

@@ -60,7 +60,9 @@ class Dispatch:
     experts: tuple[int, ...]
 
     def to_experts(self, own: Tensor, *, is_gradient: bool = False) -> Tensor:
-        """Of [own samples, all experts, ...], which each device has: [all samples, own experts, ...]."""
+        """Exchange [own samples, all experts, ...], which each device has, for [all samples, own experts,
+        ...].
+        """
         return self.group.exchange(
             own, (EXPERTS_DIM, self.experts), (SAMPLES_DIM, self.samples), is_gradient=is_gradient
         )

@@ -84,7 +84,7 @@ def _parameters_of(layer: nn.Module, name: str) -> set[str]:
 
 
 def _found(task: TaskGraph, op: Op, layer: nn.Module, inside: Mapping[str, int]) -> _InLayer:
-    """Of equal layers once.
+    """Look for experts in a layer; in equal layers once.
 
     Raises:
         NotByExpertsError: as `find_experts`.

@@ -35,7 +35,7 @@ class ExpertSplit:
     kept: frozenset[Result]
 
     def joined(self) -> ExpertSplit:
-        """The same, taking and giving all samples."""
+        """This split, of an op that takes and gives all samples."""
         return replace(self, taken={}, kept=frozenset())
 
 

@@ -28,11 +28,13 @@ class Taker(Protocol):
     """Takes what the uses of one matrix bring to its gradient, in the order of their backward passes."""
 
     def take_rows(self, ids: Tensor, rows: Tensor) -> None:
-        """Of a lookup: `ids` (n), and the gradient of each (n, width)."""
+        """Take what a lookup's gradient is made of: `ids` (n), and the gradient of each (n, width)."""
         ...
 
     def take_factors(self, outputs: Tensor, inputs: Tensor) -> None:
-        """Of a product: the gradient of its output (n, outputs), and its input (n, inputs)."""
+        """Take what a product's gradient is made of: the gradient of its output (n, outputs), and its input
+        (n, inputs).
+        """
         ...
 
 

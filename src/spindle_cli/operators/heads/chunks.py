@@ -248,7 +248,7 @@ def _add(sums: dict[int, Tensor], position: int, gradient: Tensor, value: Tensor
 
 
 def _dtype(value: Tensor) -> torch.dtype:
-    """Of a value's gradient."""
+    """The type of a value's gradient."""
     return gradient_dtype(value) if value.is_leaf else value.dtype
 
 

@@ -270,7 +270,7 @@ _RULES: Mapping[str, Callable[[LogitsWalk, fx.Node], None]] = {
 
 
 def _with_entered(sources: Sequence[fx.Node], part: VocabularyPart) -> Edit:
-    """The same call; of what all devices have alike it gives each a part of the gradient."""
+    """Make a call anew that takes its part of the gradient of what all devices have alike."""
 
     def edit(graph: fx.Graph, node: fx.Node, copies: Copies) -> fx.Node:
         entered = {source: graph.call_function(part.enter, (copies[source],)) for source in sources}

@@ -236,5 +236,5 @@ def _require_repeatable(node: fx.Node, members: Collection[fx.Node], root: nn.Mo
 
 
 def elements_of(tensors: Iterable[Tensor]) -> int:
-    """Of all of them together."""
+    """How many elements all these tensors have together."""
     return sum(math.prod(tensor.shape) for tensor in tensors)

@@ -150,7 +150,7 @@ def values_of(task: TaskGraph, op: Op, module: fx.GraphModule, rows: int) -> dic
 
 
 def with_edits(module: fx.GraphModule, edits: Edits) -> fx.GraphModule:
-    """The same op with some of its nodes made anew."""
+    """Copy an op with some of its nodes made anew."""
     if not edits:
         return module
     graph = fx.Graph()
@@ -219,7 +219,7 @@ def _words(head: Projection) -> int:
 
 
 def _lookup_edit(lookup: Lookup, part: VocabularyPart) -> Edit:
-    """Of an embedding's call: its rows from the devices that have them."""
+    """Make an embedding's call anew, so that it takes its rows from the devices that have them."""
 
     def edit(graph: fx.Graph, _: fx.Node, copies: Copies) -> fx.Node:
         weight = graph.get_attr(lookup.weight)
@@ -229,7 +229,7 @@ def _lookup_edit(lookup: Lookup, part: VocabularyPart) -> Edit:
 
 
 def _gathering_edit(head: Projection, part: VocabularyPart) -> Edit:
-    """Of a projection whose logits are wanted whole: those of all devices, without gradients."""
+    """Make a projection anew that gives the logits of all devices, without gradients."""
 
     def edit(graph: fx.Graph, node: fx.Node, copies: Copies) -> fx.Node:
         own = graph.node_copy(node, copies.__getitem__)

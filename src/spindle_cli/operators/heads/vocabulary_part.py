@@ -125,7 +125,7 @@ def _exponentials(logits: Tensor, group: TensorGroup) -> tuple[Tensor, Tensor]:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Of each token, in at least float32; zero where it does not count."""
+    """The cross entropy of each token, in at least float32; zero where a token does not count."""
 
     @staticmethod
     def forward(

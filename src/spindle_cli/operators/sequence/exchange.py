@@ -81,7 +81,7 @@ class Shared:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its entries."""
+        """The type of its entries."""
         return self.tensor.dtype
 
     @property

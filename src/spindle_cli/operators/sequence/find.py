@@ -82,7 +82,7 @@ class _InLayer:
 
 
 class _Finder:
-    """Of one op's layer."""
+    """Finds in one op's layer what can be split by positions."""
 
     def __init__(self, task: TaskGraph, op: Op, parts: SplitParts, degree: int) -> None:
         """Raises NotBySequenceError: it is not called once, or has hooks."""
@@ -114,7 +114,7 @@ class _Finder:
         return self._named(found)
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """Of equal layers that are called alike."""
+        """What equal layers that are called alike have in common."""
         given = pytree.tree_map(_described, (args, kwargs))
         trunks = list(self._trunks(args, kwargs))
         parts = [sorted(self._relative(names)) for names in astuple(self._parts)]
@@ -258,7 +258,8 @@ def _require_part(follower: Follower, tensor: Tensor, dim: int) -> None:
 def _of_all_calls(
     recordings: Sequence[Recording],
 ) -> tuple[dict[str, tuple[Argument, ...]], dict[str, bool]]:
-    """Of each module what is gathered, and of each colwise map whether it takes what all devices have alike.
+    """Join what was recorded of all calls: for each module what is gathered, and for each colwise map whether
+    it takes what all devices have alike.
 
     Raises:
         NotBySequenceError: it is one thing in one call, and another in the next.

@@ -78,7 +78,7 @@ class SequenceRun:
 
 
 def argument(place: Argument, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of a call."""
+    """Look an argument of a call up by its place or its name."""
     return args[place] if isinstance(place, int) else kwargs[place]
 
 

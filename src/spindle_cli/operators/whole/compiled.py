@@ -44,7 +44,7 @@ class LayerCompiler:
         return None if train.compile is None else cls(train.compile)
 
     def compile_layer(self, module: fx.GraphModule, target: str | None) -> fx.GraphModule:
-        """The same op, over the same parameters, with its layer compiled (when it first runs); the op itself
+        """Give an op over the same parameters with its layer compiled (when it first runs); the op itself
         where it has no layer, or one that a number changes in between steps: it would be compiled again in
         each of them.
 

@@ -66,7 +66,7 @@ def _saves_nothing(func: Any) -> bool:
 
 
 def _saves_its_result(func: Any) -> bool:
-    """Of products: attention, whose gradient is computed from what it has given, too."""
+    """Whether the gradient of a product is computed from its result as well, as that of attention is."""
     return any(argument.name == "dropout_p" for argument in func._schema.arguments)
 
 
@@ -133,7 +133,9 @@ class _Result:
 
 
 def _without_history(tensor: Tensor) -> Tensor:
-    """The same memory; that changes in place are seen in both has to be asked for in a dispatch mode."""
+    """Another tensor over the same memory; that changes in place are seen in both has to be asked for in a
+    dispatch mode.
+    """
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return tensor.detach()
 
@@ -165,7 +167,7 @@ class _Kept:
         return key
 
     def let_go(self, key: Hashable) -> None:
-        """Of the last one with this key."""
+        """Let go of the last result that was kept for this key."""
         self._of[key][-1] = None
 
     def take(self, func: Any, args: tuple[Any, ...]) -> _Result | None:

@@ -247,7 +247,9 @@ class OpShares:
         return NoRandomness() if self._draws else nullcontext()
 
     def _seeds(self, first: int, last: int) -> dict[str, Tensor]:
-        """Of these samples; of copies without a batch dimension, the first share's alone is taken."""
+        """The gradients that the samples from `first` to `last` start from; for copies without a batch
+        dimension, those of the first share alone.
+        """
         found: dict[str, Tensor] = {}
         for name, seed in self._cotangents.items():
             spec = self._task.values[name]
@@ -404,5 +406,5 @@ class Watch(TorchDispatchMode):
 
     @property
     def tolerance(self) -> float | None:
-        """Of comparisons; None: in numbers of less than 32 bits nothing can be told."""
+        """By how much two results may differ; None: in numbers of less than 32 bits nothing can be told."""
         return {64: TOLERANCE[torch.float64], 32: TOLERANCE[torch.float32]}.get(self.bits)

@@ -57,7 +57,7 @@ class InTurn(TensorGroup):
         return whole
 
     def scatter_sum(self, whole: Tensor, per_share: Sequence[int]) -> Tensor:
-        """Of the sum over the shares this share's own rows."""
+        """Sum over the shares and give this share's own rows."""
         total = whole.clone()
         self.sum_(total, is_gradient=True)
         return torch.split(total, list(per_share))[self.member]

@@ -66,13 +66,15 @@ class Matrices:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the matrices, canonical."""
+        """The canonical names of the matrices."""
         return frozenset(matrix.parameter for own in self.by_op.values() for _, matrix in own)
 
     def of_ops(
         self, task: str, ops: Sequence[Op], split_of: Callable[[Op], LayerSplit | None]
     ) -> tuple[Matrix, ...]:
-        """Of the ops of a MetaOp, counted from its first. `split_of`: how tensor parallelism splits an op."""
+        """The matrices of a MetaOp's ops, counted from its first. `split_of`: how tensor parallelism splits
+        an op.
+        """
         found = []
         for position, op in enumerate(ops):
             split = split_of(op)
@@ -87,7 +89,7 @@ _UseOf = tuple[str, Op, str, "_Use | None"]
 
 
 def _all_uses(graph: WorkloadGraph, table: ParameterTable) -> dict[str, list[_UseOf]]:
-    """Of every trained matrix, by canonical name."""
+    """The uses of every trained matrix, by canonical name."""
     uses: dict[str, list[_UseOf]] = {
         name: []
         for name, parameter in table.parameters.items()
@@ -178,7 +180,7 @@ class _Seen:
 
 
 def _uses_of(task: TaskGraph, op: Op) -> Iterator[_Use | None]:
-    """Of each of an op's parameters, in their order."""
+    """How an op uses each of its parameters, in their order; None where it is no matrix in one product."""
     samples = task.task.batch_size
     # A number of shares that divides the batch, as all that are profiled do.
     cuts = next((n for n in range(2, samples + 1) if samples % n == 0), 1)

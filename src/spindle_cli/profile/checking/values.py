@@ -36,7 +36,7 @@ def choose_samples(task: TaskGraph, seed: int) -> dict[str, Tensor]:
 
 
 def _counts(batch: Mapping[str, Tensor], count: int) -> Tensor:
-    """Of each sample, how many entries of whole numbers and booleans count, all fields together."""
+    """How many entries of whole numbers and booleans count in each sample, all fields together."""
     total = torch.zeros(count, dtype=torch.long)
     for field in batch.values():
         if not field.is_floating_point() and not field.is_complex():
@@ -76,12 +76,12 @@ class Values:
 
     @classmethod
     def of_op(cls, task: TaskGraph, op: Op, dtype: torch.dtype) -> Values:
-        """Of all that one op holds."""
+        """Keep the values of all that one op holds."""
         return cls(task.root, op.parameters, op.buffers, dtype)
 
     @classmethod
     def of_task(cls, task: TaskGraph, dtype: torch.dtype) -> Values:
-        """Of all that a task holds, used or not."""
+        """Keep the values of all that a task holds, used or not."""
         parameters = [name for name, _ in task.root.named_parameters()]
         return cls(task.root, parameters, [name for name, _ in task.root.named_buffers()], dtype)
 

@@ -138,6 +138,6 @@ def _beyond(last: _Knot, segment: FitSegment, max_n: int) -> FitSegment:
 
 
 def _pooled(knots: Sequence[_Knot]) -> list[_Knot]:
-    """The same knots with non-increasing work."""
+    """Replace the work of knots by the nearest that does not increase."""
     work = non_increasing([knot.work_s for knot in knots])
     return [_Knot(knot.n, work_s, knot.communication_s) for knot, work_s in zip(knots, work, strict=True)]

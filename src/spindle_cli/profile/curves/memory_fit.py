@@ -34,8 +34,8 @@ def op_memory(
 
 
 def selective_share(ops: Sequence[Shares]) -> float | None:
-    """Of the ops' forward passes, what runs again on average where they are recomputed but for what takes
-    longest, by their largest shares that this is known of; None where it is not known of one.
+    """The share of the ops' forward passes that runs again, on average, where all but what takes longest is
+    recomputed: by the largest shares for which this is known. None where it is not known of an op.
     """
     largest = [
         max(

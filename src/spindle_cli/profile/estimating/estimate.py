@@ -152,7 +152,7 @@ def _count_all(
 
 
 def _share_again(work: Work, settings: EstimateSettings) -> float:
-    """Of an op's forward pass, what runs again where it is recomputed but for what takes longest."""
+    """The share of an op's forward pass that runs again where all but what takes longest is recomputed."""
     again_s, forward_s = (
         kernels_s(kernels, settings.device, settings.precision) for kernels in (work.again, work.forward)
     )
@@ -160,7 +160,7 @@ def _share_again(work: Work, settings: EstimateSettings) -> float:
 
 
 def _forward_flops(graph: WorkloadGraph, job: Job, work: Work, precision: Precision) -> float:
-    """Of the forward pass alone; that of a loss in chunks makes gradients too."""
+    """Count the work of the forward pass alone; that of a loss in chunks makes gradients too."""
     if work.loss_chunks == 1:
         return work.forward_flops
     task = graph.tasks[job.op.task]

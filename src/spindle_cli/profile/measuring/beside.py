@@ -56,7 +56,7 @@ def load_times(graph: WorkloadGraph, seed: int) -> dict[str, float]:
 
 
 def _load_whole_s(batches: Batches) -> float:
-    """Of batches of several lengths, which are only collated whole, each once."""
+    """Time the loading of whole batches of several lengths, which are only collated whole, each once."""
     batch_size = batches.task.batch_size
     seconds: list[float] = []
     for number in range(min(_MOST_READS, batches.steps_per_epoch)):

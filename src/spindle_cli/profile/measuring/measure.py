@@ -182,7 +182,7 @@ class _Measuring:
         self._measured_again = 0
 
     def noise(self) -> Noise:
-        """Of all that there is now."""
+        """How noisy all measurements were that there are now."""
         return noise_of(self._others_share, self._kept.timings.values(), self._measured_again)
 
     def run(self, workers: WorkerSettings, analysed: Analysed) -> None:
@@ -243,7 +243,7 @@ class _Measuring:
 
 
 def _split(table: JobTable, timings: Mapping[str, OpTiming], tp: int) -> dict[str, OpTiming]:
-    """Of the ops split so many ways, the timings by the key of the whole op."""
+    """The timings of the ops that are split so many ways, by the key of the whole op."""
     return {
         table.key(job.op, job.rows): timings[job.key]
         for job in table.jobs

@@ -70,7 +70,7 @@ def noise_of(others_share: float, timings: Iterable[OpTiming], measured_again: i
 
 
 def steadier(first: OpTiming, second: OpTiming) -> OpTiming:
-    """Of two measurements of the same, the one with less spread."""
+    """Choose of two measurements of one thing that with less spread."""
     return min(first, second, key=lambda timing: timing.slowest[-1].spread or 0.0)
 
 

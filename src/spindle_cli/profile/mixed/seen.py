@@ -146,6 +146,6 @@ def _seen(
 def _entries_of(
     entries: Sequence[OfDevice], profile: Profile, device: Device, said: str | None
 ) -> list[OfDevice]:
-    """Of one type of device, which they then call `said`."""
+    """The entries of one type of device, which they then call `said`."""
     own = [entry for entry in entries if (entry.device or profile.device.type) == device.type]
     return [entry.model_copy(update={"device": said}) for entry in own]

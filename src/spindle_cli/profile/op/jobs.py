@@ -169,7 +169,7 @@ def _possible(graph: WorkloadGraph, op: OpRef, degrees: Sequence[int]) -> list[i
 
 
 def _stand_ins(graph: WorkloadGraph, class_of: Mapping[OpRef, str]) -> dict[OpRef, OpRef]:
-    """Of each class, the op of the task with the largest batch: its inputs have rows for every share."""
+    """For each class of ops, that of the task with the largest batch, which has rows for every share."""
     chosen: dict[str, OpRef] = {}
     for op, op_class in class_of.items():
         held = chosen.get(op_class)

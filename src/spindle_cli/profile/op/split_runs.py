@@ -49,7 +49,7 @@ class SplitSums:
     backward_along: tuple[int, ...] = ()
 
     def as_batch_sums(self) -> tuple[BatchSum, ...]:
-        """The same, counted by their bytes."""
+        """These sums, counted by their bytes."""
         sums = _counted("sum", self.forward, self.backward)
         return sums + _counted("gather", self.gathers, self.scatters)
 
