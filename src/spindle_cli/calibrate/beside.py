@@ -53,7 +53,7 @@ class Beside:
 
     @classmethod
     def of(cls, run: Run, profile: Profile, traffic: Traffic) -> Beside:
-        """Of a run whose plan moves `traffic`."""
+        """Work out what devices do beside the slices of a run whose plan moves `traffic`."""
         plan = run.plan
         beside = beside_slices(
             profile.processor,
@@ -72,7 +72,7 @@ class Beside:
         return cls(plan.slices, took_s, beside.seconds, outside_s, type_of)
 
     def shares(self) -> list[tuple[float, float]]:
-        """Of each slice, what the device that does most beside it did so, by the profile's costs, and what
+        """For each slice, what the device that does most beside it did so, by the profile's costs, and what
         that one did outside of all that is timed: as shares of what it computed.
         """
         of_device = _by_device(self.slices, self.took_s, len(self.beside_s))
@@ -83,8 +83,8 @@ class Beside:
         return [max(shares[device] for device in piece.devices) for piece in self.slices]
 
     def stretches(self, times: float) -> list[float]:
-        """Of each slice, so that the seconds that are left (measured over stretch) have the same stretches by
-        the planner's formula.
+        """For each slice, by how much work beside it stretches it: so that the seconds that are left
+        (measured over stretch) have the same stretches by the planner's formula.
 
         Args:
             times: that the profile's processor costs count; no device does more than `MOST_BESIDE` beside.
@@ -107,7 +107,7 @@ class Beside:
         return found
 
     def own_s(self, times: float) -> list[tuple[_Share, float]]:
-        """Of each slice that computes nothing again and waits for no copies of activations, what an op of it
+        """For each slice that computes nothing again and waits for no copies of activations, what an op of it
         took without what its devices did beside it; `times`: see `stretches`.
         """
         return [

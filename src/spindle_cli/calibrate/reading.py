@@ -58,8 +58,8 @@ class Run:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of all steps, those of each part, by the plan; by those that were measured, where it does not say
-        it of all.
+        """The share of all steps that each part ran in, by the plan; among the measured steps, where the plan
+        does not say it of all.
         """
         planned = {each.tasks: each.share for each in self.plan.task_sets}
         found = [planned.get(part.tasks or (), 0.0) for part in self.parts]
@@ -137,7 +137,9 @@ def _not_ended(folder: Path) -> InputError:
 
 
 def _require_sets(run: Run, path: Path) -> None:
-    """Of a run whose steps ran several sets of tasks, what is said of each is of a set of its plan."""
+    """Require that what is said of each set of tasks, in a run whose steps ran several, is said of a set of
+    its plan.
+    """
     if not run.plan.task_sets:
         return
     found = [each.tasks for each in run.measured.task_sets]

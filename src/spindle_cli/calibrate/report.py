@@ -82,7 +82,7 @@ def _iterations(made: Calibrated) -> Iterator[RunPrediction]:
 
 
 def _iteration(run: Run, made: Calibrated) -> dict[str, float]:
-    """Of a run, or a part of it, by the names of `IterationPrediction`."""
+    """The iteration's seconds of a run, or of a part of it, by the names of `IterationPrediction`."""
     slowest = max(run.measured.devices, key=lambda each: each.compute_s, default=None)
     return {
         "plan_s": run.measured.iteration.predicted_s,

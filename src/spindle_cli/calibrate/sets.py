@@ -36,7 +36,7 @@ def timeline_of_set(timeline: MeasuredTimeline, own: Plan) -> MeasuredTimeline:
 
 
 def _own_groups(own: Plan, place: Mapping[int, int]) -> dict[int, int]:
-    """Of the parameter groups of all plans, those that one adds to, as it numbers them."""
+    """Number the parameter groups of all plans that one plan adds to as that plan numbers them."""
     assert own.joint is not None
     groups = joint_groups(own.joint, uses_of(own), own.cluster, own.gradient_bytes_per_param)
     added_to = [group.index for group in groups if not place.keys().isdisjoint(group.slices)]

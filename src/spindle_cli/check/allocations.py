@@ -48,8 +48,9 @@ def _place(entry: CurvePoint | ShareTime) -> tuple[int, int]:
 
 
 def valid_allocations(plan: Plan) -> Iterator[Violation]:
-    """Of each slice with equal shares, dp divides the batch and the curve has a point for dp and tp; or dp
-    divides the micro-batch and the time of its share is known; of one with `rows`, that of its largest.
+    """Find slices whose allocation nothing is known of. With equal shares, dp must divide the batch and the
+    curve have a point for dp and tp; or dp divide the micro-batch and the time of its share be known; with
+    `rows`, that of the largest.
     """
     for wave, piece in located(plan):
         metaop = plan.by_name[piece.metaop]
@@ -86,8 +87,8 @@ def valid_allocations(plan: Plan) -> Iterator[Violation]:
 
 
 def selective_where_known(plan: Plan) -> Iterator[Violation]:
-    """Of a slice that recomputes but for what takes longest, the profile knows what that takes and saves: of
-    ops that tensor parallelism does not split.
+    """Find slices that recompute all but what takes longest where the profile does not know what that takes
+    and saves, or where tensor parallelism splits the ops.
     """
     for wave, piece in located(plan):
         if piece.selective and (piece.tp > 1 or plan.by_name[piece.metaop].selective_share is None):

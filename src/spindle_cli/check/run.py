@@ -60,8 +60,8 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
 
 
 def _rules(whole: Plan, profile: Profile | None, is_complete: bool, *, states_ours: bool) -> list[Violation]:
-    """Of a plan by itself, whose parts exist. `is_complete`: its `metaops` are more than an outline.
-    `states_ours`: what it predicts rests on our account of memory.
+    """Apply the rules for a plan by itself, whose parts exist. `is_complete`: its `metaops` are more than an
+    outline. `states_ours`: what it predicts rests on our account of memory.
     """
     found: list[Violation] = []
     found += structure.every_op_once(whole)

@@ -107,8 +107,8 @@ def _few(numbers: Sequence[int]) -> str:
 
 
 def every_op_once(plan: Plan) -> Iterator[Violation]:
-    """Of each micro-batch a MetaOp's slices, in the order of their ops, cover [0, num_ops) without gap or
-    overlap.
+    """Find MetaOps whose slices, in the order of their ops, do not cover [0, num_ops) in each micro-batch
+    without gap or overlap.
     """
     pieces: dict[tuple[str, int], list[tuple[int, Slice]]] = {}
     for wave, piece in located(plan):

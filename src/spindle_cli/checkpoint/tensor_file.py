@@ -37,7 +37,7 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Of the tensor's elements."""
+        """The bytes of the tensor's elements."""
         return prod(self.shape) * self.dtype.itemsize
 
 

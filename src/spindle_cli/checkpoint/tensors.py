@@ -38,7 +38,7 @@ class HeldTensor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of every part."""
+        """The type of every part."""
         return self.parts[0].tensor.dtype
 
 

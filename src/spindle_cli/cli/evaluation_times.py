@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def evaluation_times(run_dir: Path, plan: Plan, graph: WorkloadGraph) -> Iterator[EvaluationTimes]:
-    """Of each task that was evaluated, on as many samples as the last time.
+    """Predict and measure the evaluation of each task that was evaluated, on as many samples as the last
+    time.
 
     Raises:
         InputError: the run's evaluations.jsonl cannot be read.

@@ -68,7 +68,7 @@ def summarise(path: Path, made: Profile) -> ProfileSummary:
 
 
 def curve_table(made: Profile) -> Table:
-    """The same for people, a row for each MetaOp."""
+    """Show a profile's curves to people, in a row for each MetaOp."""
     from rich.table import Table
 
     from spindle_cli.units import format_bytes, format_seconds

@@ -125,7 +125,7 @@ class OpMemory(Model):
     selective_bytes: tuple[Bytes, Bytes] | None = None
 
     def rebatched(self, ratio: float) -> OpMemory:
-        """The same for a batch of `ratio` times as many samples."""
+        """This op's memory for a batch of `ratio` times as many samples."""
         other = self.with_pairs(lambda fixed, whole: (fixed, round(whole * ratio)))
         return other.model_copy(update={"joined_bytes": round(self.joined_bytes * ratio)})
 

@@ -326,11 +326,13 @@ class Profile(TrainedArtifact):
         return self._equal_shares
 
     def in_equal_shares(self) -> Profile:
-        """The same, for plans of equal shares."""
+        """This profile, for plans of equal shares."""
         return self._with(_equal_shares=True)
 
     def recomputed_whole(self) -> Profile:
-        """The same, for plans that recompute ops whole or not at all; itself where nothing else is known."""
+        """This profile, for plans that recompute ops whole or not at all; itself where nothing else is
+        known.
+        """
         if all(metaop.selective_share is None for metaop in self.metaops):
             return self
         return self.with_metaops(
@@ -338,29 +340,31 @@ class Profile(TrainedArtifact):
         )
 
     def sharded(self, sharding: ShardingOf) -> Profile:
-        """The same, for plans that share parameters out so."""
+        """This profile, for plans that share parameters out so."""
         return self._with(_sharding=dict(sharding))
 
     def weighted(self, weights: ShardWeights) -> Profile:
-        """The same, for plans whose devices have such parts of what they share out."""
+        """This profile, for plans whose devices have such parts of what they share out."""
         return self._with(_shard_weights=weights)
 
     def of_file(self, sha256: str) -> Profile:
-        """The same, as a part of a profile of that hash."""
+        """This profile, as a part of a profile of that hash."""
         return self._with(_sha256=sha256)
 
     def asked_as(self, other: Profile) -> Profile:
-        """The same, for plans that share out and cut batches as those that are looked for of another one."""
+        """This profile, for plans that share out and cut batches as those that are looked for of another
+        one.
+        """
         return self._with(
             _sharding=other.sharding, _shard_weights=other.shard_weights, _equal_shares=other.equal_shares
         )
 
     def sha256(self) -> str:
-        """Of the profile as it was read, which this may be a part of."""
+        """The hash of the profile as it was read, which this may be a part of."""
         return self._sha256 or super().sha256()
 
     def with_metaops(self, metaops: Sequence[MetaOpProfile]) -> Profile:
-        """The same with other MetaOps, which are not looked at again."""
+        """This profile with other MetaOps, which are not looked at again."""
         return self._with(metaops=tuple(metaops))
 
     def _with(self, **own: Any) -> Profile:

@@ -27,7 +27,7 @@ class WorkloadRef(Model):
 
     @classmethod
     def of(cls, graph: WorkloadGraph, source: str) -> WorkloadRef:
-        """Of a workload that was loaded from `source`."""
+        """Refer to a workload that was loaded from `source`."""
         return cls(
             name=graph.workload.name, fingerprint=graph.fingerprint, source=source, lengths=graph.lengths
         )

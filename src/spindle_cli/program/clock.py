@@ -91,8 +91,8 @@ class PassClock:
 
 
 def _durations_ns(plan: Plan, piece: Slice) -> Interval:
-    """Of a slice's forward and backward pass: as planned; where the plan has one length for both, in the
-    proportion of the curve's point, or one to two where it has no curve.
+    """The lengths of a slice's forward and backward pass: as planned; where the plan has one length for both,
+    in the proportion of the curve's point, or one to two where it has no curve.
     """
     if piece.backward_start_s is not None and piece.backward_end_s is not None:
         passes_s = piece.end_s - piece.start_s, piece.backward_end_s - piece.backward_start_s

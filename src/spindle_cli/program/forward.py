@@ -14,8 +14,8 @@ from spindle_cli.program.types import Action, Kind, Program
 
 
 def forward_only(program: Program, task: str, gathering: Collection[int] = ()) -> Program:
-    """The same program with nothing but the task's forward passes and what they hand to each other,
-    which they keep to their end.
+    """Leave of a program nothing but the task's forward passes and what they hand to each other, which they
+    keep to their end.
 
     Batch norms take their running statistics, so that passes sum nothing over shares inside; but those of the
     slices `gathering` gather what a loss compares.

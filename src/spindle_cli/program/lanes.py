@@ -105,7 +105,9 @@ def lane_passes(
 
 
 def other_posts(losses_at: int, transfers: Iterable[TimedTransfer], num_devices: int) -> list[set[int]]:
-    """Of each device, the times of what it posts between its passes beside sums: the losses, and messages."""
+    """For each device, the times of what it posts between its passes beside sums: the losses, and
+    messages.
+    """
     posts = [{losses_at} for _ in range(num_devices)]
     for timed in transfers:
         posts[timed.transfer.source].add(timed.time)

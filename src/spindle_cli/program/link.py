@@ -157,7 +157,7 @@ class _Moving:
         return replace(self, clock=PassClock.of(self.plan, self.order, self.edges, on_their_way, there))
 
     def _own(self, groups: tuple[ParameterGroup, ...]) -> tuple[ParameterGroup, ...]:
-        """Of the groups of all plans that run in turn, this one's."""
+        """Choose this plan's groups among those of all plans that run in turn."""
         joint = self.plan.joint
         return groups if joint is None else groups_of_member(joint, groups, self.plan.member)
 

@@ -10,7 +10,9 @@ from spindle_cli.account.types import Edge, ParameterGroup
 def reached_slices(
     num_slices: int, groups: Iterable[ParameterGroup], edges: Iterable[Edge]
 ) -> tuple[bool, ...]:
-    """Of each slice, whether it, or one whose output it takes in, at whatever distance, trains anything."""
+    """Say for each slice whether it, or one whose output it takes in, at whatever distance, trains
+    anything.
+    """
     reached = [False] * num_slices
     for group in groups:
         for piece in group.slices if group.is_trained else ():

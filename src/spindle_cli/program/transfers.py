@@ -66,7 +66,7 @@ def on_their_way_s(
 def gathering_s(
     plan: Plan, layouts: Sequence[Layout], edges: Iterable[Edge]
 ) -> dict[int, tuple[float, float]]:
-    """Of slices that are sent anything in parts, the seconds that their forward and backward passes gather
+    """For slices that are sent anything in parts, the seconds that their forward and backward passes gather
     it.
     """
     found: dict[int, tuple[float, float]] = {}

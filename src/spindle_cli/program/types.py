@@ -177,7 +177,7 @@ class Program:
 
     @cached_property
     def reached(self) -> tuple[bool, ...]:
-        """Of each slice, whether gradients come to it."""
+        """Whether gradients come to each slice."""
         return reached_slices(len(self.slices), self.groups, self.edges)
 
     @cached_property

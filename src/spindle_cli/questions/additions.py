@@ -219,7 +219,7 @@ def _is_better(value: float, before: float | None) -> bool:
 
 
 def _with_best(before: OnCluster, rows: Sequence[Addition]) -> tuple[Addition, ...]:
-    """The same with `best_by`; what is as good as the best is best, too."""
+    """Say of each addition by which aims it is best; what is as good as the best is best, too."""
     least = {aim: low for aim, low in _least(rows).items() if _is_better(low, _MEASURES[aim].value(before))}
     return tuple(
         row.model_copy(

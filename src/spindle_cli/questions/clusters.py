@@ -1,4 +1,4 @@
-"""The same cluster with another number of devices."""
+"""Clusters like another one, with another number of devices."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _least(row: ComparedCluster, measure: _Measure) -> tuple[float, StrategyName
 
 
 def _with_best(before: ComparedCluster, rows: Sequence[ComparedAddition]) -> tuple[ComparedAddition, ...]:
-    """The same with `best_by`; what is as good as the best is best, too."""
+    """Say of each addition by which aims it is best; what is as good as the best is best, too."""
     best_by: list[list[Aim]] = [[] for _ in rows]
     for aim, measure in _MEASURES.items():
         values = [found[0] if (found := _least(row, measure)) else None for row in rows]
@@ -168,8 +168,8 @@ def _with_best(before: ComparedCluster, rows: Sequence[ComparedAddition]) -> tup
 
 
 def compared_tables(result: ComparedAdditions) -> list[Table]:
-    """Of seconds, and of each figure that is known of what an iteration takes, a table with a row for each
-    strategy and a column for each addition.
+    """Make a table of seconds, and one of each figure that is known of what an iteration takes, with a row
+    for each strategy and a column for each addition.
     """
     clusters = (result.as_it_is, *result.additions)
     outcomes = [row for each in clusters for row in each.strategies]
@@ -211,7 +211,7 @@ def _seconds(each: ComparedCluster, place: int) -> str:
 
 
 def _price(each: ComparedCluster, figure: Figure) -> str:
-    """Of all its devices, which any strategy's plan says."""
+    """The price of all devices of a cluster, which any strategy's plan says."""
     return next((cell for row in each.strategies if (cell := figure.cell(row))), "")
 
 

@@ -69,7 +69,7 @@ def spending_of(plan: Plan, price_per_device_hour: float | None = None) -> Spend
 
 
 def price_per_hour(cluster: Cluster, price_per_device_hour: float | None = None) -> float | None:
-    """Of all devices together; None where a group's is not known."""
+    """The price of an hour of all devices together; None where a group's is not known."""
     total = 0.0
     for group in cluster.nodes:
         price = group.price_per_device_hour if price_per_device_hour is None else price_per_device_hour
@@ -94,7 +94,7 @@ def energy_j(plan: Plan) -> float | None:
 
 
 def _energy_j(plan: Plan, watts: Sequence[float]) -> float:
-    """Of one set of tasks; `watts`: of a device of each group while it works."""
+    """The energy of an iteration of one set of tasks; `watts`: of a device of each group while it works."""
     total, first = 0.0, 0
     idle_s = _idle_s(plan)
     for group, working in zip(plan.cluster.nodes, watts, strict=True):
@@ -107,7 +107,9 @@ def _energy_j(plan: Plan, watts: Sequence[float]) -> float:
 
 
 def watts_of(group: NodeGroup) -> float | None:
-    """Of one device while it works: as its group says, or as published for its type; None: neither."""
+    """The power of one device of a group while it works: as the group says, or as published for its type;
+    None: neither.
+    """
     return board_watts(group.device) if group.watts_per_device is None else group.watts_per_device
 
 

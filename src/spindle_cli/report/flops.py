@@ -61,7 +61,7 @@ def flops_over_time(simulation: Simulation) -> tuple[FlopsStep, ...] | None:
 
 
 def _part_of(piece: Slice, device: int) -> float:
-    """Of an op on its task's whole batch, what a device of a slice does."""
+    """The part of an op's work on its task's whole batch that one device of a slice does."""
     if piece.rows is None:
         return 1 / (piece.shares_of_batch * piece.tp)
     return 1 / (cuts_by_share(piece)[piece.devices.index(device) // piece.tp] * piece.tp)

@@ -50,7 +50,7 @@ def _length_s(step: MeasuredStep) -> float:
 
 
 def _happenings(step: MeasuredStep) -> tuple[Happening, ...]:
-    """Of all devices, from the beginning of the step; what began before it is cut off there."""
+    """What happened on all devices, from the beginning of the step; what began before it is cut off there."""
     found = [
         _happening(span, device, step.start_s)
         for device, spans in enumerate(step.devices)

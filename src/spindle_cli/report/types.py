@@ -269,7 +269,8 @@ class TimePair(Model):
 
 
 class SetPair(TimePair):
-    """Of the steps that ran just these tasks, where steps run several sets of them.
+    """Predicted and measured times of the steps that ran just these tasks, where steps run several sets of
+    them.
 
     `steps`: how many the times are the median of.
     """

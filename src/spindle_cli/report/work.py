@@ -19,7 +19,8 @@ BESIDE: StrategyName = "sequential"
 def work_views(
     simulation: Simulation, profile: Profile | None, others: Mapping[StrategyName, Plan]
 ) -> Iterator[ClusterWork]:
-    """Of the simulated plan, and behind it of `sequential`'s where it is among the other strategies' plans.
+    """View the work of the simulated plan, and behind it that of `sequential`'s where it is among the other
+    strategies' plans.
 
     `profile`: says in which arithmetic the devices' peak is.
     """

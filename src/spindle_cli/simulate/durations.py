@@ -25,9 +25,9 @@ class Duration:
 
 
 def slice_durations(program: Program) -> tuple[Duration, ...]:
-    """Of each of the plan's slices, with what its devices do beside it. Ops that are recomputed run forward
-    once more in the backward pass; passes wait for what is copied to host memory and back, and begin
-    with what they gather of what is sent in parts.
+    """The durations of each of the plan's slices, with what its devices do beside it. Ops that are recomputed
+    run forward once more in the backward pass; passes wait for what is copied to host memory and back, and
+    begin with what they gather of what is sent in parts.
 
     Raises:
         InputError: the plan holds no curve point for a slice's dp and tp.

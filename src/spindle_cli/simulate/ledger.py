@@ -39,7 +39,7 @@ class Ledger:
         self._set(device, self._of[device].idle_bytes, now_s)
 
     def steps(self) -> tuple[tuple[MemoryStep, ...], ...]:
-        """Of each device, ascending in time."""
+        """The steps of each device's memory, ascending in time."""
         return tuple(tuple(steps) for steps in self._steps)
 
     def _set(self, device: int, num_bytes: int, now_s: float) -> None:

@@ -20,7 +20,7 @@ from spindle_cli.units import GB
 
 
 class Use(NamedTuple):
-    """Of a port, how much of it a stream would take alone, 0 to 1."""
+    """How much of a port a stream would take alone, 0 to 1."""
 
     port: int
     demand: float

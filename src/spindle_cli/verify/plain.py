@@ -1,4 +1,4 @@
-"""The same training in plain PyTorch, in one process: what a plan's run is compared with.
+"""Trains the same steps in plain PyTorch, in one process: what a plan's run is compared with.
 
 `python -m spindle_cli.verify.plain REQUEST.json [--rounding | --operator-noise DRAW]`. It shares no code
 with the runtime: the user's modules are called as they are, their weighted losses are added, and one
@@ -335,7 +335,9 @@ def step_parameters(
 
 
 def generator_states(device: torch.device) -> list[Tensor]:
-    """Of the generators that a workload on a device draws from: the processor's, and on CUDA all devices'."""
+    """The states of the generators that a workload on a device draws from: the processor's, and on CUDA all
+    devices'.
+    """
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if device.type == "cuda" else ())]
 
 

@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "there is the page (/) and its data (/data.json)")
 
     def do_HEAD(self) -> None:
-        """The same without its content."""
+        """Answer as `do_GET` does, without the content."""
         self.do_GET()
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:

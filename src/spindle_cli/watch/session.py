@@ -57,7 +57,7 @@ class WatchSession:
             return self._look(budget_s)
 
     def page(self) -> tuple[WatchData, ReportData | None, MeasuredIteration | None]:
-        """The same, with the plan as it is drawn and the run's measured step, for a page to begin with."""
+        """What a page begins with: the run as it is, the plan as it is drawn, and the run's measured step."""
         with self._lock:
             data = self._look(LOOK_S)
             planned = self._planned.value

@@ -38,7 +38,7 @@ def factor_of(known: CurvePoint | ShareTime | OpTimes, measured: Measured) -> Fa
 
 
 def mean(factors: Iterable[Factor]) -> Factor:
-    """Of each pass."""
+    """The mean of factors, for each pass."""
     found = list(factors)
     return Factor(fmean(each.forward for each in found), fmean(each.backward for each in found))
 

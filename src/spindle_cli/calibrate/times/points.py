@@ -102,8 +102,8 @@ def _of_run(found: Sequence[tuple[_Timed, Measured]]) -> Measured:
 
 
 def _shares_that_ran(run: Run, index: int, metaop: MetaOpProfile) -> Iterator[_Timed]:
-    """Of a slice, the shares that were timed, on which type, and for how long. Of those that are alike, as
-    large and on the same type, the first one, with what the slowest took: the slice waits for it.
+    """The shares of a slice that were timed, on which type, and for how long. Among those that are alike, as
+    large and on the same type, it is the first one, with what the slowest took: the slice waits for it.
 
     On one type a plan says of a slice what its largest share takes: that has what the slowest device took. A
     smaller one says nothing where the profile knows nothing of it, or where it waits for larger ones inside.
@@ -188,7 +188,7 @@ def known_times(metaop: MetaOpProfile, ways: Fraction | int, tp: int) -> OpTimes
 def _own_times(
     op: OpTimes, run: Run, piece: Slice, share: int, metaop: MetaOpProfile, beyond: BeyondCurve
 ) -> OpTimes:
-    """Of what one op of a slice took on a share, what the curve should say. What gathers of shared-out
+    """What the curve should say where one op of a slice took `op` on a share. What gathers of shared-out
     parameters take longer than what they hide behind is as the profile's curve has it.
     """
     known = times_of_share(metaop, piece, share, run.plan.cluster)

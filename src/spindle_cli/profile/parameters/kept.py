@@ -19,7 +19,7 @@ class KeptByOptimizers:
     table: ParameterTable
 
     def by(self, task: TaskGraph, ops: Sequence[Op]) -> OptimizerBytes | None:
-        """Of a task's ops, each parameter once."""
+        """What the optimizer keeps for the parameters of a task's ops, each counted once."""
         names = {self.table.names[task.task.name, dotted] for op in ops for dotted in op.parameters}
         kept = self.sizes.of((name, self.table.parameters[name]) for name in sorted(names))
         if kept is None:

@@ -18,8 +18,8 @@ SplitOf = Callable[[TaskGraph, Op], LayerSplit | None]
 
 
 class _Use(NamedTuple):
-    """Of a parameter: the MetaOp and the position in it of an op that uses it, the key and block that the op
-    has, and whether tensor parallelism splits the parameter there.
+    """A use of a parameter: the MetaOp and the position in it of an op that uses it, the key and block that
+    the op has, and whether tensor parallelism splits the parameter there.
     """
 
     metaop: str
@@ -37,8 +37,8 @@ class Tying:
 
     @classmethod
     def find(cls, graph: WorkloadGraph, split_of: SplitOf, apart: frozenset[str] = frozenset()) -> Tying:
-        """Of a workload. Parameters that the same ops use in the same way are said together, under the first
-        one's name.
+        """Find which parameters of a workload are tied. Parameters that the same ops use in the same way are
+        said together, under the first one's name.
 
         Args:
             apart: canonical names of parameters that are not said together with others.
@@ -73,7 +73,7 @@ class Tying:
 
 
 def _uses(graph: WorkloadGraph, table: ParameterTable, split_of: SplitOf) -> dict[str, tuple[_Use, ...]]:
-    """Of each parameter by canonical name, every op that uses it once."""
+    """The uses of each parameter, by canonical name: every op that uses it once."""
     found: dict[str, dict[_Use, None]] = {}
     for metaop in graph.metaops:
         task = graph.tasks[metaop.task]

@@ -15,9 +15,9 @@ _Direction = tuple[int, int, bool]  # (producer, consumer, is_gradient)
 
 
 def check_rows(program: Program) -> None:
-    """Of every slice each device has the samples that the plan gives it. For each edge that the MetaGraph
-    asks for, in both directions: what a device holds itself and what it receives make up its rows, without
-    gap or overlap; and whoever sends holds what it sends.
+    """Check that each device of every slice has the samples that the plan gives it. For each edge that the
+    MetaGraph asks for, in both directions: what a device holds itself and what it receives make up its rows,
+    without gap or overlap; and whoever sends holds what it sends.
 
     Raises:
         ProgramError: naming the device, the compute, and what it gets.

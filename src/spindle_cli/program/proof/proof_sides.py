@@ -13,8 +13,8 @@ MOST = 2
 
 
 def check_sides(program: Program) -> None:
-    """Of a plan that runs in turn with others, what can be told apart depends on what all of them send: there
-    the halves are not looked at.
+    """Check that messages between two halves of the devices can be told apart. For a plan that runs in turn
+    with others this depends on what all of them send: there the halves are not looked at.
 
     Raises:
         ProgramError: naming the first communicator, or showing the first receive, that does not fit.

@@ -55,7 +55,7 @@ class TypeShares(Model):
 
 
 class OneMore(Model):
-    """The same with one more share on devices of a type, whether or not the cluster has them; None where the
+    """A slice with one more share on devices of a type, whether or not the cluster has them; None where the
     batch has no sample for it, or nothing is known of such shares.
     """
 
@@ -231,7 +231,7 @@ def _in_plan(ask: _Asked, slices: Sequence[Slice]) -> tuple[Taken, ...]:
 
 
 def _shares(ask: _Asked, piece: Slice) -> tuple[TypeShares, ...]:
-    """Of a slice, type after type, the largest first."""
+    """The shares of a slice, type after type, the largest first."""
     cluster = ask.cluster
     own = sizes(piece) or [round(ask.metaop.batch_size / piece.shares_of_batch)] * piece.dp
     kinds = [cluster.type_of[device] for device in piece.devices[:: piece.tp]]

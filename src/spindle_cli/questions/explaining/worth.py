@@ -27,7 +27,7 @@ CRITICAL = 1e-6
 
 
 class OtherSize(Model):
-    """The same question with another number of devices, solved again; None where there is no plan."""
+    """The question of a plan solved again with another number of devices; None where there is no plan."""
 
     num_devices: int
     lower_bound_s: float | None

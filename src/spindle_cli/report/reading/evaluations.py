@@ -9,7 +9,7 @@ from spindle_cli.report.types import EvaluationPoint
 
 
 class Evaluations:
-    """Of each task the latest evaluation after each step; of a very long run every second one, or fourth."""
+    """The latest evaluation of each task after each step; of a very long run every second one, or fourth."""
 
     def __init__(self, max_points: int) -> None:
         """`max_points`: of each task, at most; its newest one comes on top."""

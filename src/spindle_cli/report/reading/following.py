@@ -77,7 +77,7 @@ class Follower:
 
     @property
     def read_share(self) -> float:
-        """Of metrics.jsonl as it was found, how much has been read."""
+        """The share of metrics.jsonl, as it was found, that has been read."""
         size = self._metrics.offset + self.left_bytes
         return self._metrics.offset / size if size else 1.0
 

@@ -17,7 +17,7 @@ MAX_POINTS = 600
 
 @dataclass
 class _Spread:
-    """Of some values: how many, their sum, the least and the most of those that are finite."""
+    """How many values there are, their sum, and the least and the most of those that are finite."""
 
     count: int = 0
     total: float = 0.0
@@ -168,5 +168,5 @@ class Series:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Of all points, in the order in which they first came."""
+        """The tasks of all points, in the order in which they first came."""
         return tuple(dict.fromkeys(chain.from_iterable(held.losses for held in self._buckets.values())))

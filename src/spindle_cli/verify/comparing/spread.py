@@ -110,12 +110,12 @@ class Spreads:
         return Spread(gradients, MOST_EXPLAINED[self.dtype], largest, below, self._is_sharp, GRADIENT_FACTOR)
 
     def of(self, stage: Callable[[CapturedRun], Captured | None]) -> Spread:
-        """Of parameters or averages."""
+        """The spread of parameters or averages between the runs."""
         found = [captured for run in self.runs if (captured := stage(run)) is not None]
         return Spread(found, MOST_EXPLAINED[self.dtype], _norm, is_sharp=self._is_sharp)
 
     def of_buffers(self) -> Spread:
-        """Of buffers."""
+        """The spread of buffers between the runs."""
         most = max(MOST_EXPLAINED[self.dtype], MOST_EXPLAINED_OF_STATE)
         return Spread([run.final_buffers for run in self.runs], most, _norm, is_sharp=self._is_sharp)
 

@@ -13,8 +13,8 @@ from spindle_cli.workload.types import Constraint, Workload
 
 @dataclass(frozen=True)
 class Declared:
-    """Of a workload whose modules are trained in place. `stepped`: by the parameters' ids, what the optimizer
-    steps in their place.
+    """What is declared of a workload whose modules are trained in place. `stepped`: by the parameters' ids,
+    what the optimizer steps in their place.
     """
 
     workload: Workload

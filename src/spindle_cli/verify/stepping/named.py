@@ -44,5 +44,5 @@ def buffers_at(places: Mapping[str, tuple[nn.Module, str]]) -> dict[str, Tensor]
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """The same numbers, complex ones as pairs."""
+    """View a tensor's numbers as real ones, complex ones as pairs."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

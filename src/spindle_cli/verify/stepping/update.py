@@ -90,7 +90,7 @@ def named(path: str) -> Any:
 
 
 def weights_at(train: TrainSettings, tasks: Sequence[Task | FlowTask], step: int) -> dict[str, float]:
-    """Of each task's loss in the total of a step, counted from 0."""
+    """The weight of each task's loss in the total of a step, counted from 0."""
     found = {task.name: float(task.weight) for task in tasks}
     asked = train.task_weights
     if isinstance(asked, str):
