@@ -148,7 +148,7 @@ def fields_of(task: Task | FlowTask, batch: Any) -> dict[str, Any]:
 
 
 def lengths_of_lists(batch: Any) -> Iterator[int]:
-    """Of all lists and tuples of tensors in a batch, from the outside in."""
+    """The lengths of all lists and tuples of tensors in a batch, from the outside in."""
     parts = _parts(batch)
     if parts is None or _is_object(batch):
         return
@@ -198,7 +198,9 @@ class _Maker:
         )
 
     def _named(self, entries: Mapping[Any, Any], batch: Any) -> Arguments:
-        """Of what has names: they are forward's arguments, or forward takes it whole."""
+        """Find how a batch that has names is passed: they are forward's arguments, or forward takes it
+        whole.
+        """
         assert self._parameters is not None
         takes = {p.name for p in self._parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
         any_name = any(p.kind is p.VAR_KEYWORD for p in self._parameters)

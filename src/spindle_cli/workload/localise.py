@@ -231,7 +231,7 @@ def _unused(graph: WorkloadGraph) -> dict[int, nn.Parameter]:
 
 
 def _roots(graph: WorkloadGraph) -> list[nn.Module]:
-    """Of all tasks, those that are only evaluated among them."""
+    """The modules of all tasks, those that are only evaluated among them."""
     return [*(task.root for task in graph.tasks.values()), *map(root_of, graph.workload.evaluated)]
 
 

@@ -101,7 +101,7 @@ class _Alone:
         return 0
 
     def size(self) -> int:
-        """Of the group."""
+        """The size of the group."""
         return 1
 
 

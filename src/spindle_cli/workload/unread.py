@@ -72,7 +72,7 @@ def _gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """The same, without a look at the variance's sign."""
+    """Give the loss as torch does, without a look at the variance's sign."""
     if not isinstance(var, Tensor):
         return functional.gaussian_nll_loss(input, target, var, full, eps, reduction)
     if var.shape != input.shape and var.shape == input.shape[:-1]:
@@ -139,7 +139,7 @@ class _Unpacked:
         return self.padded.dim() - 1
 
     def size(self, dim: int) -> int:
-        """Of a dimension that is neither samples nor positions."""
+        """The size of a dimension that is neither samples nor positions."""
         if dim % self.dim() == 0:
             raise _reads_lengths()
         return self.padded.size(dim % self.dim() + 1)

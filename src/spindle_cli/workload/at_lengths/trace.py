@@ -38,7 +38,7 @@ class TaskAtLength:
     constants: dict[str, Tensor]
 
     def over(self, planned: TaskGraph) -> TaskGraph:
-        """The same over the modules of the planned task; they have none of the constants."""
+        """Put this task over the modules of the planned task; they have none of the constants."""
         return replace(self.abstract, task=planned.task, root=planned.root, varying=planned.varying)
 
     def forget(self) -> None:

@@ -12,7 +12,8 @@ from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
 def as_on_an_island(workload: Workload, train: TrainSettings, where: str) -> Workload:
-    """The same modules in tasks with an island's part of their batches; without islands, the workload itself.
+    """Give a workload's modules in tasks with an island's part of their batches; without islands, the
+    workload itself.
 
     An island's part of a batch is a batch by itself: of the batches of this size, in their order, the islands
     take one each. So a loss is the mean over an island's part.

@@ -38,7 +38,7 @@ class Findings(Generic[T]):
         find: Callable[[], T],
         holds: Callable[[T], bool] = lambda _: True,
     ) -> T:
-        """Of one call.
+        """Look up what was found of a call, or find it.
 
         Args:
             texts: that say all about it, but the numbers of its layers; and these too.

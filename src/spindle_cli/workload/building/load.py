@@ -98,6 +98,8 @@ def modules_of(workload: Workload) -> list[tuple[str, str, nn.Module]]:
 
 
 def built_modules(source: str) -> list[tuple[str, str, nn.Module]]:
-    """The same of all builds of a workload in this process that somebody still holds."""
+    """The modules of all builds of a workload in this process that somebody still holds, with their tasks and
+    names.
+    """
     found = [(task, name, module()) for text, task, name, module in _built if text == source]
     return [(task, name, module) for task, name, module in found if module is not None]

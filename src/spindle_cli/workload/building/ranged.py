@@ -56,7 +56,7 @@ class _Entry:
 
     @property
     def num_bytes(self) -> int:
-        """Of a stand-in."""
+        """The bytes of a stand-in."""
         return self.num_elements * self.dtype.itemsize
 
     def fetch(self) -> None:

@@ -133,7 +133,9 @@ def varying_dims(lengths: TaskLengths | None) -> dict[str, tuple[bool, ...]]:
 
 
 def known_shapes(task: TaskGraph) -> dict[str, SampleShape]:
-    """Of one sample of each field, as the task was traced with; None for what differs from batch to batch."""
+    """The shape of one sample of each field, as the task was traced with; None for what differs from batch to
+    batch.
+    """
     return {
         name: tuple(
             None if differs else size

@@ -51,11 +51,13 @@ class BatchSource(Protocol):
     def rows_without_draws(
         self, step: int, first: int, last: int, fields: Collection[str] | None = None
     ) -> dict[str, Tensor]:
-        """The same, for a thread beside others; raises DrawsError where random numbers are drawn."""
+        """Give rows as `rows` does, for a thread beside others; raises DrawsError where random numbers are
+        drawn.
+        """
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
-        """Of one sample of each field of a step's batch, whose rows were given last; of tasks whose sizes
-        differ from batch to batch.
+        """The shape of one sample of each field of a step's batch, whose rows were given last; of tasks whose
+        sizes differ from batch to batch.
         """
 
 
@@ -98,11 +100,11 @@ class StreamBatches:
     def rows_without_draws(
         self, step: int, first: int, last: int, fields: Collection[str] | None = None
     ) -> dict[str, Tensor]:
-        """The same, in no thread beside others: it seeds generators meanwhile."""
+        """Give rows as `rows` does, in no thread beside others: it seeds generators meanwhile."""
         return self.rows(step, first, last, fields)
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
-        """Of one sample of each field of a step's batch."""
+        """The shape of one sample of each field of a step's batch."""
         return {name: tuple(value.shape[1:]) for name, value in self.rows(step, 0, 1).items()}
 
     def _read(self, step: int) -> dict[str, Tensor]:

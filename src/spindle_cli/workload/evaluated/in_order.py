@@ -29,7 +29,7 @@ class ReadBatch(Protocol):
         """Samples [first, last), collated; of the named fields those that there are."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of one sample of each field, of tasks whose batches have several lengths."""
+        """The shape of one sample of each field, for tasks whose batches have several lengths."""
 
 
 class Pass(Protocol):
@@ -202,5 +202,5 @@ class _Held:
 
 
 def shapes_of(batch: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Of one sample of each field."""
+    """The shape of one sample of each field."""
     return {name: tuple(field.shape[1:]) for name, field in batch.items()}

@@ -40,7 +40,7 @@ class NeededMetaOp:
 
 @dataclass(frozen=True)
 class Needs:
-    """Of a whole task.
+    """What a whole task needs to be evaluated.
 
     Attributes:
         ops: in the order in which they run.

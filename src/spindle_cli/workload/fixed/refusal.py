@@ -41,7 +41,7 @@ class ReadsValuesError(WorkloadError):
     def at(
         cls, error: WorkloadError, fields: frozenset[str] = frozenset(), frames: tuple[Frame, ...] = ()
     ) -> ReadsValuesError:
-        """The same error, which knows the fields and the frames."""
+        """Make of an error one that knows the fields and the frames."""
         made = cls(*error.args, hint=error.hint)
         made.fields, made.frames = fields, frames
         return made
@@ -85,7 +85,7 @@ def reading(what: str, error: Exception, *, is_operator: bool) -> tuple[str, str
 
 
 def after_selection(use: str) -> tuple[str, str]:
-    """The same of what is given rows that a mask selects; `use`: what is."""
+    """What to say of code that is given rows that a mask selects, and what to do; `use`: that code."""
     said = (
         f"{use!r} is given what a mask selects (x[mask]), and how many rows these are "
         "cannot be known beforehand"

@@ -61,7 +61,7 @@ class InitialValues:
                 target.copy_(values.to(self.dtypes[name]))  # a run may compute in other numbers than build's
 
     def fill_own(self, own: Mapping[str, tuple[str, OwnValues]]) -> dict[str, OwnValues]:
-        """The same of parts of which only some elements are there: gives what then is there of each, where
+        """Fill parts of which only some elements are there, and give what then is there of each, where
         initial values are in a file, of which one part at a time is read.
 
         Args:

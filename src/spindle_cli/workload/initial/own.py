@@ -13,8 +13,8 @@ _PRINTED = 16384  # elements that a fingerprint looks at
 
 @dataclass(frozen=True)
 class OwnPart:
-    """Of a parameter: elements [first, last), row by row, of the box `ranges` of it; None: of all of it, and
-    all of the box.
+    """A part of a parameter: elements [first, last), row by row, of the box `ranges` of it; None: of all of
+    it, and all of the box.
 
     `key`: what the part is called.
     """

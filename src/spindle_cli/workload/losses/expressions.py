@@ -68,7 +68,7 @@ def parts_of(item: Any) -> Iterator[Expression]:
 def without_autocast(
     expression: Expression | Any, device_types: frozenset[str], made_before: Collection[Expression | Any]
 ) -> Expression | Any:
-    """The same with autocast switched off in it, but for the expressions in it that were `made_before`."""
+    """Switch autocast off in an expression, but for the expressions in it that were `made_before`."""
     known = {id(each) for each in made_before}
 
     def switched(item: Any) -> Any:
@@ -100,7 +100,7 @@ class Writer:
         self._calls: dict[int, fx.Node] = {}
 
     def write(self, item: Any) -> Any:
-        """The same structure with a node for every expression."""
+        """Write a node for every expression in a structure."""
         return fx.node.map_aggregate(item, self._leaf)
 
     def _leaf(self, item: Any) -> Any:

@@ -109,7 +109,7 @@ class Missing:
         return self._shapes.batch_dim(node).dim is not None
 
     def _in_choice(self, node: fx.Node, condition: Any, one: Any, other: Any) -> Absence | None:
-        """Of torch.where(condition, one, other)."""
+        """Find what may be missing in torch.where(condition, one, other)."""
         chosen = [self._in_item(one), self._in_item(other)]
         if chosen == [False, False]:
             return None

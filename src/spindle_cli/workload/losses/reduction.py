@@ -193,7 +193,7 @@ class LossForms:
         return self._shapes.is_tensor(node) and self._shapes.batch_dim(node).dim is not None
 
     def _of_reduction(self, node: fx.Node) -> Form:
-        """Of a sum or mean over some dimensions."""
+        """Find how a sum or mean over some dimensions grows with the batch."""
         (source,) = node.all_input_nodes
         form = self.of(source)
         if node.target in NUMBERS_OF and (form.kind is not Kind.ROWS or form.degree != 0):
@@ -206,7 +206,7 @@ class LossForms:
         return Form(Kind.PART, form.degree, Call(operator.mul, (reduced, Share())))
 
     def _of_mean_of_present(self, node: fx.Node) -> Form:
-        """Of a mean over all entries that are not NaN."""
+        """Find how a mean over all entries that are not NaN grows with the batch."""
         (source,) = node.all_input_nodes
         form = self.of(source)
         if form.kind is not Kind.ROWS or form.degree != 0:
@@ -220,7 +220,9 @@ class LossForms:
         return Form(Kind.PART, 0, Call(over_count, (total, self._counts.add(count, node).expression)))
 
     def _of_linear(self, node: fx.Node) -> Form:
-        """Of an operation that changes no value; picking rows out of the batch is not one."""
+        """Find how the result of an operation grows that changes no value; picking rows out of the batch is
+        not one.
+        """
         source = node.args[0]
         if not isinstance(source, fx.Node):
             return self._of_other(node)
@@ -257,7 +259,9 @@ class LossForms:
         return self._joined(node, node.args, lambda made: Call(_target(node), tuple(made), node.kwargs))
 
     def _joined(self, node: fx.Node, items: Any, join: Callable[[list[Any]], Call]) -> Form:
-        """Of what adds values up or puts them side by side: all grow alike, and a zero in any way."""
+        """Find how the result grows of what adds values up or puts them side by side: all grow alike, and a
+        zero in any way.
+        """
         forms = [self.of(item) for item in items]
         kinds = {form.kind for form in forms}
         if Kind.PART in kinds:
@@ -313,7 +317,7 @@ class LossForms:
             return self._as_equal(left, node), right
 
     def _of_choice(self, node: fx.Node) -> Form:
-        """Of torch.where by something that is the same for all shares."""
+        """Find how the result of torch.where grows whose condition is the same for all shares."""
         if len(node.args) != 3 or node.target == "where":
             return self._of_other(node)
         condition = self._equal_or_none(self.of(node.args[0]), node)
@@ -324,7 +328,7 @@ class LossForms:
         )
 
     def _of_other(self, node: fx.Node) -> Form:
-        """Of any operation: what all shares give it alike, they get back alike."""
+        """Find how the result of any operation grows: what all shares give it alike, they get back alike."""
         forms = {source: self.of(source) for source in node.all_input_nodes}
         if any(form.kind is Kind.ROWS for form in forms.values()):
             raise NotKnownError(f"nothing is known of {_name(node, self._root)!r} over the batch", node)

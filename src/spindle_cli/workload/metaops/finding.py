@@ -15,8 +15,8 @@ from spindle_cli.workload.tracing.observe import Observer
 
 
 class Finder:
-    """Of the layers of one workload, in the mode (of training or of evaluation) that they are in; equal ones
-    once. `memo`: what another process has found. `findings`: as `TaskGraph` has them.
+    """Finds out how the layers of one workload behave in the mode (of training or of evaluation) that they
+    are in; equal ones once. `memo`: what another process has found. `findings`: as `TaskGraph` has them.
     """
 
     def __init__(self, memo: AnalysisMemo | None = None) -> None:

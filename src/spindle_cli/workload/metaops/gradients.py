@@ -55,7 +55,7 @@ class Flows:
         return replace(task, ops=tuple(reversed(ops)))
 
     def _of(self, task: TaskGraph, op: Op, code: tuple[str, str], wanted: Sequence[int]) -> FlowRecord:
-        """Of an op, from the outputs at these places that a gradient comes back for."""
+        """Find how gradients flow through an op from the outputs at these places that one comes back for."""
         layer = None if op.target is None else task.root.get_submodule(op.target)
         texts = (f"{code[0]} {wanted}", f"{code[1]} {wanted}")
         return self._found.of(texts, layer, lambda: _flow(self._observer, task, op, wanted))

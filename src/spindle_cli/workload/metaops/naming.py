@@ -58,7 +58,7 @@ def _shortest(parts: tuple[str, ...], others: set[tuple[str, ...]], shared: int)
 
 
 def _unique(names: list[str]) -> list[str]:
-    """The same names, with a number behind those that are taken already."""
+    """Put a number behind names that are taken already."""
     seen: set[str] = set()
     result = []
     for name in names:

@@ -94,8 +94,8 @@ class AtHand:
 
     @classmethod
     def of(cls, trained: TaskGraph, root: nn.Module, ends: Iterable[fx.Node]) -> AtHand:
-        """Of a trace over the modules of `root`; `trained`: the same task as it is trained, maybe of another
-        build.
+        """Find what ops have at hand in a trace over the modules of `root`; `trained`: the same task as it is
+        trained, maybe of another build.
         """
         held = tuple(frozenset(id(tensor) for _, tensor in tensors_of(root, op)) for op in trained.ops)
         return cls(root, held, still_buffers(trained, root), tuple(ends))
@@ -103,9 +103,9 @@ class AtHand:
     def moved(
         self, graph: fx.Graph, homes: Mapping[fx.Node, int], reached: Mapping[fx.Node, set[int]]
     ) -> dict[fx.Node, int]:
-        """Of what is computed wherever it is used, what some of these ops lack tensors for, with the one that
-        is to compute it for all: the first of them that has all, or else (training may draw there, and so
-        compute its users there) of those whose operators it reaches.
+        """Find nodes that are computed wherever they are used, and for which some of these ops lack tensors,
+        with the op that is to compute each for all: the first of them that has all, or else (training may
+        draw there, and so compute its users there) of those whose operators it reaches.
 
         `homes`: the ops of the other nodes, glue included, as a node is used where its users are.
         """

@@ -18,8 +18,9 @@ from spindle_cli.workload.training.precision import number_format
 
 @dataclass(frozen=True)
 class KeptState:
-    """Of some trained parameters, for each byte of them: bytes of state that devices may share, bytes that
-    each device with the parameters keeps whole, and the share of the parameters that the latter is of.
+    """What an optimizer keeps for some trained parameters, for each byte of them: bytes of state that devices
+    may share, bytes that each device with the parameters keeps whole, and the share of the parameters that
+    the latter is of.
     """
 
     shared: float = 0.0
@@ -37,7 +38,7 @@ class StateSizes:
         self._shards = train.shard_optimizer
 
     def of(self, parameters: Iterable[tuple[str, Tensor]]) -> KeptState | None:
-        """Of parameters by canonical name; None where none of them is trained."""
+        """What is kept for parameters by canonical name; None where none of them is trained."""
         shared = whole = stepped_whole = total = 0.0
         for name, parameter in parameters:
             if name not in self._groups.of:

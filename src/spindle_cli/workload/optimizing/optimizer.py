@@ -122,7 +122,7 @@ def state_keys(choice: OptimizerChoice) -> frozenset[str]:
 
 
 def number_keys(choice: OptimizerChoice) -> dict[str, type]:
-    """Of what an optimizer keeps of a matrix, the plain numbers, and their types; torch's own keep none.
+    """The plain numbers among what an optimizer keeps of a matrix, and their types; torch's own keep none.
 
     Raises:
         WorkloadError: as `make_optimizer`.

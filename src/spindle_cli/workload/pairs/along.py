@@ -117,7 +117,7 @@ def _log_sigmoid(call: Call) -> Judged:
 
 
 def _diagonal(call: Call) -> Judged:
-    """Of each sample the pair with itself."""
+    """Judge what takes of each sample the pair with itself."""
     operand: Operand = call["self"]
     state = operand.state
     assert isinstance(state, Pairs)

@@ -130,7 +130,7 @@ class PairsFollower(Follower):
         return number
 
     def _number_of(self, tensors: Sequence[Tensor], entry: Entry) -> int:
-        """Of the tensor that each of the tapes has in one place."""
+        """The number of the tensor that each of the tapes has in one place."""
         tensor = tensors[0]
         if id(tensor) not in self._numbers:
             name = self._named.get(id(tensor))
@@ -174,8 +174,9 @@ class PairsFollower(Follower):
         self.recording.steps.append(Step(func, call.arguments, numbers, results, judged, shape, first.grad))
 
     def _counted(self, call: Call, numbers: Sequence[int]) -> Judged | None:
-        """Of a sum of what is true of every sample the number of samples, else None: a cross entropy with
-        label smoothing counts the labels that are not ignored, of labels that are the samples' own numbers.
+        """Judge a sum of what is true of every sample as the number of samples, else None: a cross entropy
+        with label smoothing counts the labels that are not ignored, of labels that are the samples' own
+        numbers.
         """
         over = call["dim"] in (None, [], [0], [-1]) and not call["keepdim"]
         if call.name != "sum" or not over or len(numbers) != 1 or not self._certain.get(numbers[0]):

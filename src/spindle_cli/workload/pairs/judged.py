@@ -53,7 +53,7 @@ def sample_dims(state: State) -> tuple[int, ...]:
 
 
 def joined(call: Call, along: Sequence[Along]) -> State:
-    """Of a result whose dimensions of samples come from those of its arguments.
+    """The state of a result whose dimensions of samples come from those of its arguments.
 
     Raises:
         MixesError: those are more than two, or neither can be cut.
@@ -75,7 +75,9 @@ def joined(call: Call, along: Sequence[Along]) -> State:
 
 
 def broadcast(operand: Operand, ndim: int) -> Along:
-    """Of a tensor that is broadcast to `ndim` dimensions. Raises what `sample_dims` raises."""
+    """Which dimensions a tensor's samples lie along once it is broadcast to `ndim` dimensions. Raises what
+    `sample_dims` raises.
+    """
     return tuple((dim, dim + ndim - operand.ndim) for dim in sample_dims(operand.state))
 
 

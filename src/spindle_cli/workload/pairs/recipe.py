@@ -68,7 +68,7 @@ def _ended(actions: list[Action], loss: Key) -> tuple[tuple[Key, ...], ...]:
 
 
 def _keys_of(action: Action) -> list[Key]:
-    """Of what an action takes and gives."""
+    """The keys of what an action takes and gives."""
     if isinstance(action, Run):
         found: list[Key] = [key for key in action.results if key is not None]
         filled(action, lambda slot: found.append(slot.key), lambda _: 0)

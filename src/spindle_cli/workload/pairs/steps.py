@@ -68,7 +68,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Share:
-    """Of what every share has alike, as much as the share has of the batch."""
+    """Takes of what every share has alike as much as the share has of the batch."""
 
     source: Key
     result: Key
@@ -84,7 +84,9 @@ class Count:
 
 @dataclass(frozen=True)
 class Diagonal:
-    """Of each sample of the share the pair with itself; pairs are cut along `cut` of the dimensions 0, 1."""
+    """Takes of each sample of the share the pair with itself; pairs are cut along `cut` of the dimensions 0,
+    1.
+    """
 
     source: Key
     result: Key

@@ -33,14 +33,14 @@ def aligned(operand: Operand, ndim: int) -> State:
 
 
 def broadcast(call: Call, shapes: Shapes) -> State:
-    """Of a result for which all tensors are broadcast against each other."""
+    """The state of a result for which all tensors are broadcast against each other."""
     ndim = len(shapes[0])
     return joined([aligned(operand, ndim) for operand in call.operands])
 
 
 def labelled(inputs: Sequence[tuple[Operand, str]], result: str) -> State:
-    """Of a product of tensors whose dimensions have letters, as in torch.einsum; a letter that the result
-    lacks is summed over.
+    """The state of a product of tensors whose dimensions have letters, as in torch.einsum; a letter that the
+    result lacks is summed over.
 
     Raises:
         MixesError: it sums over samples, or puts different samples together.

@@ -139,7 +139,9 @@ def _grid(call: Call) -> list[State]:
 
 
 def _attention(call: Call) -> list[State]:
-    """Of (batch, heads, tokens, width): both leading dimensions may be the batch's."""
+    """The state of attention over (batch, heads, tokens, width): both leading dimensions may be the
+    batch's.
+    """
     named = [call[name] for name in ("query", "key", "value")]
     state = joined([operand.state for operand in named])
     if not isinstance(state, Batch) or state.dim > 1 or any(o.state != state for o in named):

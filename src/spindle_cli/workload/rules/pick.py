@@ -25,7 +25,9 @@ def _embedding(call: Call) -> list[State]:
 
 
 def _embedding_bag(call: Call) -> list[State]:
-    """Of flat numbers, each sample's from its own offset on, and a weight for each of them or none."""
+    """The state of bags of flat numbers, each sample's from its own offset on, and a weight for each of them
+    or none.
+    """
     numbers, offsets = call["indices"].state, call["offsets"].state
     if call["weight"].state != WHOLE or call.varies:
         raise MixesError("its table depends on the batch")
@@ -160,8 +162,8 @@ def _put_by_mask(operand: Operand, given: Sequence[Operand], values: Operand) ->
 
 
 def within_samples(call: Call) -> State | None:
-    """Of self[index] and index_select, where each sample picks among its own rows by an index that is known;
-    None where it is something else.
+    """The state of self[index] and index_select, where each sample picks among its own rows by an index that
+    is known; None where it is something else.
     """
     operand: Operand = call["self"]
     dim = 0 if call.name != "index_select" else positive(call["dim"], operand.ndim)

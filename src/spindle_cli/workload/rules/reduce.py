@@ -39,7 +39,7 @@ def _along(call: Call) -> list[State]:
 
 
 def _along_backward(call: Call) -> list[State]:
-    """Of softmax: the gradient and what it gave lie alike."""
+    """The state of softmax's backward pass: the gradient and what softmax gave lie alike."""
     operand: Operand = call["output"]
     state = joined([operand.state, call["grad_output"].state])
     if not isinstance(state, Batch) or call.varies or state.dim in _dims(call, operand):

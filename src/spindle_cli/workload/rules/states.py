@@ -11,7 +11,7 @@ class MixesError(Exception):
 
 @dataclass(frozen=True)
 class Whole:
-    """The same for every batch: a parameter, a constant, what is made of them."""
+    """A tensor that is the same for every batch: a parameter, a constant, what is made of them."""
 
 
 @dataclass(frozen=True)

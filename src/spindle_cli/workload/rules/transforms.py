@@ -49,7 +49,7 @@ def _of_matrix(name: str) -> Rule:
 
 
 def _of_matrices(left: str, right: str) -> Rule:
-    """Of each two matrices that are lined up, as in a system of equations."""
+    """Make the rule for operators on each two matrices that are lined up, as in a system of equations."""
 
     def rule(call: Call) -> list[State]:
         ndim = max(call[left].ndim, call[right].ndim)
@@ -174,8 +174,8 @@ def _strided(call: Call) -> list[State]:
 
 
 def _row_in_memory(operand: Operand, state: Batch, inner: int) -> tuple[int, int]:
-    """Of each `inner` entries along the batch's dimension, with all that belongs to them: how far it is from
-    one such row to the next, and how many entries a row has.
+    """How far it is in memory from one row to the next, and how many entries a row has, where a row is
+    `inner` entries along the batch's dimension with all that belongs to them.
 
     Raises:
         MixesError: rows have gaps, overlap, or lie in another way for another size of the batch.

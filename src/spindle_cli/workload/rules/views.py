@@ -84,7 +84,9 @@ def _expand(call: Call) -> list[State]:
 
 
 def _spread(result: Any, sizes: tuple[int, ...]) -> State:
-    """Of the same entries for every sample: which dimension of the result is the batch's."""
+    """The state of entries that are the same for every sample, by which dimension of the result is the
+    batch's.
+    """
     moved = [dim for dim in range(len(result[0])) if len({one[dim] for one in result}) > 1]
     if len(moved) != 1 or result[0][moved[0]] % sizes[0]:
         raise MixesError(_NO_PLACE if moved else "its size depends on the batch's")

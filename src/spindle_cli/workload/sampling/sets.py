@@ -55,6 +55,6 @@ def sets_of(turns: Turns) -> tuple[TaskShare, ...]:
 
 
 def sampled_sets(turns: Turns) -> tuple[TaskShare, ...]:
-    """The same, or nothing where every step runs all tasks; raises what `sets_of` raises."""
+    """What `sets_of` gives, or nothing where every step runs all tasks; raises what `sets_of` raises."""
     found = sets_of(turns)
     return () if [each.tasks for each in found] == [turns.names] else found

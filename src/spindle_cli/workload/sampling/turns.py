@@ -86,7 +86,7 @@ class Turns:
 
     @property
     def periods(self) -> tuple[Every, ...]:
-        """Of the tasks that run at every so many steps."""
+        """The periods of the tasks that run at every so many steps."""
         return tuple(self._every.values())
 
     def undrawn(self, step: int) -> frozenset[str]:
@@ -116,5 +116,5 @@ class Turns:
 
 
 def turns_of(train: TrainSettings, tasks: Iterable[Task | FlowTask]) -> Turns:
-    """Of a workload's tasks; raises what `Turns` raises."""
+    """The turns of a workload's tasks; raises what `Turns` raises."""
     return Turns(train.sampling, (task.name for task in tasks), train.seed)

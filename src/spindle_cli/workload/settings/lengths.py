@@ -74,12 +74,12 @@ class TaskLengths(Model):
 
     @property
     def planned(self) -> dict[str, Shape]:
-        """Of one sample of each field, what is planned for."""
+        """The shape of one sample of each field that is planned for."""
         return {name: field.planned for name, field in self.fields.items()}
 
     @property
     def shortest(self) -> dict[str, Shape]:
-        """Of one sample of each field, the least that was seen."""
+        """The least shape of one sample of each field that was seen."""
         return {name: field.shortest for name, field in self.fields.items()}
 
     def line(self, task: str) -> str:

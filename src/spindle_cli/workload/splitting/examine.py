@@ -284,7 +284,7 @@ def _kept(follower: Follower, changes: Changes) -> Mixed | None:
 
 
 def _changes_given(follower: Follower) -> Mixed | None:
-    """The same of a call in glue, which is given what it changes."""
+    """Say why a call in glue is not split that changes what it is given."""
     for place in follower.written.values():
         return Mixed("it changes a parameter or buffer, which every share would do by itself", place)
     return None

@@ -48,7 +48,7 @@ class Follower:
         self._states[id(tensor)] = state
 
     def state_of(self, tensor: Tensor) -> State:
-        """Of a tensor of the first tape; what was not seen to be made is a constant."""
+        """The state of a tensor of the first tape; what was not seen to be made is a constant."""
         if values_of(tensor) is not None:
             return Mixed("its values depend on how many samples the batch has")  # compared where it is used
         mixed = self._mixed_storages.get(_storage(tensor))

@@ -126,7 +126,7 @@ class Samples:
         return None if found is None else Mixed(found.why, found.place or node.meta.get("place"))
 
     def states(self, node: fx.Node) -> tuple[State, ...]:
-        """Of every tensor that a node gives, in order."""
+        """The state of every tensor that a node gives, in order."""
         return self._states[node]
 
     def is_cut_by_rows(self, node: fx.Node) -> bool:

@@ -37,7 +37,7 @@ class Kinds:
         return self.behaviours(module)[1]
 
     def behaviours(self, module: nn.Module) -> tuple[str, str]:
-        """The same without the numbers of layers; and with them."""
+        """Describe how a module behaves, without the numbers of layers and with them."""
         if id(module) not in self._behaviours:
             found = behaviour_of(module, numbered=False), behaviour_of(module)
             self._behaviours[id(module)] = (module, found)

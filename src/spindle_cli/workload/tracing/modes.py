@@ -30,8 +30,8 @@ _AT_BEGIN = "Set it at the beginning of forward, before it is called; or where i
 
 @dataclass(frozen=True)
 class SeenModes:
-    """Of all forwards of a workload: modules whose mode one sets, and modules that one uses in the mode that
-    they have, each with the task.
+    """What the forwards of a workload do with modes: modules whose mode one sets, and modules that one uses
+    in the mode that they have, each with the task.
     """
 
     set_by: dict[nn.Module, str] = field(default_factory=dict)

@@ -179,8 +179,8 @@ class Observer:
         return result
 
     def memory_of(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[list[int], list[int], set[int]]:
-        """Of each tensor that a module gives, and of each that it is given, in which memory it lies; and that
-        of its parameters and buffers.
+        """Say in which memory each tensor lies that a module gives, and each that it is given, and which
+        memory its parameters and buffers have.
         """
         with torch.random.fork_rng(devices=[]), self.mode, torch.enable_grad():
             given, more = pytree.tree_map(again, (args, kwargs))

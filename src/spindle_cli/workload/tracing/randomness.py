@@ -50,7 +50,7 @@ def draws_random_numbers(node: fx.Node, root: nn.Module) -> bool:
 
 
 def draws_by_itself(node: fx.Node) -> bool:
-    """The same of a function or a method."""
+    """Whether a node of a function or a method draws random numbers."""
     if node.op not in ("call_function", "call_method"):
         return False  # a field or a value of that name
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

@@ -50,7 +50,7 @@ class UnfitError(ReadsValuesError):
 
     @classmethod
     def here(cls, what: str, *, starts: bool = False, ends: bool = False) -> UnfitError:
-        """Of the region that is being called."""
+        """Make the error of the region that is being called."""
         made = cls(what)
         made.frames, made.starts, made.ends = frames_of_caller(), starts, ends
         return made

@@ -146,7 +146,7 @@ class _Real:
         self._found: dict[fx.Node, Any] = {}
 
     def value(self, node: fx.Node) -> Any:
-        """Of one node."""
+        """The value of one node."""
         if node not in self._found:
             self._found[node] = self._find(node)
         return self._found[node]

@@ -64,19 +64,19 @@ class Shapes:
         return bool(leaves) and all(map(is_fixed, leaves))
 
     def batch_dim(self, node: fx.Node) -> BatchDim:
-        """Of a node that gives one tensor."""
+        """The batch's dimension in what a node gives, one tensor."""
         return self.batch_of(self.values[node], self.doubled[node])
 
     def from_right(self, node: fx.Node) -> tuple[int, int]:
-        """Of a node with a batch dimension: its place counted from the last, and the rows of a sample; equal
-        for tensors whose samples meet when they are broadcast.
+        """The place of the batch's dimension in what a node gives, counted from the last, and the rows of a
+        sample; equal for tensors whose samples meet when they are broadcast.
         """
         batch = self.batch_dim(node)
         assert batch.dim is not None
         return batch.dim - self.values[node].dim(), batch.rows
 
     def batch_of(self, value: Tensor, doubled: Tensor) -> BatchDim:
-        """Of a tensor that is seen for the batch and for twice the batch."""
+        """The batch's dimension in a tensor that is seen for the batch and for twice the batch."""
         return find_batch_dim(value.shape, doubled.shape, self.batch_size)
 
     def spec(self, node: fx.Node, task: str) -> ValueSpec:

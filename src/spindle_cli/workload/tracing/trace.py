@@ -111,7 +111,7 @@ class OperatorTracer(fx.Tracer):
 
     @property
     def task_name(self) -> str:
-        """Of the task that is traced."""
+        """The name of the task that is traced."""
         return self._task.name
 
     @property
@@ -416,7 +416,7 @@ def _traced(
     opened: tuple[str, ...],
     regions: Regions,
 ) -> Traced:
-    """The same, with what earlier forwards have left in counters unknown.
+    """Trace a task with what earlier forwards have left in counters unknown.
 
     Raises:
         SetsPlainError: there is another one than is known.

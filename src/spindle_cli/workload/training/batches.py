@@ -168,7 +168,7 @@ class Batches:
         return batch if fields is None else {name: batch[name] for name in fields}
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
-        """Of one sample of each field of a step whose rows were given last, where sizes differ."""
+        """The shape of one sample of each field of a step whose rows were given last, where sizes differ."""
         whole = next(batch for number, batch in self._held.values() if number == step)
         return {name: tuple(value.shape[1:]) for name, value in whole.items()}
 

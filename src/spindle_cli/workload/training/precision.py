@@ -107,7 +107,7 @@ def widen_gradients(parameters: Iterable[Tensor], train: TrainSettings) -> None:
 
 
 def gradient_dtype(parameter: Tensor) -> torch.dtype:
-    """Of a parameter's `.grad`."""
+    """The type of a parameter's `.grad`."""
     chosen: torch.dtype | None = getattr(parameter, "grad_dtype", None)
     return chosen or parameter.dtype
 
@@ -142,8 +142,8 @@ class Computing(nn.Module):
 
 
 def in_dtype(graph: WorkloadGraph, dtype: torch.dtype) -> WorkloadGraph:
-    """The same graph, its fields and values of real or complex numbers in another dtype; parameters stay, and
-    constants are held as `convert_constants` has it.
+    """Give a graph with its fields and values of real or complex numbers in another dtype; parameters stay,
+    and constants are held as `convert_constants` has it.
     """
     tasks = {name: _task_in_dtype(task, dtype) for name, task in graph.tasks.items()}
     return replace(graph, tasks=tasks)

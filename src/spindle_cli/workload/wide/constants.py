@@ -65,7 +65,7 @@ class MadeInFloat64(TorchFunctionMode):
 
 
 def twin_of(tensor: Tensor) -> Tensor | None:
-    """The same tensor as it is made in float64, where that is known."""
+    """The tensor as it is made in float64, where that is known."""
     found: Tensor | None = getattr(tensor, _TWIN, None)
     return found
 

@@ -22,7 +22,7 @@ from spindle_cli.workload.tracing.proxies.counters import PLAIN, Unknown
 
 @dataclass(frozen=True)
 class SeenAttributes:
-    """Of all forwards of a workload: attributes that were asked for in vain, and that were made, each by its
+    """The attributes that the forwards of a workload asked for in vain, and that they made, each by its
     module and name. Tasks that share a module see what another one has left there. `left`: those that
     operators leave on themselves, by the module's class. `counted`: those that forwards set to other plain
     values, which no forward is to read.

@@ -150,7 +150,9 @@ class _Call:
         return sum_of(losses) if reduction == "sum" else mean_of(losses)
 
     def _loss_of_labels(self, arguments: dict[str, Any], reduction: str) -> Any:
-        """Of rows of one class each: what is not selected is ignored, as its labels say then."""
+        """Give the loss of rows of one class each: what is not selected is ignored, as its labels say
+        then.
+        """
         logits, labels = arguments["input"], arguments["target"]
         if type(logits) is not Selected or type(labels) is not Selected or not self._is_like(labels):
             return NotImplemented

@@ -61,7 +61,7 @@ class Selected(TracedValue):
 
     @property
     def shape(self) -> Any:
-        """Of the rows, of which there are as many as the mask says."""
+        """The shape of the rows, of which there are as many as the mask says."""
         return (count_of(self), *rest_of(self))
 
     def __getattr__(self, name: str) -> Any:
@@ -138,7 +138,9 @@ def put(tensor: TracedValue, index: Any, value: Any) -> tuple[Any, Any, Any] | N
 
 
 def seen_as(value: Any) -> Any:
-    """Of a selection, all its values: of the same class and dtype, and of a shape that is known."""
+    """Give all values of a selection, which have its class and dtype, and a shape that is known; anything
+    else as it is.
+    """
     return value.__dict__["values"] if type(value) is Selected else value
 
 
@@ -247,7 +249,7 @@ def rest_of(selected: Selected) -> list[Any]:
 
 
 def dims_of(tracer: Any, value: Any) -> int | None:
-    """Of a tensor that is not selected; None of anything else."""
+    """The number of dimensions of a tensor that is not selected; None of anything else."""
     if isinstance(value, Tensor):
         return value.dim()
     if not isinstance(value, fx.Proxy) or type(value) is Selected:
