@@ -16,7 +16,7 @@ from spindle_cli.profile.types import MetaOp
 
 
 class BeyondCurve:
-    """Of any slices of a plan, each worked out once."""
+    """What the slices of a plan take beyond their curves, worked out once for each."""
 
     def __init__(self, by_name: Mapping[str, MetaOp], cluster: Cluster, step: SharedOut) -> None:
         """`step`: the plan, or the profile by which one is looked for."""

@@ -122,7 +122,7 @@ def by_node_s(num_bytes: float, spread: Spread, cluster: Cluster) -> float:
 
 
 def _tree_speed(num_bytes: float) -> float:
-    """Of a link's bandwidth, what a tree reaches."""
+    """The share of a link's bandwidth that a tree reaches."""
     doublings = max(0, int(num_bytes) // 64).bit_length() - 1
     return _TREE_SPEED * (_OF_SMALLER[max(0, doublings)] if doublings < len(_OF_SMALLER) else 1.0)
 

@@ -103,7 +103,7 @@ class OpNeeds:
 
     @property
     def recomputed(self) -> float:
-        """Of `kept`, what is made again where the op is recomputed but for what takes longest."""
+        """The part of `kept` that is made again where all but what takes longest is recomputed."""
         return self.kept - min(self.selective, self.kept)
 
 

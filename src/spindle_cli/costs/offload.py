@@ -43,7 +43,7 @@ def spread_over(first: int, last: int, share: float) -> tuple[tuple[int, int], .
 
 
 def is_offloaded(piece: SliceShape) -> list[bool]:
-    """Of each op of a slice, whether its activations are in host memory from forward to backward."""
+    """Say for each op of a slice whether its activations are in host memory from forward to backward."""
     first, last = piece.ops
     return [any(low <= op < high for low, high in piece.offload) for op in range(first, last)]
 
@@ -51,7 +51,7 @@ def is_offloaded(piece: SliceShape) -> list[bool]:
 def hidden_share(
     metaop: MetaOp, dp: float, tp: int, forward_s: float, backward_s: float, link: Link
 ) -> float:
-    """Of so many shares' ops in a row, the share whose copies hide behind what all of them compute."""
+    """The share of so many shares' ops in a row whose copies hide behind what all of them compute."""
     counts = op_needs(metaop, (0, metaop.num_ops), dp, tp)
     kept = sum(count * needs.kept for count, needs in counts) / metaop.num_ops
     if kept <= 0:

@@ -51,7 +51,7 @@ PCIE_BOARD_WATTS: dict[str, float] = {"p100": 250.0}
 
 
 def peak_flops_per_s(device: str, arithmetic: Arithmetic) -> float | None:
-    """Of a cluster file's device type; None where none is published, as for a CPU.
+    """The published peak of a cluster file's device type; None where none is published, as for a CPU.
 
     'a100-80gb' is an 'a100'.
     """
@@ -60,7 +60,7 @@ def peak_flops_per_s(device: str, arithmetic: Arithmetic) -> float | None:
 
 
 def board_watts(device: str) -> float | None:
-    """Of a cluster file's device type; None where none is listed, as for a CPU.
+    """The published power of a cluster file's device type; None where none is listed, as for a CPU.
 
     'a100-80gb' is an 'a100' on an SXM module; 'p100-pcie-16gb' is a card.
     """

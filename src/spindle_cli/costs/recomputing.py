@@ -37,8 +37,8 @@ class _Recomputable(Protocol):
 
 
 def share_again(metaop: _Recomputable, *, selective: bool) -> float:
-    """Of an op's forward pass, what runs once more where it is recomputed: all of it; or as much as the
-    profile says, where what takes longest is kept.
+    """The share of an op's forward pass that runs once more where it is recomputed: all of it; or as much as
+    the profile says, where what takes longest is kept.
     """
     return 1.0 if not selective or metaop.selective_share is None else metaop.selective_share
 
@@ -49,12 +49,14 @@ def forwards_again(piece: SliceShape, metaop: _Recomputable) -> float:
 
 
 def saved_bytes(metaop: MetaOp) -> int:
-    """Of what an op keeps for the whole batch, on average, what it need not keep where it is recomputed."""
+    """The bytes that an op need not keep for the whole batch, on average, where it is recomputed."""
     return max(0, metaop.activation_bytes_per_op - inner_bytes(metaop))
 
 
 def selectively_saved_bytes(metaop: MetaOp) -> int:
-    """The same where what takes longest is kept; 0 where that is not known."""
+    """The bytes that an op need not keep for the whole batch, on average, where all but what takes longest is
+    recomputed; 0 where that is not known.
+    """
     if metaop.selective_share is None:
         return 0
     entries = [entry for entry in metaop.memory if entry.tp == 1]

@@ -10,7 +10,9 @@ from spindle_cli.profile.types import MetaOp
 
 
 def flops_by_metaop(metaops: Sequence[PlanMetaOp]) -> dict[str, float] | None:
-    """Of each MetaOp's ops on their whole batch; None where the profile has not counted them all."""
+    """The floating-point operations of each MetaOp's ops on their whole batch; None where the profile has not
+    counted them all.
+    """
     found = flops_by_pass(metaops)
     if found is None:
         return None
@@ -18,8 +20,9 @@ def flops_by_metaop(metaops: Sequence[PlanMetaOp]) -> dict[str, float] | None:
 
 
 def flops_by_pass(metaops: Sequence[PlanMetaOp]) -> dict[str, tuple[float, float]] | None:
-    """Of each MetaOp, those of one op on its whole batch, forward and backward; None where the profile has
-    not counted them all. What is done again, where activations are recomputed, does not count.
+    """The floating-point operations of one op of each MetaOp on its whole batch, forward and backward; None
+    where the profile has not counted them all. What is done again, where activations are recomputed, does not
+    count.
 
     A product of matrices is one product forward, and backward one for each operand that takes a gradient.
     Of frozen parameters, and where neither an op nor what comes before it trains anything, there is none.

@@ -132,7 +132,7 @@ class FollowingParameters:
             yield owned.tensor.detach(), owned.part
 
     def _part_of(self, pair: _Pair, index: int) -> Tensor:
-        """Of what an average follows, which is whole here, what a leaf of the average follows."""
+        """The part that a leaf of an average follows of what the average follows, which is whole here."""
         leaves = [self._model.parameters[key].detach() for key in _keys(pair.fast)]
         fast = leaves[0] if len(leaves) == 1 else torch.cat(leaves, pair.fast.dim)
         if pair.slow.count == 1:

@@ -60,7 +60,9 @@ def _ran(training: Training) -> Ran:
 
 
 def _measured(training: Training) -> list[Measured]:
-    """Of each step of this process, an iteration: of one batch, on average over those of the step."""
+    """What each step of this process took, for an iteration of one batch: on average over those of the
+    step.
+    """
     plans = {part.tasks: part.program.plan for part in training.model.steps}
     batches, first = training.model.train.accumulate, training.steps.start
     steps = [

@@ -28,7 +28,7 @@ class Ready:
 
 
 def make_ready(request: RunRequest, environment: WorkerEnvironment) -> Ready:
-    """Of a worker among those that train one model. Code that is not ours sees one process.
+    """Make a worker ready, among those that train one model. Code that is not ours sees one process.
 
     Raises:
         InputError: the plan is invalid, or does not belong to the workload or to this number of workers.

@@ -54,7 +54,7 @@ class Step:
 
     @property
     def gradient_norm(self) -> float | None:
-        """Of all gradients together, before clipping; None where the train settings do not clip."""
+        """The norm of all gradients together, before clipping; None where the train settings do not clip."""
         return self.metrics.gradient_norm
 
     @property

@@ -25,7 +25,7 @@ class Seat:
 
     @property
     def rank_among_all(self) -> int:
-        """Of all islands."""
+        """The worker's rank among those of all islands."""
         return self.rank if self.counterparts is None else self.counterparts.island.rank_among_all
 
     @property

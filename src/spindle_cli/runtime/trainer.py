@@ -107,7 +107,7 @@ class Trainer:
         clock: StartClock | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> Trainer:
-        """The same, of a worker that has joined the others already."""
+        """Make the trainer of a worker that has joined the others already."""
         trainer = cls.__new__(cls)
         trainer._assemble(request, environment, device, ExitStack(), stop, clock, callbacks)
         return trainer
@@ -173,7 +173,7 @@ class Trainer:
 
     @property
     def rank(self) -> int:
-        """Of this worker among all."""
+        """This worker's rank among all."""
         return self._training.rank_among_all
 
     @property

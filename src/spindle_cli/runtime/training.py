@@ -110,7 +110,7 @@ class Training:
 
     @property
     def rank_among_all(self) -> int:
-        """Of all islands."""
+        """The worker's rank among those of all islands."""
         return self.rank if self.outer_steps is None else self.outer_steps.counterparts.island.rank_among_all
 
     def run(self) -> Iterator[Step]:

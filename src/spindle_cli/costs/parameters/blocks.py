@@ -33,7 +33,7 @@ class BlockUse(NamedTuple):
     is_whole: bool = False
 
     def parts(self, tp: int) -> int:
-        """Of how many equal parts a device of so many has one for the op."""
+        """The number of equal parts of which a device of so many has one for the op."""
         return tp if self.block[2] and not self.is_whole else 1
 
     @property
@@ -50,7 +50,7 @@ class BlockUse(NamedTuple):
 
 
 class _Apart(NamedTuple):
-    """Of an op's parameters, a block by itself. `is_split`: whether it lies among those that tensor
+    """Parameters of an op that are a block by themselves. `is_split`: whether it lies among those that tensor
     parallelism splits.
     """
 
@@ -78,7 +78,7 @@ def blocks_of(metaop: MetaOp, op: int) -> tuple[BlockUse, ...]:
 
 
 def _trained_share(apart: Sequence[_Apart]) -> float:
-    """Of what is apart."""
+    """The trained share of what is apart."""
     total = sum(each.use.num_bytes for each in apart)
     return sum(each.use.trained_bytes for each in apart) / total if total else 0.0
 

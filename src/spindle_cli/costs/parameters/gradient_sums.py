@@ -61,17 +61,17 @@ class MatrixGradient:
 
     @property
     def dense_bytes(self) -> int:
-        """Of the gradient itself, which a sum takes around twice."""
+        """The bytes of the gradient itself, which a sum takes around twice."""
         return self.outputs * self.inputs * self.gradient_width
 
     @property
     def rows_bytes(self) -> int:
-        """Of all rows and their ids, which a gather takes around once."""
+        """The bytes of all rows and their ids, which a gather takes around once."""
         return self.tokens * (self.inputs * self.factor_width + ID_BYTES)
 
     @property
     def factors_bytes(self) -> int:
-        """Of both factors of all tokens, which a gather takes around once."""
+        """The bytes of both factors of all tokens, which a gather takes around once."""
         return self.tokens * (self.outputs + self.inputs) * self.factor_width
 
     def extra_flops(self, num_devices: int) -> float:

@@ -70,7 +70,7 @@ class Moved:
 
 
 def _longer_s(compute_s: float, gathers: Sequence[float], scatters: Sequence[float]) -> float:
-    """Of ops in the order in which they run."""
+    """How much longer ops take, in the order in which they run, than what they compute."""
     beside = zip((*gathers[1:], 0.0), (0.0, *scatters[:-1]), strict=True)
     held_up = sum(max(0.0, gather + scatter - compute_s) for gather, scatter in beside)
     return gathers[0] + held_up + scatters[-1]
@@ -111,8 +111,8 @@ def moved_in_passes(
 
 @dataclass(frozen=True)
 class _Use:
-    """Of a block in a slice: which of its ops are the first and the last that use it; what devices share out
-    of it; bytes of it that a device needs, trained ones and others.
+    """A block in a slice: which of its ops are the first and the last that use it; what devices share out of
+    it; bytes of it that a device needs, trained ones and others.
     """
 
     first: int
@@ -129,7 +129,7 @@ class _Use:
 
 
 class _Seconds:
-    """Of gathers, and of scatters, which take as long, over the devices of a slice."""
+    """The seconds of gathers, and of scatters, which take as long, over the devices of a slice."""
 
     def __init__(self, piece: SliceShape, cluster: Cluster, weights: ShardWeights) -> None:
         self._cluster = cluster

@@ -29,7 +29,7 @@ def cuts_like(piece: SliceShape, samples: int) -> float:
 
 
 def cuts_by_share(piece: SliceShape) -> Sequence[float]:
-    """Of each share, into how many as large as it the whole batch would be cut."""
+    """For each share, into how many as large as it the whole batch would be cut."""
     own = sizes(piece)
     if own is None:  # as many as there are devices for, of a plan that nobody has checked
         return (piece.shares_of_batch,) * ceil(len(piece.devices) / piece.tp)

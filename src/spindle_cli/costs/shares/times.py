@@ -18,7 +18,7 @@ _MOST_KEPT = 8192
 
 
 class OpSeconds(NamedTuple):
-    """Of one op on one share, by the devices that hold it together.
+    """The seconds of one op on one share, by the devices that hold it together.
 
     `communication_s`: of both, what the op's own collectives take.
     """
@@ -53,9 +53,9 @@ class Timed(Protocol):
 
 
 def times_of(metaop: Timed, piece: SliceShape, cluster: Cluster) -> OpSeconds | None:
-    """Of one op of a slice: of whole batches by the curve, of micro-batches, and of unequal shares, by the
-    shares, as long as the largest takes; where a cluster has devices of several types, as long as the longest
-    of the shares, each on the type of its own devices. None: curve and shares do not have it.
+    """The seconds of one op of a slice: of whole batches by the curve, of micro-batches, and of unequal
+    shares, by the shares, as long as the largest takes; where a cluster has devices of several types, as long
+    as the longest of the shares, each on the type of its own devices. None: curve and shares do not have it.
     """
     if cluster.is_mixed:
         return _longest_of_types(metaop, piece, cluster)
@@ -68,8 +68,8 @@ def times_of(metaop: Timed, piece: SliceShape, cluster: Cluster) -> OpSeconds | 
 
 
 def times_of_share(metaop: Timed, piece: SliceShape, share: int, cluster: Cluster) -> OpSeconds | None:
-    """Of one op on one share of a slice, on the type of its own devices. None: curve and shares do not have
-    it.
+    """The seconds of one op on one share of a slice, on the type of its own devices. None: curve and shares
+    do not have it.
 
     Args:
         share: its place among those of the slice, from 0.
@@ -84,8 +84,8 @@ def times_of_share(metaop: Timed, piece: SliceShape, share: int, cluster: Cluste
 
 
 def times_of_shares(metaop: Timed, piece: SliceShape, cluster: Cluster) -> Sequence[OpSeconds] | None:
-    """Of one op on each share of a slice, where a cluster has devices of several types. None: all are of one
-    type, and the largest share's times hold for all; or curve and shares do not have one.
+    """The seconds of one op on each share of a slice, where a cluster has devices of several types. None: all
+    are of one type, and the largest share's times hold for all; or curve and shares do not have one.
     """
     if not cluster.is_mixed:
         return None
@@ -158,8 +158,8 @@ class KnownShares:
 
 
 def shares_on_type(metaop: Timed, device: str, tp: int) -> KnownShares:
-    """Of one op by devices of a type: by its shares, or by the points of its curve that have such shares. The
-    same object for the same shares and curve.
+    """What is known of one op on devices of a type: by its shares, or by the points of its curve that have
+    such shares. It is the same object for the same shares and curve.
     """
     return _shares_on_type(Same(metaop.shares), Same(metaop.curve), metaop.batch_size, device, tp)
 
@@ -180,7 +180,9 @@ def _shares_on_type(
 
 
 def share_on_type(metaop: Timed, device: str, samples: float, tp: int) -> OpSeconds | None:
-    """Of one op on a share of so many samples by devices of a type; None: nothing is known of it."""
+    """The seconds of one op on a share of so many samples by devices of a type; None: nothing is known of
+    it.
+    """
     return shares_on_type(metaop, device, tp).seconds(samples)
 
 

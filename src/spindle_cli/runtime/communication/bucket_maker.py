@@ -57,7 +57,7 @@ class BucketMaker:
     steady: Steady = field(default_factory=dict)
 
     def of(self, group: ParameterGroup) -> tuple[AnyBucket, ...]:
-        """Of a group that several ranks share, this one among them: one for each dtype."""
+        """Make the buckets of a group that several ranks share, this one among them: one for each dtype."""
         names = [name for name, _ in group.blocks]
         if not group.is_trained:
             inside, teams = self._inside(group), Teams.of(group) if group.teams else None

@@ -227,7 +227,7 @@ class _OwnedView:
 
 
 class Flags:
-    """Of several buckets of the same ranks: which parameters any rank's backward pass has reached."""
+    """Says which parameters of several buckets of the same ranks any rank's backward pass has reached."""
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ class Levels:
 
     @property
     def position(self) -> int:
-        """Of this rank's range among all."""
+        """The position of this rank's range among all."""
         return self.inside.position * self.across.count + self.across.position
 
 
@@ -111,11 +111,11 @@ class Members:
         )
 
     def with_cuts(self, cuts: tuple[int, ...]) -> Members:
-        """The same for a flat tensor that is cut there."""
+        """These members for a flat tensor that is cut there."""
         return replace(self, cuts=cuts) if cuts else self
 
     def with_levels(self, levels: Levels) -> Members:
-        """The same where it goes in levels."""
+        """These members where collectives go in levels."""
         return replace(self, position=levels.position, levels=levels)
 
     def ranges_in(self, flat: Tensor) -> tuple[Tensor, ...]:
@@ -137,7 +137,7 @@ class Members:
 
     @property
     def evenly(self) -> Members:
-        """The same for a flat tensor of equal ranges."""
+        """These members for a flat tensor of equal ranges."""
         return Members(self.count, self.position, self.communicator)
 
 

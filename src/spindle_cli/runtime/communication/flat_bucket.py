@@ -100,11 +100,11 @@ class FlatBucket:
         return kept
 
     def _kept_elements(self) -> Iterator[Elements]:
-        """Of each parameter of which this rank's range has any."""
+        """The elements in this rank's range, parameter by parameter."""
         return self._elements_in([self._layout.range_of(self._members.position)])
 
     def _elements_in(self, ranges: Iterable[tuple[int, int]]) -> Iterator[Elements]:
-        """Of each parameter that has elements in ranges of the flat tensor, which are in this rank's."""
+        """The elements in ranges of the flat tensor, which are in this rank's, parameter by parameter."""
         begin, _ = self._layout.range_of(self._members.position)
         for low, high in ranges:
             for name, (first, last) in self._layout.spans.items():

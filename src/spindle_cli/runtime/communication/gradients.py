@@ -237,7 +237,7 @@ class GradientPool:
 
     @property
     def gathered(self) -> tuple[GatheredBucket, ...]:
-        """Of the matrices whose gradients are made of what all their ranks gather."""
+        """The buckets of the matrices whose gradients are made of what all their ranks gather."""
         return tuple(bucket for bucket in self._all() if isinstance(bucket, GatheredBucket))
 
     @property

@@ -64,7 +64,7 @@ class PassBucket(FlatBucket):
         give_up_memory(self._gradients)
 
     def _stepped_elements(self) -> Iterator[Elements]:
-        """Of what this rank keeps, what its optimizer steps."""
+        """The elements, among those that this rank keeps, that its optimizer steps."""
         return self._kept_elements()
 
     def open_gradients(self) -> None:

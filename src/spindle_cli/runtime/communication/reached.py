@@ -88,7 +88,7 @@ class Agreement:
                 yield name, is_own, place
 
     def _places(self) -> Sequence[int]:
-        """Of the parameters that are asked for, and reached alike in every step."""
+        """The places of the parameters that are asked for, and reached alike in every step."""
         return [place for name, _, place in self._asked_for() if name is not None]
 
     def _steady(self, flags: Sequence[bool]) -> tuple[bool, ...]:
@@ -109,8 +109,8 @@ class Agreement:
 
 @dataclass(frozen=True)
 class _Found:
-    """Of the parameters that are reached alike in every step: what this rank's passes had reached when all
-    ranks found out which have a gradient, and which have.
+    """What was found of the parameters that are reached alike in every step: what this rank's passes had
+    reached when all ranks found out which have a gradient, and which have.
     """
 
     own: tuple[bool, ...]

@@ -35,8 +35,9 @@ def take_rows(tensor: Tensor, spec: ValueSpec, held: Samples, wanted: Samples) -
 
 
 def gradient_of_copy(gradient: Tensor, held: Samples, wanted: Samples) -> Tensor:
-    """Of the gradient of a value without a batch dimension, what goes to the producer's share that has the
-    samples `wanted` of those `held`: all of it to the one that the copy was taken from, to others zeros.
+    """Give the part of the gradient of a value without a batch dimension that goes to the producer's share
+    that has the samples `wanted` of those `held`: all of it to the one that the copy was taken from, to
+    others zeros.
     """
     return gradient if wanted[0] == held[0] else torch.zeros_like(gradient)
 

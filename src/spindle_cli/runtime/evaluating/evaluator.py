@@ -100,12 +100,12 @@ class Evaluator:
 
     @property
     def _roots(self) -> list[nn.Module]:
-        """Of all tasks."""
+        """The modules of all tasks."""
         graph = self._model.graph
         return [task.root for task in (*graph.tasks.values(), *graph.evaluations.values())]
 
     def _data(self, task: Any, dataset: Any) -> Pass:
-        """Of a task that is prepared. `dataset`: None: the task's own."""
+        """The batches that a prepared task is evaluated on. `dataset`: None: the task's own."""
         if dataset is None and task.name in self._passes:
             return self._passes[task.name]
         taken = dataclasses.replace(task, dataset=task.eval_dataset if dataset is None else dataset)

@@ -140,7 +140,7 @@ class Preparing:
         return GatheredLoss(local.runnable[-1], local.wired, group)
 
     def _trained(self, name: str) -> Route:
-        """Of a task that is trained: where it is."""
+        """Prepare a task that is trained: it is evaluated where it is."""
         model = self.model
         traced = model.graph.evaluations.get(name) or analyse_evaluation(self.source, model.graph, name)
         graph = self._in_dtype(replace(model.graph, tasks={**model.graph.tasks, name: traced}))
@@ -150,7 +150,7 @@ class Preparing:
         return Route(model.program, forward, graph, None, self.communicators, traced)
 
     def _only_evaluated(self, name: str) -> Route:
-        """Of a task that is only evaluated: by a plan of its own."""
+        """Prepare a task that is only evaluated: by a plan of its own."""
         part, graph = self.model.evaluated[name], self.model.graph.only_evaluated(name)
         uses = {(metaop.name, op): () for metaop in part.plan.metaops for op in range(metaop.num_ops)}
         program = link(part.plan, uses)

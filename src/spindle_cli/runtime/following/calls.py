@@ -67,7 +67,7 @@ def _blaming(callback: Callback, name: str, when: str) -> Iterator[None]:
 
 
 def require_callbacks(found: Sequence[object]) -> tuple[Callback, ...]:
-    """The same, once it is known that they are callbacks.
+    """Give what was found, once it is known that all are callbacks.
 
     Raises:
         WorkloadError: one is something else.

@@ -20,7 +20,9 @@ from spindle_cli.runtime.islands.island import Island
 
 
 class Counterparts:
-    """Of one worker. Every call but `start_telling` waits; all are collective, over counterparts alone."""
+    """One worker's counterparts on other islands. Every call but `start_telling` waits; all are collective,
+    over counterparts alone.
+    """
 
     def __init__(self, island: Island, store: Store, timeout_s: float) -> None:
         """`store`: of all workers of the run."""

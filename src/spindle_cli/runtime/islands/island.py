@@ -49,7 +49,7 @@ class Island:
 
     @property
     def rank_among_all(self) -> int:
-        """Of the worker."""
+        """The worker's rank among those of all islands."""
         return self.number * self.size + self.rank
 
     @property

@@ -121,7 +121,7 @@ class OuterOptimizer:
         return torch.tensor(places, device=some[0].common.device)
 
     def _scales(self) -> Tensor | None:
-        """Of all parameters, as this island rounds them; None where it does not."""
+        """The scales of all parameters, as this island rounds them; None where it does not."""
         if not self._asked.is_rounded:
             return None
         device = self._kept[0].common.device if self._kept else torch.device("cpu")

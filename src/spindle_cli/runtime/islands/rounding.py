@@ -15,7 +15,7 @@ _TYPES = {16: torch.int16, 8: torch.int8}
 
 
 def largest_multiple(bits: int) -> int:
-    """Of the scale, in so many bits."""
+    """The largest multiple of the scale that so many bits hold."""
     return (1 << (bits - 1)) - 1
 
 

@@ -76,11 +76,11 @@ class NodeBatches:
     def rows_without_draws(
         self, step: int, first: int, last: int, fields: Collection[str] | None = None
     ) -> dict[str, Tensor]:
-        """The same: nothing is drawn in this process."""
+        """Give rows as `rows` does: nothing is drawn in this process."""
         return self.rows(step, first, last, fields)
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
-        """Of one sample of each field of the step that was asked for last."""
+        """The shape of one sample of each field of the step that was asked for last."""
         with self._lock:
             assert self._held is not None and self._held[0] == step, "its rows were asked for"
             return {field.name: field.shape[1:] for field in self._held[1].fields}

@@ -22,8 +22,8 @@ class Failure:
 
     @classmethod
     def of(cls, task: str, error: BaseException) -> Failure:
-        """Of what loading a batch has raised; what code of the user's raises is named with its place, and
-        its traceback is in this process's output.
+        """Describe what loading a batch has raised; what code of the user's raises is named with its place,
+        and its traceback is in this process's output.
         """
         notes = getattr(error, "__notes__", ())
         if isinstance(error, SpindleError):

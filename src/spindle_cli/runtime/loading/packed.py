@@ -27,7 +27,7 @@ class PackedField:
 
     @property
     def num_bytes(self) -> int:
-        """Of its elements."""
+        """The bytes of its elements."""
         return torch.Size(self.shape).numel() * _dtype(self.dtype).itemsize
 
 

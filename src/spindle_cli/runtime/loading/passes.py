@@ -25,7 +25,7 @@ class NodeBatch:
         return self.batches.rows(self.number, first, last, fields)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of one sample of each field."""
+        """The shape of one sample of each field."""
         return self.batches.shapes(self.number)
 
 

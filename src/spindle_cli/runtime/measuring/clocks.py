@@ -26,7 +26,7 @@ class Offset:
 
 
 def clock_offsets() -> list[Offset] | None:
-    """Of every rank's `time.perf_counter`, by rank, on rank 0; None on the others. Collective."""
+    """The offsets of every rank's `time.perf_counter`, by rank, on rank 0; None on the others. Collective."""
     rank, world = dist.get_rank(), dist.get_world_size()
     message = torch.zeros(1, dtype=torch.float64)
     if rank != 0:

@@ -41,7 +41,7 @@ class RankReport(NamedTuple):
 
     @classmethod
     def of(cls, stopwatch: Stopwatch) -> RankReport:
-        """Of a rank that has ended its steps."""
+        """Report what was measured on a rank that has ended its steps."""
         of_sets = {tasks: stopwatch.medians(tasks) for tasks in stopwatch.seconds_of}
         return cls(stopwatch.medians(), stopwatch.least_compute_s(), of_sets)
 
@@ -90,7 +90,7 @@ def compare(
 
 
 def _sets(plan: Plan, iterations: Sequence[Measured], reports: Sequence[RankReport]) -> Iterator[SetMeasured]:
-    """Of each set of tasks that steps ran, in the order in which they first did."""
+    """What was measured of each set of tasks that steps ran, in the order in which they first did."""
     for tasks in dict.fromkeys(each.tasks for each in iterations):
         own = plan.set_plans.get(tasks, plan)
         ran = [each for each in iterations if each.tasks == tasks]
@@ -142,7 +142,7 @@ def _point(plan: Plan, piece: Slice) -> OpSeconds:
 
 
 def _backward_s(plan: Plan, piece: Slice, point: OpSeconds) -> float:
-    """Of one op on average; what is computed again is part of it."""
+    """The seconds of one op's backward pass on average; what is computed again is part of it."""
     again = forwards_again(piece, plan.by_name[piece.metaop])
     return point.backward_s + point.forward_s * again / piece.num_ops
 
@@ -160,7 +160,7 @@ def _slices(plan: Plan, ranks: Sequence[RankTimes]) -> tuple[SliceTimes, ...]:
 
 
 def _shares(index: int, piece: Slice, ranks: Sequence[RankTimes]) -> tuple[PassTimes, ...]:
-    """Of each share the slowest of the devices that hold it together."""
+    """The times of each share, by the slowest of the devices that hold it together."""
     of_shares = [piece.devices[first : first + piece.tp] for first in range(0, len(piece.devices), piece.tp)]
     return tuple(
         PassTimes(

@@ -34,7 +34,9 @@ class Chapter:
 
     @classmethod
     def all_of(cls, diary: Diary, counts: Sequence[int]) -> tuple[Chapter, ...]:
-        """Of programs with so many actions each, the last of which is the same."""
+        """Open a chapter for each of several programs with so many actions each, the last of which is the
+        same.
+        """
         firsts = [0, *accumulate(count - 1 for count in counts)]
         return tuple(
             cls(diary, first, count, firsts[-1] + 1) for first, count in zip(firsts, counts, strict=False)

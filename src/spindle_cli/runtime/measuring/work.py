@@ -36,7 +36,9 @@ class StepWork:
 
     @classmethod
     def of(cls, plan: Plan, graph: WorkloadGraph, train: TrainSettings, tasks: Collection[str]) -> StepWork:
-        """Of a step of `train.accumulate` batches of some tasks; `plan`: of these, or of all."""
+        """Count the work of a step of `train.accumulate` batches of some tasks; `plan`: of these, or of
+        all.
+        """
         batches = train.accumulate
         found = [tokens_of(task) for name, task in graph.tasks.items() if name in tasks]
         known = [tokens for tokens in found if tokens is not None]
@@ -50,7 +52,7 @@ class StepWork:
         )
 
     def on_islands(self, count: int) -> StepWork:
-        """The same of so many islands, each with devices of its own."""
+        """The work of so many islands, each with devices of its own."""
         tokens = None if self.tokens is None else self.tokens * count
         return replace(self, samples=self.samples * count, tokens=tokens)
 

@@ -92,7 +92,7 @@ class LocalOps:
 
     @property
     def device(self) -> torch.device:
-        """Of all that the rank holds."""
+        """The device that all lies on that the rank holds."""
         return self._place.device
 
     def at_length(

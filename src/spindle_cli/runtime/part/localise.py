@@ -104,7 +104,7 @@ class LocalModel:
 
     @property
     def own(self) -> dict[str, OwnValues]:
-        """Of those of `parameters` that are shared out, what this rank has, until buckets take it; they
+        """What this rank has of those of `parameters` that are shared out, until buckets take it; they
         themselves have no memory.
         """
         return self.ops.own
@@ -124,7 +124,7 @@ class LocalModel:
 
     @property
     def all_buffers(self) -> dict[str, torch.Tensor]:
-        """The same, with those that a state_dict would not hold."""
+        """The buffers, with those that a state_dict would not hold."""
         return buffers_of(self.slices.values(), self.table, persistent=False)
 
     @property
@@ -306,7 +306,9 @@ def _step_parts(
     wirings: Sequence[Wiring],
     slices: Mapping[int, LocalSlice],
 ) -> tuple[StepPart, ...]:
-    """Of each set of tasks that occurs; that of all tasks without a plan of its own is run by the whole."""
+    """Make a part of the step for each set of tasks that occurs; that of all tasks without a plan of its own
+    is run by the whole.
+    """
     members = {tasks: number + 1 for number, tasks in enumerate(programs.of_sets)}
     parts = []
     for each in sets_of(turns):
@@ -358,7 +360,9 @@ def buffers_of(
 def _buffer_places(
     slices: Collection[LocalSlice], table: ParameterTable
 ) -> Iterator[tuple[str, nn.Module, str]]:
-    """Of each buffer of these slices its canonical name, the module that holds it, and its name there."""
+    """The places of the buffers of these slices: the canonical name, the module that holds the buffer, and
+    its name there.
+    """
     for local in slices:
         for op, module in zip(local.wired.ops, local.modules, strict=True):
             canonical = table.of_op(local.wired.task.task.name, op.buffers)

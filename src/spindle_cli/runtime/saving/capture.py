@@ -36,7 +36,7 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 class FirstGradients:
-    """Of each parameter the first gradient of a step that was not skipped; `kept`: by name."""
+    """The first gradient of each parameter in a step that was not skipped; `kept`: by name."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Tensor] = {}

@@ -135,7 +135,9 @@ class Checkpoints:
         return taken
 
     def finish_after(self, error: Exception) -> None:
-        """The same though training has failed. Where the save fails too, the error says so in a note."""
+        """Finish what is being saved though training has failed. Where the save fails too, the error says so
+        in a note.
+        """
         try:
             self.finish()
         except Exception as second:

@@ -87,7 +87,9 @@ def held_by(state: TrainState, rank: int) -> dict[str, HeldTensor]:
 
 
 def place_of(key: str, model: LocalModel) -> tuple[str, tuple[int, ...], Region]:
-    """Of a leaf that this rank holds: the whole parameter's name and shape, and which part of it it is."""
+    """The place of a leaf that this rank holds: the whole parameter's name and shape, and which part of it
+    the leaf is.
+    """
     name, fragment = parse_key(key)
     shape = list(model.parameters[key].shape)
     if fragment is None or key in model.cuts.by_name:  # which a name may look like

@@ -21,7 +21,8 @@ from spindle_cli.runtime.step.compute import LocalSlice
 
 
 class CastWeights:
-    """Of one rank's program. They are kept while forward passes are to come that use the same weights.
+    """The weights that one rank's program has cast. They are kept while forward passes are to come that use
+    the same weights.
 
     Where memory is short enough that ops give something up (activations that are made again or moved, shared
     out parameters), and where an operator changes its weights, every pass casts for itself.

@@ -179,7 +179,9 @@ def _run_op(local: LocalSlice, place: int, arguments: Sequence[Any], copies: Sli
 
 
 def _unused_behind(local: LocalSlice) -> list[list[str]]:
-    """Of each op, the values that nothing needs when it has run: they stay as long as autograd keeps them."""
+    """For each op, the values that nothing needs when it has run: they stay as long as autograd keeps
+    them.
+    """
     handed_on = {spec.name for spec in local.wired.outputs}
     last: dict[str, int] = {}
     for place, op in enumerate(local.wired.ops):

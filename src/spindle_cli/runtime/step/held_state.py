@@ -43,7 +43,7 @@ class _Names:
         return cls(holder, hidden, held, contents)
 
     def now(self) -> _Names:
-        """The same names as they are now."""
+        """The names as they are now."""
         return _Names.of(self.holder, hidden=self.hidden)
 
     def is_as(self, other: _Names) -> bool:

@@ -140,11 +140,11 @@ class LossBoard:
 
     @property
     def device(self) -> torch.device:
-        """Of the collectives that every rank takes part in."""
+        """The device of the collectives that every rank takes part in."""
         return self._sums.device
 
     def weights_at(self, step: int) -> dict[str, float]:
-        """Of the tasks' losses in the total of a step, counted from 0.
+        """The weights of the tasks' losses in the total of a step, counted from 0.
 
         Raises:
             WorkloadError: a function of the user's gives none.

@@ -148,7 +148,7 @@ class OpCopies:
 
 
 class SliceCopies:
-    """Of one pass of a slice, what is moved of its ops."""
+    """Moves what one pass of a slice keeps of its ops."""
 
     def __init__(self, host: HostMemory, stay: Iterable[Tensor]) -> None:
         """`stay`: tensors that are there all the time, such as the slice's inputs."""

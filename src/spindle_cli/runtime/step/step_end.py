@@ -25,8 +25,8 @@ class RankPart:
 
 
 def rank_parts(parts: Sequence[UpdatePart], pool: GradientPool, part: int) -> tuple[RankPart, ...]:
-    """Of each UPDATE of a program, and of its STEP, which takes all that no UPDATE has: also what this step
-    leaves out, and so has no gradient.
+    """Find what each UPDATE of a program updates, and its STEP, which takes all that no UPDATE has: also what
+    this step leaves out, and so has no gradient.
 
     Args:
         part: of the pool, the program's groups.

@@ -130,8 +130,8 @@ class Optimizers:
 
     @property
     def learning_rates(self) -> dict[str, float]:
-        """Of the next step, by optimizer group; that of the only one under 'all'. Of the groups of which this
-        rank steps anything.
+        """The learning rates of the next step, by optimizer group; that of the only one under 'all'. Groups
+        of which this rank steps nothing are left out.
         """
         return {group.choice.name or "all": float(group.numbers["lr"]) for group in self.groups}
 
