@@ -231,6 +231,8 @@ def _pack_unread(input: Any, lengths: Any, batch_first: bool = False, enforce_so
     return pack(input, lengths, batch_first, enforce_sorted)
 
 
+# Each is a step of its own here: of longer sequences all that is asked of a layer would take minutes.
+_MOST_POSITIONS = 16
 _PACK = rnn.pack_padded_sequence
 _AS_IT_IS = types.FunctionType(_PACK.__code__, _PACK.__globals__, _PACK.__name__, _PACK.__defaults__)
 
@@ -242,6 +244,8 @@ def pack(input: Tensor, lengths: Any, batch_first: bool, enforce_sorted: bool) -
     if not isinstance(lengths, Tensor):
         lengths = torch.as_tensor(lengths, dtype=torch.int64)
     padded = input if batch_first else input.transpose(0, 1)
+    if padded.shape[1] > _MOST_POSITIONS:
+        raise _reads_lengths()
     data: Any = _Unpacked(padded, lengths)
     sizes: Any = _Sizes(padded.shape[0])
     return rnn.PackedSequence(data, sizes)
