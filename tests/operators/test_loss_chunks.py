@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from helpers.torch_versions import widens_gradients
 from spindle_cli.operators.heads import chunked as in_chunks
 from spindle_cli.operators.heads.chunked import LossInChunks, loss_in_chunks, timed_op
 from spindle_cli.operators.heads.chunks import Chunk, choose_chunks
@@ -222,6 +223,7 @@ def test_recomputed_in_float16_the_loss_in_chunks_is_the_same() -> None:
     assert same(found, expected, 0.0)
 
 
+@widens_gradients
 def test_bfloat16_parameters_get_float32_gradients_where_these_are_asked_for() -> None:
     task = task_of(head_toys.causal)
     task.root.bfloat16()
