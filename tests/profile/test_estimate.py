@@ -10,6 +10,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from helpers.torch_versions import widens_gradients
 from spindle_cli.errors import InputError, UsageError, WorkloadError
 from spindle_cli.profile import profiling
 from spindle_cli.profile.profiling import Audience, estimate_profile
@@ -79,6 +80,7 @@ def test_sizes_are_those_of_the_model(tiny: Profile) -> None:
     assert tiny.optimizer_state_per_param == 2.0
 
 
+@widens_gradients
 def test_in_bf16_everything_has_half_the_bytes_and_masters_come_on_top(tiny: Profile, tmp_path: Path) -> None:
     source = tmp_path / "tiny.yaml"
     content = {"schema": "spindle.workload/1", "model": TINY, "train": {"precision": "bf16"}}
