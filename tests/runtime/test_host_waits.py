@@ -14,6 +14,7 @@ from case_runs import ADAMW, Case, prepare
 from host_waits import HostWaitError, no_host_waits
 from torch import Tensor, nn
 
+from helpers.torch_versions import widens_gradients
 from spindle_cli.errors import RunFailedError, StoppedError
 from spindle_cli.files.request import RunRequest, stop_path
 from spindle_cli.files.run_files import read_metrics
@@ -88,7 +89,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=widens_gradients if way == "bf16" else ()) for way in WAYS]
+)
 def test_no_step_looks_at_what_is_on_the_device(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
