@@ -16,6 +16,7 @@ from shard_cases import SAVED as SAVED_SHARED_OUT
 from whole_cases import WHOLE
 
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.operators.whole.compiled import moves_of_compiled
 from spindle_cli.workload.graph import WorkloadGraph
 
 # Shares, slices of one MetaOp on different devices, two inputs from different devices, shared parameters of
@@ -368,7 +369,7 @@ EXACT_ON_TWO = (
         "compiled",
         APART,
         train={**ADAMW, "compile": "aot_eager"},
-        offload=True,
+        offload=moves_of_compiled(),
         recompute=("pairs/vision", "caption/layers"),
     ),
     Case("drawn-data", APART, args={"draws": True}, train={**ADAMW, "accumulate": 2}),

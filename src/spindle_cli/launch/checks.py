@@ -80,7 +80,7 @@ def find_workload(
     preload(*IMPORTED_LATE)
     with lasting_imports():
         from spindle_cli.operators.plan_splits import plan_splits
-        from spindle_cli.operators.whole.compiled import require_compiler
+        from spindle_cli.operators.whole.compiled import require_compiler, require_moves
         from spindle_cli.workload.analyse import analyse_for_others
         from spindle_cli.workload.building.abstract import load_abstract
         from spindle_cli.workload.evaluated.needs import needs_of
@@ -107,6 +107,7 @@ def find_workload(
         require_trainable(loaded.train)
         refuse_setters(loaded.train, source, loaded.workload)
         require_compiler(loaded.train, "cpu" if plan.cluster.is_cpu else "cuda")
+        require_moves(loaded.train, plan)
         TaskWeights(loaded.train, loaded.workload.tasks).at(0)
         sets = sets_of(turns_of(loaded.train, loaded.workload.tasks))
         groups = groups_of_graph(loaded.train, found)
