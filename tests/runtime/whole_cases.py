@@ -17,7 +17,7 @@ SPREAD: tuple[Placement, ...] = (
     ("sequences/recurrent", (0, 1), (2, 3)),
     ("preferred/blocks-2", (0, 2), (3, 1, 0)),
     ("hardest/blocks-3", (0, 2), (2, 1)),
-    ("sequences/blocks-2", (0, 1), (3, 2)),
+    ("sequences/blocks-2", (0, 1), (3,)),
     ("preferred/blocks-3", (0, 1), (1,)),
     ("hardest/loss", (0, 1), (3,)),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -263,6 +264,17 @@ def test_features_that_are_decided_by_values(run: Callable[..., Any]) -> None:
     assert whole_ops(task) == BETWEEN[run]
     for batch in batches().values():
         check(task, batch)
+
+
+def test_a_workload_is_the_same_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Profiled in one and launched in another: messages name files as they are seen from there."""
+
+    def kinds() -> list[str]:
+        return [op.kind for op in task_of(by_count).ops]
+
+    from_here = kinds()
+    monkeypatch.chdir(tmp_path)
+    assert kinds() == from_here
 
 
 def test_what_a_region_may_use_is_what_its_op_has() -> None:

@@ -287,10 +287,9 @@ class Part:
         return cls(function, tree, cut, takes, tuple(dict.fromkeys(made)))
 
     @property
-    def place(self) -> str:
-        """Where it begins."""
-        code = self.function.__code__
-        return place_of(code.co_filename, self.tree.body[self.cut.start].lineno)
+    def line(self) -> int:
+        """The line of its file that it begins in."""
+        return self.tree.body[self.cut.start].lineno
 
     def inner(self, takes: Sequence[str]) -> types.FunctionType:
         """The region as a function of these values."""
@@ -473,7 +472,7 @@ class Region(nn.Module):
         self, code: Part, function: types.FunctionType, values: Mapping[str, Any], held: _Held
     ) -> None:
         super().__init__()
-        self.place = code.place
+        self.line = code.line
         self.text = hashlib.sha256(code.text().encode()).hexdigest()[:16]
         self.ends_function = code.gives is None
         # Not among the attributes that torch looks through: the module that is `self` in the code has others.
@@ -492,6 +491,11 @@ class Region(nn.Module):
                 self.register_buffer(f"own_{number}", tensor)
             assert tensor is not None
             self._places.append((owner, name, f"own_{number}", tensor))
+
+    @property
+    def place(self) -> str:
+        """Where it begins, seen from the present folder: no attribute, which would tell regions apart."""
+        return place_of(self._run.__code__.co_filename, self.line)
 
     def changed_places(self) -> list[int]:
         """The places of the values that it may change in place.
