@@ -158,6 +158,7 @@ SEPARATE: dict[str, Step] = {
     "time first": _time_first,
     "rows": lambda self, x: self.layer(x.reshape(-1, WIDTH)).view(x.shape[0], -1, WIDTH),
     "recurrent": lambda self, x: self.layer(x)[0],
+    "packed": _packed,
     "convolution": _channels_first,
     "token mean": lambda self, x: self.layer(x) - x.mean(1, keepdim=True),
     "token softmax": lambda self, x: self.layer(x) * x.softmax(1),
@@ -205,7 +206,6 @@ COUPLING: dict[str, Step] = {
     "by numpy": _by_numpy,
     "rows of a mask": _rows_of_a_mask,
     "two views": _two_views,
-    "packed": _packed,
 }
 _LAYERS: dict[str, Callable[[], nn.Module]] = {
     "layer norm": lambda: nn.LayerNorm(WIDTH),

@@ -154,3 +154,33 @@ def test_an_attribute_that_another_forward_could_see_is_refused(
 ) -> None:
     with pytest.raises(WorkloadError, match=found):
         analyse(workload(*runs))
+
+
+class Hooked(nn.Module):
+    """Notes what its map gives, by a hook that it sets in its first forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.map._forward_hooks:
+            self.map.register_forward_hook(lambda _, __, result: None)
+        y: Tensor = self.map(x)
+        return y.square().mean((1, 2))
+
+
+class HookedNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.hooked = Block(), Hooked()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.hooked(self.block(x))
+        return y.mean()
+
+
+def test_hooks_that_a_forward_sets_are_gone_when_it_was_looked_at() -> None:
+    net = HookedNet()
+    analyse(Workload("w", [Task("t", net, 4, Items(x=(3, WIDTH)))], operators=(Block, Hooked)))
+    assert not net.hooked.map._forward_hooks

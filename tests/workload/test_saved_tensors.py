@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -52,6 +53,24 @@ def test_hooks_see_again_what_is_saved_behind_a_transformation() -> None:
     with torch.autograd.graph.saved_tensors_hooks(note, same):
         x.exp()  # and those of others are none of theirs
     assert len(packed) == seen + 2
+
+
+def test_hooks_are_back_in_their_order() -> None:
+    x = torch.ones(1, 3, requires_grad=True)
+    packing: list[str] = []
+
+    def noting(name: str) -> Callable[[Tensor], Tensor]:
+        def note(tensor: Tensor) -> Tensor:
+            packing.append(name)
+            return tensor
+
+        return note
+
+    with SavedTensorsHooks(noting("outer"), same), SavedTensorsHooks(noting("inner"), same):
+        slopes(x)
+        packing.clear()
+        x.exp()
+    assert packing == ["inner"]
 
 
 def test_hooks_of_the_users_own_are_refused_as_in_plain_pytorch() -> None:
