@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -110,6 +111,12 @@ def test_threads_and_backward_passes_of_user_code_see_one_process() -> None:
     thread.start()
     thread.join()
     assert seen == [ALONE]
+
+
+def test_a_thread_that_is_torchs_alone_sees_what_is_there() -> None:
+    """Nobody's code is between torch.distributed and Python's threads: it is part of a collective of ours."""
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(dist.get_rank).result() == 2
 
 
 def test_layers_of_torch_that_ask_for_others_see_one_process() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
@@ -406,3 +408,12 @@ def test_what_is_right_is_not_refused() -> None:
     )
     graph = analysed(Workload("w", [Task("t", net, 4, Items(x=(4, WIDTH), label=((), 3)))], (Block,)))
     assert [op.coupled for op in graph.tasks["t"].ops] == [False]
+
+
+def test_a_place_is_in_the_users_code_not_in_what_it_calls() -> None:
+    """Python's own modules and torch fail for what they are given."""
+    for fails in (lambda: json.loads("{"), lambda: torch.ones(2) @ torch.ones(3)):
+        with pytest.raises((ValueError, RuntimeError)) as error:
+            fails()
+        place = place_of_error(error.value)
+        assert place is not None and "test_refusals.py:" in place
