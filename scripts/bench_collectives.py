@@ -61,7 +61,7 @@ def main() -> None:
     for count in arguments.processes:
         with tempfile.TemporaryDirectory() as folder:
             store = str(Path(folder) / "store")
-            spawn(_take_part, (count, store, arguments.mib, arguments.rounds), count)  # type: ignore[no-untyped-call]
+            spawn(_take_part, (count, store, arguments.mib, arguments.rounds), count)  # type: ignore[no-untyped-call]  # torch: untyped
 
 
 class _Sizes:

@@ -57,7 +57,16 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="plan what was planned by this code, too")
     parser.add_argument("--freeze", action="store_true", help="write what was planned into the table")
     asked = parser.parse_args()
-    frozen = read_table() if TABLE.exists() else Table("", "", {})
+    if asked.jobs < 1:
+        parser.error(f"argument --jobs: {asked.jobs}, expected 1 or more")
+    try:
+        frozen = read_table() if TABLE.exists() else Table("", "", {})
+    except ValueError as error:
+        print(
+            f"{error}\nTake it from the repository again, or remove it and run with --freeze.",
+            file=sys.stderr,
+        )
+        sys.exit(3)
     names = [
         name
         for name in PROBLEMS

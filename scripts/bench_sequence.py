@@ -84,7 +84,7 @@ class Way:
         """Once, forward and backward."""
         started = time.thread_time()
         out = self.forward()
-        out.backward(torch.ones_like(out))  # type: ignore[no-untyped-call]
+        out.backward(torch.ones_like(out))  # type: ignore[no-untyped-call]  # torch: untyped
         self.times.append(time.thread_time() - started)
         self.inputs[0].grad = None
 
@@ -95,7 +95,7 @@ class Way:
             meter.begin()
             out = self.forward()
             kept = meter.held - before
-            out.backward(torch.ones_like(out))  # type: ignore[no-untyped-call]
+            out.backward(torch.ones_like(out))  # type: ignore[no-untyped-call]  # torch: untyped
             peak = meter.peak - before
         self.inputs[0].grad = None
         return kept, peak

@@ -127,7 +127,7 @@ def run_backward_elsewhere() -> None:
     """
     from torch._subclasses.fake_tensor import FakeTensor
 
-    run: Callable[..., Any] = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    run: Callable[..., Any] = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # private
 
     def elsewhere(*arguments: Any, **named: Any) -> Any:
         stays = not torch._C._is_multithreading_enabled()
@@ -149,7 +149,7 @@ def run_backward_elsewhere() -> None:
             raise error
         return result
 
-    torch.autograd._engine_run_backward = elsewhere  # type: ignore[attr-defined]
+    torch.autograd._engine_run_backward = elsewhere  # type: ignore[attr-defined]  # private
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def fused_adamw_with_an_overflow(device: str) -> str:
     weight = nn.Parameter(torch.ones(1000, device=device))
     optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
     found_inf = torch.zeros((), device=device)
-    optimizer.found_inf, optimizer.grad_scale = found_inf, None  # type: ignore[attr-defined]
+    optimizer.found_inf, optimizer.grad_scale = found_inf, None  # type: ignore[attr-defined]  # set by GradScaler
     weight.grad = torch.ones_like(weight)
     optimizer.step()
     before, step = weight.detach().clone(), optimizer.state[weight]["step"].item()

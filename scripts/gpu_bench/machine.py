@@ -35,7 +35,7 @@ def versions() -> str:
             found.append(f"no {name}")
     nccl = ""
     if torch.cuda.is_available():
-        nccl = f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"  # type: ignore[no-untyped-call]
+        nccl = f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"  # type: ignore[no-untyped-call]  # torch: untyped
     return f"Python {sys.version.split()[0]}, torch {torch.__version__}{nccl}; {', '.join(found)}"
 
 

@@ -104,7 +104,7 @@ def _state_after(module: torch.nn.Module, loss: Tensor, batches: int = 1) -> dic
     """The loss, every gradient, and every buffer."""
     for parameter in module.parameters():
         parameter.grad = None
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()  # type: ignore[no-untyped-call]  # torch: untyped
     found = {"loss": loss.detach()}
     for name, parameter in module.named_parameters():
         found[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

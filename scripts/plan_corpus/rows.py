@@ -76,10 +76,17 @@ class Table:
 
 
 def read_table(path: Path = TABLE) -> Table:
-    """The frozen plans."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    rows = {name: Row.of(row) for name, row in data["problems"].items()}
-    return Table(data["machine"], data["date"], rows)
+    """Read the frozen plans.
+
+    Raises:
+        ValueError: it is no such table, with what is wrong.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        rows = {name: Row.of(row) for name, row in data["problems"].items()}
+        return Table(data["machine"], data["date"], rows)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: no table of plans ({type(error).__name__}: {error})") from error
 
 
 def write_table(table: Table, path: Path = TABLE) -> None:

@@ -154,7 +154,7 @@ class Part:
             made[name] = through(self.half, x)
             self.mail.send(name, HALFWAY, made[name])
         for name in ORDER:
-            made[name].backward(self.mail.take(name, HALFWAY_GRADIENT, again=again))  # type: ignore[no-untyped-call]
+            made[name].backward(self.mail.take(name, HALFWAY_GRADIENT, again=again))  # type: ignore[no-untyped-call]  # torch: untyped
             if name in self.seen:
                 gradient = seen[name].grad
                 assert gradient is not None

@@ -204,3 +204,13 @@ def test_a_profile_of_several_types_has_curve_and_shares_of_each() -> None:
     for metaop in profile.metaops:
         assert {point.device for point in metaop.curve} == {"h800-80gb", "h20-96gb"}
         assert {share.device for share in metaop.shares} == {"h800-80gb", "h20-96gb"}
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"machine": "", "date": "", "problems": {"a": {"no": 1}}}']
+)
+def test_what_is_no_table_is_one_message(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="no table of plans"):
+        read_table(path)
