@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -133,7 +137,53 @@ class Record:
     mean: Tensor | None = None
 
 
+class Slotted:
+    """As one that is to be small."""
+
+    __slots__ = ("__weakref__", "items", "last")
+
+    def __init__(self) -> None:
+        self.items: list[Tensor] = []
+
+
+class DerivedFromSlots(Slotted):
+    __slots__ = "__mean"  # one name
+
+    @property
+    def mean(self) -> Any:
+        return getattr(self, "_DerivedFromSlots__mean", 0.0)
+
+    def keep(self, mean: Tensor) -> None:
+        self.__mean = mean
+
+
+class SlotsAndMore(Slotted):
+    """Without slots of its own, so with a dict, too."""
+
+
+@dataclass(slots=True)
+class SlottedRecord:
+    mean: Any = 0.0
+    slots: DerivedFromSlots = field(default_factory=DerivedFromSlots)
+
+
+@dataclass(slots=True, frozen=True)
+class FrozenRecord:
+    held: SlottedRecord = field(default_factory=SlottedRecord)
+    mean: Any = 0.0
+
+
+class OwnDict(dict[str, Any]):
+    def clear(self) -> None:
+        raise AssertionError("no user asks for that")
+
+    def __getitem__(self, key: str) -> Any:
+        return {"own": super().__getitem__(key)}
+
+
 IN_FILE: deque[Tensor] = deque(maxlen=2)
+SLOTTED_IN_FILE = SlottedRecord()
+CALLS = 0
 BY_NAME: dict[str, Tensor] = {}
 MEAN: Any = 0.0
 
@@ -221,7 +271,146 @@ def _memory_of_a_tensor(keeper: Any, y: Tensor) -> Any:
     return found
 
 
+def _slot(keeper: Any, y: Tensor) -> Any:
+    found = getattr(keeper.slots.slots, "last", 0.0)
+    keeper.slots.slots.last = y.detach().mean(0)
+    return found
+
+
+def _list_in_a_slot(keeper: Any, y: Tensor) -> Any:
+    items = keeper.slots.slots.items
+    items.append(y.detach().mean(0))
+    return items[-2] if len(items) > 1 else 0.0
+
+
+def _private_slot(keeper: Any, y: Tensor) -> Any:
+    found = keeper.slots.slots.mean
+    keeper.slots.slots.keep(y.detach().mean(0))
+    return found
+
+
+def _slot_of_a_dataclass(keeper: Any, y: Tensor) -> Any:
+    found = keeper.slots.mean
+    keeper.slots.mean = y.detach().mean(0)
+    return found
+
+
+def _slot_of_a_frozen_dataclass(keeper: Any, y: Tensor) -> Any:
+    found = keeper.frozen.mean
+    object.__setattr__(keeper.frozen, "mean", y.detach().mean(0))
+    return found
+
+
+def _slot_that_is_left_empty(keeper: Any, y: Tensor) -> Any:
+    found = 0.0
+    if hasattr(keeper.more, "last"):
+        found = keeper.more.last
+        del keeper.more.last
+    else:
+        keeper.more.last = y.detach().mean(0)
+    return found
+
+
+def _attribute_beside_slots(keeper: Any, y: Tensor) -> Any:
+    found = getattr(keeper.more, "mean", 0.0)
+    keeper.more.mean = y.detach().mean(0)
+    return found
+
+
+def _slot_in_the_file(keeper: Any, y: Tensor) -> Any:
+    found = SLOTTED_IN_FILE.mean
+    SLOTTED_IN_FILE.mean = y.detach().mean(0)
+    return found
+
+
+def _list_in_a_tuple(keeper: Any, y: Tensor) -> Any:
+    items = keeper.tuple[1]
+    items.append(y.detach().mean(0))
+    return items[-2] if len(items) > 1 else 0.0
+
+
+def _dict_of_a_class_of_ones_own(keeper: Any, y: Tensor) -> Any:
+    found = keeper.own["mean"]["own"]
+    keeper.own["mean"] = y.detach().mean(0)
+    return found
+
+
+def _attribute_of_a_dict(keeper: Any, y: Tensor) -> Any:
+    found = getattr(keeper.own, "mean", 0.0)
+    keeper.own.mean = y.detach().mean(0)
+    return found
+
+
+def _namespace(keeper: Any, y: Tensor) -> Any:
+    found = keeper.namespace.mean
+    keeper.namespace.mean = y.detach().mean(0)
+    return found
+
+
+def _counter(keeper: Any, y: Tensor) -> Any:
+    keeper.counter["calls"] += 1
+    return y / keeper.counter["calls"]
+
+
+def _array(keeper: Any, y: Tensor) -> Any:
+    keeper.array[0] += 1
+    return y / float(keeper.array[0])
+
+
+def _argument_of_a_partial(keeper: Any, y: Tensor) -> Any:
+    return keeper.partial(y)
+
+
+def _remember(state: dict[str, Any], y: Tensor) -> Any:
+    found = state.get("mean", 0.0)
+    state["mean"] = y.detach().mean(0)
+    return found
+
+
+def _object_of_a_bound_method(keeper: Any, y: Tensor) -> Any:
+    return keeper.bound(y)
+
+
+def _variable_that_is_bound_anew(keeper: Any, y: Tensor) -> Any:
+    return keeper.anew(y)
+
+
+def _default_of_a_method(keeper: Any, y: Tensor) -> Any:
+    return keeper.with_default(y)
+
+
+def _count_of_the_file(keeper: Any, y: Tensor) -> Any:
+    global CALLS
+    CALLS += 1
+    return y / CALLS
+
+
+def _count_of_the_class(keeper: Any, y: Tensor) -> Any:
+    type(keeper).calls += 1
+    return y / type(keeper).calls
+
+
 KEPT = {
+    _slot: "self.slots.slots",
+    _list_in_a_slot: "self.slots.slots.items",
+    _private_slot: "self.slots.slots",
+    _slot_of_a_dataclass: "self.slots",
+    _slot_of_a_frozen_dataclass: "self.frozen",
+    _slot_that_is_left_empty: "self.more",
+    _attribute_beside_slots: "self.more",
+    _slot_in_the_file: "test_carried.SLOTTED_IN_FILE",
+    _list_in_a_tuple: "self.tuple[1]",
+    _dict_of_a_class_of_ones_own: "self.own",
+    _attribute_of_a_dict: "self.own",
+    _namespace: "self.namespace",
+    _counter: "self.counter",
+    _array: "self.array",
+    _argument_of_a_partial: "self.partial",
+    _object_of_a_bound_method: "self.bound",
+    _variable_that_is_bound_anew: "self.anew: mean",
+    _default_of_a_method: "Keeper.with_default's default",
+    _count_of_the_file: "test_carried.CALLS",
+    _count_of_the_class: "Keeper.calls",
     _list_of_an_object: "self.record.memory.items",
     _attribute_of_an_object: "self.record.memory",
     _noise_in_an_object: "self.record.memory",
@@ -261,15 +450,30 @@ TABLES = (_table_of_an_object, _table_of_the_file, _map_in_an_object)
 Keep = Callable[[Any, Tensor], Any]
 
 
+class Hidden:
+    def __init__(self) -> None:
+        self.mean: Any = 0.0
+
+    def remember(self, y: Tensor) -> Any:
+        found, self.mean = self.mean, y.detach().mean(0)
+        return found
+
+
 class Keeper(nn.Module):
     """Adds what `keep` gives, which keeps something for the next forward."""
 
     of_all: list[Tensor] = []  # noqa: RUF012 - as people write it
     mean: Any = 0.0
+    calls = 0
 
     def __init__(self, keep: Keep) -> None:
         super().__init__()
         self.block, self.keep, self.record = Block(), keep, Record()
+        self.slots, self.frozen, self.more = SlottedRecord(), FrozenRecord(), SlotsAndMore()
+        self.tuple: Any = (0, [])
+        self.own, self.namespace = OwnDict(mean=0.0), SimpleNamespace(mean=0.0)
+        self.counter, self.array = Counter[str](), np.zeros(2)
+        self.partial, self.bound = partial(_remember, {}), Hidden().remember
         self.pair: list[Any] = [0.0, None]
         self.counts = {"n": 0}
         state: dict[str, Any] = {"mean": 0.0}
@@ -279,10 +483,21 @@ class Keeper(nn.Module):
             state["mean"] = y.detach().mean(0)
             return found
 
+        mean: Any = 0.0
+
+        def anew(y: Tensor) -> Any:
+            nonlocal mean
+            found, mean = mean, y.detach().mean(0)
+            return found
+
         def itself() -> Any:
             return itself
 
-        self.closure, self.itself = closure, itself
+        self.closure, self.itself, self.anew = closure, itself, anew
+
+    def with_default(self, y: Tensor, seen: list[Tensor] = []) -> Any:  # noqa: B006 - as people write it
+        seen.append(y.detach().mean(0))
+        return seen[-2] if len(seen) > 1 else 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.block(x)
@@ -302,7 +517,8 @@ class Around(nn.Module):
 def nothing_kept() -> Iterator[None]:
     """What is left in the class and in this file, a test says; the next finds nothing of it."""
     yield
-    left = [*IN_FILE, *BY_NAME, *Keeper.of_all, *(each for each in (MEAN, Keeper.mean) if each != 0.0)]
+    left = [*IN_FILE, *BY_NAME, *Keeper.of_all, *(Keeper.with_default.__defaults__ or ([],))[0]]
+    left += [each for each in (MEAN, Keeper.mean, SLOTTED_IN_FILE.mean, CALLS, Keeper.calls) if each != 0.0]
     assert not left, "analysis has put back what forwards have left"
 
 
@@ -324,6 +540,37 @@ def test_forward_is_refused_where_it_reads_what_an_earlier_one_has_left(
     what = KEPT[keep].replace("self.", "self.keeper.")
     assert f"{what}, of which a trace knows nothing" in raised.value.message
     assert "list its class in the workload's `operators`" in str(raised.value.hint)
+
+
+def _generator(keeper: Any, y: Tensor) -> Any:
+    return y * next(keeper.generator)
+
+
+def _count_without_end(keeper: Any, y: Tensor) -> Any:
+    return y * next(keeper.endless)
+
+
+def _cycle(keeper: Any, y: Tensor) -> Any:
+    return y * next(keeper.cycle)
+
+
+def _iterator_of_a_list(keeper: Any, y: Tensor) -> Any:
+    return y * next(keeper.iterator)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("keep", [_generator, _count_without_end, _cycle, _iterator_of_a_list])
+def test_iterators_that_forward_moves_are_refused(keep: Keep, inside: bool) -> None:
+    net = Around(keep)
+    net.keeper.generator = (1 + each / 10 for each in range(1000))
+    net.keeper.endless = itertools.count(1)
+    net.keeper.cycle = itertools.cycle([1.0, 0.5, 0.25])
+    net.keeper.iterator = iter([1.0] * 1000)
+    operators = (Block, Keeper) if inside else (Block,)
+    with pytest.raises(WorkloadError) as raised:
+        analyse(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], operators))
+    said = "from call to call; looking at a forward moves it"
+    assert said in raised.value.message
 
 
 @pytest.mark.parametrize("inside", [True, False])

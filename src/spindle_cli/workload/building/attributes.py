@@ -6,27 +6,37 @@ values there once it was looked at.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
+import itertools
 import sys
 import types
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor, fx, nn
 from torch.jit import ScriptModule
 from torch.utils import _pytree as pytree
+
+from spindle_cli.errors import WorkloadError
 
 _PLAIN = (bool, int, float, complex, str, bytes)
 _TORCHS = frozenset(vars(nn.Module()))  # its own dicts of parameters, buffers, parts and hooks
 _HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "_hooks" in name and held == {})
 _DEPTH = 3  # of containers in containers, and in objects
 _MOST = 1000  # entries of a container that are looked into
-_CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
-# Objects of classes from there keep nothing of a user's.
+# By the first of these that something is, its contents are read and written, whatever its class does there.
+_CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
+# Objects of classes from there keep nothing of a user's, but for those that are made to.
 _NOT_OF_USERS = sys.stdlib_module_names | {"torch", "numpy", "spindle_cli"}
+_EXACT = (list, dict, set, OrderedDict, defaultdict, Counter, deque)
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
+_MISSING = object()
+_MOST_ELEMENTS = 4096  # of an array of numpy's whose values are looked at
 
 
 @dataclass
@@ -121,6 +131,66 @@ def _look(name: str, module: nn.Module) -> _Part:
     return _Part(module, name, dict(module.__dict__), dict(module._buffers), hooks_of(module))
 
 
+class _Fields(MutableMapping[str, Any]):
+    """The fields of an object whose class has slots: these, by the names that they are kept by, and what its
+    dict holds if it has one.
+    """
+
+    def __init__(self, value: Any, slots: Mapping[str, types.MemberDescriptorType]) -> None:
+        self._value = value
+        self._slots = slots
+        self._dict: dict[str, Any] = getattr(value, "__dict__", {})
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._slots:
+            return self._dict[name]
+        try:
+            return self._slots[name].__get__(self._value)
+        except AttributeError as error:  # nothing is there yet
+            raise KeyError(name) from error
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self._slots:
+            self._slots[name].__set__(self._value, value)
+        else:
+            self._dict[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        if name in self._slots:
+            self._slots[name].__delete__(self._value)
+        else:
+            del self._dict[name]
+
+    def __iter__(self) -> Iterator[str]:
+        names = (*self._slots, *self._dict)
+        return (name for name in names if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def fields_of(value: Any) -> MutableMapping[str, Any] | None:
+    """What an object holds by names, in its dict and in the slots of its class, whatever the class does with
+    who asks or sets; None: nothing could be.
+    """
+    slots = _slots_of(type(value))
+    if slots:
+        return _Fields(value, slots)
+    held = getattr(value, "__dict__", None)
+    return held if type(held) is dict else None
+
+
+def _slots_of(cls: type) -> dict[str, types.MemberDescriptorType]:
+    """Those of a class and of what it derives from, by the names that they are kept by."""
+    return {
+        name: slot
+        for base in reversed(cls.__mro__)
+        if "__slots__" in vars(base)
+        for name, slot in vars(base).items()
+        if isinstance(slot, types.MemberDescriptorType)
+    }
+
+
 @dataclass(frozen=True)
 class _Memory:
     """A container, an object, a class or a file, and what it held.
@@ -128,27 +198,79 @@ class _Memory:
     Attributes:
         path: how it is come to: the name of an attribute, a class or a file, then keys.
         is_own: a module comes to it, not a class or a file alone.
+        by_names: its fields are meant, not its entries.
     """
 
     holder: Any
     path: tuple[str, ...]
     kept: Any
     is_own: bool
+    by_names: bool
 
     @property
     def held(self) -> Any:
         """What it holds now."""
-        return self.holder if type(self.holder) in _CONTAINERS else vars(self.holder)
+        return _contents(self.holder, by_names=self.by_names)
 
     @property
     def is_attribute(self) -> bool:
         """Whether it is a container that is an attribute of a module."""
-        return self.is_own and len(self.path) == 1 and type(self.holder) in _CONTAINERS
+        return self.is_own and len(self.path) == 1 and not self.by_names
 
     @property
     def name(self) -> str:
         """As messages have it."""
         return ("self." if self.is_own else "") + "".join(self.path)
+
+    def restore(self) -> None:
+        """Let it hold what it held.
+
+        Raises:
+            WorkloadError: it goes one way alone.
+        """
+        holder, kept = self.holder, self.kept
+        if self.by_names:
+            fields: Any = fields_of(holder)
+            fields.clear()
+            fields.update(kept)
+        elif isinstance(holder, types.CellType):
+            if kept[0] is _MISSING:
+                del holder.cell_contents
+            else:
+                holder.cell_contents = kept[0]
+        elif isinstance(holder, np.ndarray):
+            holder[...] = np.frombuffer(kept[0], holder.dtype).reshape(holder.shape)
+        elif (kind := _container(holder)) is not None:
+            kind.clear(holder)
+            kind.extend(holder, kept) if kind in (list, deque) else kind.update(holder, kept)
+        else:
+            raise WorkloadError(
+                f"forward goes on in {self.name}, a {type(holder).__name__}, from call to call; looking at a "
+                "forward moves it, and nothing moves it back",
+                hint="Count in a number (self.calls += 1) and take what belongs to it from a list; or "
+                "declare what changes from step to step: Task(..., step_values={'beta': function}).",
+            )
+
+
+def _container(value: Any) -> Any:
+    """As which container something is read; None: it is none."""
+    return next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
+
+
+def _contents(value: Any, *, by_names: bool) -> Any:
+    """A copy of what something holds."""
+    if by_names:
+        return dict(fields_of(value) or {})
+    if isinstance(value, types.CellType):
+        return [_inside(value, _MISSING)]
+    if isinstance(value, np.ndarray):
+        return [value.tobytes()]
+    kind = _container(value)
+    if kind is None:
+        return [_position(value)]
+    if kind in (list, deque):
+        return list(kind.__iter__(value))
+    return set(value) if kind is set else {key: kind.__getitem__(value, key) for key in kind.__iter__(value)}
 
 
 class Memories:
@@ -159,7 +281,7 @@ class Memories:
 
     def __init__(self, parts: Sequence[tuple[str, nn.Module]], classes: Sequence[type]) -> None:
         """`parts`: with their names below the module; `classes`: of all of them."""
-        self._memories: dict[int, _Memory] = {}
+        self._memories: dict[tuple[int, bool], _Memory] = {}
         self._names: list[_Memory] = []  # of classes and files
         self._remembering: dict[int, tuple[Any, int]] = {}
         self._files = {cls.__module__ for cls in classes}
@@ -202,17 +324,17 @@ class Memories:
         return bool(changes)
 
     def restore(self) -> None:
-        """Let them hold what they held; those of classes and files where they have got tensors. What is
-        remembered of calls is forgotten where it became more.
+        """Let them hold what they held; those of classes and files where they have got tensors or plain
+        values alone, as an object there may be made once. What is remembered of calls is forgotten where it
+        became more.
         """
         for memory in self._memories.values():
-            held, kept = memory.held, memory.kept
-            if not _is_as(held, kept) and (memory.is_own or _has_tensors(held)):
-                held.clear()
-                held.extend(kept) if isinstance(held, list | deque) else held.update(kept)
+            held = memory.held
+            if not _is_as(held, memory.kept) and (memory.is_own or _is_left(held, memory.kept)):
+                memory.restore()
         for names in self._names:
             for name, value, old in list(_others(names)):
-                if _has_tensors([value]):
+                if isinstance(value, _PLAIN) or _has_tensors([value]):
                     delattr(names.holder, name) if old is _MISSING else setattr(names.holder, name, old)
         for function, size in self._remembering.values():
             if function.cache_info().currsize != size:
@@ -220,45 +342,63 @@ class Memories:
 
     def _look_into_names(self, holder: Any, names: Mapping[str, Any]) -> None:
         kept = dict(names)
-        self._names.append(_Memory(holder, (holder.__name__,), kept, is_own=False))
+        self._names.append(_Memory(holder, (holder.__name__,), kept, is_own=False, by_names=True))
         for name, value in kept.items():
             function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
             if isinstance(function, functools._lru_cache_wrapper):
                 self._remembering[id(function)] = (function, function.cache_info().currsize)
-            elif not name.startswith("__"):
-                is_method = isinstance(function, types.FunctionType) and isinstance(holder, type)
-                self._look(function, (holder.__name__, f".{name}"), 0 if is_method else _DEPTH, is_own=False)
+            elif not name.startswith("__") or isinstance(function, types.FunctionType):
+                self._look(function, (holder.__name__, f".{name}"), _DEPTH, is_own=False)
 
     def _look(self, value: Any, path: tuple[str, ...], depth: int, *, is_own: bool) -> None:
-        if depth == 0 or isinstance(value, _PLAIN) or value is None or id(value) in self._memories:
+        if depth == 0 or isinstance(value, _PLAIN) or value is None:
             return
-        if isinstance(value, types.FunctionType):
-            if is_own or value.__module__ in self._files:
-                self._look(vars(value), path, 1, is_own=is_own)
-                for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                    self._look(_inside(cell), (*path, f": {variable}"), depth - 1, is_own=is_own)
+        if (id(value), False) in self._memories or (id(value), True) in self._memories:
             return
-        is_container = type(value) in _CONTAINERS
-        if not (is_container or _is_of_users(value, None if is_own else self._files)):
+        if isinstance(value, types.MethodType | functools.partial):
+            held = (value.__func__, value.__self__) if isinstance(value, types.MethodType) else _bound(value)
+            for each in held:
+                self._look(each, path, depth, is_own=is_own)
+        elif isinstance(value, types.FunctionType):
+            self._look_into_function(value, path, depth, is_own=is_own)
+        elif type(value) is tuple:
+            for number, each in enumerate(value[:_MOST]):
+                self._look(each, (*path, f"[{number}]"), depth - 1, is_own=is_own)
+        elif isinstance(value, types.CellType) or _goes_one_way(value) or _is_small_array(value):
+            self._keep(value, path, is_own=is_own)
+        else:
+            files = None if is_own else self._files
+            if type(value) in _EXACT or (_container(value) is not None and _is_of(type(value), files)):
+                kept = self._keep(value, path, is_own=is_own)
+                self._look_inside(kept, path, depth, "[{!r:.40}]", is_own=is_own)
+            if _is_of_users(value, files):
+                kept = self._keep(value, path, is_own=is_own, by_names=True)
+                self._look_inside(kept, path, depth, ".{}", is_own=is_own)
+
+    def _look_into_function(
+        self, value: types.FunctionType, path: tuple[str, ...], depth: int, *, is_own: bool
+    ) -> None:
+        """Look at a function's attributes, its defaults and the variables around it."""
+        if not _is_of(value, None if is_own else self._files):
             return
-        held = value if is_container else vars(value)
-        kept: Any = (
-            list(held)
-            if isinstance(held, list | deque)
-            else set(held)
-            if isinstance(held, set)
-            else dict(held)
-        )
-        self._memories[id(value)] = _Memory(value, path, kept, is_own)
+        self._look(vars(value), path, 1, is_own=is_own)
+        for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+            self._look(default, (*path, "'s default"), depth - 1, is_own=is_own)
+        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            inside = (*path, f": {variable}")
+            self._look(cell, inside, depth, is_own=is_own)
+            self._look(_inside(cell), inside, depth - 1, is_own=is_own)
+
+    def _keep(self, value: Any, path: tuple[str, ...], *, is_own: bool, by_names: bool = False) -> Any:
+        kept = _contents(value, by_names=by_names)
+        self._memories[id(value), by_names] = _Memory(value, path, kept, is_own, by_names)
+        return kept
+
+    def _look_inside(self, kept: Any, path: tuple[str, ...], depth: int, how: str, *, is_own: bool) -> None:
         if depth > 1 and len(kept) <= _MOST:
-            inside = kept.items() if isinstance(kept, dict) else enumerate(kept)
-            for key, each in inside:
+            for key, each in kept.items() if isinstance(kept, dict) else enumerate(kept):
                 if type(each) not in _PLAIN and each is not None:
-                    inner = f"[{key!r:.40}]" if is_container else f".{key}"
-                    self._look(each, (*path, inner), depth - 1, is_own=is_own)
-
-
-_MISSING = object()
+                    self._look(each, (*path, how.format(key)), depth - 1, is_own=is_own)
 
 
 def _others(names: _Memory) -> Iterator[tuple[str, Any, Any]]:
@@ -269,22 +409,62 @@ def _others(names: _Memory) -> Iterator[tuple[str, Any, Any]]:
             yield name, value, old
 
 
-def _inside(cell: types.CellType) -> Any:
-    """What is in a variable that functions share; None: nothing yet."""
+def _inside(cell: types.CellType, nothing: Any = None) -> Any:
+    """What is in a variable that functions share; `nothing`: nothing yet."""
     try:
         return cell.cell_contents
     except ValueError:
-        return None
+        return nothing
 
 
 def _is_of_users(value: Any, files: Collection[str] | None) -> bool:
-    """Whether it is an object with attributes, of a class in these files; None: of any of the user's or of a
-    library for models.
+    """Whether it is an object with fields, of a class in these files; None: of any of the user's or of a
+    library for models; or one that is made to hold whatever it is given.
     """
-    if type(getattr(value, "__dict__", None)) is not dict or isinstance(value, nn.Module | Tensor | type):
+    if isinstance(value, nn.Module | Tensor | type | types.ModuleType) or fields_of(value) is None:
         return False
-    file = type(value).__module__
+    return isinstance(value, _NAMESPACES) or _is_of(type(value), files)
+
+
+def _is_of(code: type | types.FunctionType, files: Collection[str] | None) -> bool:
+    """Whether a class or function is of these files; None: of any of the user's or of a library's."""
+    file = code.__module__ or ""
     return file.partition(".")[0] not in _NOT_OF_USERS if files is None else file in files
+
+
+def _is_small_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype != object and value.size <= _MOST_ELEMENTS
+
+
+def _bound(value: functools.partial[Any]) -> tuple[Any, ...]:
+    return (value.func, *value.args, *value.keywords.values())
+
+
+def _goes_one_way(value: Any) -> bool:
+    """Whether it is one of Python's own iterators."""
+    return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
+
+
+def _position(value: Any) -> str:
+    """How far an iterator has come."""
+    if isinstance(value, types.GeneratorType):
+        if (frame := value.gi_frame) is None:
+            return "at its end"
+        return f"{frame.f_lasti} {[_told(each) for each in frame.f_locals.values()]}"
+    if isinstance(value, itertools.cycle):
+        _, inside, state = value.__reduce__()  # type: ignore[misc]
+        return f"{[_told(each) for each in (*inside, *state)]}"
+    left = getattr(value, "__length_hint__", None)
+    return repr(value) if left is None else f"{left()} left"
+
+
+def _told(value: Any) -> str:
+    """What tells a value of an iterator from another, without asking tensors."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if _goes_one_way(value):
+        return _position(value)
+    return f"{id(value)} {len(value) if isinstance(value, list) else ''}"
 
 
 def _counts(held: Any, kept: Any) -> bool:
@@ -308,6 +488,14 @@ def _classes(modules: Iterable[nn.Module]) -> list[type]:
     ]
 
 
+def _is_left(held: Any, kept: Any) -> bool:
+    """Whether a container has got tensors, or nothing but plain values, since."""
+    pairs = held.items() if isinstance(held, dict) else enumerate(held)
+    before = kept if isinstance(kept, dict) else dict(enumerate(kept))
+    got = [value for key, value in pairs if not _is(value, before.get(key, _MISSING))]
+    return _has_tensors(held) or all(isinstance(value, _PLAIN) for value in got)
+
+
 def _has_tensors(held: Any) -> bool:
     inside = list(held.values()) if isinstance(held, dict) else list(held)
     return any(isinstance(leaf, Tensor | fx.Proxy) for leaf in pytree.tree_leaves(inside))
@@ -319,14 +507,14 @@ def _is_as(held: Any, kept: Any) -> bool:
         return False
     if isinstance(kept, dict):
         return all(
-            key is known and value is old
+            _is(key, known) and _is(value, old)
             for (key, value), (known, old) in zip(held.items(), kept.items(), strict=True)
         )
     return bool(held == kept) if isinstance(kept, set) else all(map(_is, held, kept))
 
 
 def _is(one: object, other: object) -> bool:
-    return one is other
+    return one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and one == other)
 
 
 def hooks_of(module: nn.Module) -> dict[str, dict[int, Any]]:

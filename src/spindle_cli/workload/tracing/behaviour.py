@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from spindle_cli.workload.building.attributes import fields_of
 from spindle_cli.workload.building.layer_numbers import is_number
 from spindle_cli.workload.memo import HERE
 
@@ -97,7 +98,7 @@ def _callable_or_object(value: Any, depth: int) -> str:
         return _text([value.func, value.args, value.keywords], depth - 1)
     if isinstance(value, types.BuiltinFunctionType):
         return f"{value.__module__}.{value.__qualname__}"
-    held = getattr(value, "__dict__", None)
+    held = fields_of(value)
     if held is None:
         return _itself(value)
     return f"{type(value).__module__}.{type(value).__qualname__} {_text(held, depth - 1)}"

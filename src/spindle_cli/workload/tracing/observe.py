@@ -7,7 +7,6 @@ the batch's. A model of any size takes the same time.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -21,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.attributes import swapped_tensors
+from spindle_cli.workload.building.attributes import fields_of, swapped_tensors
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed.marks import describe, is_fixed, rows_for
 from spindle_cli.workload.fixed.refusal import (
@@ -247,9 +246,7 @@ def _hides_tensors(leaf: Any) -> bool:
     inside = leaf.values() if isinstance(leaf, Mapping) else leaf if isinstance(leaf, Set) else ()
     if any(isinstance(value, Tensor) for value in inside):
         return True
-    names = [each.name for each in dataclasses.fields(leaf)] if dataclasses.is_dataclass(leaf) else ()
-    held = (*getattr(leaf, "__dict__", {}).values(), *(getattr(leaf, name, None) for name in names))
-    return any(isinstance(value, Tensor) for value in held)
+    return any(isinstance(value, Tensor) for value in (fields_of(leaf) or {}).values())
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.attributes import fields_of
 from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.refuse import Frame, frames_of_caller, is_of_the_user, place_of
 from spindle_cli.workload.tracing.behaviour import behaviour_of, is_filled
@@ -414,14 +415,13 @@ def _taken_apart(value: Any, leaves: list[Any]) -> Any:
         if any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves(held)):
             raise UnfitError.here("a function that is made before takes traced values along", starts=True)
         return value
-    own = getattr(value, "__dict__", None)
-    if isinstance(own, dict) and not isinstance(value, nn.Module | type | types.ModuleType):
+    own = fields_of(value)
+    if own is not None and not isinstance(value, nn.Module | type | types.ModuleType):
         found = {name: _taken_apart(item, leaves) for name, item in own.items() if _is_traced(item)}
         if not found:
             return value
         bare = copy.copy(value)
-        for name in found:
-            del vars(bare)[name]
+        (fields_of(bare) or {}).update(dict.fromkeys(found))
         return _Object(bare, found)
     return value
 
@@ -440,7 +440,8 @@ def _put_together(value: Any, given: Sequence[Any]) -> Any:
         return torch.masked_select(found, mask) if value.each else found[mask]
     if isinstance(value, _Object):
         made = copy.copy(value.like)
-        vars(made).update({name: _put_together(item, given) for name, item in value.attributes.items()})
+        parts = {name: _put_together(item, given) for name, item in value.attributes.items()}
+        (fields_of(made) or {}).update(parts)
         return made
     if isinstance(value, dict):
         items = {key: _put_together(item, given) for key, item in value.items()}

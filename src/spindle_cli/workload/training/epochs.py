@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from spindle_cli.workload.building.attributes import fields_of
 from spindle_cli.workload.training.item_draws import SeededCalls, no_draws
 from spindle_cli.workload.types import FlowTask, Task
 
@@ -134,7 +135,7 @@ def told_of(task: Task | FlowTask) -> tuple[Any, ...]:
 
 def _held_by(value: Any) -> Iterator[Any]:
     """What an object has in attributes, or in lists and dicts there, and may be told or hold what is."""
-    for held in getattr(value, "__dict__", {}).values():
+    for held in (fields_of(value) or {}).values():
         if isinstance(held, dict):
             inner: Collection[Any] = held.values()
         else:

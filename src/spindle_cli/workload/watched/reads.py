@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from spindle_cli.workload.building.attributes import fields_of
 from spindle_cli.workload.refuse import place_of
 
 # What is no user's: of these, only what their objects hold.
@@ -79,7 +80,7 @@ class Reads:
             self._seen.add(id(value))
             self._kept.append(value)
             self.of_class(type(value))
-            for inner in getattr(value, "__dict__", {}).values():
+            for inner in (fields_of(value) or {}).values():
                 self._held(inner, depth - 1)
 
     def call(self, *names: str) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.attributes import fields_of
 from spindle_cli.workload.building.load import built_modules, modules_of
 from spindle_cli.workload.building.source import settled_module_name
 from spindle_cli.workload.types import Workload
@@ -269,9 +270,9 @@ class _Finder:
 
     def _object(self, value: Any, path: str, task: str, depth: int = 3) -> None:
         """Attributes of plain objects."""
-        held = getattr(value, "__dict__", None)
+        held = fields_of(value)
         is_plain = isinstance(value, (*_PLAIN, Tensor, nn.Module, np.ndarray, np.generic, weakref.ref))
-        if not isinstance(held, dict) or is_plain or depth == 0 or id(value) in self._inside:
+        if held is None or is_plain or depth == 0 or id(value) in self._inside:
             return
         self._inside.add(id(value))
         for key in self._reads.names & held.keys():
