@@ -452,8 +452,8 @@ def _position(value: Any) -> str:
             return "at its end"
         return f"{frame.f_lasti} {[_told(each) for each in frame.f_locals.values()]}"
     if isinstance(value, itertools.cycle):
-        _, inside, state = value.__reduce__()  # type: ignore[misc]
-        return f"{[_told(each) for each in (*inside, *state)]}"
+        reduced: Any = value.__reduce__()
+        return f"{[_told(each) for part in reduced[1:] for each in part]}"
     left = getattr(value, "__length_hint__", None)
     return repr(value) if left is None else f"{left()} left"
 

@@ -440,8 +440,8 @@ def _put_together(value: Any, given: Sequence[Any]) -> Any:
         return torch.masked_select(found, mask) if value.each else found[mask]
     if isinstance(value, _Object):
         made = copy.copy(value.like)
-        parts = {name: _put_together(item, given) for name, item in value.attributes.items()}
-        (fields_of(made) or {}).update(parts)
+        own = {name: _put_together(item, given) for name, item in value.attributes.items()}
+        (fields_of(made) or {}).update(own)
         return made
     if isinstance(value, dict):
         items = {key: _put_together(item, given) for key, item in value.items()}
