@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.forward import compare_with_forward
 from spindle_cli.profile.checking.values import Values
+from spindle_cli.workload.analyse import analyse, analyse_for_others
 from spindle_cli.workload.graph import TaskGraph
+from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.types import Task, Workload
 
@@ -48,6 +51,11 @@ class Net(nn.Module):
 
     def __private(self, x: Tensor) -> Tensor:
         return self.scale * x
+
+    @torch.no_grad()
+    def enqueue(self, logits: Tensor) -> None:
+        n = int(self.seen > 3)
+        self.seen.copy_((1 - n) * (self.seen + logits.abs().mean()))
 
     def by_private(self, x: Tensor, label: Tensor) -> Tensor:
         losses = self.losses(x, label)
@@ -347,20 +355,71 @@ def written_and_weighed(self: Net, x: Tensor, label: Tensor) -> Tensor:
     return functional.cross_entropy(logits, label.clamp(min=0)) * weight
 
 
+def written_by_a_decorated_method(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """As queues of contrastive losses are: read, and then written."""
+    logits = self.head(self.features(x))
+    known = logits * self.seen.clone().detach()
+    loss = functional.cross_entropy(logits + known, label.clamp(min=0))
+    self.enqueue(logits)
+    return loss
+
+
 @pytest.mark.parametrize(
-    ("run", "apart"),
-    [
-        (written_and_weighed, "it also reads it elsewhere"),
-        (written_and_read, "it also reads it elsewhere"),
-        (written_alone, "the loss is made of nothing there"),
-    ],
+    "run", [written_and_weighed, written_and_read, written_alone, written_by_a_decorated_method]
 )
-def test_a_buffer_that_is_written_where_nobody_would_see_it_is_refused(
-    run: Callable[..., Any], apart: str
-) -> None:
-    """As queues of contrastive losses are, and counts for a log."""
-    with pytest.raises(WorkloadError, match=rf"forward writes into 'seen' .*; {apart}"):
-        task_of(run)
+def test_a_buffer_that_is_written_goes_with_what_reads_it_and_with_the_loss(run: Callable[..., Any]) -> None:
+    task = task_of(run)
+    assert whole_ops(task) == ["loss"]
+    assert task.ops[-1].changes == ("seen",) and "seen" in task.ops[-1].buffers
+    plain = copy.deepcopy(task.root)
+    assert isinstance(plain, Net)
+    for batch in batches().values():
+        x, label = batch["x"].float(), batch["label"]
+        right = Net.forward(plain, x, label)
+        known: dict[str, Any] = {"x": x, "label": label}
+        for op in task.ops:
+            found = op_module(task, op)(*(known[name] for name in (*op.fields, *op.inputs)))
+            known.update(zip(op.outputs, found, strict=True) if op.outputs else {"loss": found}.items())
+        torch.testing.assert_close(known["loss"], right, rtol=0, atol=1e-6)
+        torch.testing.assert_close(task.root.seen, plain.seen, rtol=0, atol=1e-6)
+
+
+def test_a_buffer_that_an_operator_reads_too_is_refused() -> None:
+    class Reads(nn.Module):
+        def __init__(self, seen: Tensor) -> None:
+            super().__init__()
+            self.register_buffer("seen", seen)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.seen
+
+    class Shares(Net):
+        def __init__(self, run: Callable[..., Any]) -> None:
+            super().__init__(run)
+            self.reads = Reads(self.seen)
+
+    def run(self: Shares, x: Tensor, label: Tensor) -> Tensor:
+        loss = functional.cross_entropy(self.head(self.reads(self.features(x))), label.clamp(min=0))
+        with torch.no_grad():
+            self.seen.fill_(int(self.seen) + 1)
+        return loss
+
+    workload = Workload("w", [Task("t", Shares(run), 8, items())], operators=(Block, Reads))
+    with pytest.raises(WorkloadError, match=r"forward writes into '.*seen' .*; it also reads it elsewhere"):
+        analysed(workload)
+
+
+def test_with_what_another_process_has_found_a_region_is_the_same() -> None:
+    """What it writes into tells where it begins and ends."""
+
+    def made() -> Workload:
+        net = Net(written_by_a_decorated_method)
+        return Workload("w", [Task("t", net, 8, items())], operators=(Block,))
+
+    graph, memo = analyse_for_others(made())
+    again = analyse(made(), AnalysisMemo.model_validate_json(memo.model_dump_json()))
+    assert again.fingerprint == graph.fingerprint
+    assert again.tasks["t"].ops[-1].changes == ("seen",)
 
 
 def test_a_check_that_only_raises_is_left_out() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from spindle_cli.workload.evaluated.trace import evaluated_on_its_own
-from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
+from spindle_cli.workload.graph import CONSTANT, TaskGraph, WorkloadGraph
 from spindle_cli.workload.metaops.cut import names_used
+from spindle_cli.workload.tracing.builds import NoTwinError, Twins
 from spindle_cli.workload.tracing.flow import flow_graph
 from spindle_cli.workload.tracing.modes import give_modes
+from spindle_cli.workload.tracing.regions import NAME, Region
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
@@ -40,7 +42,32 @@ def _rebound(known: TaskGraph, task: Task | FlowTask) -> TaskGraph | None:
     if type(known.task) is not type(task):
         return None
     root = _root_of(task, known)
+    try:
+        _hand_on(known, root)
+    except NoTwinError:
+        return None
     return replace(known, task=task, root=root) if _has_what_is_used(root, known) else None
+
+
+def _hand_on(known: TaskGraph, root: nn.Module) -> None:
+    """Let a root hold what the trace has left on the other build's: tensors that forward has made of numbers,
+    and regions, over the modules of its own.
+
+    Raises:
+        NoTwinError: a region uses something of which nothing is known in this build.
+    """
+    left = {
+        name: getattr(known.root, name)
+        for op in known.ops
+        for graph in op.graphs
+        for node in graph.nodes
+        if node.op in ("get_attr", "call_module") and (name := str(node.target)).startswith((CONSTANT, NAME))
+    }
+    twins = Twins(known.root, root) if left else None
+    for name, value in left.items():
+        if isinstance(value, Tensor) and value.is_meta:
+            raise NoTwinError
+        vars(root)[name] = value.over(twins) if isinstance(value, Region) and twins else value
 
 
 def _root_of(task: Task | FlowTask, known: TaskGraph) -> nn.Module:

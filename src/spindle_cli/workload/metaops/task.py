@@ -71,7 +71,7 @@ def analyse_task(
                 # What cannot do without values runs whole from now on.
                 finder.observer.samples[task.name] = partial(_more_samples, task, samples)
             elif not regions.extended(error):
-                raise (first if isinstance(error, UnfitError) else error) from None
+                raise (first if isinstance(error, UnfitError) and not error.tells else error) from None
 
 
 def _analyse_with(

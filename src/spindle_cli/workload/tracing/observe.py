@@ -122,27 +122,31 @@ class Observer:
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        otherwise: Callable[[Exception], Any] | None = None,
+        otherwise: Callable[[Exception], tuple[Any, tuple[str, ...]]] | None = None,
     ) -> Any:
         """What a module gives, from memory if an equal one was given equal inputs.
 
         Args:
-            otherwise: finds it where the module fails on fake tensors, or raises what it is given.
+            otherwise: finds it where the module fails on fake tensors, with what the module was seen to
+                change; or raises what it is given.
         """
 
-        def find() -> Any:
+        def find() -> tuple[Any, tuple[str, ...] | None]:
             try:
-                return self._run(module, args, kwargs)
+                return self._run(module, args, kwargs), None
             except (_ChangesItsInputError, _ReplacesParameterError, ChangesRecordError):
                 raise
             except Exception as error:
                 if otherwise is None:
                     raise
-                return pytree.tree_map(self._like, otherwise(error))
+                result, changed = otherwise(error)
+                return pytree.tree_map(self._like, result), changed
 
         described = pytree.tree_map(_describe, (args, kwargs))
         unnumbered, numbered = (f"{text} {described}" for text in self.kinds.behaviours(module))
-        found = self._calls.of((unnumbered, numbered), module, find)
+        found, changed = self._calls.of((unnumbered, numbered), module, find)
+        if changed is not None:
+            self.changed[self.kinds.behaviour(module)] = changed
         return pytree.tree_map(again, found)
 
     def _like(self, value: Any) -> Any:
@@ -344,8 +348,8 @@ class Run(fx.Interpreter):
     def _more_samples(self) -> Mapping[str, Tensor]:
         return {**self._samples, **self._observer.samples[self._task]()}
 
-    def _seen(self, node: fx.Node, module: nn.Module, error: Exception) -> Any:
-        """What a module gives that fails on fake tensors.
+    def _seen(self, node: fx.Node, module: nn.Module, error: Exception) -> tuple[Any, tuple[str, ...]]:
+        """What a module gives that fails on fake tensors, and what it changes.
 
         Raises:
             WorkloadError: another thing for other samples.
@@ -354,9 +358,7 @@ class Run(fx.Interpreter):
         if self._task not in self._observer.samples:
             raise error
         try:
-            result, changed = seen_result(node, module, self._more_samples, self._count, self.env)
-            self._observer.changed[self._observer.kinds.behaviour(module)] = changed
-            return result
+            return seen_result(node, module, self._more_samples, self._count, self.env)
         except OtherShapesError as other:
             made = refusal(
                 self._task,

@@ -13,6 +13,7 @@ import __future__
 import ast
 import contextlib
 import copy
+import functools
 import gc
 import hashlib
 import inspect
@@ -32,6 +33,7 @@ from spindle_cli.workload.building.attributes import fields_of
 from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.refuse import Frame, frames_of_caller, is_of_the_user, place_of
 from spindle_cli.workload.tracing.behaviour import behaviour_of, is_filled
+from spindle_cli.workload.tracing.builds import NoTwinError, Twins
 from spindle_cli.workload.tracing.inplace import is_in_place_name
 from spindle_cli.workload.tracing.proxies.selecting import Selected
 
@@ -44,16 +46,26 @@ _LEAVES = (ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Nonlocal, ast.Gl
 
 
 class UnfitError(ReadsValuesError):
-    """A region cannot be where it is: `starts` and `ends`, whether another beginning or end may do."""
+    """A region cannot be where it is: `starts` and `ends`, whether another beginning or end may do; `tells`,
+    whether it says more than what made it a region.
+    """
 
     starts = False
     ends = False
+    tells = False
 
     @classmethod
     def here(cls, what: str, *, starts: bool = False, ends: bool = False) -> UnfitError:
         """Make the error of the region that is being called."""
         made = cls(what)
         made.frames, made.starts, made.ends = frames_of_caller(), starts, ends
+        return made
+
+    @classmethod
+    def of(cls, error: WorkloadError, frames: tuple[Frame, ...], *, starts: bool, ends: bool) -> UnfitError:
+        """Make of a refusal the error of a region that is called in these frames."""
+        made = cls(*error.args, hint=error.hint)
+        made.frames, made.starts, made.ends, made.tells = frames, starts, ends, True
         return made
 
 
@@ -456,6 +468,21 @@ def _put_together(value: Any, given: Sequence[Any]) -> Any:
     return value
 
 
+def _over(value: Any, twins: Twins) -> Any:
+    """A value that was taken apart, of another build."""
+    if isinstance(value, _Leaf):
+        return value
+    if isinstance(value, _Object):
+        attributes = {name: _over(item, twins) for name, item in value.attributes.items()}
+        return _Object(twins.of(value.like), attributes)
+    if _leaves_in(value):
+        if isinstance(value, dict):
+            return {key: _over(item, twins) for key, item in value.items()}
+        items = [_over(item, twins) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return twins.of(value)
+
+
 def _leaves_in(value: Any) -> list[_Leaf]:
     if isinstance(value, _Object):
         value = value.attributes
@@ -492,6 +519,30 @@ class Region(nn.Module):
                 self.register_buffer(f"own_{number}", tensor)
             assert tensor is not None
             self._places.append((owner, name, f"own_{number}", tensor))
+
+    def over(self, twins: Twins) -> Region:
+        """The same statements with the modules, tensors and objects of another build.
+
+        Raises:
+            NoTwinError: they use something of which nothing is known there.
+        """
+        made = Region.__new__(Region)
+        nn.Module.__init__(made)
+        made.line, made.text, made.ends_function = self.line, self.text, self.ends_function
+        made._changed, made._places = self._changed, []
+        if twins.of(self._run) is not self._run:
+            raise NoTwinError
+        made._run = self._run
+        made._values = {name: _over(value, twins) for name, value in self._values.items()}
+        made.owners = tuple(twins.of(owner) for owner in self.owners)
+        for name, module in self._modules.items():
+            made.add_module(name, twins.of(module))
+        for owner, name, own, tensor in self._places:
+            twin = twins.of(tensor)
+            kind = made.register_parameter if own in self._parameters else made.register_buffer
+            kind(own, twin)
+            made._places.append((twins.of(owner), name, own, twin))
+        return made
 
     @property
     def place(self) -> str:
@@ -604,6 +655,8 @@ def _note_attribute(module: nn.Module, name: str, held: _Held) -> None:
     static = inspect.getattr_static(type(module), name, None)
     if isinstance(static, property) and static.fget is not None:
         _note_method(module, static.fget, held)
+    elif isinstance(static, classmethod | functools.cached_property | functools.partialmethod):
+        _note_method(module, getattr(static, "func", getattr(static, "__func__", None)), held)
     elif isinstance(static, types.FunctionType):
         _note_method(module, static, held)
     elif name in module._parameters or name in module._buffers:
@@ -616,14 +669,14 @@ def _note_attribute(module: nn.Module, name: str, held: _Held) -> None:
 
 
 def _note_method(module: nn.Module, function: Any, held: _Held) -> None:
-    code = getattr(function, "__code__", None)
-    if code is None or (id(module), code) in held.seen:
-        return
-    held.seen.add((id(module), code))
     try:
+        code = inspect.unwrap(function).__code__  # of what a decorator was given, as torch.no_grad() is
+        if (id(module), code) in held.seen:
+            return
+        held.seen.add((id(module), code))
         tree = _tree_of(code)
-    except (OSError, SyntaxError, TypeError, IndexError):
-        held.modules[id(module)] = module
+    except (AttributeError, OSError, SyntaxError, TypeError, IndexError, ValueError):
+        held.modules[id(module)] = module  # all of it, as nothing is known of its code
         return
     if tree.args.args or tree.args.posonlyargs:
         first = [*tree.args.posonlyargs, *tree.args.args][0].arg

@@ -480,6 +480,11 @@ def _graph_of(
 def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> None:
     """Refuse regions that write into parameters or buffers which others read, each of its own copy, or that
     do nothing else, as nobody would run them.
+
+    Raises:
+        UnfitError: there is one; it may fit where it has in it what reads the same between operators, or
+            what is behind it.
+        WorkloadError: an operator reads the same.
     """
     root = task.module
     names = {id(tensor): name for name, tensor in [*root.named_parameters(), *root.named_buffers()]}
@@ -502,7 +507,7 @@ def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> Non
         shared = sorted(written & others)
         if shared or not any(user.users for user in (node, *node.users)):
             apart = "it also reads it elsewhere" if shared else "the loss is made of nothing there"
-            raise refusal(
+            made = refusal(
                 task.name,
                 f"forward writes into {(shared or sorted(written))[0]!r} where it decides by values, in what "
                 f"runs as it is written; {apart}",
@@ -510,6 +515,10 @@ def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> Non
                 "Put what reads it and what writes into it into one nn.Module, whose result the loss is made "
                 "of, and list its class in the workload's `operators`: it runs whole.",
             )
+            readers = [other for other, held in read.items() if other is not node and held & written]
+            if any(other.op != "get_attr" for other in readers):
+                raise made
+            raise UnfitError.of(made, node.meta[FRAMES], starts=bool(shared), ends=not shared)
 
 
 @contextlib.contextmanager
