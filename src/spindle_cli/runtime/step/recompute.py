@@ -34,7 +34,8 @@ def run_recomputed(
     """`module(*arguments)`, keeping for the backward pass the arguments instead of what it computes.
 
     The second forward pass draws the random numbers of the first, and sees the buffers and attributes that
-    the first saw; what it does to them is undone, so that running statistics count every batch once. Batch
+    the first saw; what it does to them is undone, so that running statistics count every batch once. Hooks
+    that it sets on its arguments are not set on those of the first: each has views of its own. Batch
     norms whose statistics are summed over shares take those of the first, and a contrastive loss what it has
     gathered: nothing is summed or gathered again.
 
@@ -45,7 +46,11 @@ def run_recomputed(
         moves_trained: so it may those that are, as one that normalises its prototypes does.
     """
     state = ChangedState(module, may_move=may_move, moves_trained=moves_trained)
-    function = module.remembering() if isinstance(module, OverShares | PairsOverShares) else module
+    runs = module.remembering() if isinstance(module, OverShares | PairsOverShares) else module
+
+    def function(*given: Any) -> Any:
+        return runs(*[_own_view(each) for each in given])
+
     # What torch.jit has compiled cannot be left midway, as soon as the backward pass has all that it needs.
     is_compiled = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
     with set_checkpoint_early_stop(not is_compiled):
@@ -54,6 +59,11 @@ def run_recomputed(
         return checkpoint(
             function, *arguments, use_reentrant=False, context_fn=state.contexts, preserve_rng_state=True
         )
+
+
+def _own_view(value: Any) -> Any:
+    is_tensor = isinstance(value, torch.Tensor) and value.requires_grad
+    return value.view_as(value) if is_tensor else value
 
 
 class ChangedState:
