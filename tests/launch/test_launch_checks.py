@@ -11,13 +11,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from helpers.cli import Ended, run_spindle
 from helpers.plans import two_towers
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from helpers.toy_plan import write_toy
-from spindle_cli.errors import InputError, UsageError
-from spindle_cli.launch.checks import chunked_otherwise, compiled_otherwise, sampled_otherwise
+from spindle_cli.errors import InputError, UsageError, WorkloadError
+from spindle_cli.launch.checks import (
+    chunked_otherwise,
+    compiled_otherwise,
+    require_gradient_hooks,
+    sampled_otherwise,
+)
 from spindle_cli.launch.choose import choose_run_dir
 from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
 from spindle_cli.launch.starting.network import (
@@ -31,6 +37,7 @@ from spindle_cli.launch.types import Address
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, ProfileRef
+from spindle_cli.workload import saved_tensors
 from spindle_cli.workload.building.source import locate
 from spindle_cli.workload.file import TrainSettings
 
@@ -394,3 +401,36 @@ def test_too_few_open_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 175))
     with pytest.raises(InputError, match=r"may have 175 files open; .* may need 176"):
         require_open_files(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"offload": ((0, 1),)}, "moves activations to host memory"),
+        ({"recompute": True}, "recomputes activations"),
+        ({}, None),
+    ],
+)
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("is_hooked", [True, False])
+def test_hooks_on_gradients_are_refused_where_torch_loses_them(
+    changes: dict[str, Any], said: str | None, keeps: bool, is_hooked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_tensors, "KEEPS_GRADIENT_HOOKS", keeps)
+    (_, plan), layer = two_towers(), nn.Linear(2, 2)
+    first = plan.waves[0]
+    pieces = (first.slices[0].model_copy(update=changes), *first.slices[1:])
+    plan = plan.model_copy(update={"waves": (first.model_copy(update={"slices": pieces}), *plan.waves[1:])})
+    if is_hooked:
+        layer.weight.register_hook(lambda gradient: 0 * gradient)  # type: ignore[no-untyped-call]
+    task: Any = SimpleNamespace(task=SimpleNamespace(name="pairs"), root=layer)
+    graph: Any = SimpleNamespace(tasks={"pairs": task})
+    if keeps or not is_hooked or said is None:
+        require_gradient_hooks(plan, graph)
+        return
+    with pytest.raises(
+        WorkloadError, match=f"task 'pairs': the parameter 'weight' has a hook .* plan {said}"
+    ):
+        require_gradient_hooks(plan, graph)
+    layer.weight.requires_grad_(False)
+    require_gradient_hooks(plan, graph)

@@ -16,7 +16,6 @@ from shard_cases import SAVED as SAVED_SHARED_OUT
 from whole_cases import WHOLE
 
 from spindle_cli.files.sharding import Sharding
-from spindle_cli.operators.whole.compiled import moves_of_compiled
 from spindle_cli.workload.graph import WorkloadGraph
 
 # Shares, slices of one MetaOp on different devices, two inputs from different devices, shared parameters of
@@ -369,7 +368,7 @@ EXACT_ON_TWO = (
         "compiled",
         APART,
         train={**ADAMW, "compile": "aot_eager"},
-        offload=moves_of_compiled(),
+        offload=True,
         recompute=("pairs/vision", "caption/layers"),
     ),
     Case("drawn-data", APART, args={"draws": True}, train={**ADAMW, "accumulate": 2}),
@@ -377,6 +376,7 @@ EXACT_ON_TWO = (
     Case("guards", (0, 1), toys="guard_toys", train={**SGD, "loader": {"workers": 1}}),
     Case("kept", (0, 1), toys="kept_toys", train={**SGD, "eval_every": 1}, recompute=("t/student",)),
     Case("kept-saved", (1, 0), toys="kept_toys", args={"saved": True}, micro_batches={"t": 2}, apart=2),
+    Case("saving", (0, 1), toys="saving_toys", train=ADAMW, recompute=("t/first",), offload=True),
     Case("guards-compiled", (0, 1), toys="guard_toys", train={**SGD, "compile": "aot_eager"}),
     Case("all-on-second", (1,), train={"optimizer": "RMSprop", "lr": 1e-3}),
 )

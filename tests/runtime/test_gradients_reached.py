@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from alone import world_of_one
+from saving_toys import WIDTH, Scaled
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
@@ -24,6 +26,7 @@ from spindle_cli.runtime.part.shards import Cut, Cuts
 from spindle_cli.runtime.step.compute import require_planned_gradients
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.saved_tensors import SavedTensorsHooks
 from spindle_cli.workload.types import Task, Workload
 
 
@@ -44,6 +47,31 @@ def test_a_function_that_ends_with_none_comes_to_no_parameter() -> None:
     assert noted.flags == [True, True]
     noted.reset()
     assert noted.flags == [False, False]
+
+
+@pytest.mark.parametrize(
+    "hooks", [nullcontext, lambda: SavedTensorsHooks(Tensor.detach, lambda saved: saved)]
+)
+def test_a_parameter_that_a_function_in_python_has_saved_is_noted_in_every_step(
+    hooks: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    """Before 2.10 torch itself takes hooks on its gradient away."""
+    weight = nn.Parameter(torch.ones(WIDTH))
+    noted = Reached([weight])
+    for _ in range(2):
+        with hooks():
+            y = Scaled.apply(torch.ones(2, WIDTH), weight)  # type: ignore[no-untyped-call]
+        assert noted.flags == [False]
+        y.sum().backward()
+        assert noted.flags == [True]
+        noted.reset()
+
+
+def test_a_gradient_that_is_asked_for_and_not_accumulated_comes_to_no_parameter() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    noted = Reached([weight])
+    torch.autograd.grad((3 * weight).sum(), weight)
+    assert noted.flags == [False]
 
 
 class Ranks:

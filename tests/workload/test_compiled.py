@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,9 +13,8 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from helpers import toy_workload
 from helpers.analysed import analysed
-from helpers.plans import two_towers
 from spindle_cli.errors import WorkloadError
-from spindle_cli.operators.whole.compiled import LayerCompiler, require_compiler, require_moves
+from spindle_cli.operators.whole.compiled import LayerCompiler, require_compiler
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.metaops.ops import op_module
 
@@ -70,29 +67,6 @@ def test_a_missing_compiler_is_one_message(monkeypatch: pytest.MonkeyPatch) -> N
     require_compiler(TrainSettings(compile="aot_eager"), "cpu")
     with pytest.raises(WorkloadError, match="inductor cannot compile for cpu here: No working C"):
         require_compiler(TrainSettings(compile="inductor"), "cpu")
-
-
-@pytest.mark.parametrize(
-    ("version", "is_refused"), [("2.9.0", True), ("2.10.1+cu128", True), ("2.11.0", False)]
-)
-def test_moved_activations_of_compiled_layers_are_refused_before_torch_2_11(
-    version: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "__version__", version)
-    (_, plan), compiled = two_towers(), TrainSettings(compile="aot_eager")
-    pieces = tuple(
-        piece.model_copy(update={"offload": ((piece.ops[0], piece.ops[1]),)})
-        for piece in plan.waves[0].slices
-    )
-    waves = (plan.waves[0].model_copy(update={"slices": pieces}), *plan.waves[1:])
-    moving = plan.model_copy(update={"waves": waves})
-    require_moves(compiled, plan)
-    require_moves(TrainSettings(), moving)
-    said = pytest.raises(
-        WorkloadError, match=f"moves activations to host memory, and with torch {re.escape(version)}"
-    )
-    with said if is_refused else nullcontext():
-        require_moves(compiled, moving)
 
 
 @pytest.mark.parametrize(("written", "read"), [(True, "inductor"), (False, None), ("aot_eager", "aot_eager")])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spindle_cli.check.run import check_plan
 from spindle_cli.check.task_sets import require_planned
-from spindle_cli.errors import InputError
+from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.launch.starting.forked import IMPORTED_LATE, preload
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.imports import lasting_imports
@@ -80,7 +80,7 @@ def find_workload(
     preload(*IMPORTED_LATE)
     with lasting_imports():
         from spindle_cli.operators.plan_splits import plan_splits
-        from spindle_cli.operators.whole.compiled import require_compiler, require_moves
+        from spindle_cli.operators.whole.compiled import require_compiler
         from spindle_cli.workload.analyse import analyse_for_others
         from spindle_cli.workload.building.abstract import load_abstract
         from spindle_cli.workload.evaluated.needs import needs_of
@@ -107,7 +107,7 @@ def find_workload(
         require_trainable(loaded.train)
         refuse_setters(loaded.train, source, loaded.workload)
         require_compiler(loaded.train, "cpu" if plan.cluster.is_cpu else "cuda")
-        require_moves(loaded.train, plan)
+        require_gradient_hooks(plan, found)
         TaskWeights(loaded.train, loaded.workload.tasks).at(0)
         sets = sets_of(turns_of(loaded.train, loaded.workload.tasks))
         groups = groups_of_graph(loaded.train, found)
@@ -118,6 +118,43 @@ def find_workload(
             plan_splits(own, found.only_evaluated(task.name), str(plan_path), only_evaluated=True)
     require_planned(plan, sets, str(plan_path))
     return FoundWorkload(source, loaded.train, found, memo, groups, tuple(loaded.initial.lines()))
+
+
+def require_gradient_hooks(plan: Plan, graph: WorkloadGraph) -> None:
+    """Refuse to move activations, or to compute them again, where torch loses hooks on parameters' gradients
+    by it (`KEEPS_GRADIENT_HOOKS`).
+
+    Raises:
+        WorkloadError: a trained parameter has one, and the plan does either.
+    """
+    from spindle_cli.workload.saved_tensors import KEEPS_GRADIENT_HOOKS
+
+    if KEEPS_GRADIENT_HOOKS:
+        return
+    slices = [piece for each in (plan, *plan.set_plans.values()) for piece in each.slices]
+    does = [
+        (what, how)
+        for what, how, is_done in (
+            ("moves activations to host memory", "--no-offload", any(piece.offload for piece in slices)),
+            ("recomputes activations", "for more memory", any(piece.recompute for piece in slices)),
+        )
+        if is_done
+    ]
+    hooked = (
+        (task.task.name, name)
+        for task in graph.tasks.values()
+        for name, parameter in task.root.named_parameters()
+        if parameter.requires_grad and parameter._backward_hooks
+    )
+    found = next(hooked, None)
+    if not does or found is None:
+        return
+    raise WorkloadError(
+        f"task {found[0]!r}: the parameter {found[1]!r} has a hook on its gradient, and the plan "
+        f"{' and '.join(what for what, _ in does)}, by which torch before 2.10 may lose hooks",
+        hint=f"Install torch 2.10 or newer, plan {' and '.join(how for _, how in does)}, or multiply inside "
+        "of the model in place of the hook.",
+    )
 
 
 def require_same_islands(plan: Plan, plan_path: Path, train: TrainSettings, source: str) -> None:

@@ -16,6 +16,13 @@ import torch
 from torch import Tensor
 from torch.autograd import graph
 
+# Whether hooks on the gradients of leaves (`register_hook` of a parameter, or of what an operator is given)
+# last where hooks on saved tensors are set. Before torch 2.10 they do not: a function of autograd's that is
+# written in Python, such as torch.compile's or a user's, unpacks a leaf that it has saved as another Python
+# object, and when that one ends torch clears the hooks of the leaf itself, for good. Those behind the node
+# that accumulates last.
+KEEPS_GRADIENT_HOOKS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+
 Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
 

@@ -17,7 +17,6 @@ import torch
 from torch import fx, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.plan.types import Plan
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.values.step_values import reads_step_values
@@ -25,9 +24,6 @@ from spindle_cli.workload.values.step_values import reads_step_values
 # Shares of a batch, with and without gradients, that one kind of layer may meet on a rank; torch's 8 is less
 # than what a plan may give it, and what is beyond the limit would not be compiled, only a warning said.
 MOST_SHAPES = 256
-# The first torch with which compiled layers whose activations are moved to host memory were seen to train
-# what they train without: with 2.9.0 two ranks' losses were 2e-3 off from step 2 on (2.10: not tried).
-MOVED_FROM = (2, 11)
 
 
 class LayerCompiler:
@@ -99,29 +95,6 @@ def require_compiler(train: TrainSettings, device_type: str) -> None:
             f"train.compile: inductor cannot compile for {device_type} here: {missing}",
             hint="Install it on every node, or leave train.compile out of the workload file.",
         )
-
-
-def moves_of_compiled() -> bool:
-    """Whether activations of compiled layers may be moved to host memory with this torch."""
-    major, minor = torch.__version__.split(".")[:2]
-    return (int(major), int(minor)) >= MOVED_FROM
-
-
-def require_moves(train: TrainSettings, plan: Plan) -> None:
-    """Refuse to move activations of compiled layers to host memory where that trains another model.
-
-    Raises:
-        WorkloadError: the plan moves some, layers are compiled, and torch is too old.
-    """
-    plans = (plan, *plan.set_plans.values())
-    if train.compile is None or moves_of_compiled() or not any(p.offload for q in plans for p in q.slices):
-        return
-    raise WorkloadError(
-        f"train.compile: the plan moves activations to host memory, and with torch {torch.__version__} "
-        "compiled layers would train another model then",
-        hint="Install torch 2.11 or newer, plan with --no-offload, or leave train.compile out of the "
-        "workload file.",
-    )
 
 
 def _missing_cpp_compiler() -> str | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.memory.to_device import on_its_way
@@ -129,8 +130,11 @@ class Reached:
         self.size = len(parameters) + 1
         self._agreement = Agreement([(steady or {}).get(parameter) for parameter in parameters])
         self.turn_to = self._agreement.turn_to
-        for position, parameter in enumerate(parameters):
-            parameter.register_hook(self._note(position))  # type: ignore[no-untyped-call]
+        # Of autograd, those that accumulate: as long as they are held, they are the parameters' own. Not
+        # `register_hook` of the parameters themselves, see `KEEPS_GRADIENT_HOOKS`.
+        self._nodes = [get_gradient_edge(parameter).node for parameter in parameters]
+        for position, node in enumerate(self._nodes):
+            node.register_hook(self._note(position))
 
     def reset(self) -> None:
         """A new iteration begins."""
@@ -150,10 +154,10 @@ class Reached:
         """Which parameters have a gradient, given the flags of all ranks; raises what `Agreement` does."""
         return self._agreement.outcome(lambda: read_flags(flags))
 
-    def _note(self, position: int) -> Callable[[Tensor | None], None]:
-        def note(gradient: Tensor | None) -> None:
+    def _note(self, position: int) -> Callable[[Sequence[Tensor], Sequence[Tensor | None]], None]:
+        def note(_: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
             # A function of the user's may end its way with None, which is no gradient.
-            if gradient is not None:
+            if gradients[0] is not None:
                 self.flags[position] = True
 
         return note

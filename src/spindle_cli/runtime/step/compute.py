@@ -18,6 +18,7 @@ from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.wiring import WiredSlice
 from spindle_cli.runtime.step.offload import SliceCopies
 from spindle_cli.runtime.step.recompute import run_recomputed
+from spindle_cli.workload.saved_tensors import KEEPS_GRADIENT_HOOKS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,8 +117,9 @@ def run_forward(
         ]
         if index in watched:
             _call_when_backward_reaches(taken, watched[index])
-        if op.asks_gradients:
-            # Views, so that no hook on what it is given is called for gradients that it asks for itself.
+        if op.asks_gradients or not (KEEPS_GRADIENT_HOOKS or copies is None):
+            # Views, so that no hook on what it is given is called for gradients that it asks for itself, and
+            # none of its own hooks is one on a leaf.
             taken = [value.view_as(value) if isinstance(value, torch.Tensor) else value for value in taken]
         more = loss_arguments if op.shares is not None else ()
         arguments = [*[fields[name] for name in op.fields], *taken, *more]
