@@ -48,6 +48,7 @@ from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.sampling.schedule import Schedule
 from spindle_cli.workload.sampling.sets import sets_of
 from spindle_cli.workload.sampling.turns import Turns, turns_of
+from spindle_cli.workload.tracing.regions import place_of_buffer
 from spindle_cli.workload.training.precision import in_dtype, number_format
 
 
@@ -367,5 +368,4 @@ def _buffer_places(
         for op, module in zip(local.wired.ops, local.modules, strict=True):
             canonical = table.of_op(local.wired.task.task.name, op.buffers)
             for name, dotted in zip(canonical, op.buffers, strict=True):
-                owner, _, attribute = dotted.rpartition(".")
-                yield name, module.get_submodule(owner), attribute
+                yield name, *place_of_buffer(module, local.wired.task.root, dotted)

@@ -584,6 +584,13 @@ class Region(nn.Module):
                 )
         return result
 
+    def place_of(self, owner: nn.Module, name: str) -> tuple[nn.Module, str] | None:
+        """Where this one holds a buffer of a module: in which module, by which name; None: it does not."""
+        for module, attribute, own, _ in self._places:
+            if module is owner and attribute == name:
+                return self, own
+        return (owner, name) if any(part is owner for part in self.modules()) else None
+
     @contextlib.contextmanager
     def _tensors_held(self) -> Iterator[None]:
         """Let the modules that own tensors have those that this one was given in their places."""
@@ -596,8 +603,8 @@ class Region(nn.Module):
                     undo.append((theirs, name, theirs[name]))
                     theirs[name] = ours[own]
             yield
-            for owner, name, own, before in self._places:
-                if own in self._buffers and self._buffers[own] is not before:
+            for owner, name, own, _ in self._places:
+                if own in self._buffers:
                     self._buffers[own] = owner._buffers[name]
         finally:
             for theirs, name, held in undo:
@@ -705,6 +712,17 @@ class HeldRegions:
     def hold(self) -> None:
         """Let the module have them, also after its attributes were put back."""
         self._root.__dict__.update(self._held)
+
+
+def place_of_buffer(module: nn.Module, root: nn.Module, dotted: str) -> tuple[nn.Module, str]:
+    """Which module of an op's holds a buffer of its task's root, and by which name."""
+    owner, _, name = dotted.rpartition(".")
+    if dotted not in dict(module.named_buffers(remove_duplicate=False)):
+        for region in module.modules():
+            found = region.place_of(root.get_submodule(owner), name) if isinstance(region, Region) else None
+            if found is not None:
+                return found
+    return module.get_submodule(owner), name
 
 
 def names_of(region: Region, root: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
