@@ -54,7 +54,7 @@ class Distilled(nn.Module):
         self.teacher = copy.deepcopy(self.student).requires_grad_(False)
         self.scale = nn.Parameter(torch.tensor(0.5))
         self.register_buffer("center", torch.zeros(WIDTH))
-        self.move = move
+        self.move, self.decay = move, 0.75
 
     def forward(self, x: Tensor) -> Tensor:
         if self.move is not None:
@@ -129,7 +129,8 @@ def in_training(model: Distilled) -> None:
 
 def workload(model: nn.Module, **more: object) -> Workload:
     evaluated = Items() if more.pop("evaluates", False) else None
-    task = Task("t", model, batch_size=4, dataset=Items(), eval_dataset=evaluated)
+    numbers = {"decay": lambda step: 0.75} if more.pop("by_step", False) else {}
+    task = Task("t", model, batch_size=4, dataset=Items(), eval_dataset=evaluated, step_values=numbers)
     return check_workload(Workload("w", [task], operators=(Layer,), **more), "here")  # type: ignore[arg-type]
 
 
@@ -253,6 +254,17 @@ def a_buffer(model: Distilled) -> None:
         buffer.mul_(0.5)
 
 
+def by_a_number_of_the_step(model: Distilled) -> None:
+    with torch.no_grad():
+        for slow, fast in pairs(model):
+            slow.mul_(model.decay).add_(fast, alpha=1 - model.decay)
+
+
+def by_data_and_a_number_of_the_step(model: Distilled) -> None:
+    for slow, fast in pairs(model):
+        slow.data.mul_(model.decay).add_(fast.data, alpha=1 - model.decay)
+
+
 REFUSED = {
     by_too_little: "forward makes of 'teacher.0.linear.weight' between operators 0.75 "
     "teacher.0.linear.weight + 0.3 student.0.linear.weight, which is no moving average",
@@ -262,15 +274,23 @@ REFUSED = {
     the_student: "'t.student.0.linear.weight' takes a gradient, so that the optimizer would move it too",
     by_a_buffer: "forward changes a parameter by mul_ of a traced value, between operators",
     a_buffer: "forward changes 'center' between operators",
+    by_a_number_of_the_step: "forward changes a parameter by mul_ of a traced value, between operators",
+    by_data_and_a_number_of_the_step: "forward changes a parameter by mul_ of a traced value, between",
+}
+ADVISED = {
+    a_buffer: "the calls of all that use it, into one nn.Module",
+    by_a_number_of_the_step: "with a function of the step for a decay that changes, and 'before_forward'",
 }
 
 
 @pytest.mark.parametrize("way", REFUSED, ids=lambda way: way.__name__)
 def test_what_is_no_moving_average_is_refused_with_the_line(way: Callable[[Distilled], None]) -> None:
+    by_step = way in (by_a_number_of_the_step, by_data_and_a_number_of_the_step)
     with pytest.raises(WorkloadError) as caught:
-        analyse(workload(Distilled(way)))
+        analyse(workload(Distilled(way), by_step=by_step))
     assert REFUSED[way] in str(caught.value)
     assert "test_followed.py:" in str(caught.value)
+    assert ADVISED.get(way, "") in str(caught.value.hint)
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from torch.jit import ScriptModule
 from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.source import settled_module_name
 
 _PLAIN = (bool, int, float, complex, str, bytes)
 _TORCHS = frozenset(vars(nn.Module()))  # its own dicts of parameters, buffers, parts and hooks
@@ -342,13 +343,14 @@ class Memories:
 
     def _look_into_names(self, holder: Any, names: Mapping[str, Any]) -> None:
         kept = dict(names)
-        self._names.append(_Memory(holder, (holder.__name__,), kept, is_own=False, by_names=True))
+        own = settled_module_name(holder.__name__)
+        self._names.append(_Memory(holder, (own,), kept, is_own=False, by_names=True))
         for name, value in kept.items():
             function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
             if isinstance(function, functools._lru_cache_wrapper):
                 self._remembering[id(function)] = (function, function.cache_info().currsize)
             elif not name.startswith("__") or isinstance(function, types.FunctionType):
-                self._look(function, (holder.__name__, f".{name}"), _DEPTH, is_own=False)
+                self._look(function, (own, f".{name}"), _DEPTH, is_own=False)
 
     def _look(self, value: Any, path: tuple[str, ...], depth: int, *, is_own: bool) -> None:
         if depth == 0 or isinstance(value, _PLAIN) or value is None:

@@ -34,6 +34,11 @@ from spindle_cli.workload.tracing.proxies.scratch import Scratch
 NO_GRAD = "no_grad"  # key of a node's meta: it was made where gradients are switched off
 NO_AUTOCAST = "no_autocast"  # key of a node's meta: the device types for which it switches autocast off
 _OPAQUE = "_opaque_obj"  # how torch.fx begins the names of objects that it has the root hold, as a generator
+_OF_BUFFERS = (
+    "Put what changes it, and the calls of all that use it, into one nn.Module and list its class in the "
+    "workload's `operators`: it is then run as it is, on one device. Of a teacher, parameters alone may be "
+    "moved between operators (teacher.parameters()): its batch norms then keep statistics of their own."
+)
 _IN_OPERATOR = (
     "Put this part into an nn.Module of its own and list its class in the workload's `operators`: it is then "
     "run as it is."
@@ -242,4 +247,4 @@ class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             name = self._held.get(tensor.untyped_storage()._cdata)
             if name is not None and not self._moves.holds(tensor):
                 what = f"forward changes {name!r} between operators"
-                raise _frozen(self._task, what, place_of_caller())
+                raise _frozen(self._task, what, place_of_caller(), _OF_BUFFERS)

@@ -190,8 +190,11 @@ class OperatorTracer(fx.Tracer):
         written = args[0] if args else None
         if kind != "call_method" or not isinstance(written, Tensor):
             return
-        if isinstance(written, nn.Parameter) and is_in_place_name(target):
-            what = f"forward changes a parameter by {target} of a traced value, between operators"
+        if is_in_place_name(target) and self._is_parameter(written):
+            what = (
+                f"forward changes a parameter by {target} of a traced value, between operators (a number of "
+                "step_values is one)"
+            )
             raise refusal(self._task.name, what, place_of_caller(), DECLARE)
         if target == "__setitem__" or is_in_place_name(target):
             what = f"{str(written.dtype).removeprefix('torch.')} of shape {tuple(written.shape)}"
@@ -203,6 +206,12 @@ class OperatorTracer(fx.Tracer):
                 "Make it of the batch's, so that it is made anew in every step: x.new_zeros(...), "
                 "torch.zeros_like(x), torch.zeros(..., device=x.device).",
             )
+
+    def _is_parameter(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in the memory of one of the task's parameters, as its `data` does."""
+        storage = tensor.untyped_storage()._cdata
+        own = (tensor, *self.root.parameters())
+        return any(isinstance(each, nn.Parameter) and _lies_in(each, storage) for each in own)
 
     def run_region(self, region: Region, given: Sequence[Any]) -> Any:
         """What a region gives, as traced values.
@@ -519,6 +528,10 @@ def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> Non
             if any(other.op != "get_attr" for other in readers):
                 raise made
             raise UnfitError.of(made, node.meta[FRAMES], starts=bool(shared), ends=not shared)
+
+
+def _lies_in(parameter: nn.Parameter, storage: int) -> bool:
+    return bool(parameter.untyped_storage()._cdata == storage)
 
 
 @contextlib.contextmanager
