@@ -9,6 +9,7 @@ run beside user code, in other threads, and inside of operators.
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 import threading
@@ -30,6 +31,7 @@ _DISTRIBUTED = str(Path(torch.distributed.__file__).parent)
 # through.
 _AUTOGRAD = str(Path(torch.autograd.__file__).parent)
 _OVERRIDES = torch.overrides.__file__
+_MESSAGES = str(Path(__file__).parent.parent / "runtime" / "communication") + os.sep
 _TORCHS = (_DISTRIBUTED, _AUTOGRAD, _OVERRIDES)
 _BETWEEN = (*_TORCHS, sysconfig.get_paths()["stdlib"], "<frozen ")
 _INSTALLED = ("site-packages", "dist-packages")  # folders in that of the standard library
@@ -128,6 +130,8 @@ def _asked(frame: FrameType | None) -> _Asked:
     through: list[str] = []
     while frame is not None:
         file = frame.f_code.co_filename
+        if file.startswith(_MESSAGES):  # what a step moves asks often, and nobody else goes through there
+            return _Asked(True, tuple(through))
         if not _is_between(file) and not _is_passed(frame):
             return _Asked(_is_of_ours(file) or _is_script(frame), tuple(through))
         if file.startswith(_DISTRIBUTED):
