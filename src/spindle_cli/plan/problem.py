@@ -170,6 +170,13 @@ class Problem:
         return KnownUses()
 
     @cached_property
+    def least_communicators(self) -> dict[object, tuple[int, ...]]:
+        """Bytes that each device needs at least for communicators, of placed slices that had no room for them:
+        by where these are, as they are the same in every order of passes.
+        """
+        return {}
+
+    @cached_property
     def beyond(self) -> BeyondCurve:
         """How much longer than their points say slices take on their devices."""
         return BeyondCurve(self.profile.by_name, self.cluster, self.profile)

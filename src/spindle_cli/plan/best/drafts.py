@@ -41,6 +41,7 @@ def best_judged(
     strategy: StrategyName,
     effort: int,
     baseline: Callable[[StrategyName], Judged | None] | None = None,
+    within_s: float = inf,
 ) -> tuple[Judged | None, bool]:
     """The best plan that fits, or None; and whether memory stood in no draft's way.
 
@@ -48,22 +49,27 @@ def best_judged(
 
     Args:
         baseline: `by_baseline` of the problem, where some of its plans may be known already.
+        within_s: the iteration of a plan that is known; schedules that take longer are not placed.
     """
+
+    def least_s() -> float:
+        return min(within_s, _least_s(found))
+
     baseline = baseline or partial(by_baseline, problem)
     found = [[baseline(name)] for name in BASELINES if strategy in (name, "spindle")]
     if strategy == "spindle":
         for number, drafts in enumerate(spindle(problem, bound, effort)):
             # What is only there to begin with is placed quickly, as what a search finds is shorter.
             care = effort != NO_SEARCH and number > 0
-            found.append(best_of(problem, drafts, with_care=care, within_s=_least_s(found)))
+            found.append(best_of(problem, drafts, with_care=care, within_s=least_s()))
             if number == 1 and not any(found[-1]):
                 break  # nothing of a whole search fits: a longer one will not help
     all_fit = all(judged is not None and not judged.is_apart for each in found for judged in each)
     if strategy == "spindle" and effort != NO_SEARCH:
-        found.append([judge(problem, draft) for draft in component_lanes(problem, _least_s(found))])
+        found.append([judge(problem, draft) for draft in component_lanes(problem, least_s())])
         best = _least(judged for each in found for judged in each)
         if best is None or may_gain(best.prediction, bound.lower_bound_s):
-            found.append([judge(problem, draft) for draft in pipelines(problem, effort, _least_s(found))])
+            found.append([judge(problem, draft) for draft in pipelines(problem, effort, least_s())])
     best_of_each = [best for each in found if (best := _least(each)) is not None]
     if effort == NO_SEARCH and best_of_each:
         best_of_each = [min(best_of_each, key=Judged.rank)]
@@ -121,8 +127,10 @@ class PosedOnOneType:
             self._by_baseline[strategy] = by_baseline(self.problem, strategy)
         return self._by_baseline[strategy]
 
-    def best(self, strategy: StrategyName, effort: int) -> tuple[Judged | None, bool]:
-        return best_judged(self.problem, self.bound, strategy, effort, self.by_baseline)
+    def best(
+        self, strategy: StrategyName, effort: int, within_s: float = inf
+    ) -> tuple[Judged | None, bool]:
+        return best_judged(self.problem, self.bound, strategy, effort, self.by_baseline, within_s)
 
 
 class OneType:

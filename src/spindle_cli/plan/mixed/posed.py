@@ -84,7 +84,9 @@ class PosedOnTypes:
         draft = self._draft_of(strategy)
         return None if draft is None else judge(self.problem, draft)
 
-    def best(self, strategy: StrategyName, effort: int) -> tuple[Judged | None, bool]:
+    def best(
+        self, strategy: StrategyName, effort: int, within_s: float = inf
+    ) -> tuple[Judged | None, bool]:
         """Of more effort the schedules of more searches, with NO_SEARCH those of none.
 
         The second says whether memory stood in the way of none: neither of a plain schedule of the search,
@@ -97,7 +99,7 @@ class PosedOnTypes:
         if strategy != "spindle":
             judged = judge(self.problem, baseline(self.problem, strategy))
             return judged, judged is not None and not judged.is_apart
-        placed = _Placed(self.problem, with_care=effort != NO_SEARCH)
+        placed = _Placed(self.problem, with_care=effort != NO_SEARCH, within_s=within_s)
         plain, mixing, shorter = self._schedules(effort)
         placed.others += placed.best_of(shorter)
         placed.others += placed.best_of(mixing)
@@ -177,10 +179,12 @@ class _Placed:
     Attributes:
         plain: of plain schedules and of baselines, which show whether memory stood in the way.
         others: of others.
+        within_s: of the best plan known of another problem.
     """
 
     problem: Problem
     with_care: bool
+    within_s: float = inf
     plain: list[Judged | None] = field(default_factory=list)
     others: list[Judged | None] = field(default_factory=list)
 
@@ -190,7 +194,7 @@ class _Placed:
 
     @property
     def best_s(self) -> float:
-        return _iteration_s(self.best)
+        return min(self.within_s, _iteration_s(self.best))
 
     def best_of(self, schedules: Sequence[Sequence[Timed]]) -> list[Judged | None]:
         """Those that may be faster than the best so far, on devices that are left to the placement."""

@@ -13,7 +13,7 @@ from spindle_cli.account.device_memory import (
     memory_within,
     optimizer_steps_s,
 )
-from spindle_cli.account.traffic import Traffic, communicator_bytes, traffic_of
+from spindle_cli.account.traffic import communicator_bytes, traffic_of
 from spindle_cli.account.types import Pass
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.ordering.orders import in_groups
@@ -22,7 +22,7 @@ from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.placing.placement import BALANCED, WEIGHTS, DoesNotFitError, PlacementWeights, place
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Draft, Placed, PlacedSlices, placed_slices
+from spindle_cli.plan.schedule import Draft, Placed, placed_slices
 from spindle_cli.plan.types import Slice
 
 # Exchanges tried for each device (arrange.py), counting no more than some of them, and how many of the drafts
@@ -261,27 +261,30 @@ def _measured(
     """`memory`: of devices, without communicators. What goes by nodes takes more of them: where these have
     no room, all goes over all devices at once.
     """
+    places = frozenset((piece.metaop, piece.ops, piece.micro_batch, piece.devices, piece.tp) for piece in slices)
+    least = problem.least_communicators.get(places)
+    if least is not None and not has_room(problem, _with(memory, least)):
+        return None
     placed = placed_slices(problem, slices)
     traffic = traffic_of(placed, problem.uses)
-    whole = _with_communicators(problem, memory, placed, traffic)
-    if whole is None and any(group.nodes for group in traffic.groups):
+    communicators = communicator_bytes(placed, traffic)
+    if any(group.nodes for group in traffic.groups) and not has_room(problem, _with(memory, communicators)):
         placed = replace(placed, sums_by_node=False)
         traffic = traffic_of(placed, problem.uses)
-        whole = _with_communicators(problem, memory, placed, traffic)
-    if whole is None:
+        communicators = communicator_bytes(placed, traffic)
+    whole = _with(memory, communicators)
+    if not has_room(problem, whole):
+        # The same in every order of passes, where nothing goes by nodes.
+        problem.least_communicators[places] = communicators
         return None
     steps_s = optimizer_steps_s(whole, problem.profile.optimizer_s_per_byte)
     prediction = predict(problem, slices, traffic, max(piece.last_s for piece in slices), steps_s)
     return Judged(strategy, slices, whole, prediction, after, placed.sums_by_node)
 
 
-def _with_communicators(
-    problem: Problem, memory: tuple[DeviceMemory, ...], placed: PlacedSlices, traffic: Traffic
-) -> tuple[DeviceMemory, ...] | None:
-    """What devices hold with communicators; None if one has no room."""
-    communicators = communicator_bytes(placed, traffic)
-    whole = tuple(need.with_communicators(own) for need, own in zip(memory, communicators, strict=True))
-    return whole if has_room(problem, whole) else None
+def _with(memory: Sequence[DeviceMemory], communicators: Sequence[int]) -> tuple[DeviceMemory, ...]:
+    """What devices hold with communicators."""
+    return tuple(need.with_communicators(own) for need, own in zip(memory, communicators, strict=True))
 
 
 def fastest(

@@ -5,6 +5,7 @@ memory asks no more of either than this.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Protocol
 
 from spindle_cli.files.cluster import Cluster
@@ -38,8 +39,12 @@ class Posed(Protocol):
         """The plan of one of them; None: it does not fit."""
         ...
 
-    def best(self, strategy: StrategyName, effort: int) -> tuple[Judged | None, bool]:
-        """The best plan that fits, or None; and whether memory stood in no draft's way."""
+    def best(
+        self, strategy: StrategyName, effort: int, within_s: float = inf
+    ) -> tuple[Judged | None, bool]:
+        """The best plan that fits, or None; and whether memory stood in no draft's way. What cannot have an
+        iteration within `within_s` may be left out.
+        """
         ...
 
 

@@ -183,11 +183,13 @@ def _recomputing(
     tight = recomputing(split, step) if step <= STEPS else None
     if tight is None or not may_be_faster(tight.posed, than_s):
         return None
-    return _quick_plan(tight, step, strategy)
+    return _quick_plan(tight, step, strategy, than_s)
 
 
-def _quick_plan(tight: TightProblem, step: int, strategy: StrategyName) -> TightPlan | None:
-    judged, _ = tight.posed.best(strategy, NO_SEARCH)
+def _quick_plan(
+    tight: TightProblem, step: int, strategy: StrategyName, than_s: float = inf
+) -> TightPlan | None:
+    judged, _ = tight.posed.best(strategy, NO_SEARCH, than_s)
     return None if judged is None else TightPlan(judged, tight, step)
 
 
