@@ -171,8 +171,8 @@ class Problem:
 
     @cached_property
     def least_communicators(self) -> dict[object, tuple[int, ...]]:
-        """Bytes that each device needs at least for communicators, of placed slices that had no room for them:
-        by where these are, as they are the same in every order of passes.
+        """Bytes that each device needs at least for communicators, of placed slices that had no room for
+        them: by where these are, as they are the same in every order of passes.
         """
         return {}
 

@@ -36,8 +36,21 @@ from spindle_cli.program.communicators import Directory, find_communicators
 from spindle_cli.program.device_draft import DeviceDraft
 from spindle_cli.program.lanes import Lane, lane_passes, other_posts
 from spindle_cli.program.reached import reached_slices
-from spindle_cli.program.sum_times import Completion, last_update_s, parameters_there, sum_time
-from spindle_cli.program.transfers import TimedTransfer, find_transfers, in_order, on_their_way_s
+from spindle_cli.program.sum_times import (
+    Completion,
+    complete_at,
+    last_update_s,
+    parameters_there,
+    sum_time,
+    sums_inside,
+)
+from spindle_cli.program.transfers import (
+    TimedTransfer,
+    find_transfers,
+    in_order,
+    maker_of,
+    on_their_way_s,
+)
 from spindle_cli.program.types import Communicator, Kind, Program, StepSettings, Transfer
 
 
@@ -92,7 +105,7 @@ def link_sets(
         moving = [each.behind_gathers(groups) for each in moving]
     communicators = find_communicators(
         plan.cluster.num_devices,
-        [timed.transfer for each in moving for timed in each.transfers],
+        [transfer for each in moving for transfer in each.routed],
         groups,
         [layout for each in moving for layout in each.layouts],
     )
@@ -116,10 +129,11 @@ def _groups_of_all(
 
 
 class _Posting(NamedTuple):
-    """`losses_at`: when the losses have their place. `lanes`: of each device. `groups`: in the order of their
-    sums. `times`: of these, by group.
+    """`transfers`: in the order in which all devices post them. `losses_at`: when the losses have their
+    place. `lanes`: of each device. `groups`: in the order of their sums. `times`: of these, by group.
     """
 
+    transfers: Sequence[TimedTransfer]
     losses_at: int
     lanes: Sequence[Lane]
     groups: tuple[ParameterGroup, ...]
@@ -129,7 +143,7 @@ class _Posting(NamedTuple):
 @dataclass(frozen=True)
 class _Moving:
     """Steps 1 to 3 of a plan. `routed`: all transfers, in no order. `begin`: the clock if no pass waits for
-    parameters.
+    parameters. `there`: of slices that do, the tick from which they may run forward.
     """
 
     plan: Plan
@@ -139,6 +153,7 @@ class _Moving:
     routed: Sequence[Transfer]
     begin: PassClock
     clock: PassClock
+    there: Mapping[int, int]
 
     @classmethod
     def of(cls, plan: Plan) -> _Moving:
@@ -146,7 +161,7 @@ class _Moving:
         order = pass_order(plan, edges)
         routed = find_transfers(plan, layouts, edges)
         clock = PassClock.of(plan, order, edges, on_their_way_s(plan, layouts, routed))
-        return cls(plan, layouts, edges, order, routed, clock, clock)
+        return cls(plan, layouts, edges, order, routed, clock, clock, {})
 
     def behind_gathers(self, groups: tuple[ParameterGroup, ...]) -> _Moving:
         """With the clock of the step's last batch, of a step that begins with gathers of these groups."""
@@ -154,7 +169,8 @@ class _Moving:
             return self
         there = parameters_there(self._own(groups), self.begin, self.plan)
         on_their_way = on_their_way_s(self.plan, self.layouts, self.routed)
-        return replace(self, clock=PassClock.of(self.plan, self.order, self.edges, on_their_way, there))
+        clock = PassClock.of(self.plan, self.order, self.edges, on_their_way, there)
+        return replace(self, clock=clock, there=there)
 
     def _own(self, groups: tuple[ParameterGroup, ...]) -> tuple[ParameterGroup, ...]:
         """Choose this plan's groups among those of all plans that run in turn."""
@@ -171,11 +187,6 @@ class _Moving:
         """The place of each pass among all."""
         kinds = {True: Kind.BACKWARD, False: Kind.FORWARD}
         return {(kinds[is_backward], index): place for place, (index, is_backward) in enumerate(self.order)}
-
-    @cached_property
-    def transfers(self) -> Sequence[TimedTransfer]:
-        """In the order in which all devices post them."""
-        return in_order(self.routed, self.clock, self.computes)
 
     def program(
         self,
@@ -208,7 +219,7 @@ class _Moving:
             )
             for device, computes in self.computes.items()
         }
-        for timed in self.transfers:
+        for timed in posting.transfers:
             drafts[timed.transfer.source].add_transfer(timed)
             drafts[timed.transfer.destination].add_transfer(timed)
         for draft in drafts.values():
@@ -229,6 +240,26 @@ class _Moving:
     def _posting(
         self, groups: Sequence[ParameterGroup], directory: Directory, settings: StepSettings
     ) -> _Posting:
+        """Messages that come in a backward pass are posted ahead of it, and hold up all sums that start
+        inside of it; or behind it, and come later themselves: whichever lets the last device update sooner.
+        """
+        inside = sums_inside(groups, self.clock, self.plan.slices, self.layouts)
+        ahead, behind = (
+            in_order(self.routed, self.clock, self.computes, held_up) for held_up in (None, inside)
+        )
+        posting = self._with_losses(ahead, groups, directory, settings)
+        if [each.time for each in ahead] == [each.time for each in behind]:
+            return posting
+        other = self._with_losses(behind, groups, directory, settings)
+        return other if self._ends_s(other) < self._ends_s(posting) else posting
+
+    def _with_losses(
+        self,
+        transfers: Sequence[TimedTransfer],
+        groups: Sequence[ParameterGroup],
+        directory: Directory,
+        settings: StepSettings,
+    ) -> _Posting:
         """The losses come as soon as all have run forward, so that updates may begin. A device that is in a
         backward pass then posts them ahead of it, and all sums that start inside of it have to wait until
         the last device has run forward: where that holds any sum up, and no update of parts waits for the
@@ -236,30 +267,53 @@ class _Moving:
         its own update than they are with theirs.
         """
         clock = self.clock
-        early = self._posting_at(clock.forward_ended, groups, directory)
+        early = self._posting_at(clock.forward_ended, transfers, groups, directory)
         if settings.updates_early or clock.backward_began >= clock.forward_ended:
             return early
-        late = self._posting_at(clock.ended + 1, groups, directory)
+        late = self._posting_at(clock.ended + 1, transfers, groups, directory)
         if sorted(early.times.values()) == sorted(late.times.values()):
             return early
         if settings.judges:  # every update waits for the last sum
             return late
+        return early if self._ends_s(early) < self._ends_s(late) else late
+
+    def _ends_s(self, posting: _Posting) -> float:
+        """When the last device has updated its parameters, if messages are sent when they are posted."""
+        plan, ticks_per_s = self.plan, len(self.order) * 1e9
+        late_s = [
+            max(0, each.time - self.clock.end(maker_of(each.transfer))) / ticks_per_s
+            for each in posting.transfers
+        ]
+        sent = [each.transfer for each in posting.transfers]
+        on_their_way = on_their_way_s(plan, self.layouts, sent, late_s)
+        clock = PassClock.of(plan, self.order, self.edges, on_their_way, self.there)
+        times = {
+            group.index: max(posting.times[group.index], complete_at(group, clock, plan.slices))
+            for group in posting.groups
+        }
+        return last_update_s(posting.groups, times, posting.losses_at, clock, plan, self._updates_s)
+
+    @cached_property
+    def _updates_s(self) -> Sequence[float]:
+        """What each device's update takes."""
         plan = self.plan
         held = device_memory(plan.metaops, plan.slices, plan.cluster, plan, turn=plan.turn)
-        updates_s = optimizer_steps_s(held, plan.optimizer_s_per_byte)
+        return optimizer_steps_s(held, plan.optimizer_s_per_byte)
 
-        def ends_s(posting: _Posting) -> float:
-            return last_update_s(posting.groups, posting.times, posting.losses_at, clock, plan, updates_s)
-
-        return early if ends_s(early) < ends_s(late) else late
-
-    def _posting_at(self, losses_at: int, groups: Sequence[ParameterGroup], directory: Directory) -> _Posting:
-        posts = other_posts(losses_at, self.transfers, self.plan.cluster.num_devices)
+    def _posting_at(
+        self,
+        losses_at: int,
+        transfers: Sequence[TimedTransfer],
+        groups: Sequence[ParameterGroup],
+        directory: Directory,
+    ) -> _Posting:
+        posts = other_posts(losses_at, transfers, self.plan.cluster.num_devices)
         lanes = [
             Lane.of(lane_passes(device, own, self.clock, self.layouts, directory, groups), posts[device])
             for device, own in sorted(self.computes.items())
         ]
-        return _Posting(losses_at, lanes, *_in_order(groups, self.clock, self.plan.slices, lanes))
+        ordered, times = _in_order(groups, self.clock, self.plan.slices, lanes)
+        return _Posting(transfers, losses_at, lanes, ordered, times)
 
 
 def _computes(plan: Plan, order: Sequence[Pass]) -> dict[int, list[Compute]]:

@@ -15,6 +15,7 @@ from fractions import Fraction
 from math import ceil
 from typing import NamedTuple
 
+from spindle_cli.account.rows import Layout
 from spindle_cli.account.sums.collectives import collectives_of_step, together_s
 from spindle_cli.account.types import Collective, ParameterGroup
 from spindle_cli.costs.links import per_node
@@ -52,13 +53,38 @@ def sum_time(group: ParameterGroup, clock: PassClock, slices: Sequence[Slice], l
     latest = Completion.of(group, clock).time
     if not group.is_summed_at_once:
         return latest
-    uses = zip(group.slices, group.first_ops, strict=True)
-    time = ceil(max(run_back(clock, slices, piece, op) for piece, op in uses))
+    time = complete_at(group, clock, slices)
     while True:
         later = max(lanes[device].no_earlier(time, group.slices) for device in group.devices)
         if later == time or later >= latest:
             return min(later, latest)
         time = later
+
+
+def sums_inside(
+    groups: Iterable[ParameterGroup], clock: PassClock, slices: Sequence[Slice], layouts: Sequence[Layout]
+) -> dict[int, int]:
+    """Of slices inside of whose backward pass any sum to which they add may start, in ticks when the first
+    one may: the pass waits for no other device, and all have run back what adds to the sum by then.
+    """
+    groups = list(groups)
+    by_pass = {piece for group in groups if group.sharding.is_by_pass for piece in group.slices}
+    found: dict[int, int] = {}
+    for group in groups:
+        if group.is_summed_at_once:
+            complete = complete_at(group, clock, slices)
+            for piece in group.slices:
+                backward = Kind.BACKWARD, piece
+                has_room = piece not in by_pass and not layouts[piece].partners(0)
+                if has_room and clock.start(backward) < complete < clock.end(backward):
+                    found[piece] = min(complete, found.get(piece, complete))
+    return found
+
+
+def complete_at(group: ParameterGroup, clock: PassClock, slices: Sequence[Slice]) -> int:
+    """The tick by which all slices have run back the ops that add to a group's gradients."""
+    uses = zip(group.slices, group.first_ops, strict=True)
+    return ceil(max(run_back(clock, slices, piece, op) for piece, op in uses))
 
 
 def run_back(clock: PassClock, slices: Sequence[Slice], piece: int, op: int | Fraction) -> Fraction:

@@ -2,10 +2,13 @@
 
 A transfer has a time: when its data is made, but no earlier than two passes before the one that takes it on
 its receiver, so that few buffers are held; small ones may come as early as they are made. Times order them.
+What is made while its receiver is in a backward pass may have its place behind that pass instead: a device
+posts what comes in a pass ahead of it, and sums that start inside of the pass would have to wait for it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -45,13 +48,19 @@ def find_transfers(plan: Plan, layouts: tuple[Layout, ...], edges: tuple[Edge, .
 
 
 def on_their_way_s(
-    plan: Plan, layouts: Sequence[Layout], transfers: Iterable[Transfer]
+    plan: Plan,
+    layouts: Sequence[Layout],
+    transfers: Sequence[Transfer],
+    posted_late_s: Sequence[float] | None = None,
 ) -> dict[tuple[Compute, Compute], float]:
     """By the passes that make and take them, the seconds of the longest of some transfers, each alone, and of
     the gather behind it where it is of parts.
+
+    Args:
+        posted_late_s: of each, how long after it was made it is posted; at once if None.
     """
     found: dict[tuple[Compute, Compute], float] = {}
-    for transfer in transfers:
+    for number, transfer in enumerate(transfers):
         ends = maker_of(transfer), taker_of(transfer)
         link = plan.cluster.link(transfer.source, transfer.destination)
         seconds = transfer_s(transfer.num_bytes, link)
@@ -59,6 +68,8 @@ def on_their_way_s(
             layout = layouts[ends[1][1]]
             holders = layout.holders(layout.share_of[transfer.destination])
             seconds += all_gather_s(transfer.num_bytes * transfer.part[1], holders, plan.cluster)
+        if posted_late_s is not None:
+            seconds += posted_late_s[number]
         found[ends] = max(found.get(ends, 0.0), seconds)
     return found
 
@@ -81,7 +92,10 @@ def gathering_s(
 
 
 def in_order(
-    found: Sequence[Transfer], clock: PassClock, computes: Mapping[int, Sequence[Compute]]
+    found: Sequence[Transfer],
+    clock: PassClock,
+    computes: Mapping[int, Sequence[Compute]],
+    sums_inside: Mapping[int, int] | None = None,
 ) -> tuple[TimedTransfer, ...]:
     """All transfers of an iteration in the order of their times, `key` ascending.
 
@@ -89,8 +103,19 @@ def in_order(
         found: all of them.
         clock: of the passes.
         computes: by device, in the order in which it runs them.
+        sums_inside: of slices, when the first sum may start inside of their backward pass: what comes in that
+            pass later than this has its place behind the pass.
     """
     times = _receive_times(found, clock, computes)
+    if sums_inside:
+        ends = {device: [clock.end(compute) for compute in own] for device, own in computes.items()}
+        for number, transfer in enumerate(found):
+            own, device = computes[transfer.destination], transfer.destination
+            place = bisect_right(ends[device], times[number])
+            if place < len(own) and own[place][0] is Kind.BACKWARD:
+                since = sums_inside.get(own[place][1])
+                if since is not None and clock.start(own[place]) < since <= times[number]:
+                    times[number] = ends[device][place]
     timed = sorted(
         zip(times, found, strict=True),
         key=lambda each: (each[0], each[1].is_gradient, clock.start(taker_of(each[1]))),

@@ -127,9 +127,7 @@ class PosedOnOneType:
             self._by_baseline[strategy] = by_baseline(self.problem, strategy)
         return self._by_baseline[strategy]
 
-    def best(
-        self, strategy: StrategyName, effort: int, within_s: float = inf
-    ) -> tuple[Judged | None, bool]:
+    def best(self, strategy: StrategyName, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
         return best_judged(self.problem, self.bound, strategy, effort, self.by_baseline, within_s)
 
 

@@ -84,9 +84,7 @@ class PosedOnTypes:
         draft = self._draft_of(strategy)
         return None if draft is None else judge(self.problem, draft)
 
-    def best(
-        self, strategy: StrategyName, effort: int, within_s: float = inf
-    ) -> tuple[Judged | None, bool]:
+    def best(self, strategy: StrategyName, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
         """Of more effort the schedules of more searches, with NO_SEARCH those of none.
 
         The second says whether memory stood in the way of none: neither of a plain schedule of the search,

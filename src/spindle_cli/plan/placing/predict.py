@@ -307,7 +307,7 @@ class _Collectives:
         (`program/sum_times.py`): as their last ops run back. Where a pass that adds to one waits for other
         devices inside, it is behind that pass; and where that is the last to add to it, in its order.
         """
-        joined_s: dict[tuple[tuple[int, ...], float], float] = {}
+        joined_s: dict[tuple[tuple[int, ...], int], float] = {}
         found: list[tuple[float, float, Together]] = []
         for each in of_groups:
             assert each.group is not None, "a sum is of a group"
@@ -319,9 +319,12 @@ class _Collectives:
             time_s = max([complete_s, *self._through_s(adding, complete_s, backward)])
             ready_s = time_s
             if time_s >= last_s:
-                if (each.devices, last_s) not in joined_s:
-                    joined_s[each.devices, last_s] = self._joined_s(each.devices, last_s, backward)
-                ready_s = max(complete_s, joined_s[each.devices, last_s])
+                # behind which pass it is complete: of such as end together, that which completes it earlier
+                by_end = zip(adding, group.first_ops, strict=True)
+                _, _, last = max((backward.end_s[index], -op, index) for index, op in by_end)
+                if (each.devices, last) not in joined_s:
+                    joined_s[each.devices, last] = self._joined_s(each.devices, last, backward)
+                ready_s = max(complete_s, joined_s[each.devices, last])
             found.append((time_s, ready_s, each))
         return [(ready_s, each) for _, ready_s, each in sorted(found, key=lambda item: item[:2])]
 
@@ -331,18 +334,21 @@ class _Collectives:
             if not self._has_room[index] and backward.start_s[index] < time_s:
                 yield backward.end_s[index]
 
-    def _joined_s(self, devices: Iterable[int], last_s: float, backward: Times) -> float:
-        """When all of some devices have come to a sum whose last pass ends at `last_s`: a program has it
+    def _joined_s(self, devices: Iterable[int], last: int, backward: Times) -> float:
+        """When all of some devices have come to a sum that a slice is the last to add to: a program has it
         behind the last pass of its device that ends no later, and it starts no earlier than with the first op
-        that this runs backward.
+        that this runs backward; where that pass waits for other devices inside, and is not the slice's, when
+        it is through.
         """
-        latest_s = 0.0
+        latest_s, last_s = 0.0, backward.end_s[last]
         for device in devices:
             own = [index for index in self._run_by[device] if backward.end_s[index] <= last_s]
             if own:
                 index = max(own, key=backward.end_s.__getitem__)
                 start_s, end_s = backward.start_s[index], backward.end_s[index]
-                latest_s = max(latest_s, start_s + (end_s - start_s) / self._slices[index].num_ops)
+                if self._has_room[index] or index == last:
+                    end_s = start_s + (end_s - start_s) / self._slices[index].num_ops
+                latest_s = max(latest_s, end_s)
         return latest_s
 
     def _complete_s(self, each: Together, backward: Times) -> float:

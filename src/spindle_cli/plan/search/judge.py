@@ -261,7 +261,9 @@ def _measured(
     """`memory`: of devices, without communicators. What goes by nodes takes more of them: where these have
     no room, all goes over all devices at once.
     """
-    places = frozenset((piece.metaop, piece.ops, piece.micro_batch, piece.devices, piece.tp) for piece in slices)
+    places = frozenset(
+        (piece.metaop, piece.ops, piece.micro_batch, piece.devices, piece.tp) for piece in slices
+    )
     least = problem.least_communicators.get(places)
     if least is not None and not has_room(problem, _with(memory, least)):
         return None

@@ -39,9 +39,7 @@ class Posed(Protocol):
         """The plan of one of them; None: it does not fit."""
         ...
 
-    def best(
-        self, strategy: StrategyName, effort: int, within_s: float = inf
-    ) -> tuple[Judged | None, bool]:
+    def best(self, strategy: StrategyName, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
         """The best plan that fits, or None; and whether memory stood in no draft's way. What cannot have an
         iteration within `within_s` may be left out.
         """
