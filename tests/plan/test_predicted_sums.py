@@ -109,6 +109,24 @@ def test_sums_start_inside_of_a_pass_that_waits_for_others_if_it_is_the_last_to_
     assert prediction.gradient_sum_s == pytest.approx(added_s, abs=1e-3)
 
 
+@pytest.mark.parametrize(("other_op_s", "added_s"), [(2.1, 3.4), (2.25, 4.0)])
+def test_sums_are_behind_passes_that_wait_for_others_inside_but_for_that_which_is_the_last_to_add(
+    other_op_s: float, added_s: float
+) -> None:
+    """Ops of two devices, which sum statistics, run backward until 4.5, 6, 7.5 and 9 s, those of two others,
+    which do so as well, until 8.4 or 9 s at the latest: these come to the sums, of 1 s each, behind all that.
+    """
+    parameters = {"parameters": "p", "param_bytes_per_op": round(5e9 * 4 / 6), "batch_sums": STATISTICS}
+    problem = problem_of(
+        cluster_of(4),
+        metaop_of("a/m", 4, {2: 2.25}, **parameters),
+        metaop_of("b/m", 4, {2: other_op_s}, **parameters),
+    )
+    draft = draft_of(problem, (0, 0, 4, 2, 0.0), (1, 0, 4, 2, 0.0))
+    prediction = predicted(problem, Placed(draft, ((0, 1), (2, 3))), 9.0)
+    assert prediction.gradient_sum_s == pytest.approx(added_s, abs=1e-3)
+
+
 def test_sums_of_a_device_go_by_when_they_are_complete_not_by_their_last_passes() -> None:
     """The second device sums with the first, which is through after 10 s, and with the third, of which the
     first op that it runs backward adds to the sum, at 6 s, and which is through after 12 s: the sums run from

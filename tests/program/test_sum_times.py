@@ -21,6 +21,7 @@ from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.sum_times import last_update_s, needed_at, parameters_there, sum_time
 from spindle_cli.program.transfers import TimedTransfer
 from spindle_cli.program.types import COMPUTES, Kind, StepSettings, Transfer
+from spindle_cli.simulate.run import simulate
 
 NET = metaop_of("t/net", 4, {1: 3.0})
 SLICES = [slice_of(NET, (0, 4), (0,), 0.0), slice_of(NET, (0, 4), (1,), 0.0)]
@@ -362,3 +363,39 @@ def test_sums_are_not_held_up_by_later_passes_of_their_devices() -> None:
     expected = [passes[0], passes[1], first, second, passes[2], third, *fourth]
     written = [(action.kind, action.piece, action.op) for action in program.actions[1]]
     assert written[written.index(passes[0]) : -4] == expected
+
+
+@pytest.mark.parametrize(
+    ("sum_s", "message_s", "is_behind", "iteration_s"),
+    [
+        # Ahead of the pass the first sum would start at 29.4 s, and the last end at 49.4.
+        (5.0, 0.0, True, 41.1),
+        # Behind it the message would take from 36.1 to 46.1 s; now all that moves takes from 29.4 to 43.4.
+        (1.0, 10.0, False, 43.6),
+    ],
+)
+def test_a_message_that_comes_in_a_backward_pass_is_posted_behind_it_where_sums_gain_more(
+    sum_s: float, message_s: float, is_behind: bool, iteration_s: float
+) -> None:
+    """Devices 0 and 1 train a net together, the former backward from 12.1 s on, an op in 6 s, the latter
+    before others that take it until 29.2 and 31.2 s. The gradient for what device 0 runs backward behind the
+    net is made at 30.1 s: posted ahead of that pass, it holds up the sums of the first three ops until device
+    1 is in the pass of that time.
+    """
+    shared = {"parameters": "net", "param_bytes_per_op": round(sum_s * 5e9)}
+    slow, fast = metaop_of("a/net", 4, {1: 9.0}, **shared), metaop_of("b/net", 4, {1: 0.3}, **shared)
+    head = metaop_of("c/head", 1, {1: 0.3}).model_copy(update={"output_bytes": round(message_s * 5e9)})
+    tail = metaop_of("c/tail", 1, {1: 30.0 - message_s}, inputs=(head.name,))
+    other, last = metaop_of("d/other", 90, {1: 0.3}), metaop_of("e/last", 10, {1: 0.3})
+    waves = [
+        [slice_of(head, (0, 1), (0,), 0.0), slice_of(last, (0, 10), (1,), 0.0)],
+        [slice_of(slow, (0, 4), (0,), 0.3), slice_of(tail, (0, 1), (2,), 0.3 + message_s)],
+        [slice_of(other, (0, 90), (1,), 3.0)],
+        [slice_of(fast, (0, 4), (1,), 30.0)],
+    ]
+    plan = plan_of(profile_of(slow, fast, head, tail, other, last), cluster_of(3), waves)
+    program = link(plan)
+    prove(program)
+    kinds = [action.kind for action in program.actions[0]]
+    assert (kinds.index(Kind.RECV_GRAD) > kinds.index(Kind.BACKWARD)) is is_behind
+    assert simulate(plan).iteration_s == pytest.approx(iteration_s, abs=0.01)
