@@ -42,7 +42,7 @@ class Taking:
     def baselines(self, strategy: str) -> tuple[str, ...]:
         return ()
 
-    def best(self, strategy: str, effort: int) -> tuple[Judged | None, bool]:
+    def best(self, strategy: str, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
         seconds = self.quick_s * (1.0 if effort == NO_SEARCH else self.searched)
         return (None if seconds == inf else judged(seconds)), False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -139,7 +140,7 @@ class FitsFrom:
     def by_baseline(self, strategy: str) -> Judged | None:
         return self._plan() if self.ops >= self.for_baselines else None
 
-    def best(self, strategy: str, effort: int) -> tuple[Judged | None, bool]:
+    def best(self, strategy: str, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
         return self._plan() if self.ops >= self.for_search else None, False
 
     def _plan(self) -> Judged:
@@ -205,7 +206,7 @@ class LongerSearched(FitsFrom):
     searched_s: float = 0.0
     asked: list[int] = field(default_factory=list)
 
-    def best(self, strategy: str, effort: int) -> tuple[Judged | None, bool]:
+    def best(self, strategy: str, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
         if effort == NO_SEARCH or self.ops:
             return None, False
         self.asked.append(effort)

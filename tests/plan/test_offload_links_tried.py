@@ -37,7 +37,7 @@ class _Taking:
     taken_s: float
     lower_bound_s: float = 0.0
 
-    def best(self, strategy: str, effort: int) -> tuple[Judged | None, bool]:
+    def best(self, strategy: str, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
         prediction = Prediction(self.taken_s, self.taken_s, 0.0, 0.0, 0.0, 0.0)
         return (None if self.taken_s == inf else Judged("spindle", (), (), prediction)), False
 
