@@ -243,9 +243,9 @@ SEEN = [
 ]
 
 
-def sequences(run: Callable[..., Any]) -> Task:
+def sequences(run: Callable[..., Any], length: int = LENGTH) -> Task:
     torch.manual_seed(0)
-    data = Items(16, x=(LENGTH, 3), lengths=((), LENGTH), label=((), CLASSES))
+    data = Items(16, x=(length, 3), lengths=((), length), label=((), CLASSES))
     data.data["lengths"] += 1
     data.data["label"] = torch.arange(16) % CLASSES
     return Task("t", Sequences(run), BATCH, data)
@@ -277,6 +277,16 @@ def test_packed_sequences_with_one_shape_are_split(run: Callable[..., Tensor]) -
     assert all(op.sees_gradients for op in graph.ops)
     check_shares(task, graph)
     assert pack_padded_sequence(torch.ones(1, 2, 3), torch.tensor([2]), batch_first=True).data.shape == (2, 3)
+
+
+@pytest.mark.parametrize(("length", "whole"), [(16, []), (17, ["layer"])])
+def test_packed_sequences_of_16_positions_are_the_longest_that_are_split(
+    length: int, whole: list[str]
+) -> None:
+    task = sequences(packed_to_a_length, length)
+    graph = analysed(Workload("w", [task], (Block, Layer))).tasks["t"]
+    assert whole_ops(graph) == whole
+    check_shares(task, graph)
 
 
 def test_packed_sequences_in_an_order_of_the_users_run_whole() -> None:
