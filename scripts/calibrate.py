@@ -1,7 +1,8 @@
 """Fit the paper-size workloads' batch sizes to the published times of their baseline, or check them.
 
-    python scripts/calibrate.py            write docs/calibration.md's table from the batch sizes as they are
-    python scripts/calibrate.py --fit      search for batch sizes and print them
+    python scripts/calibrate.py [WORKLOAD ...]    write the rows of all, or of these, into the table of
+                                                  docs/calibration.md, from the batch sizes as they are
+    python scripts/calibrate.py --fit             search for batch sizes and print them
 
 Only the batch sizes are fitted here; the device's constants are in
 src/spindle_cli/profile/machine/devices.py.
@@ -13,7 +14,7 @@ import argparse
 import io
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -103,7 +104,8 @@ class Cell:
         return (
             f"| {self.workload} | {self.num_devices} | {self.published_ms:.0f} | {self.predicted_ms:.0f} | "
             f"{self.ratio:.2f}{'' if abs(self.ratio - 1) <= TOLERANCE else ' (!)'} | {use:.0%} | "
-            f"{max(self.plan.predicted.peak_memory_bytes) / GIB:.0f} | {', '.join(needs) or '-'} |"
+            f"{max(self.plan.predicted.peak_memory_bytes) / GIB:.0f} | "
+            f"{', '.join(needs) or '-'} |"
         )
 
 
@@ -125,20 +127,28 @@ def cells_of(workload: str, numbers: Sequence[int] | None = None) -> list[Cell]:
     ]
 
 
-def write_table() -> int:
-    """Predict every cell and put the table into the page; returns how many are outside of the tolerance."""
-    cells = [cell for workload in PUBLISHED_MS for cell in cells_of(workload)]
-    lines = [
-        "| workload | devices | published ms | `sequential` ms | ratio | of the peak | memory GiB | with |",
-        "|---|---|---|---|---|---|---|---|",
-        *(cell.row for cell in cells),
-    ]
+def write_table(workloads: Collection[str]) -> int:
+    """Predict every cell of these and put its row into the page, whose other rows stay; gives how many are
+    outside of the tolerance.
+    """
+    cells = [cell for workload in PUBLISHED_MS if workload in workloads for cell in cells_of(workload)]
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(before + "\n".join([BEGIN, "", *lines, "", END]) + after, encoding="utf-8")
-    sys.stdout.write("\n".join(lines) + "\n")
+    old, after = rest.split(END)
+    found = {(cell.workload, cell.num_devices): cell.row for cell in cells}
+    PAGE.write_text(before + BEGIN + replaced(old, found) + END + after, encoding="utf-8")
+    sys.stdout.write("\n".join(cell.row for cell in cells) + "\n")
     return sum(abs(cell.ratio - 1) > TOLERANCE for cell in cells)
+
+
+def replaced(table: str, rows: Mapping[tuple[str, int], str]) -> str:
+    """The table with these rows, by workload and number of devices, in the place of its own."""
+    lines = []
+    for line in table.splitlines(keepends=True):
+        words = [word.strip() for word in line.split("|")[1:3]]
+        key = (words[0], int(words[1])) if words and words[0] in PUBLISHED_MS else None
+        lines.append(line if key is None or key not in rows else f"{rows[key]}\n")
+    return "".join(lines)
 
 
 def fit_family(family: Family) -> dict[str, int]:
@@ -174,11 +184,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--fit", action="store_true", help="search for batch sizes and print them")
-    if parser.parse_args().fit:
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"all: {', '.join(PUBLISHED_MS)}")
+    asked = parser.parse_args()
+    unknown = [workload for workload in asked.workloads if workload not in PUBLISHED_MS]
+    if unknown:
+        parser.error(f"{unknown[0]}: expected one of {', '.join(PUBLISHED_MS)}")
+    if asked.fit:
         for family in FAMILIES:
             sys.stdout.write(f"{family.workloads[0]}: {fit_family(family)}\n")
         return 0
-    return int(write_table() > 0)
+    return int(write_table(asked.workloads or list(PUBLISHED_MS)) > 0)
 
 
 def _num_tasks(workload: str, all_tasks: int) -> int:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ import psutil
 import pytest
 import yaml
 from gpu_bench.commands import CommandFailedError, Commands, NotReachedError, run_until
-from gpu_bench.record import Line, document, memory_line, passed, share_of_peak, table, time_line
+from gpu_bench.record import Line, Status, document, memory_line, passed, share_of_peak, table, time_line
 from gpu_bench.steps import (
     ONE_RANK,
     SECTIONS,
@@ -35,6 +35,7 @@ from gpu_bench.steps import (
     steps_of,
     taken,
     timed,
+    verified,
 )
 
 from helpers.plans import metaop_of
@@ -257,6 +258,21 @@ def test_a_run_that_goes_on_has_the_losses_of_one_without_a_break(
     assert line.status == status
 
 
+@pytest.mark.parametrize(("same", "status"), [(True, "ok"), (False, "failed")])
+def test_a_training_that_differs_from_plain_pytorch_is_failed(
+    same: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = {"steps": 2, "same": same, "checks": [{"largest": {"relative": 0.5}}, {"largest": None}]}
+    monkeypatch.setattr("gpu_bench.steps.planned", lambda *_: None)
+    monkeypatch.setattr("gpu_bench.steps._described", lambda _: "2 devices")
+    compared = Commands(100.0, run=ended(json.dumps(report), code=0 if same else 1))
+    (line,) = verified(compared, tmp_path, HERE, ONE_RANK[0], "verify")
+    assert (line.status, line.values) == (status, {"largest": 0.5})
+    broken = Commands(100.0, run=ended(code=1, err="error: no memory"))
+    with pytest.raises(CommandFailedError, match="no memory"):
+        list(verified(broken, tmp_path, HERE, ONE_RANK[0], "verify"))
+
+
 def test_what_a_probe_has_said_counts_however_it_ends(tmp_path: Path) -> None:
     said = json.dumps({"probe": "one", "status": "ok", "said": "well", "seconds": 1.0})
     bad = said.replace('"ok"', '"failed"')
@@ -315,6 +331,37 @@ def test_the_table_stands_when_it_is_stopped_in_the_middle(
         ("second", "not reached"),
     ]
     assert "2 not looked at" in (tmp_path / "gpu-check.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"), [(("ok", "off", "skipped", "not reached"), 0), (("ok", "failed", "ok"), 1)]
+)
+def test_the_exit_code_says_whether_anything_failed_and_the_files_have_every_line(
+    statuses: Sequence[Status],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def find(status: Status, commands: Commands, _: Path) -> Iterator[Line]:
+        commands.python("-c", f"print('said', {status!r})")
+        yield Line("a", f"of {status}", status, "well", {})
+
+    def steps(*_: object) -> list[Step]:
+        return [Step("a", f"{n}", 99.0, partial(find, status)) for n, status in enumerate(statuses)]
+
+    monkeypatch.setattr(gpu_check, "steps_of", steps)
+    monkeypatch.setenv("PYTHONPATH", "")
+    assert gpu_check.main(["--device", "cpu", "-o", str(tmp_path)]) == code
+    written = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert [line["status"] for line in written["lines"]] == list(statuses)
+    assert written["passed"] == (code == 0)
+    for text in (capsys.readouterr().out, (tmp_path / "gpu-check.txt").read_text()):
+        assert [f"of {status}" in text.partition("what was found")[2] for status in statuses] == [True] * len(
+            statuses
+        )
+    with tarfile.open(tmp_path / "logs.tar.gz") as archive:
+        assert len(archive.getnames()) == 1 + len(statuses)
 
 
 def test_what_has_no_time_for_a_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
