@@ -558,14 +558,20 @@ def _iterator_of_a_list(keeper: Any, y: Tensor) -> Any:
     return y * next(keeper.iterator)
 
 
+def _both(keeper: Any, y: Tensor) -> Any:
+    number, factor = next(keeper.both)
+    return y * factor / (number + 1)
+
+
 @pytest.mark.parametrize("inside", [True, False])
-@pytest.mark.parametrize("keep", [_generator, _count_without_end, _cycle, _iterator_of_a_list])
+@pytest.mark.parametrize("keep", [_generator, _count_without_end, _cycle, _iterator_of_a_list, _both])
 def test_iterators_that_forward_moves_are_refused(keep: Keep, inside: bool) -> None:
     net = Around(keep)
     net.keeper.generator = (1 + each / 10 for each in range(1000))
     net.keeper.endless = itertools.count(1)
     net.keeper.cycle = itertools.cycle([1.0, 0.5, 0.25])
     net.keeper.iterator = iter([1.0] * 1000)
+    net.keeper.both = enumerate(itertools.chain([1.0] * 1000, [0.5]))
     operators = (Block, Keeper) if inside else (Block,)
     with pytest.raises(WorkloadError) as raised:
         analyse(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], operators))

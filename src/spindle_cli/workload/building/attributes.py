@@ -453,11 +453,15 @@ def _position(value: Any) -> str:
         if (frame := value.gi_frame) is None:
             return "at its end"
         return f"{frame.f_lasti} {[_told(each) for each in frame.f_locals.values()]}"
-    if isinstance(value, itertools.cycle):
-        reduced: Any = value.__reduce__()
-        return f"{[_told(each) for part in reduced[1:] for each in part]}"
-    left = getattr(value, "__length_hint__", None)
-    return repr(value) if left is None else f"{left()} left"
+    if isinstance(value, itertools.count | itertools.repeat):
+        return repr(value)
+    if (left := getattr(value, "__length_hint__", None)) is not None:
+        return f"{left()} left"
+    if type(value).__reduce__ is object.__reduce__:  # it says nothing of itself
+        return type(value).__name__
+    # Of those that go through others (zip, enumerate, itertools.cycle): how far these have come.
+    parts = [part for part in value.__reduce__()[1:] if isinstance(part, tuple)]
+    return f"{[_told(each) for part in parts for each in part]}"
 
 
 def _told(value: Any) -> str:
