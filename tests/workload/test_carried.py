@@ -524,7 +524,11 @@ def nothing_kept() -> Iterator[None]:
 
 @pytest.mark.parametrize("keep", [*KEPT, _memory_of_a_tensor], ids=lambda keep: keep.__name__)
 def test_a_layer_that_keeps_it_elsewhere_stays_whole_too(keep: Keep, nothing_kept: None) -> None:
-    graph = analyse(Workload("w", [Task("t", Around(keep), 6, Items(x=(4, WIDTH)))], (Block, Keeper)))
+    net = Around(keep)
+    graph = analyse(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], (Block, Keeper)))
+    held = net.keeper
+    assert (held.array.sum(), held.counter["calls"], held.counts["n"], held.pair[0]) == (0, 0, 0, 0.0)
+    assert (held.slots.mean, held.frozen.mean, held.namespace.mean, held.own["mean"]["own"]) == (0, 0, 0, 0)
     first, keeper = graph.tasks["t"].ops
     assert not first.coupled and keeper.coupled
     assert KEPT.get(keep, "what it keeps") in (keeper.coupled_because or "")

@@ -18,7 +18,7 @@ from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import CONSTANT, WorkloadGraph
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.rebind import rebind
-from spindle_cli.workload.tracing.regions import NAME
+from spindle_cli.workload.tracing.regions import NAME, place_of_buffer
 from spindle_cli.workload.types import Task, Workload
 
 from .toy import WIDTH, Block, Items
@@ -148,6 +148,20 @@ def of_a_trace(graph: WorkloadGraph) -> set[str]:
     }
 
 
+def by_a_partial(net: Net, x: Tensor, label: Tensor) -> Tensor:
+    """Nothing is known of what it holds."""
+    scaled, losses = partial(net.scaled), net.losses(x, label)
+    if (losses > 0.1).sum() > 3:
+        losses = scaled(losses)
+    return losses.mean()
+
+
+def test_what_hides_a_layer_of_a_build_is_traced_anew() -> None:
+    graph = analyse(workload_of(by_a_partial))
+    assert of_a_trace(graph) == {"region"}
+    assert rebind(graph, workload_of(by_a_partial, seed=1)) is None
+
+
 CASES = {
     by_its_parts: {"region"},
     by_a_layer: {"region"},
@@ -193,6 +207,9 @@ def test_a_region_writes_into_the_buffers_of_its_own_build() -> None:
     losses_of(bound, torch.randn(8, 3), torch.arange(8) % 4)
     first, second = (each.tasks[0].module for each in (graph.workload, other))  # type: ignore[union-attr]
     assert (first.shift.item(), second.shift.item()) == (0.5, 1.5)
+    task = bound.tasks["t"]
+    holder, name = place_of_buffer(op_module(task, task.ops[-1]), task.root, "shift")
+    assert holder._buffers[name] is second.shift
 
 
 def _counting(net: Net, x: Tensor, label: Tensor) -> Tensor:

@@ -428,6 +428,11 @@ def _is_of_users(value: Any, files: Collection[str] | None) -> bool:
     return isinstance(value, _NAMESPACES) or _is_of(type(value), files)
 
 
+def is_of_users_code(code: type | types.FunctionType) -> bool:
+    """Whether a class or function is of the user's, or of a library for models."""
+    return _is_of(code, None)
+
+
 def _is_of(code: type | types.FunctionType, files: Collection[str] | None) -> bool:
     """Whether a class or function is of these files; None: of any of the user's or of a library's."""
     file = code.__module__ or ""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.workload.building.attributes import fields_of
+from spindle_cli.workload.building.attributes import fields_of, is_of_users_code
 from spindle_cli.workload.tracing.behaviour import is_filled
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, slice)
@@ -73,12 +73,19 @@ class Twins:
         held: list[Any] = []
         if isinstance(value, types.FunctionType):
             held = [cell.cell_contents for cell in value.__closure__ or () if is_filled(cell)]
-        elif isinstance(value, nn.Module | type | Tensor) or not _is_found_again(type(value)):
+            held += (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        elif isinstance(value, nn.Module | type | Tensor) or not _shows_what_it_holds(value):
             raise NoTwinError
         held += (fields_of(value) or {}).values()
         if any(self.of(each, depth - 1) is not each for each in held):
             raise NoTwinError
         return value
+
+
+def _shows_what_it_holds(value: Any) -> bool:
+    """Whether an object's fields are all that it holds: not of functools.partial, say, or of a list."""
+    cls = type(value)
+    return _is_found_again(cls) and is_of_users_code(cls) and not isinstance(value, list | dict | set | deque)
 
 
 def _is_found_again(cls: type) -> bool:
