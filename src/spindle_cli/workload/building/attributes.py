@@ -462,7 +462,7 @@ def _position(value: Any) -> str:
         return repr(value)
     if (left := getattr(value, "__length_hint__", None)) is not None:
         return f"{left()} left"
-    if type(value).__reduce__ is object.__reduce__:  # it says nothing of itself
+    if not any("__reduce__" in vars(base) for base in type(value).__mro__[:-1]):  # it says nothing of itself
         return type(value).__name__
     # Of those that go through others (zip, enumerate, itertools.cycle): how far these have come.
     parts = [part for part in value.__reduce__()[1:] if isinstance(part, tuple)]
