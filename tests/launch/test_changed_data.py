@@ -40,7 +40,7 @@ def start(run_dir: Path, *, allows: bool = False, **datasets: SeenData) -> Start
         train=TrainSettings(),
         groups=SimpleNamespace(names=dict),
     )
-    return find_start(request, cast(Any, workload), 10, datasets, or_anew=False, allows_changed_data=allows)
+    return find_start(request, cast("Any", workload), 10, datasets, or_anew=False, allows_changed_data=allows)
 
 
 def test_the_same_data_goes_on_without_a_word(run_dir: Path) -> None:

@@ -40,7 +40,7 @@ def goes_on(
         train=TrainSettings.model_validate({**BEGUN, **now}),
         groups=SimpleNamespace(names=lambda: groups),
     )
-    begins = find_start(request, cast(Any, workload), 10, {}, or_anew=False, allows_changed_data=False)
+    begins = find_start(request, cast("Any", workload), 10, {}, or_anew=False, allows_changed_data=False)
     return begins is not None and begins.is_own
 
 

@@ -275,11 +275,11 @@ def test_a_launch_that_comes_second_goes_to_the_next_folder_unless_it_was_named(
     )
     said: list[str] = []
     with Hold() as hold:
-        assert _held(cast(Any, prepared), hold, said.append).run_dir == hold.run_dir == free
+        assert _held(cast("Any", prepared), hold, said.append).run_dir == hold.run_dir == free
         assert said[-1] == f"another run has begun in the folder meanwhile; this one goes to {free}"
     resumed = SimpleNamespace(**{**vars(prepared), "launch": launch_in(taken, resume=True)})
     with Hold() as hold, pytest.raises(HeldError):
-        _held(cast(Any, resumed), hold, said.append)
+        _held(cast("Any", resumed), hold, said.append)
 
 
 def launch_in(folder: Path, resume: bool = False) -> SimpleNamespace:

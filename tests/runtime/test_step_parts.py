@@ -178,7 +178,7 @@ class Pool:
 
 
 def test_what_no_update_has_is_left_to_the_step() -> None:
-    pool = cast(Any, Pool())
+    pool = cast("Any", Pool())
     parts = [UpdatePart((4, 5), 0.5, 0.0), UpdatePart((7,), 0.25, 0.0), UpdatePart((), 0.25, 0.0)]
     first, second, last = rank_parts(parts, pool, 3)
     assert (first.groups, first.names) == ((4, 5), frozenset("abcd"))
@@ -193,6 +193,6 @@ def test_nothing_is_saved_of_a_step_that_was_given_up_between_its_parts() -> Non
     trained = Trained("AdamW", {})
     trained.take_gradients(0)
     trained.update.step_part(FINE, PARTS[0])
-    training = cast(Any, SimpleNamespace(update=trained.update, done=6, outer_steps=None))
+    training = cast("Any", SimpleNamespace(update=trained.update, done=6, outer_steps=None))
     with pytest.raises(RunFailedError, match="step 7 has updated some parameters and not the others"):
         Training.save_in_order(training)

@@ -65,7 +65,7 @@ PLANNING = ("plan", "compare", "sweep", "explain")
 
 def load_command(name: str) -> Any:
     """The command's parser, from the function `name` in `spindle_cli.cli.<name>_command`."""
-    function = cast(Callable[..., None], getattr(import_module(f"spindle_cli.cli.{name}_command"), name))
+    function = cast("Callable[..., None]", getattr(import_module(f"spindle_cli.cli.{name}_command"), name))
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     single.command(name)(function)
     return typer.main.get_command(single)

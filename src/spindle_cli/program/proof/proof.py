@@ -12,19 +12,26 @@ Shares with `link` the types and the layouts only: edges, rows and orders are wo
 6. updates: what is updated before STEP may be, and is complete             (proof_updates.py)
 7. what is given up has been sent before, and not been given up
 8. a run to the end: nothing waits for ever, whatever the library     (proof_moves.py, proof_run.py)
+
+Part of the proof: each device runs its own slices once forward and once backward, in the plan's order.
+
+Part of the proof: parts of the parameters that are updated before all gradients are summed.
+
+Which parts there are is not worked out once more; it is looked at whether each is what it should be.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 
+from spindle_cli.account.sums import update_parts
 from spindle_cli.program.proof.faults import fault
 from spindle_cli.program.proof.proof_communicators import check_communicators
 from spindle_cli.program.proof.proof_moves import early_ops
-from spindle_cli.program.proof.proof_passes import check_passes
-from spindle_cli.program.proof.proof_rows import check_rows
+from spindle_cli.program.proof.proof_rows import check_rows, needed_edges
 from spindle_cli.program.proof.proof_run import check_run
-from spindle_cli.program.proof.proof_updates import check_updates
 from spindle_cli.program.types import COMPUTES, SENDS, Action, Kind, Program
 
 
@@ -166,3 +173,169 @@ def check_sources(program: Program) -> None:
             if missing:
                 kind, piece = missing[0]
                 raise fault(program, f"device {device} needs {kind} {piece} before this", (device, step))
+
+
+_Step = tuple[int, Action]
+
+
+def check_passes(program: Program) -> None:
+    """Where the plan has one length for both passes, all forward and then all backward in reverse; else each
+    forward before it is backward, in the order in which they are planned, and of two slices of one device the
+    one that gives to the other first forward and last backward.
+
+    Raises:
+        ProgramError: naming the first device that does not.
+    """
+    own: dict[int, set[int]] = {device: set() for device in program.actions}
+    for index, piece in enumerate(program.slices):
+        for device in piece.devices:
+            own[device].add(index)
+    is_mirrored = all(piece.backward_s is None for piece in program.slices)
+    takes: dict[int, list[int]] = {}
+    for producer, consumer in needed_edges(program):
+        takes.setdefault(consumer, []).append(producer)
+    for device, actions in program.actions.items():
+        computes = [(step, action) for step, action in enumerate(actions) if action.kind in COMPUTES]
+        if is_mirrored:
+            _check_mirrored(program, device, own[device], computes)
+        else:
+            _check_in_order(program, device, own[device], computes, takes)
+
+
+def _check_mirrored(program: Program, device: int, own: set[int], computes: Sequence[_Step]) -> None:
+    expected = [Kind.FORWARD] * len(own) + [Kind.BACKWARD] * len(own)
+    for (step, action), kind in zip(computes, expected, strict=False):
+        if action.kind is not kind:
+            raise fault(program, f"device {device}: expected {kind} here", (device, step))
+    ran = [action.piece for _, action in computes]
+    forward, backward = ran[: len(own)], ran[len(own) :]
+    if Counter(forward) != Counter(own):
+        raise fault(program, f"device {device} does not run each of its slices forward once", (device, 0))
+    if backward != forward[::-1]:
+        raise fault(program, f"device {device}: backward does not mirror forward", (device, 0))
+
+
+def _check_in_order(
+    program: Program,
+    device: int,
+    own: set[int],
+    computes: Sequence[_Step],
+    takes: Mapping[int, Sequence[int]],
+) -> None:
+    at: dict[tuple[Kind, int], int] = {}
+    for step, action in computes:
+        assert action.piece is not None, "an F or B has a slice"
+        if action.piece not in own or (action.kind, action.piece) in at:
+            message = f"device {device}: expected each of its own slices once forward, once backward"
+            raise fault(program, message, (device, step))
+        at[action.kind, action.piece] = step
+    for kind in COMPUTES:
+        lost = [piece for piece in sorted(own) if (kind, piece) not in at]
+        if lost:
+            raise fault(program, f"device {device} does not run {kind} {lost[0]}", (device, 0))
+    first = [((Kind.FORWARD, piece), (Kind.BACKWARD, piece)) for piece in sorted(own)]
+    for piece in sorted(own):
+        for producer in own.intersection(takes.get(piece, ())):
+            first.append(((Kind.FORWARD, producer), (Kind.FORWARD, piece)))
+            first.append(((Kind.BACKWARD, piece), (Kind.BACKWARD, producer)))
+    for (kind, piece), then in first:
+        if at[kind, piece] > at[then]:
+            raise fault(program, f"device {device} needs {kind} {piece} before this", (device, at[then]))
+    for (_, earlier), (step, later) in pairwise(computes):
+        start_s, end_s = _times_s(program, later)
+        planned_s, _ = _times_s(program, earlier)
+        if start_s < planned_s and end_s <= planned_s:
+            before = f"{earlier.kind} {earlier.piece}"
+            message = f"device {device} runs this behind {before}, which is planned behind it"
+            raise fault(program, message, (device, step))
+
+
+def _times_s(program: Program, action: Action) -> tuple[float, float]:
+    assert action.piece is not None, "an F or B has a slice"
+    piece = program.slices[action.piece]
+    if action.kind is Kind.BACKWARD and piece.backward_s is not None:
+        return piece.backward_s
+    return piece.start_s, piece.end_s
+
+
+def check_updates(program: Program) -> None:
+    """Each device updates parts early where the settings allow it, and nowhere else: behind all that it runs
+    and posts, in the order of its sums, each part large enough and no larger than it has to be.
+
+    Raises:
+        ProgramError: naming the first device that does not.
+    """
+    own: dict[int, int] = {}
+    for group in program.groups:
+        if len(group.devices) == 1:
+            own[group.devices[0]] = own.get(group.devices[0], 0) + group.num_bytes
+    for device in program.actions:
+        _check_order(program, device)
+        _check_parts(program, device, own.get(device, 0))
+
+
+def _check_order(program: Program, device: int) -> None:
+    """UPDATEs are where they may be, just before STEP, and name groups that the device has summed by then,
+    each once, in the order of sums.
+    """
+    settings = program.settings
+    may_update = settings.by_parts and not (settings.clips or settings.scales or settings.sharded)
+    summed: set[int] = set()
+    last: Action | None = None
+    for step, action in enumerate(program.actions[device]):
+        place = (device, step)
+        if last is not None and action.kind not in (Kind.UPDATE, Kind.STEP, Kind.GATHER):
+            raise fault(program, f"device {device} updates a part before this", place)
+        if action.kind is Kind.SUM and action.group is not None:
+            summed.add(action.group)
+        if action.kind is not Kind.UPDATE:
+            continue
+        if not may_update:
+            raise fault(program, f"device {device} updates a part, which may not be yet", place)
+        if action.group is not None and action.group not in summed:
+            raise fault(program, f"device {device} has not started the sum of group {action.group}", place)
+        if last is not None and _place(last) >= _place(action):
+            raise fault(program, f"device {device} updates a part twice, or out of order", place)
+        last = action
+
+
+def _place(action: Action) -> int:
+    """In the order of sums; what is summed with nobody comes first."""
+    return -1 if action.group is None else action.group
+
+
+def _check_parts(program: Program, device: int, own: int) -> None:
+    settings = program.settings
+    if not settings.by_parts or settings.clips or settings.scales or settings.sharded:
+        return
+    sizes = [(-1, own)] + [
+        (group.index, group.num_bytes)
+        for group in program.groups
+        if device in group.devices and len(group.devices) > 1 and group.is_trained
+    ]
+    total = sum(size for _, size in sizes)
+    updates = [(step, each) for step, each in enumerate(program.actions[device]) if each.kind is Kind.UPDATE]
+    step = next(step for step, each in enumerate(program.actions[device]) if each.kind is Kind.STEP)
+    for place, update in updates:
+        cut = _place(update)
+        part = [size for index, size in sizes if index <= cut]
+        sizes = [each for each in sizes if each[0] > cut]
+        if not _is_enough(sum(part), total) or _is_enough(sum(part[:-1]), total):
+            raise fault(program, f"device {device} updates too little at once, or too much", (device, place))
+    if updates and not _is_enough(sum(size for _, size in sizes), total):
+        raise fault(program, f"device {device} leaves too little to STEP", (device, step))
+    if _may_be_cut([size for _, size in sizes], total):
+        raise fault(program, f"device {device} should update a part before STEP", (device, step))
+
+
+def _is_enough(size: int, total: int) -> bool:
+    """Whether some bytes are worth an update, of so many that the device updates in all."""
+    return size >= update_parts.PART_BYTES and size * update_parts.MOST_PARTS >= total
+
+
+def _may_be_cut(sizes: Sequence[int], total: int) -> bool:
+    """Whether two parts could be made of neighbours."""
+    left = sum(sizes)
+    return any(
+        _is_enough(before, total) and _is_enough(left - before, total) for before in accumulate(sizes[:-1])
+    )

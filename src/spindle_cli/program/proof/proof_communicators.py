@@ -2,6 +2,13 @@
 
 NCCL ignores tags, and lets a communicator's operations run in the order in which they were posted: two
 devices that post them in different orders hang, or take one thing for another.
+
+Part of the proof: all devices that share something out cut it alike, every one of them has a range, and
+what goes by nodes has communicators inside of them and between.
+
+Part of the proof: the communicators of messages. There are two at most, and each device sends over one of
+them. Where connected devices can be told in two halves so that none sends to its own, they are told so: none
+of these has what it sends behind what it waits to receive, on one communicator.
 """
 
 from __future__ import annotations
@@ -10,14 +17,12 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import zip_longest
 
-from spindle_cli.account.types import Purpose
+from spindle_cli.account.types import ParameterGroup, Purpose
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.program.proof.faults import Place, fault
-from spindle_cli.program.proof.proof_moves import Moves
-from spindle_cli.program.proof.proof_ranges import check_ranges
+from spindle_cli.program.proof.proof_moves import Moves, summing_communicators
 from spindle_cli.program.proof.proof_shards import check_shards, last_passes
-from spindle_cli.program.proof.proof_sides import check_sides
-from spindle_cli.program.types import TRANSFERS, Action, Kind, Program, Transfer
+from spindle_cli.program.types import RECEIVES, TRANSFERS, Action, Kind, Program, Transfer
 
 _Posts = list[tuple[int, Action]]  # (step, action)
 _PURPOSES = {
@@ -192,3 +197,113 @@ def _check_alike(program: Program, ends: dict[int, _Posts], what: Callable[[Acti
                 places: tuple[Place, ...] = ((first, one[0]), (device, other[0]))
                 message = f"devices {first} and {device} post in different orders over one communicator"
                 raise fault(program, message, *places)
+
+
+def check_ranges(program: Program) -> None:
+    """Weights are of groups that share state out, one of at least 1 for each device; a device has the same in
+    all groups of these devices, as what is summed together lies in one flat tensor. Only unequal ranges are
+    padded. By nodes go equal ranges alone, with equally many devices on each.
+
+    Raises:
+        ProgramError: naming the first group that does not fit.
+    """
+    weights_of: dict[tuple[int, ...], ParameterGroup] = {}
+    for group in program.groups:
+        if group.nodes:
+            _check_nodes(program, group)
+        keeps_whole = group.is_gathered or group.sharding is Sharding.NONE
+        if keeps_whole or len(group.devices) == 1:
+            if len(set(group.weights)) > 1:
+                raise fault(program, f"group {group.index} has weights, {group.weights}, and no ranges")
+            continue
+        if group.weights and (len(group.weights) != len(group.devices) or min(group.weights) < 1):
+            message = f"group {group.index} is of devices {group.devices}, its weights are {group.weights}"
+            raise fault(program, message)
+        if not group.weights and (group.pads_sum or group.pads_gather):
+            raise fault(program, f"group {group.index} is padded, and its ranges are equal")
+        first = weights_of.setdefault(group.devices, group)
+        if group.weights != first.weights:
+            message = f"groups {first.index} and {group.index} are of the same devices, {group.devices}"
+            raise fault(program, f"{message}; their weights are {first.weights} and {group.weights}")
+
+
+def _check_nodes(program: Program, group: ParameterGroup) -> None:
+    node_of = program.plan.cluster.node_of
+    if tuple(sorted(device for node in group.nodes for device in node)) != group.devices:
+        raise fault(program, f"group {group.index} is of devices {group.devices}, by nodes {group.nodes}")
+    sizes = {len(node) for node in group.nodes}
+    on_nodes = [{node_of[device] for device in node} for node in group.nodes]
+    if len(sizes) != 1 or len(group.nodes) < 2 or any(len(found) > 1 for found in on_nodes):
+        raise fault(program, f"group {group.index} does not go by nodes evenly: {group.nodes}")
+    if group.weights or group.is_gathered or group.sharding is not Sharding.OPTIMIZER or group.teams:
+        raise fault(program, f"group {group.index} goes by nodes, and is not summed once in equal ranges")
+    summing = summing_communicators(program)
+    missing = [part for part in (*group.nodes, *group.across) if part not in summing]
+    if missing:
+        raise fault(program, f"group {group.index} goes by nodes, and {missing[0]} have no communicator")
+
+
+MOST = 2
+
+
+def check_sides(program: Program) -> None:
+    """Check that messages between two halves of the devices can be told apart. For a plan that runs in turn
+    with others this depends on what all of them send: there the halves are not looked at.
+
+    Raises:
+        ProgramError: naming the first communicator, or showing the first receive, that does not fit.
+    """
+    over: dict[int, int] = {}
+    found = [each for each in program.communicators if each.senders or each.purpose is Purpose.MESSAGES]
+    for each in found:
+        if each.purpose is not Purpose.MESSAGES or not each.senders or len(found) > MOST:
+            raise fault(program, f"communicator {each.index}, {each.purpose}, is of senders {each.senders}")
+        for sender in each.senders:
+            if sender in over or sender not in each.ranks:
+                raise fault(program, f"device {sender} does not send over one communicator that it is in")
+            over[sender] = each.index
+    if program.plan.joint is None:
+        _check_apart(program, over)
+
+
+def _check_apart(program: Program, over: dict[int, int]) -> None:
+    received = _received(program)
+    peers: dict[int, set[int]] = {}
+    for source, destination in received:
+        peers.setdefault(source, set()).add(destination)
+        peers.setdefault(destination, set()).add(source)
+    can_be = _in_halves(peers)
+    for (source, destination), place in received.items():
+        if source in can_be and source in over and over[source] == over.get(destination):
+            message = f"devices {source} and {destination} both send over communicator {over[source]}"
+            raise fault(program, message, place)
+
+
+def _received(program: Program) -> dict[tuple[int, int], Place]:
+    """By (source, destination) of messages, where the first of them is received."""
+    found: dict[tuple[int, int], Place] = {}
+    for device, actions in program.actions.items():
+        for step, action in enumerate(actions):
+            if action.kind in RECEIVES and action.transfer is not None:
+                transfer = action.transfer
+                found.setdefault((transfer.source, transfer.destination), (device, step))
+    return found
+
+
+def _in_halves(peers: dict[int, set[int]]) -> set[int]:
+    """The devices of all connected parts without a cycle of odd length."""
+    can_be: set[int] = set()
+    far: dict[int, int] = {}  # steps away from where a part was begun, along one way
+    for start in peers:
+        if start in far:
+            continue
+        far[start] = 0
+        part = [start]
+        for device in part:
+            for peer in peers[device]:
+                if peer not in far:
+                    far[peer] = far[device] + 1
+                    part.append(peer)
+        if all((far[device] - far[peer]) % 2 for device in part for peer in peers[device]):
+            can_be.update(part)
+    return can_be

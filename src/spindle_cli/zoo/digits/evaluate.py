@@ -74,10 +74,13 @@ def _module(task: object) -> nn.Module:
 def evaluate(workload: Workload) -> Accuracy:
     """Put the held-out samples to the model as it is."""
     modules = {task.name: _module(task) for task in workload.tasks}
-    image_text, speech_text = cast(ImageText, modules["image_text"]), cast(SpeechText, modules["speech_text"])
+    image_text, speech_text = (
+        cast("ImageText", modules["image_text"]),
+        cast("SpeechText", modules["speech_text"]),
+    )
     image_class, speech_class = (
-        cast(ImageClass, modules["image_class"]),
-        cast(SpeechClass, modules["speech_class"]),
+        cast("ImageClass", modules["image_class"]),
+        cast("SpeechClass", modules["speech_class"]),
     )
     held_out = load_split(True)
     images = image_text.image(held_out.images.values)
