@@ -30,7 +30,7 @@ from spindle_cli.profile.points import CurvePoint, OfDevice
 from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.program.link import link, link_sets
 from spindle_cli.program.types import Program
-from spindle_cli.simulate.durations import Duration, slice_durations, step_durations
+from spindle_cli.simulate.engine import Duration, slice_durations, step_durations
 
 Spans = Sequence[Sequence[MeasuredSpan]]  # of each device
 

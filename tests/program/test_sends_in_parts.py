@@ -17,8 +17,7 @@ from spindle_cli.program.proof.faults import ProgramError
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.text import format_action, parse_action
 from spindle_cli.program.types import Action, Kind, Program, Transfer
-from spindle_cli.simulate.durations import slice_durations
-from spindle_cli.simulate.engine import Engine
+from spindle_cli.simulate.engine import Engine, slice_durations
 
 GB = 10**9
 

@@ -3,6 +3,16 @@
 Nothing here comes from the plan's schedule: a slice starts when its device gets to it and all it takes has
 arrived. A step takes the program once for each of its batches; what belongs to the step alone comes with the
 last one. It is one of many like it: it begins with the gathers of the one before.
+
+Parameters on their way at the begin of a step: which op of a slice has to wait for them.
+
+What each device holds in memory, as the iteration goes on: `account/device_memory.py` at the times of the
+simulation.
+
+From the start of a pass a device holds the most that the pass takes, from its end on what stays of it. So
+what is simulated and what is predicted peak at the same.
+
+How long slices compute and parameters are updated on a device, from the plan's curves and sizes.
 """
 
 from __future__ import annotations
@@ -10,17 +20,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
+from spindle_cli.account.device_memory import device_memory, memory_by_pass, optimizer_steps_s
+from spindle_cli.account.processor import slice_stretches
+from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.account.types import Collective, Together
+from spindle_cli.costs.beyond_curve import BeyondCurve
+from spindle_cli.costs.offload import stalls
+from spindle_cli.costs.recomputing import forwards_again
+from spindle_cli.costs.shares.times import times_of, times_of_shares
+from spindle_cli.errors import InputError
+from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.program.transfers import gathering_s
 from spindle_cli.program.types import COMPUTES, ONCE_A_STEP, RECEIVES, SENDS, Action, Kind, Program, Transfer
 from spindle_cli.simulate.clock import Clock
-from spindle_cli.simulate.durations import slice_durations, step_durations
-from spindle_cli.simulate.gathers import AwaitedOps
-from spindle_cli.simulate.ledger import Ledger
 from spindle_cli.simulate.traffic import Traffic
 from spindle_cli.simulate.types import (
     Activity,
     Cause,
     Collected,
+    MemoryStep,
     OptimizerStep,
     Passage,
     Simulation,
@@ -425,3 +443,139 @@ def _taker(transfer: Transfer) -> _Compute:
     if transfer.is_gradient:
         return Kind.BACKWARD, transfer.producer
     return Kind.FORWARD, transfer.consumer
+
+
+class AwaitedOps:
+    """The gathers of the step before that are not through, by who waits for them where."""
+
+    def __init__(self, program: Program) -> None:
+        self._pending: set[int] = set()
+        self._groups: dict[tuple[int, int], dict[int, list[int]]] = {}  # (device, slice) -> op -> groups
+        if not program.settings.sharded:
+            return
+        for group in program.groups:
+            if not group.is_handed_on:
+                continue
+            self._pending.add(group.index)
+            for piece, op in group.awaited_ops(program.slices):
+                for device in set(program.slices[piece].devices).intersection(group.devices):
+                    by_op = self._groups.setdefault((device, piece), {})
+                    by_op.setdefault(op, []).append(group.index)
+
+    def end(self, group: int) -> None:
+        """A group's parameters are there."""
+        self._pending.discard(group)
+
+    def next_op(self, device: int, piece: int, first: int) -> int | None:
+        """The first of a slice's ops from `first` on that still waits for parameters on a device."""
+        if not self._pending:
+            return None
+        waiting = (
+            op
+            for op, groups in self._groups.get((device, piece), {}).items()
+            if op >= first and not self._pending.isdisjoint(groups)
+        )
+        return min(waiting, default=None)
+
+
+class Ledger:
+    """Bytes held by every device, over time."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._of = memory_by_pass(
+            plan.metaops, plan.slices, plan.cluster, plan, communicator_bytes(plan), plan.turn
+        )
+        self._steps = [[MemoryStep(0.0, memory.idle_bytes)] for memory in self._of]
+
+    def start_pass(self, device: int, piece: int, now_s: float, *, is_backward: bool) -> None:
+        """A slice starts to run forward or backward."""
+        self._set(device, self._of[device].passes[piece, is_backward][0], now_s)
+
+    def end_pass(self, device: int, piece: int, now_s: float, *, is_backward: bool) -> None:
+        """It is through."""
+        self._set(device, self._of[device].passes[piece, is_backward][1], now_s)
+
+    def finish_sums(self, device: int, now_s: float) -> None:
+        """A device's passes are over: it waits for its sums, and updates its parameters."""
+        self._set(device, self._of[device].update_bytes, now_s)
+
+    def end_update(self, device: int, now_s: float) -> None:
+        """A device's iteration is over."""
+        self._set(device, self._of[device].idle_bytes, now_s)
+
+    def steps(self) -> tuple[tuple[MemoryStep, ...], ...]:
+        """The steps of each device's memory, ascending in time."""
+        return tuple(tuple(steps) for steps in self._steps)
+
+    def _set(self, device: int, num_bytes: int, now_s: float) -> None:
+        steps = self._steps[device]
+        if steps[-1].num_bytes != num_bytes:
+            steps.append(MemoryStep(now_s, num_bytes))
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Seconds of a slice's forward and backward pass."""
+
+    forward_s: float
+    backward_s: float
+
+
+def slice_durations(program: Program) -> tuple[Duration, ...]:
+    """The durations of each of the plan's slices, with what its devices do beside it. Ops that are recomputed
+    run forward once more in the backward pass; passes wait for what is copied to host memory and back, and
+    begin with what they gather of what is sent in parts.
+
+    Raises:
+        InputError: the plan holds no curve point for a slice's dp and tp.
+    """
+    plan = program.plan
+    beyond = BeyondCurve(plan.by_name, plan.cluster, plan)
+    durations = [_duration(plan, piece, beyond) for piece in plan.slices]
+    gathers_s = gathering_s(plan, program.layouts, program.edges)
+    for index, (forward_s, backward_s) in gathers_s.items():
+        alone = durations[index]
+        durations[index] = Duration(alone.forward_s + forward_s, alone.backward_s + backward_s)
+    stretches = slice_stretches(
+        plan.processor,
+        plan.cluster.num_devices,
+        plan.slices,
+        [duration.forward_s + duration.backward_s for duration in durations],
+        plan.by_name,
+        (
+            (transfer.source, transfer.destination, transfer.num_bytes)
+            for actions in program.actions.values()
+            for action in actions
+            if (transfer := action.transfer) is not None and action.kind in (Kind.SEND, Kind.SEND_GRAD)
+        ),
+        program.collectives,
+        plan.accumulate,
+    )
+    return tuple(
+        Duration(duration.forward_s * stretch, duration.backward_s * stretch)
+        for duration, stretch in zip(durations, stretches, strict=True)
+    )
+
+
+def step_durations(plan: Plan) -> tuple[float, ...]:
+    """Seconds of the optimizer's step on each device."""
+    held = device_memory(plan.metaops, plan.slices, plan.cluster, plan, turn=plan.turn)
+    return optimizer_steps_s(held, plan.optimizer_s_per_byte)
+
+
+def _duration(plan: Plan, piece: Slice, beyond: BeyondCurve) -> Duration:
+    metaop = plan.by_name[piece.metaop]
+    op = times_of(metaop, piece, plan.cluster)
+    if op is None:
+        raise InputError(
+            f"metaops: {piece.metaop!r}: no curve point, or share, for dp {piece.dp}, tp {piece.tp}, used by "
+            f"{piece.label}",
+            hint="Make the plan again with this version; `spindle check` lists everything that is wrong with "
+            "it.",
+        )
+    again_s = op.forward_s * forwards_again(piece, metaop) / piece.num_ops
+    forward_more_s, backward_more_s = beyond.op_s(piece, metaop, op.forward_s, op.backward_s + again_s)
+    forward_s = piece.num_ops * (op.forward_s + forward_more_s)
+    backward_s = piece.num_ops * (op.backward_s + backward_more_s + again_s)
+    waits = stalls(piece, metaop, plan.cluster, op, times_of_shares(metaop, piece, plan.cluster))
+    return Duration(forward_s + waits.forward_s, backward_s + waits.backward_s)
