@@ -24,8 +24,8 @@ from spindle_cli.launch.checks import (
     require_gradient_hooks,
     sampled_otherwise,
 )
-from spindle_cli.launch.choose import choose_run_dir
 from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
+from spindle_cli.launch.run import choose_run_dir
 from spindle_cli.launch.starting.network import (
     interface_of,
     listen,

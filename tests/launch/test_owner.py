@@ -19,9 +19,8 @@ from helpers.plans import two_towers
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.artifact import to_json
 from spindle_cli.launch import owner
-from spindle_cli.launch.choose import choose_run_dir
 from spindle_cli.launch.owner import LOST_S, HeldError, Hold, Owner, living_claims, run_of
-from spindle_cli.launch.run import _held
+from spindle_cli.launch.run import _held, choose_run_dir
 from spindle_cli.launch.types import Address, NodeShare
 from spindle_cli.process.identity import is_running, process_space, started_s
 

@@ -19,6 +19,7 @@ from helpers.plans import two_towers
 from spindle_cli.errors import RunFailedError, WorkerLostError
 from spindle_cli.files.request import log_path
 from spindle_cli.files.run_files import METRICS_FILE, read_metrics
+from spindle_cli.launch.attempts import Watch
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.run_dir import prepare_run_dir
 from spindle_cli.launch.starting.head_start import HeadStart
@@ -29,7 +30,6 @@ from spindle_cli.launch.types import Address, Launch, LaunchOptions, NodeShare
 from spindle_cli.launch.watching.cause import failure_of
 from spindle_cli.launch.watching.follow import MetricsFollower
 from spindle_cli.launch.watching.signals import Signals
-from spindle_cli.launch.watching.watch import Watch
 
 pytestmark = pytest.mark.processes
 WORKERS = 2
@@ -171,8 +171,8 @@ def test_a_run_that_falls_silent_is_noticed_and_ended_by_the_launcher_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its only worker hangs, so no other one gives it up."""
-    monkeypatch.setattr("spindle_cli.launch.watching.watch.SILENCE_S", 1.0)
-    monkeypatch.setattr("spindle_cli.launch.watching.watch.MARGIN_S", 1.0)
+    monkeypatch.setattr("spindle_cli.launch.attempts.SILENCE_S", 1.0)
+    monkeypatch.setattr("spindle_cli.launch.attempts.MARGIN_S", 1.0)
     share = NodeShare(0, 1, 1, Address(LOOPBACK, 0), interface_of(LOOPBACK))
     launch = launch_of(tmp_path / "run", "hang:0", steps=1000, share=share, timeout_s=4)
     said: list[str] = []

@@ -10,7 +10,7 @@ import pytest
 from hand_plans import place, whole
 
 from spindle_cli.errors import InputError
-from spindle_cli.launch.evaluated_memory import held_for_evaluations, require_room
+from spindle_cli.launch.run import held_for_evaluations, require_room
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.evaluated import place_evaluated
 from spindle_cli.workload.analyse import analyse

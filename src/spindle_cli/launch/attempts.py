@@ -1,28 +1,48 @@
-"""A run from its start to its end, over as many attempts as lost workers make necessary."""
+"""A run from its start to its end, over as many attempts as lost workers make necessary.
+
+A live line of progress on a terminal: step, losses, samples per second, time left.
+
+What the launcher sees of a run while it goes on: its steps, and that they keep coming.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+from rich.text import Text
 
 from spindle_cli.checkpoint.files import FoundCheckpoint, find_checkpoint
 from spindle_cli.errors import ExitCode, InputError, RunFailedError, WorkerLostError
-from spindle_cli.files.run_files import StepMetrics, forget_metrics_after, has_checkpoints, last_step
+from spindle_cli.files.run_files import (
+    METRICS_FILE,
+    StepMetrics,
+    forget_metrics_after,
+    has_checkpoints,
+    last_step,
+)
 from spindle_cli.files.runs.attempts import note_ended, note_started
+from spindle_cli.files.runs.pace import Pace
 from spindle_cli.launch.build import build_again
 from spindle_cli.launch.owner import Hold
 from spindle_cli.launch.run_dir import forget_attempt
 from spindle_cli.launch.starting.head_start import HeadStart
 from spindle_cli.launch.starting.process import run_launch
 from spindle_cli.launch.types import Launch
-from spindle_cli.launch.watching.cause import failure_of
+from spindle_cli.launch.watching.cause import describe_failure, failure_of
 from spindle_cli.launch.watching.finished import require_done, require_trained
 from spindle_cli.launch.watching.follow import MetricsFollower
-from spindle_cli.launch.watching.progress import live_progress
 from spindle_cli.launch.watching.signals import Signals
-from spindle_cli.launch.watching.watch import Watch
+from spindle_cli.launch.watching.stuck import doing_of_all, find_stuck
+from spindle_cli.units import format_seconds
 
 Say = Callable[[str], None]
 
@@ -186,3 +206,128 @@ class Attempts:
         why = "" if reason is None else f", and {reason}"
         failure.message += f"\n  The run was started again {times}{why}."
         return failure
+
+
+@contextmanager
+def live_progress(
+    console: Console, total_steps: int, samples_per_step: int
+) -> Iterator[Callable[[StepMetrics], None]]:
+    """Shows every step given to the yielded function; nothing at all where `console` is not a terminal."""
+    if not console.is_terminal:
+        yield _show_nothing
+        return
+    columns = (
+        TextColumn("step {task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=12),
+        TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True)),
+    )
+    with Progress(*columns, console=console, expand=True, transient=True, refresh_per_second=5) as bar:
+        line = bar.add_task("starting the workers", total=total_steps)
+        pace = Pace()
+
+        def show(metrics: StepMetrics) -> None:
+            pace.add(metrics.iteration_s, time.monotonic())
+            text = progress_text(metrics, pace, total_steps, samples_per_step)
+            bar.update(line, completed=metrics.step, description=text)
+
+        yield show
+
+
+def _show_nothing(_metrics: StepMetrics) -> None:
+    """Not a terminal."""
+
+
+def progress_text(metrics: StepMetrics, pace: Pace, total_steps: int, samples_per_step: int) -> str:
+    """What stands beside the bar; `pace`: with this step."""
+    parts = [f"loss {metrics.loss:.4g}"]
+    if pace.step_s:
+        parts.append(f"{samples_per_step / pace.step_s:.4g} samples/s")
+    left_s = pace.left_s(total_steps - metrics.step, pace.between_s)
+    if left_s is not None:
+        parts.append(f"{format_seconds(left_s)} left")
+    if len(metrics.task_losses) > 1:  # last: a narrow terminal cuts them off
+        parts.append(" ".join(f"{name} {loss:.3g}" for name, loss in metrics.task_losses.items()))
+    return Text(", ".join(parts)).markup
+
+
+# Without a step for so long, and for so many times the usual step, it is said where the workers are.
+SILENCE_S = 60.0
+SILENT_STEPS = 20
+# The workers give one up by themselves after the run's timeout; they are left this much longer to say so.
+MARGIN_S = 5.0
+RECENT_STEPS = 20
+
+
+@dataclass
+class Watch:
+    """The steps of one attempt at a run; `poll` is called all the time.
+
+    `steps`: of all attempts so far; those that an attempt trains again replace what they were.
+    """
+
+    launch: Launch
+    follower: MetricsFollower
+    signals: Signals
+    show: Callable[[StepMetrics], None]
+    say: Callable[[str], None]
+    steps: list[StepMetrics]
+    _last_s: float | None = None
+    _said_s: float = SILENCE_S
+    _pace_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+
+    def poll(self) -> None:
+        """Take in new steps; look for signals and for silence.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed.
+            WorkerLostError: a worker hangs, and no other has said so.
+        """
+        for metrics in self.follower.new():
+            while self.steps and self.steps[-1].step >= metrics.step:
+                self.steps.pop()
+            self._warn(metrics)
+            self.steps.append(metrics)
+            self.show(metrics)
+            self._pace_s.append(metrics.iteration_s)
+            self._last_s, self._said_s = time.monotonic(), SILENCE_S
+        self.signals.look()
+        if self._last_s is not None:
+            self._listen(time.monotonic() - self._last_s)
+
+    def _warn(self, metrics: StepMetrics) -> None:
+        """Say of each task once that it counts nothing in a step, and once that a step is skipped."""
+        if metrics.skipped and not any(earlier.skipped for earlier in self.steps):
+            self.say(
+                f"step {metrics.step} was skipped: a gradient overflowed at a loss scale of "
+                f"{metrics.loss_scale:g}, and every rank left out the update; such steps are marked in "
+                f"{METRICS_FILE}"
+            )
+        known = {task for earlier in self.steps for task in earlier.uncounted_tasks}
+        for task in metrics.uncounted_tasks:
+            if task not in known:
+                self.say(
+                    f"warning: step {metrics.step}: in the loss of task {task!r} a mean counts nothing (no "
+                    "label, or nothing of its mask), so it is 0 and trains nothing; such steps are named in "
+                    f"{METRICS_FILE}"
+                )
+
+    def _listen(self, silent_s: float) -> None:
+        """The time until the first step is not looked at: building a large model may take long."""
+        timeout_s = self.launch.request.timeout_s
+        if silent_s > timeout_s + MARGIN_S:
+            stuck = find_stuck(self.launch.run_dir)
+            self._last_s = None
+            if stuck:
+                raise describe_failure(self.launch, (), (), stuck)
+        elif silent_s > max(self._said_s, SILENT_STEPS * statistics.median(self._pace_s)):
+            self._said_s *= 2
+            stuck = find_stuck(self.launch.run_dir)
+            places = "; ".join(f"worker {worker.rank} is at {worker}" for worker in stuck)
+            waiting = "every worker waits for another" + "".join(
+                f"; worker {rank} at {what}" for rank, what in doing_of_all(self.launch.run_dir).items()
+            )
+            after = format_seconds(timeout_s)
+            self.say(
+                f"no step for {format_seconds(silent_s)}; {places or waiting}; "
+                f"the run ends after {after} (--timeout)"
+            )

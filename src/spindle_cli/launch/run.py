@@ -1,16 +1,27 @@
-"""`spindle launch` in two steps: prepare everything as data, then start it and watch it to its end."""
+"""`spindle launch` in two steps: prepare everything as data, then start it and watch it to its end.
+
+What of a launch does not go with islands that average now and then alone (`train.local_sgd`).
+
+What tasks that are only evaluated hold on the devices of a plan, which knows nothing of them.
+
+Which folder a run gets: chosen so that no run writes over another.
+"""
 
 from __future__ import annotations
 
+import glob
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from spindle_cli.files.request import SeenData
+from spindle_cli.errors import InputError, UsageError
+from spindle_cli.files.request import SeenData, workers_dir
 from spindle_cli.files.run_files import forget_metrics_after, has_checkpoints
 from spindle_cli.launch.attempts import Attempts, Say
 from spindle_cli.launch.build import (
@@ -32,12 +43,9 @@ from spindle_cli.launch.checks import (
     sampled_otherwise,
     stepped_by_each,
 )
-from spindle_cli.launch.choose import choose_run_dir, is_free
 from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
-from spindle_cli.launch.evaluated_memory import Held, held_for_evaluations, require_room
-from spindle_cli.launch.islands import require_with_islands
-from spindle_cli.launch.owner import HeldError, Hold, run_of
-from spindle_cli.launch.run_dir import discard_unused, forget_errors, hand_on
+from spindle_cli.launch.owner import Claim, HeldError, Hold, living_claims, require_open, run_of
+from spindle_cli.launch.run_dir import discard_unused, forget_errors, hand_on, has_run
 from spindle_cli.launch.start_point import StartPoint, find_start
 from spindle_cli.launch.starting.forked import IMPORTED_LATE
 from spindle_cli.launch.starting.head_start import HeadStart
@@ -47,6 +55,14 @@ from spindle_cli.launch.watching.run_report import RunReport, report_run
 from spindle_cli.launch.watching.signals import heeding_signals
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
+from spindle_cli.program.evaluated import place_evaluated
+from spindle_cli.units import format_bytes
+from spindle_cli.workload.settings.local_sgd import nearest_multiples
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spindle_cli.workload.graph import WorkloadGraph
 
 
 @dataclass(frozen=True)
@@ -251,3 +267,180 @@ def _with_folder(launch: Launch, begins: StartPoint | None, say: Say) -> Launch:
     if begins is not None and not begins.is_own:
         launch = beginning_from(launch, begins.found.checkpoint.step)
     return launch
+
+
+def require_with_islands(plan: Plan, asked: LaunchOptions, steps: int) -> None:
+    """Refuse what a plan with islands cannot do.
+
+    Args:
+        steps: at which the run is to end.
+
+    Raises:
+        UsageError: naming the option, and what goes instead.
+    """
+    if plan.local_sgd is None:
+        return
+    every = plan.local_sgd.every
+    if steps % every:
+        raise UsageError(
+            f"--steps {steps}: it ends between two outer steps, of which there is one after every {every} "
+            "steps (train.local_sgd): islands have different models there",
+            hint=f"Take a multiple of {every}, such as {nearest_multiples(steps, every)}.",
+        )
+    if asked.async_checkpoints:
+        raise UsageError(
+            "--async-checkpoints: does not go with islands (train.local_sgd), which save one after the other",
+            hint="Leave it out: training waits for each checkpoint then.",
+        )
+
+
+Held = Mapping[str, tuple[int, ...]]  # bytes on each device, by task
+
+
+def held_for_evaluations(plan: Plan, graph: WorkloadGraph, bytes_per_float: int | None = None) -> Held:
+    """Parameters and buffers of tasks that are only evaluated, which a run keeps from its beginning to its
+    end: those that no op of a trained task uses. What several of them share counts for the first.
+
+    Args:
+        bytes_per_float: of all floating-point numbers; None: their own.
+    """
+    from spindle_cli.workload.evaluated.needs import names_of_all, needs_of
+
+    if not graph.workload.evaluated:
+        return {}
+    table = names_of_all(graph)
+    known: set[tuple[int, str]] = set()
+    found: dict[str, tuple[int, ...]] = {}
+    for task in graph.workload.evaluated:
+        needs, own = needs_of(graph, task.name), graph.only_evaluated(task.name)
+        trained = frozenset[str]().union(*needs.held.values())
+        held = [0] * plan.cluster.num_devices
+        for piece in place_evaluated(plan, needs).slices:
+            for position in range(*piece.ops):
+                op = own.tasks[task.name].ops[own.by_name[piece.metaop].ops[position]]
+                names = {*table.of_op(task.name, (*op.parameters, *op.buffers))} - trained
+                for device, name in ((device, name) for device in piece.devices for name in sorted(names)):
+                    if (device, name) not in known:
+                        known.add((device, name))
+                        held[device] += _num_bytes(table.tensor(name), bytes_per_float)
+        found[task.name] = tuple(held)
+    return found
+
+
+def require_room(plan: Plan, held: Held, where: str) -> tuple[str, ...]:
+    """How much that is, as lines for people. `where`: the plan's file.
+
+    Raises:
+        InputError: a device has no memory for it beside what the plan predicts.
+    """
+    own = [each.predicted for each in plan.task_sets] or [plan.predicted]
+    sums = [sum(each) for each in zip(*held.values(), strict=True)] if held else []
+    for device, more in enumerate(sums):
+        planned = max(predicted.peak_memory_bytes[device] for predicted in own)
+        capacity = plan.cluster.memory_bytes[device]
+        if more and planned + more > capacity:
+            tasks = ", ".join(task for task, each in held.items() if each[device])
+            raise InputError(
+                f"{where}: device {device} needs {format_bytes(planned)} of its {format_bytes(capacity)} for "
+                f"training, and {format_bytes(more)} more for parameters that are only evaluated ({tasks})",
+                hint="Plan for more devices, or evaluate these tasks apart from the run.",
+            )
+    return tuple(
+        f"task {task!r}, which is only evaluated, holds {format_bytes(max(each))} of its own parameters and "
+        "buffers on a device, beside what the plan predicts"
+        for task, each in held.items()
+        if any(each)
+    )
+
+
+def _num_bytes(tensor: Tensor, bytes_per_float: int | None) -> int:
+    if bytes_per_float is None or not tensor.is_floating_point():
+        return tensor.numel() * tensor.element_size()
+    return tensor.numel() * bytes_per_float
+
+
+RUNS = Path("runs")
+
+
+def choose_run_dir(workload: str, wanted: Path | None, *, resume: bool, node_rank: int, run: str) -> Path:
+    """The folder of this node's run; it may not exist yet.
+
+    Without `wanted`: the one that another node of this run has claimed, else the first of runs/<workload>-1,
+    -2, ... that is free; to resume, the last one in which this node has a run.
+
+    Args:
+        run: of the launch, as in `Owner`.
+
+    Raises:
+        UsageError: `wanted` holds something already, or there is no run to resume.
+        HeldError: another launch has the folder.
+    """
+    name = re.sub(r"[^\w.-]+", "-", workload) or "run"
+    if resume:
+        found = wanted or _last_run(name, node_rank)
+        if found is None or not found.is_dir():
+            raise UsageError(
+                f"--resume: there is no run in {found or RUNS / (name + '-*')}",
+                hint="Give the folder of the run to resume with --run-dir.",
+            )
+        require_open(found, run, node_rank)
+        return found
+    if wanted is not None:
+        if wanted.exists() and not wanted.is_dir():
+            raise UsageError(f"--run-dir {wanted}: it is a file, not a folder", hint="Choose another name.")
+        require_open(wanted, run, node_rank)
+        if not is_free(wanted, run, node_rank):
+            raise UsageError(
+                f"--run-dir {wanted}: there is a run in it already",
+                hint="Choose another folder, or add --resume to go on with that run.",
+            )
+        return wanted
+    joined = [folder for _, folder in _numbered(name) if _is_joined(folder, run, node_rank)]
+    if joined:
+        return joined[0]
+    number = 1
+    while not is_free(RUNS / f"{name}-{number}", run, node_rank):
+        number += 1
+    return RUNS / f"{name}-{number}"
+
+
+def _numbered(name: str) -> list[tuple[int, Path]]:
+    """The folders runs/<name>-N, by number."""
+    found = ((path.name.removeprefix(f"{name}-"), path) for path in RUNS.glob(f"{glob.escape(name)}-*"))
+    return sorted((int(number), path) for number, path in found if number.isdecimal() and path.is_dir())
+
+
+def _last_run(name: str, node_rank: int) -> Path | None:
+    """The one with the largest number: 10 comes after 9."""
+    runs = [path for _, path in _numbered(name) if _has_request(path, node_rank) or has_results(path)]
+    return runs[-1] if runs else None
+
+
+def _has_request(run_dir: Path, node_rank: int) -> bool:
+    return (workers_dir(run_dir) / f"node-{node_rank}.request.json").exists()
+
+
+def has_results(run_dir: Path) -> bool:
+    """Whether there is anything of a run besides what its launchers and workers say."""
+    return any(path != workers_dir(run_dir) for path in run_dir.iterdir())
+
+
+def is_free(run_dir: Path, run: str, node_rank: int) -> bool:
+    """Whether this node may begin a run here: nobody has it, and there is nothing in it but what another node
+    of this run has begun.
+    """
+    if _has_request(run_dir, node_rank):
+        return False
+    claims = [claim for claim in living_claims(run_dir) if not _is_own(claim)]
+    if not all(claim.lets_in(run, node_rank) for claim in claims):
+        return False
+    return bool(claims) or not has_run(run_dir)
+
+
+def _is_joined(run_dir: Path, run: str, node_rank: int) -> bool:
+    """Whether other nodes of this run are here, and this one is not yet."""
+    return bool(living_claims(run_dir)) and is_free(run_dir, run, node_rank)
+
+
+def _is_own(claim: Claim) -> bool:
+    return claim.owner is not None and claim.owner.is_of_this_process
