@@ -2,13 +2,20 @@
 
 It is all that planning needs: no workload code, no torch, no device. Times are seconds per op over the whole
 batch, sizes are bytes over the whole batch, unless a key says otherwise.
+
+What a profile says of the runs that its times were corrected by.
+
+Which workload a profile and a plan are for.
+
+What a measured profile says of its measurements: how quiet the machine was, and what was measured of each
+op, so that another profile may take it over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
@@ -16,13 +23,6 @@ from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.batch_sums import Matrix as Matrix
-from spindle_cli.profile.calibration import CalibratedRun as CalibratedRun
-from spindle_cli.profile.calibration import Calibration as Calibration
-from spindle_cli.profile.measurements import Measurements as Measurements
-from spindle_cli.profile.measurements import Noise as Noise
-from spindle_cli.profile.measurements import OpTiming as OpTiming
-from spindle_cli.profile.measurements import SelectiveMemory as SelectiveMemory
-from spindle_cli.profile.measurements import ShareMemory as ShareMemory
 from spindle_cli.profile.moving import MeasuredLink as MeasuredLink
 from spindle_cli.profile.moving import ProcessorCosts as ProcessorCosts
 from spindle_cli.profile.numeric_check import NumericCheck
@@ -46,11 +46,170 @@ from spindle_cli.profile.points import ShareTime as ShareTime
 from spindle_cli.profile.points import Source as Source
 from spindle_cli.profile.points import by_device as by_device
 from spindle_cli.profile.points import points_of_shares, require_known, require_own_ops, require_whole
-from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
+from spindle_cli.workload.settings.lengths import TaskLengths
 from spindle_cli.workload.settings.local_sgd import LocalSgd as LocalSgd
 from spindle_cli.workload.settings.sampling import TaskShare as TaskShare
 from spindle_cli.workload.settings.sampling import require_sound
+
+if TYPE_CHECKING:
+    from spindle_cli.workload.graph import WorkloadGraph
+
+
+class Noise(Model):
+    """How quiet the machine was while a profile was measured.
+
+    Attributes:
+        others_share: of the time of the cores, what other processes took, 0 to 1.
+        spread, worst_spread: median over the measurements of their spread (interquartile range over median),
+            and the largest.
+        measured_again: measurements that were repeated for their spread.
+    """
+
+    others_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    spread: Annotated[float, Field(ge=0)] = 0.0
+    worst_spread: Annotated[float, Field(ge=0)] = 0.0
+    measured_again: Annotated[int, Field(ge=0)] = 0
+
+
+class SelectiveMemory(Model):
+    """What is known of one op on one share of which all but what takes longest is recomputed.
+
+    Attributes:
+        kept_bytes: kept from forward to backward, its outputs included.
+        share: of its forward pass, what runs again in the backward pass.
+    """
+
+    kept_bytes: Bytes
+    share: Annotated[float, Field(ge=0, le=1)]
+
+
+class ShareMemory(Model):
+    """Bytes of one op on one share, beside its parameters, its inputs and the batch's fields.
+
+    Attributes:
+        kept_bytes: kept from forward to backward, its outputs included.
+        forward_bytes: the most while it runs forward, what it keeps included.
+        backward_bytes: the most while it runs backward, gradients of its outputs and inputs included, beyond
+            what it had kept; gradients of its parameters are added to those that are there.
+        first_backward_bytes: the same where there are none yet, with those that it makes.
+        selective: where it is recomputed but for what takes longest; None: not looked at, or it saves little.
+    """
+
+    kept_bytes: Bytes
+    forward_bytes: Bytes
+    backward_bytes: Bytes
+    first_backward_bytes: Bytes
+    selective: SelectiveMemory | None = None
+
+
+class OpTiming(Model):
+    """What is known of one op on one batch share.
+
+    `slowest[n - 1]`: times of the slowest of n processes that run the same share each at the same moment; one
+    entry where only one process counts. `activation_bytes`: kept from forward to backward by this share, with
+    the fields of the batch. `memory`: what the share takes, where that was looked at. `batch_sums`: what it
+    sums with the other shares. `loss_chunks`: how many chunks its loss is computed in.
+    """
+
+    slowest: Annotated[tuple[PhaseTimes, ...], Field(min_length=1)]
+    activation_bytes: Bytes
+    memory: ShareMemory | None = None
+    batch_sums: tuple[BatchSum, ...] = ()
+    loss_chunks: Annotated[int, Field(ge=1)] = 1
+
+    def on(self, num_devices: int) -> PhaseTimes:
+        """Times where `num_devices` run a share each; of as many processes as were measured, if fewer."""
+        return self.slowest[min(num_devices, len(self.slowest)) - 1]
+
+
+class Measurements(Model):
+    """What a measured profile's curves are made of, so that another one may take it over.
+
+    Attributes:
+        nproc: allocations of up to so many devices were measured on as many processes.
+        links: hash of the links that sums of split layers were taken from; None: nothing was split.
+        timings: by a key that equal ops on equally many samples have in every workload.
+        failed: keys of the shares that did not fit the memory.
+    """
+
+    nproc: Devices
+    links: str | None = None
+    timings: dict[str, OpTiming]
+    failed: tuple[str, ...] = ()
+
+
+class WorkloadRef(Model):
+    """Which workload: its name, the fingerprint of its MetaGraph, and how to load it again.
+
+    `source`: a workload file or function. `lengths`: by task, of those whose batches have several shapes,
+    what was seen of them, and which were traced, measured and planned for.
+    """
+
+    name: str
+    fingerprint: str
+    source: str
+    lengths: dict[str, TaskLengths] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: WorkloadGraph, source: str) -> WorkloadRef:
+        """Refer to a workload that was loaded from `source`."""
+        return cls(
+            name=graph.workload.name, fingerprint=graph.fingerprint, source=source, lengths=graph.lengths
+        )
+
+    @property
+    def length_lines(self) -> tuple[str, ...]:
+        """What was planned for, for people."""
+        return tuple(lengths.line(task) for task, lengths in self.lengths.items())
+
+
+_Seconds = Annotated[float, Field(ge=0, le=1e12)]
+_Count = Annotated[int, Field(ge=1)]
+
+
+class CalibratedRun(Model):
+    """A run that a profile was calibrated by, and how far off its plan was.
+
+    Attributes:
+        name: of its folder. `sha256`: of its predicted.json.
+        plan_sha256: of the plan that it ran, on `num_devices` devices of `num_nodes` nodes.
+        steps: that its times are medians of.
+        predicted_s, measured_s: of an iteration, by its plan and as it took.
+        metaop_error: of the MetaOps' seconds, as measured over as the profile had them before, the median
+            distance from 1. `worst_metaop_error`: the largest.
+    """
+
+    name: str
+    sha256: str
+    plan_sha256: str
+    num_devices: _Count
+    num_nodes: _Count
+    steps: _Count
+    predicted_s: _Seconds
+    measured_s: _Seconds
+    metaop_error: Annotated[float, Field(ge=0)] = 0.0
+    worst_metaop_error: Annotated[float, Field(ge=0)] = 0.0
+
+    @property
+    def error(self) -> float | None:
+        """(measured - predicted) / predicted of the iteration; None where nothing was predicted."""
+        return None if self.predicted_s == 0 else self.measured_s / self.predicted_s - 1
+
+
+class Calibration(Model):
+    """The runs that the times of a profile were taken from, the latest last.
+
+    Attributes:
+        held_up: share by which the iterations of the latest runs were longer than all that the profile
+            accounts for: devices that were held up in single steps, time between slices, data.
+        links: how many times as long as before messages and sums take, by kind of link, where that was
+            measured; of the latest calibration.
+    """
+
+    runs: Annotated[tuple[CalibratedRun, ...], Field(min_length=1)]
+    held_up: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    links: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
 
 
 class Device(Model):
