@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.profile.op.attributes import attribute_bytes
-from spindle_cli.profile.parameters.sizes import parameter_sizes
+from spindle_cli.profile.parameters.sizes import attribute_bytes, parameter_sizes
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.types import Task, Workload
 

@@ -17,8 +17,7 @@ from spindle_cli.profile.curves.fit import choose_measured, fit_curve, fitted_po
 from spindle_cli.profile.curves.memory_fit import Shares, op_memory, selective_share
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.jobs import JobTable, OpRef, degrees_beyond, is_cut, valid_degrees
-from spindle_cli.profile.parameters.kept import KeptByOptimizers
-from spindle_cli.profile.parameters.sizes import parameter_sizes
+from spindle_cli.profile.parameters.sizes import KeptByOptimizers, parameter_sizes
 from spindle_cli.profile.parameters.tying import Tying
 from spindle_cli.profile.types import (
     CurvePoint,

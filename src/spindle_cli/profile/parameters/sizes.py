@@ -1,15 +1,23 @@
-"""Bytes of the parameters that the ops of a MetaOp hold."""
+"""Bytes of the parameters that the ops of a MetaOp hold.
+
+Tensors that modules hold as plain attributes: no parameters or buffers, and in memory all the same.
+
+What optimizers keep of the parameters of ops.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from spindle_cli.operators.tensor_parallel import LayerSplit
-from spindle_cli.profile.op.attributes import attribute_bytes
+from spindle_cli.profile.types import OptimizerBytes
 from spindle_cli.workload.graph import Op, TaskGraph
+from spindle_cli.workload.optimizing.kept import StateSizes
+from spindle_cli.workload.parameters import ParameterTable
 
 
 @dataclass(frozen=True)
@@ -79,3 +87,46 @@ def _tensor(task: TaskGraph, name: str) -> Tensor:
 
 def _is_within(name: str, op_target: str | None) -> bool:
     return op_target is not None and name.startswith(f"{op_target}.")
+
+
+def attribute_bytes(module: nn.Module) -> int:
+    """Bytes of the tensors that are attributes of a module or of those in it, also in lists and dicts of its
+    own; each tensor once, parameters and buffers not.
+    """
+    known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    found = {
+        id(tensor): tensor
+        for part in module.modules()
+        for name, value in part.__dict__.items()
+        if name not in ("_parameters", "_buffers", "_modules")
+        for tensor in _tensors(value)
+        if id(tensor) not in known
+    }
+    return sum(tensor.numel() * tensor.itemsize for tensor in found.values())
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        yield from (item for item in value if isinstance(item, Tensor))
+    elif isinstance(value, dict):
+        yield from (item for item in value.values() if isinstance(item, Tensor))
+
+
+@dataclass(frozen=True)
+class KeptByOptimizers:
+    """What optimizers keep of the parameters of ops."""
+
+    sizes: StateSizes
+    table: ParameterTable
+
+    def by(self, task: TaskGraph, ops: Sequence[Op]) -> OptimizerBytes | None:
+        """What the optimizer keeps for the parameters of a task's ops, each counted once."""
+        names = {self.table.names[task.task.name, dotted] for op in ops for dotted in op.parameters}
+        kept = self.sizes.of((name, self.table.parameters[name]) for name in sorted(names))
+        if kept is None:
+            return None
+        return OptimizerBytes(
+            state_per_param=kept.shared, whole_state_per_param=kept.whole, whole_share=kept.whole_share
+        )
