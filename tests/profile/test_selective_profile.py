@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from spindle_cli.profile.curves.memory_fit import op_memory, selective_share
-from spindle_cli.profile.measuring.selective import measure_selective
+from spindle_cli.profile.measuring.worker import measure_selective
 from spindle_cli.profile.mixed.merging import _most
 from spindle_cli.profile.op.op_memory import LEAST_SELECTED_BYTES, may_select, with_selective
 from spindle_cli.profile.op.op_run import OpRun, WallClock

@@ -1,4 +1,7 @@
-"""A worker of `spindle profile`: one process per device, which runs ops as the process that profiles asks."""
+"""A worker of `spindle profile`: one process per device, which runs ops as the process that profiles asks.
+
+What an op saves, and what it computes again, where it is recomputed but for what takes longest.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, parent_process
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,6 +27,7 @@ from spindle_cli.operators.contrastive import pairs_over_shares
 from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.operators.whole.compiled import LayerCompiler
+from spindle_cli.operators.whole.selective import selective_checkpoint
 from spindle_cli.process.allocator import keep_freed_memory
 from spindle_cli.process.gpus import gpu_of
 from spindle_cli.profile.machine.link_speed import measure_link
@@ -42,18 +46,22 @@ from spindle_cli.profile.measuring.messages import (
     Started,
     WorkerSettings,
 )
-from spindle_cli.profile.measuring.selective import measure_selective
 from spindle_cli.profile.op.inputs import ChainInputs
-from spindle_cli.profile.op.op_memory import may_select
+from spindle_cli.profile.op.op_memory import LEAST_SELECTED_BYTES, may_select, with_selective
 from spindle_cli.profile.op.op_run import Clock, CudaClock, OpRun, TurnsClock, WallClock
 from spindle_cli.profile.op.optimizer_run import OptimizerRun, trained_shapes
 from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts, one_part
 from spindle_cli.profile.op.stand_ins import Analysed, give_parameters, load_analysed
 from spindle_cli.profile.op.tensor_parallel import OwnPositions
 from spindle_cli.profile.op.timings import Limits, Sample, is_enough
+from spindle_cli.profile.types import SelectiveMemory, ShareMemory
 from spindle_cli.units import MIB
 from spindle_cli.workload.metaops.failing import failures_told, is_out_of_memory, split_failures_told
 from spindle_cli.workload.training.precision import Computing, set_matmul_precision, widen_gradients
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 # Copies of an op run one after the other until they touch so many bytes, by kind of device: more than caches
 # hold (a server's core has a few MiB of its own and of the last level; an H200 has 50 MB).
@@ -242,3 +250,73 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, args=(parent.sentinel,), daemon=True).start()
+
+
+# How often both ways are timed, by turns.
+_REPEATS = 5
+# Relative, by the type that is computed in: the same kernels run on the same numbers.
+_TOLERANCE, _NARROW_TOLERANCE = 1e-3, 2e-2
+
+
+def measure_selective(run: OpRun, memory: ShareMemory) -> ShareMemory:
+    """Run an op both ways; `memory` as it is where that saves too little, where gradients are others, or
+    where torch refuses it, as it does where an op changes in place what would be kept.
+
+    Args:
+        run: the op, warm.
+        memory: what it takes where nothing is recomputed.
+    """
+    is_trained = any(source.requires_grad for source in (*run.module.parameters(), *run.inputs))
+    if memory.kept_bytes < LEAST_SELECTED_BYTES or not is_trained:
+        return memory
+    selecting = OpRun(Selecting(run.module), run.inputs, run.num_fields, run.clock)
+    try:
+        if not _same_gradients(run, selecting):
+            return memory
+        kept_bytes = selecting.memory().kept_bytes
+    except RuntimeError:  # torch's, or of `selective_checkpoint`: the op itself has run before
+        return memory
+    pairs = [(run.repeat(1), selecting.repeat(1)) for _ in range(_REPEATS)]
+    # The shortest of each: what other programs take only adds to a time, and much to a difference of two.
+    again_s = min(chosen.total_s for _, chosen in pairs) - min(plain.total_s for plain, _ in pairs)
+    forward_s = min(plain.forward_s for plain, _ in pairs)
+    share = min(max(again_s, 0.0) / forward_s, 1.0) if forward_s > 0 else 1.0
+    return with_selective(memory, SelectiveMemory(kept_bytes=kept_bytes, share=share))
+
+
+class Selecting(nn.Module):
+    """An op that is recomputed but for what takes longest."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *arguments: Any) -> Any:
+        """What the op gives."""
+        return selective_checkpoint(self.module, arguments)
+
+
+def _same_gradients(run: OpRun, other: OpRun) -> bool:
+    """Whether both give the same gradients, for the same random numbers."""
+    for own, theirs in zip(_gradients(run), _gradients(other), strict=True):
+        is_narrow = own.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled(own.device.type)
+        tolerance = _NARROW_TOLERANCE if is_narrow else _TOLERANCE
+        if not bool((own - theirs).norm() <= tolerance * own.norm()):
+            return False
+    return True
+
+
+def _gradients(run: OpRun) -> Sequence[Tensor]:
+    """The gradients of a run's parameters and inputs, and what it gives."""
+    devices = [tensor.device for tensor in run.inputs if tensor.is_cuda][:1]
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(0)
+        outputs = run.module(*run.inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        ends = [output for output in outputs if output.requires_grad]
+        sources = [*run.module.parameters(), *run.inputs]
+        wanted = [source for source in sources if source.requires_grad]
+        gradients = torch.autograd.grad(
+            ends, wanted, [torch.randn_like(end) for end in ends], allow_unused=True
+        )
+    return [tensor.detach() for tensor in (*outputs, *gradients) if tensor is not None]
