@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from spindle_cli import Task, Workload
 from spindle_cli.operators.tensor_parallel import layer_split
-from spindle_cli.profile.op.live_bytes import LiveBytes
+from spindle_cli.profile.op.op_memory import LiveBytes
 from spindle_cli.profile.op.split_runs import SumCounter, one_part
 from spindle_cli.profile.op.tensor_parallel import OwnPositions, tensors_of
 from spindle_cli.units import MIB

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from spindle_cli.files.request import RunRequest
 from spindle_cli.process.environment import WorkerEnvironment
-from spindle_cli.profile.op.live_bytes import LiveBytes
+from spindle_cli.profile.op.op_memory import LiveBytes
 from spindle_cli.runtime import training
 from spindle_cli.runtime.communication import flat_bucket, pass_bucket
 from spindle_cli.runtime.connecting import connected

@@ -23,7 +23,7 @@ from spindle_cli.profile.estimating import fake_memory as fake_memories
 from spindle_cli.profile.estimating.fake_memory import fake_memory
 from spindle_cli.profile.op import counting
 from spindle_cli.profile.op.counting import count_work
-from spindle_cli.profile.op.live_bytes import LiveBytes
+from spindle_cli.profile.op.op_memory import LiveBytes
 from spindle_cli.runtime.step.recompute import run_recomputed
 from spindle_cli.workload.file import LossChunks, TrainSettings
 from spindle_cli.workload.graph import TaskGraph
