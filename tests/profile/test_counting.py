@@ -8,7 +8,7 @@ from tiny_workload import WIDTH, build
 from torch import nn
 
 from helpers.analysed import analysed
-from spindle_cli.profile.estimating.between import between
+from spindle_cli.profile.estimating.estimate import between
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.op.counting import count_work, with_state
 from spindle_cli.profile.op.op_run import OpRun, WallClock

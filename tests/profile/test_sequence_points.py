@@ -18,7 +18,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
-from spindle_cli.profile.estimating.between import between
+from spindle_cli.profile.estimating.estimate import between
 from spindle_cli.profile.estimating.fake_memory import fake_memory
 from spindle_cli.profile.op.counting import count_work
 from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, one_part

@@ -21,7 +21,7 @@ from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 from spindle_cli.operators.tensor_parallel import kept_whole, layer_split
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
-from spindle_cli.profile.estimating.between import between
+from spindle_cli.profile.estimating.estimate import between
 from spindle_cli.profile.estimating.fake_memory import fake_memory
 from spindle_cli.profile.op.counting import count_work
 from spindle_cli.profile.op.split_runs import SumCounter, one_part
