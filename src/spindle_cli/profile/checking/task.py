@@ -1,19 +1,27 @@
-"""The check of one task, op by op in the order of its graph."""
+"""The check of one task, op by op in the order of its graph.
+
+Hooks on parameters' gradients, tried by numbers: they are called for each part of a gradient by itself.
+
+Where a batch is split, or several ops use a parameter, its gradient is a sum of parts that different backward
+passes and devices compute. Plain PyTorch calls the hooks once, for the sum; it is the same where a hook of a
+sum gives the sum of what it gives for the parts (a mask of zeros and ones), and another model where it does
+not (clipping, dividing by a norm).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.checking.compare import OpShares, Run, first_line, largest_difference
 from spindle_cli.profile.checking.forward import compare_with_forward
-from spindle_cli.profile.checking.hooks import try_hooks
 from spindle_cli.profile.checking.values import Values, choose_samples, stand_in
 from spindle_cli.profile.numeric_check import TaskCheck
 from spindle_cli.units import format_bytes
@@ -385,3 +393,70 @@ def place_of(op: Op) -> str:
 
 def _in_dtype(batch: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: value.to(dtype_in(value.dtype, dtype)) for name, value in batch.items()}
+
+
+# Sizes of gradients: a hook may clip large ones, or leave out small ones.
+_SCALES = (1e-8, 1.0, 1e6)
+_TOLERANCE = 1e-4  # of the largest entry that it gives, for rounding in float32
+
+_HINT = (
+    "Clip by `clip_norm` or `clip_value` in the workload file, and set other steps for some parameters by "
+    "`groups`; a hook that multiplies (a mask, say) is fine."
+)
+
+
+def try_hooks(task: TaskGraph) -> dict[str, str]:
+    """Why hooks of trained parameters could not be tried, by the parameter's name.
+
+    Raises:
+        WorkloadError: one gives for a sum of gradients another than the sum of what it gives for each, or
+            waits for the accumulated gradient.
+    """
+    untried: dict[str, str] = {}
+    for name, parameter in task.root.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        hooks: Any = parameter
+        if hooks._post_accumulate_grad_hooks:
+            raise WorkloadError(
+                f"task {task.task.name!r}: the parameter {name!r} has a hook that is called when its "
+                "gradient is accumulated, and each device would call it for what it has of it",
+                hint=_HINT,
+            )
+        if not hooks._backward_hooks:
+            continue
+        try:
+            is_additive = _is_additive(hooks._backward_hooks, parameter)
+        except Exception as error:  # the user's code, on parameters that may be on the meta device
+            untried[name] = f"a hook on the gradient of {name!r} was not tried: {type(error).__name__}"
+            continue
+        if not is_additive:
+            raise WorkloadError(
+                f"task {task.task.name!r}: a hook on the gradient of the parameter {name!r} gives another "
+                "result for a sum of gradients than the sum of its results, and devices call it for parts of "
+                "the gradient",
+                hint=_HINT,
+            )
+    return untried
+
+
+def _is_additive(hooks: Mapping[int, Callable[..., Any]], parameter: nn.Parameter) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    one, other = (torch.randn(parameter.shape, dtype=dtype, generator=generator) for _ in range(2))
+    return all(_adds_up(hooks.values(), one * scale, other * scale) for scale in _SCALES)
+
+
+def _adds_up(hooks: Iterable[Callable[..., Any]], one: Tensor, other: Tensor) -> bool:
+    found = [_hooked(hooks, gradient) for gradient in (one + other, one, other)]
+    largest = max((float(each.abs().max()) for each in found if each.numel()), default=0.0)
+    return torch.allclose(found[0], found[1] + found[2], rtol=0.0, atol=_TOLERANCE * largest)
+
+
+def _hooked(hooks: Iterable[Callable[..., Any]], gradient: Tensor) -> Tensor:
+    gradient = gradient.clone()
+    with torch.no_grad():
+        for hook in hooks:
+            found = hook(gradient)
+            gradient = gradient if found is None else found
+    return gradient
