@@ -19,7 +19,7 @@ from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile
-from spindle_cli.report.work import flops_over_time, step_flops
+from spindle_cli.report.build import flops_over_time, step_flops
 from spindle_cli.simulate.run import simulate
 from spindle_cli.simulate.types import Activity, Span
 

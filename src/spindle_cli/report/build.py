@@ -1,22 +1,45 @@
-"""The report's data from a plan, and from its profile and a run where they are given."""
+"""The report's data from a plan, and from its profile and a run where they are given.
+
+What the whole cluster computes over time and what its devices hold, of the plan and of `sequential`.
+
+What the whole cluster computes over a simulated step, in floating-point operations per second.
+
+The planned schedule, its MetaOps and its memory, for the report.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.check.run import check_plan
 from spindle_cli.check.structure import names_and_ranges, rows_of_shares
+from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
+from spindle_cli.costs.shares.sizes import cuts_by_share
+from spindle_cli.costs.work import flops_by_metaop, flops_by_pass
 from spindle_cli.errors import InputError
-from spindle_cli.plan.types import Plan
+from spindle_cli.plan.types import Plan, Slice, StrategyName
 from spindle_cli.profile.types import Profile
-from spindle_cli.report.rows import rows_by
+from spindle_cli.report.rows import Rows, rows_by
 from spindle_cli.report.run import run_view
-from spindle_cli.report.schedule_data import components, memory_views, metaop_views, slice_views
+from spindle_cli.report.runs import equal_runs, runs_of
 from spindle_cli.report.strategies import other_plans, strategy_views
 from spindle_cli.report.timeline import timeline_of
-from spindle_cli.report.types import ClusterView, ReportData
-from spindle_cli.report.work import work_views
+from spindle_cli.report.types import (
+    ClusterView,
+    ClusterWork,
+    HeldRange,
+    MemoryUse,
+    MetaOpView,
+    ReportData,
+    SliceView,
+)
 from spindle_cli.simulate.run import simulate
+from spindle_cli.simulate.types import Activity, Simulation, Span
 
 
 def build_report(
@@ -89,4 +112,188 @@ def _cluster(plan: Plan) -> ClusterView:
         num_devices=cluster.num_devices,
         node_starts=tuple(starts),
         memory_bytes=min(cluster.memory_bytes),
+    )
+
+
+BESIDE: StrategyName = "sequential"
+
+
+def work_views(
+    simulation: Simulation, profile: Profile | None, others: Mapping[StrategyName, Plan]
+) -> Iterator[ClusterWork]:
+    """View the work of the simulated plan, and behind it that of `sequential`'s where it is among the other
+    strategies' plans.
+
+    `profile`: says in which arithmetic the devices' peak is.
+    """
+    yield _view(simulation, profile, is_this=True)
+    beside = others.get(BESIDE)
+    if beside is not None:
+        yield _view(simulate(beside), profile, is_this=False)
+
+
+def _view(simulation: Simulation, profile: Profile | None, *, is_this: bool) -> ClusterWork:
+    plan, steps, flops = simulation.plan, flops_over_time(simulation), step_flops(simulation.plan)
+    mean = None if flops is None or not simulation.step_s else flops / simulation.step_s
+    arithmetic = None if profile is None else arithmetic_of(profile.environment)
+    peak = None if arithmetic is None else peak_flops_per_s(plan.cluster.device_type, arithmetic)
+    held = [[step.num_bytes for step in own] for own in simulation.memory]
+    return ClusterWork(
+        strategy=plan.strategy,
+        is_this=is_this,
+        step_s=simulation.step_s,
+        flops_per_s=None if steps is None else tuple((step.at_s, step.flops_per_s) for step in steps),
+        mean_flops_per_s=mean,
+        peak_share=None if mean is None or peak is None else mean / (peak * plan.cluster.num_devices),
+        memory=tuple(
+            HeldRange(run=run, least_bytes=least, most_bytes=most)
+            for run, (least, most) in equal_runs([(min(own), max(own)) for own in held])
+        ),
+    )
+
+
+# Decimals of seconds: nanoseconds. What differs by less has been added up in another order.
+_DECIMALS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class FlopsStep:
+    """From `at_s` on all devices together do `flops_per_s`."""
+
+    at_s: float
+    flops_per_s: int
+
+
+def step_flops(plan: Plan) -> float | None:
+    """Operations of a step, of all its batches; None where the profile has not counted them all."""
+    flops = flops_by_metaop(plan.metaops)
+    return None if flops is None else plan.accumulate * sum(flops.values())
+
+
+def flops_over_time(simulation: Simulation) -> tuple[FlopsStep, ...] | None:
+    """Each change of what the cluster does, ascending from 0 s on, the last one to nothing; None where the
+    profile has not counted all operations.
+
+    A device does its share of a pass evenly over the time that it computes it, whatever it waits for in
+    between. What it does again, where activations are recomputed, takes time and counts for nothing.
+    """
+    work = flops_by_pass(simulation.plan.metaops)
+    if work is None:
+        return None
+    lengths: dict[tuple[int, Activity, int, int], float] = defaultdict(float)
+    for span in simulation.spans:
+        lengths[_pass_of(span)] += span.end_s - span.start_s
+    # In whole operations per second, so that what begins and ends leaves nothing behind.
+    changes: dict[float, int] = defaultdict(int, {0.0: 0})
+    for span in simulation.spans:
+        piece = simulation.plan.slices[span.piece]
+        of_op = work[piece.metaop][span.activity is Activity.BACKWARD]
+        length_s = lengths[_pass_of(span)]
+        if length_s > 0:
+            rate = round(piece.num_ops * of_op * _part_of(piece, span.device) / length_s)
+            changes[round(span.start_s, _DECIMALS)] += rate
+            changes[round(span.end_s, _DECIMALS)] -= rate
+    steps: list[FlopsStep] = []
+    now = 0
+    for at_s, change in sorted(changes.items()):
+        now += change
+        if not steps or change:
+            steps.append(FlopsStep(at_s, now))
+    return tuple(steps)
+
+
+def _part_of(piece: Slice, device: int) -> float:
+    """The part of an op's work on its task's whole batch that one device of a slice does."""
+    if piece.rows is None:
+        return 1 / (piece.shares_of_batch * piece.tp)
+    return 1 / (cuts_by_share(piece)[piece.devices.index(device) // piece.tp] * piece.tp)
+
+
+def _pass_of(span: Span) -> tuple[int, Activity, int, int]:
+    """A device's pass of a slice, which may wait in between."""
+    return span.device, span.activity, span.piece, span.batch
+
+
+def short_name(name: str, task: str) -> str:
+    """A MetaOp's name without its task."""
+    return name.removeprefix(f"{task}/")
+
+
+def components(plan: Plan) -> dict[str, str]:
+    """The component of each MetaOp, by its name; where the plan does not say, its short name."""
+    return {metaop.name: metaop.component or short_name(metaop.name, metaop.task) for metaop in plan.metaops}
+
+
+def metaop_views(plan: Plan, profile: Profile | None) -> tuple[MetaOpView, ...]:
+    """MetaOps in the plan's order; curves and fits are the profile's where it is given."""
+    device_s: dict[str, float] = defaultdict(float)
+    for piece in plan.slices:
+        device_s[piece.metaop] += piece.busy_s * len(piece.devices)
+    index_of = {metaop.name: index for index, metaop in enumerate(plan.metaops)}
+    component_of = components(plan)
+    views = []
+    for metaop in plan.metaops:
+        profiled = None if profile is None else profile.by_name.get(metaop.name)
+        views.append(
+            MetaOpView(
+                name=metaop.name,
+                short=short_name(metaop.name, metaop.task),
+                task=metaop.task,
+                component=component_of[metaop.name],
+                num_ops=metaop.num_ops,
+                batch_size=metaop.batch_size,
+                inputs=tuple(index_of[name] for name in metaop.inputs),
+                curve=metaop.curve if profiled is None else profiled.curve,
+                fit=None if profiled is None else profiled.fit,
+                device_s=device_s[metaop.name],
+            )
+        )
+    return tuple(views)
+
+
+def slice_views(plan: Plan, by_task: Rows, by_component: Rows) -> tuple[SliceView, ...]:
+    """Slices in the order of `plan.slices`."""
+    index_of = {metaop.name: index for index, metaop in enumerate(plan.metaops)}
+    wave_of = [wave.index for wave in plan.waves for _ in wave.slices]
+    return tuple(
+        SliceView(
+            metaop=index_of[piece.metaop],
+            ops=piece.ops,
+            wave=wave_of[index],
+            runs=runs_of(piece.devices),
+            num_devices=len(piece.devices),
+            dp=piece.dp,
+            tp=piece.tp,
+            rows=piece.rows,
+            part=piece.part,
+            recompute=piece.recompute,
+            selective=piece.selective,
+            offload=piece.offload,
+            start_s=piece.start_s,
+            end_s=piece.end_s,
+            backward_s=piece.backward_s,
+            task_row=by_task.row_of[index],
+            component_row=by_component.row_of[index],
+        )
+        for index, piece in enumerate(plan.slices)
+    )
+
+
+def memory_views(plan: Plan) -> tuple[MemoryUse, ...]:
+    """Memory of every device by account/device_memory.py, neighbours with the same merged."""
+    held = device_memory(plan.metaops, plan.slices, plan.cluster, plan, communicator_bytes(plan), plan.turn)
+    both: Sequence[object] = list(zip(held, plan.cluster.memory_bytes, strict=True))
+    return tuple(
+        MemoryUse(
+            run=run,
+            parameter_bytes=held[run[0]].parameter_bytes,
+            gradient_bytes=held[run[0]].gradient_bytes,
+            optimizer_bytes=held[run[0]].optimizer_bytes,
+            activation_bytes=held[run[0]].activation_bytes,
+            buffer_bytes=held[run[0]].buffer_bytes,
+            allocator_bytes=held[run[0]].allocator_bytes,
+            outside_bytes=held[run[0]].outside_bytes,
+            capacity_bytes=plan.cluster.memory_bytes[run[0]],
+        )
+        for run, _ in equal_runs(both)
     )
