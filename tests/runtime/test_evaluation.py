@@ -23,7 +23,7 @@ from spindle_cli.errors import RunFailedError, WorkloadError
 from spindle_cli.files.run_files import model_path, read_metrics
 from spindle_cli.files.runs.evaluations import Evaluation, read_evaluations
 from spindle_cli.verify import plain
-from spindle_cli.verify.comparing.evaluations import compare_evaluations
+from spindle_cli.verify.compare import compare_evaluations
 from spindle_cli.verify.rounding import RoundingNoise
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.types import FlowTask, Task

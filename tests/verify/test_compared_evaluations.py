@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spindle_cli.files.runs.evaluations import Evaluation
-from spindle_cli.verify.comparing.evaluations import compare_evaluations
+from spindle_cli.verify.compare import compare_evaluations
 from spindle_cli.verify.types import Check
 
 

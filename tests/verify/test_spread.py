@@ -18,9 +18,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from spindle_cli.files.request import capture_path
 from spindle_cli.files.runs.evaluations import Evaluation
-from spindle_cli.verify.compare import operators_may_explain
+from spindle_cli.verify.compare import compare_evaluations, operators_may_explain
 from spindle_cli.verify.comparing.captured import CapturedRun, open_run
-from spindle_cli.verify.comparing.evaluations import compare_evaluations
 from spindle_cli.verify.comparing.parameters import compare_buffers, compare_final, compare_gradients
 from spindle_cli.verify.comparing.spread import Spreads
 from spindle_cli.verify.show import render_report

@@ -1,18 +1,21 @@
-"""Compare what the runs of a verification have left, and report on it."""
+"""Compare what the runs of a verification have left, and report on it.
+
+Compare the evaluations behind the last step with those in plain PyTorch.
+
+What was found of each of several islands, together.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.run_files import StepMetrics, read_metrics
-from spindle_cli.files.runs.evaluations import read_evaluations
+from spindle_cli.files.runs.evaluations import Evaluation, read_evaluations
 from spindle_cli.verify.comparing.captured import CapturedRun, open_run
-from spindle_cli.verify.comparing.evaluations import EVALUATIONS, compare_evaluations
-from spindle_cli.verify.comparing.islands import together
 from spindle_cli.verify.comparing.losses import compare_losses, compare_scales, skip_alike
 from spindle_cli.verify.comparing.near_zero import compare_moved_by_noise, compare_noise, find_noise
 from spindle_cli.verify.comparing.parameters import (
@@ -28,7 +31,8 @@ from spindle_cli.verify.comparing.parameters import (
     find_unused,
     largest_change,
 )
-from spindle_cli.verify.comparing.spread import Spreads
+from spindle_cli.verify.comparing.spread import FACTOR, Spreads
+from spindle_cli.verify.comparing.tally import Tally
 from spindle_cli.verify.rounding import LARGEST_TOLERANCE, widened
 from spindle_cli.verify.runs import Runs, VerifyOptions, capture_dir_of
 from spindle_cli.verify.types import (
@@ -40,8 +44,10 @@ from spindle_cli.verify.types import (
     SPLIT_GRADIENT_TOLERANCE,
     TOLERANCE,
     Check,
+    Difference,
     Noise,
     VerifyReport,
+    What,
 )
 
 
@@ -276,3 +282,113 @@ def _compare_trained(
 def _gradient_tolerance(runs: Runs, tolerance: float) -> float:
     """Tensor parallelism rounds once more, which shows where numbers have few bits."""
     return SPLIT_GRADIENT_TOLERANCE.get(runs.arithmetic, tolerance) if runs.is_split else tolerance
+
+
+EVALUATIONS: What = "evaluations"
+
+Numbers = tuple[float | None, float | None, float | None]  # by the plan, by plain PyTorch, and with noise
+
+# Below this size differences are not relative to it: a metric may be zero.
+_SMALLEST = 1e-6
+
+
+def compare_evaluations(
+    plan: Iterable[Evaluation],
+    plain: Sequence[Evaluation],
+    tolerance: float,
+    *,
+    metrics: bool,
+    rounded: Iterable[Evaluation] = (),
+    drawn: Sequence[Iterable[Evaluation]] = (),
+    most: float = 0.0,
+) -> Check:
+    """Each task's loss and how many samples it is of, and its metrics; relative to the plain run's.
+
+    Args:
+        plan: of all steps; the last of each task counts.
+        plain: one of each task.
+        metrics: whether these are compared: not where rounding may move a sample from one side to the other.
+        rounded: the same of plain PyTorch with noise in its gradients, if it was trained: each number may
+            differ by what that has moved, as `widened` says. In eval mode a bias whose gradient is rounding
+            is not taken off again by the running mean of the batch norm behind it.
+        drawn: the same of runs whose operators round once more: a loss may differ as a tensor may
+            (comparing/spread.py), and by `most`.
+    """
+    tally = Tally(EVALUATIONS, tolerance)
+    last = {found.task: found for found in plan}
+    moved = {found.task: found for found in rounded}
+    draws = [{found.task: found.loss for found in draw} for draw in drawn]
+    for expected in plain:
+        found, where = last.get(expected.task), f"after step {expected.step}"
+        name = f"evaluation of {expected.task}"
+        if found is None or (found.step, found.num_samples) != (expected.step, expected.num_samples):
+            said = (
+                "missing under the plan"
+                if found is None
+                else f"of {found.num_samples} samples after step {found.step} under the plan, "
+                f"of {expected.num_samples} in plain PyTorch"
+            )
+            tally.add(Difference(name=name, where=where, problem=said))
+            continue
+        noisy = moved.get(found.task, expected)
+        compared: list[tuple[str, Numbers]] = [("loss", (found.loss, expected.loss, noisy.loss))]
+        for metric in sorted({*found.metrics, *expected.metrics}) if metrics else ():
+            ours, theirs, by_noise = (each.metrics.get(metric) for each in (found, expected, noisy))
+            compared.append((metric, (ours, theirs, by_noise)))
+        for key, (ours, theirs, by_noise) in compared:
+            may = widened(tolerance, _difference(key, where, by_noise, theirs).relative or 0.0)
+            difference = _difference(f"{name}: {key}", where, ours, theirs)
+            if draws and key == "loss":
+                by_draw = [
+                    _difference(key, where, draw.get(expected.task), theirs).relative for draw in draws
+                ]
+                rounding = 0.0 if None in by_draw else max(each or 0.0 for each in by_draw)
+                difference = difference.model_copy(update={"rounding": rounding})
+                explained = (difference.relative or math.inf) <= min(FACTOR * rounding, most)
+                tally.add(difference, may, explained=explained)
+                continue
+            tally.add(difference, may)
+    return tally.check()
+
+
+def _difference(name: str, where: str, ours: float | None, theirs: float | None) -> Difference:
+    if ours == theirs or all(value is not None and math.isnan(value) for value in (ours, theirs)):
+        return Difference(name=name, where=where, relative=0.0)
+    if ours is None or theirs is None or not (math.isfinite(ours) and math.isfinite(theirs)):
+        return Difference(name=name, where=where, problem=f"{ours} under the plan, {theirs} in plain PyTorch")
+    return Difference(name=name, where=where, relative=abs(ours - theirs) / max(abs(theirs), _SMALLEST))
+
+
+def together(found: Sequence[Sequence[Check]]) -> tuple[Check, ...]:
+    """Each kind of comparison once, with what was compared on all islands.
+
+    Args:
+        found: by island, its checks; each kind once, in one order.
+    """
+    if len(found) == 1:
+        return tuple(found[0])
+    kinds = dict.fromkeys(check.what for checks in found for check in checks)
+    numbered = [(number, check) for number, checks in enumerate(found) for check in checks]
+    return tuple(_joined([each for each in numbered if each[1].what == kind]) for kind in kinds)
+
+
+def _joined(own: Sequence[tuple[int, Check]]) -> Check:
+    named = [_of_island(difference, number) for number, check in own if (difference := check.largest)]
+    compared = [each for each in named if each.relative is not None]
+    return own[0][1].model_copy(
+        update={
+            "compared": sum(check.compared for _, check in own),
+            "tolerance": max(check.tolerance for _, check in own),
+            "largest": max(compared, key=lambda each: each.relative or 0.0, default=None),
+            "failures": tuple(
+                _of_island(difference, number) for number, check in own for difference in check.failures
+            ),
+            "explained": tuple(
+                _of_island(difference, number) for number, check in own for difference in check.explained
+            ),
+        }
+    )
+
+
+def _of_island(difference: Difference, number: int) -> Difference:
+    return difference.model_copy(update={"where": f"island {number}, {difference.where}"})
