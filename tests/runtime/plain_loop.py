@@ -11,7 +11,7 @@ from torch import Tensor
 
 from helpers.analysed import analysed
 from spindle_cli.verify.flow import root_of, run_flow
-from spindle_cli.verify.stepping.due import runs_at
+from spindle_cli.verify.plain import runs_at
 from spindle_cli.verify.stepping.update import make_optimizers, make_schedule, weights_at
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.building.load import load

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from helpers.examples import examples
 from spindle_cli.errors import WorkloadError
-from spindle_cli.verify.stepping.due import runs_at
+from spindle_cli.verify.plain import runs_at
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.sampling.schedule import Schedule
 from spindle_cli.workload.sampling.sets import sampled_sets, sets_of

@@ -3,14 +3,22 @@
 `python -m spindle_cli.verify.plain REQUEST.json [--rounding | --operator-noise DRAW]`. It shares no code
 with the runtime: the user's modules are called as they are, their weighted losses are added, and one
 `backward` and one optimizer step follow.
+
+What a workload does to parameters beside the optimizer, in plain PyTorch, as somebody would write it.
+
+Which tasks a step runs, worked out a second time from docs/training-settings.md.
+
+The loss scale in plain PyTorch: torch's own `GradScaler`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -31,27 +39,26 @@ from spindle_cli.verify.evaluated import evaluate_all
 from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise, noise_of_gradients
 from spindle_cli.verify.stepping.arithmetic import Arithmetic, convert, float32_copies, move_to
-from spindle_cli.verify.stepping.declared import Declared
-from spindle_cli.verify.stepping.due import runs_at
 from spindle_cli.verify.stepping.islands import mean_metrics, outer_steps_of, request_of_island
 from spindle_cli.verify.stepping.named import as_real, buffer_places, buffers_at, parameters_by_name
 from spindle_cli.verify.stepping.operator_noise import OPERATOR_NOISE_FLAG, OperatorNoise
-from spindle_cli.verify.stepping.scaling import Scaling
 from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_schedule, weights_at
 from spindle_cli.verify.types import NOISE_FLOOR
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.data.loaders import LoaderWorkers
 from spindle_cli.workload.data.reading import first_samples, open_batches
+from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.lengths import Lengths
+from spindle_cli.workload.settings.loss_scale import LossScaleSettings
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.precision import (
     compute_convolutions_in_float32,
     convert_module,
     set_matmul_precision,
 )
-from spindle_cli.workload.types import FlowTask, Task, Workload
+from spindle_cli.workload.types import Constraint, FlowTask, Task, Workload
 from spindle_cli.workload.values.step_values import StepValues
 from spindle_cli.workload.watched.watch import Watch
 
@@ -430,3 +437,131 @@ def _noise(flags: Sequence[str], request: RunRequest) -> RoundingNoise | Operato
 
 if __name__ == "__main__":
     main()
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What is declared of a workload whose modules are trained in place. `stepped`: by the parameters' ids,
+    what the optimizer steps in their place.
+    """
+
+    workload: Workload
+    stepped: Mapping[int, nn.Parameter]
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        parameters: Mapping[str, nn.Parameter],
+        stepped: Mapping[str, nn.Parameter],
+    ) -> Declared:
+        """`stepped`: by the same names as `parameters`."""
+        return cls(workload, {id(parameter): stepped[name] for name, parameter in parameters.items()})
+
+    @torch.no_grad()
+    def constrain(self) -> None:
+        """The optimizer has made an update."""
+        for constraint in self.workload.constraints:
+            for parameter in _trained(constraint):
+                stepped = self.stepped[id(parameter)]
+                if constraint.clamp is not None:
+                    stepped.clamp_(*constraint.clamp)
+                elif constraint.unit_norm is not None:
+                    stepped.copy_(nn.functional.normalize(stepped, dim=constraint.unit_norm))
+
+    @torch.no_grad()
+    def follow(self, when: str, step: int) -> None:
+        """Ahead of the forward passes of a step, counted from 0, or behind its update."""
+        for follows in self.workload.follows:
+            if follows.when != when:
+                continue
+            decay = _number(follows.decay, step)
+            slow, fast = (
+                [each] if isinstance(each, nn.Parameter) else list(each.parameters())
+                for each in (follows.slow, follows.fast)
+            )
+            for average, parameter in zip(slow, fast, strict=True):
+                average.mul_(decay).add_(parameter, alpha=1 - decay)
+
+
+def _number(decay: float | Callable[[int], float], step: int) -> float:
+    return float(decay(step) if callable(decay) else decay)
+
+
+def _trained(constraint: Constraint) -> Iterator[nn.Parameter]:
+    own = [constraint.of] if isinstance(constraint.of, nn.Parameter) else constraint.of.parameters()
+    yield from (each for each in own if each.requires_grad)
+
+
+def runs_at(train: TrainSettings, task: str, step: int) -> bool:
+    """Whether a step, counted from 0, runs a task."""
+    sampling = train.sampling
+    if sampling is None:
+        return True
+    if task in sampling.every:
+        each = sampling.every[task]
+        return step in range(each.offset, step + 1, each.every)
+    draw = sampling.draw
+    if draw is None or task not in draw.weights:
+        return True
+    seed = train.seed if draw.seed is None else draw.seed
+    number = int(hashlib.sha256(f"{seed}:{step}".encode()).hexdigest()[:16], 16) // 2048 / 9007199254740992
+    names = sorted(draw.weights)
+    flattened = [draw.weights[name] ** (1.0 / draw.temperature) for name in names]
+    below = 0.0
+    for name, weight in zip(names[:-1], flattened, strict=False):
+        below += weight / sum(flattened)
+        if number < below:
+            return task == name
+    return task == names[-1]
+
+
+class Scaling:
+    """Scales losses, and leaves out the updates of all optimizers where a gradient of any has overflowed.
+
+    `GradScaler` by itself leaves out those of the optimizer alone whose gradients have: then some parameters
+    would be a step ahead of others.
+    """
+
+    def __init__(self, settings: LossScaleSettings, device: torch.device) -> None:
+        self._fixed = settings.init_scale if settings.fixed else None
+        self._scaler = torch.amp.GradScaler(
+            device.type,
+            init_scale=settings.init_scale,
+            growth_factor=settings.growth_factor,
+            backoff_factor=settings.backoff_factor,
+            growth_interval=settings.growth_interval,
+        )
+        self._unscaled: list[torch.optim.Optimizer] = []
+
+    @property
+    def now(self) -> float:
+        """The scale of the step that is trained."""
+        return self._scaler.get_scale()
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """A loss times the scale."""
+        return self._scaler.scale(loss)
+
+    def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """Take the scale out of the gradients of all optimizers; whether any has overflowed."""
+        self._unscaled = [each for each in optimizers if _has_gradients(each)]
+        found: list[Tensor] = []
+        for optimizer in self._unscaled:
+            self._scaler.unscale_(optimizer)
+            found.extend(self._scaler._found_inf_per_device(optimizer).values())
+        overflowed = any(bool(flag.item()) for flag in found)
+        for flag in found:
+            flag.fill_(float(overflowed))
+        return overflowed
+
+    def step(self) -> None:
+        """Update by all optimizers or none, and then the scale."""
+        for optimizer in self._unscaled:
+            self._scaler.step(optimizer)
+        if self._unscaled:
+            self._scaler.update(self._fixed)
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])
