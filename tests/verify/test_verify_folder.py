@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from helpers.plans import two_towers
 from spindle_cli.errors import RunFailedError, UsageError
-from spindle_cli.verify.folder import buffer_bytes, captured_bytes, verify_folder
+from spindle_cli.verify.run import buffer_bytes, captured_bytes, verify_folder
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.types import Task, Workload
 
