@@ -1,25 +1,36 @@
-"""A run that is watched: what has been read of it, and what the page shows of that."""
+"""A run that is watched: what has been read of it, and what the page shows of that.
+
+Files of a run that are read again only when they have changed.
+
+The plan of a run that is watched: found through what its launcher has handed to the workers.
+
+Whether a run goes on, has ended, and how: from what its launcher has noted, and whether it lives.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import threading
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, workers_dir
 from spindle_cli.files.run_files import METRICS_FILE, PREDICTED_FILE, PredictedVsMeasured
 from spindle_cli.files.runs.attempts import AttemptEvent, attempts_path, read_attempts
 from spindle_cli.files.runs.timeline import TIMELINE_FILE
+from spindle_cli.launch.owner import living_claims
+from spindle_cli.plan.file import read_plan
+from spindle_cli.plan.types import Plan
+from spindle_cli.report.build import build_report
 from spindle_cli.report.measured import measured_iteration
 from spindle_cli.report.reading.following import Follower
-from spindle_cli.report.run import compared_of, view_of
+from spindle_cli.report.run import compared_of, flops_by_task, step_s, view_of
 from spindle_cli.report.types import MeasuredIteration, ReportData
-from spindle_cli.watch.kept import Kept
-from spindle_cli.watch.planned import Planned, read_planned, read_request, request_path
-from spindle_cli.watch.state import standing_of
-from spindle_cli.watch.types import WatchData
+from spindle_cli.watch.types import State, WatchData
 
 # One look reads for so long at most: the page asks again, and meanwhile shows what there is.
 LOOK_S = 0.3
@@ -175,3 +186,131 @@ def _require_run(run_dir: Path) -> None:
     if not any(path.exists() for path in known):
         names = f"{METRICS_FILE}, {PREDICTED_FILE} nor workers/"
         raise InputError(f"{run_dir}: not the folder of a run: neither {names} is in it", hint=hint)
+
+
+T = TypeVar("T")
+Stamp = tuple[int, int, int] | None
+
+
+def stamp_of(path: Path) -> Stamp:
+    """What is another as soon as a file is; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class Kept(Generic[T]):
+    """What is made of some files, and made again when one of them is another.
+
+    Attributes:
+        value: as of the last `refresh`.
+        problem: why nothing could be made of the files; `value` is then what stands for nothing.
+        version: how often it was made.
+    """
+
+    def __init__(self, make: Callable[[], T], nothing: T) -> None:
+        self._make = make
+        self._nothing = nothing
+        self._stamps: tuple[Stamp, ...] | None = None
+        self.value = nothing
+        self.problem: str | None = None
+        self.version = 0
+
+    def refresh(self, *paths: Path) -> bool:
+        """Look whether one of the files is another, and make it again then; whether that was so."""
+        stamps = tuple(map(stamp_of, paths))
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps
+        self.version += 1
+        try:
+            self.value, self.problem = self._make(), None
+        except InputError as error:
+            self.value, self.problem = self._nothing, error.message
+        return True
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and what is shown of it without a run.
+
+    Attributes:
+        step_s: of a step, as predicted. `flops_of`: see `flops_by_task`.
+    """
+
+    plan: Plan
+    report: ReportData
+
+    @property
+    def step_s(self) -> float:
+        return step_s(self.plan)
+
+    @property
+    def flops_of(self) -> dict[str, float] | None:
+        return flops_by_task(self.plan)
+
+
+def request_path(run_dir: Path) -> Path:
+    """What the launcher of node 0 hands to its workers."""
+    return workers_dir(run_dir) / "node-0.request.json"
+
+
+def read_request(run_dir: Path) -> RunRequest | None:
+    """The newest launch's request; None where nobody has launched yet.
+
+    Raises:
+        InputError: it is malformed.
+    """
+    path = request_path(run_dir)
+    return RunRequest.read(path) if path.exists() else None
+
+
+def read_planned(path: Path | None) -> Planned | None:
+    """A plan as the page shows it; None where it is not known which.
+
+    Raises:
+        InputError: it cannot be read, or not be drawn.
+    """
+    if path is None:
+        return None
+    plan = read_plan(path)
+    return Planned(plan, build_report(plan, where=path))
+
+
+_ENDINGS: dict[str, State] = {"done": "ended", "failed": "failed", "stopped": "stopped"}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """See `WatchData`."""
+
+    state: State
+    message: str | None = None
+
+
+def standing_of(
+    run_dir: Path, events: Sequence[AttemptEvent], last_step: int | None, total_steps: int | None
+) -> Standing:
+    """How a run stands.
+
+    Args:
+        events: all that its launcher has noted; none of runs of older versions.
+        last_step: that it has done.
+        total_steps: at which it ends, if that is known.
+    """
+    if not run_dir.is_dir():
+        return Standing("gone")
+    claimed_s = [0.0 if claim.owner is None else claim.owner.since_s for claim in living_claims(run_dir)]
+    newest = events[-1] if events else None
+    if newest is not None and newest.event in _ENDINGS:
+        if claimed_s and max(claimed_s) > newest.time_s:  # launched once more
+            return Standing("starting")
+        return Standing(_ENDINGS[newest.event], newest.message)
+    if claimed_s:
+        began_at = 0 if newest is None else newest.step
+        return Standing("running" if (last_step or 0) > began_at else "starting")
+    if (run_dir / PREDICTED_FILE).exists() and (total_steps is None or (last_step or 0) >= total_steps):
+        return Standing("ended")
+    return Standing("not begun" if newest is None and last_step is None else "lost")
