@@ -20,7 +20,7 @@ from spindle_cli.report import page
 from spindle_cli.report.build import build_report
 from spindle_cli.report.page import SCRIPTS, render_page
 from spindle_cli.report.types import ReportData
-from spindle_cli.watch.page import SCRIPTS as LIVE_SCRIPTS
+from spindle_cli.watch.server import SCRIPTS as LIVE_SCRIPTS
 
 HOSTILE = (
     "</script><script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">&\u2028'"
