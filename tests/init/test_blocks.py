@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.init.blocks import repeated_blocks
+from spindle_cli.init.run import repeated_blocks
 
 
 class Layer(nn.Module):

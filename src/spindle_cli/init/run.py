@@ -1,28 +1,33 @@
-"""From a model to the three files that a new user starts with."""
+"""From a model to the three files that a new user starts with.
+
+Repeated blocks of models, to be listed as operators.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import nn
 
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.files.writing import write_new, write_text
-from spindle_cli.init.blocks import repeated_blocks
 from spindle_cli.init.fields import GivenFields, fields_of, parse_fields, require_used
 from spindle_cli.init.machine import machine_text
-from spindle_cli.init.model import build_model
+from spindle_cli.init.model import build_model, import_path
 from spindle_cli.init.stub import Draft, stub_text
 from spindle_cli.init.trial import draft_loss
-from spindle_cli.init.types import CoupledOp, InitReport, InitTask, LossName, TaskDraft
+from spindle_cli.init.types import Block, CoupledOp, InitReport, InitTask, LossName, TaskDraft
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.file import WorkloadFile
 from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.metaops.repeated import repeated_modules, shape_of
 
 
 @dataclass(frozen=True)
@@ -170,4 +175,28 @@ def _report(draft: Draft, files: Files, graph: WorkloadGraph, *, has_measured: b
         operators=list(draft.operators),
         coupled=coupled,
         metaops={metaop.name: len(metaop.ops) for metaop in graph.metaops},
+    )
+
+
+def repeated_blocks(models: Mapping[str, nn.Module]) -> tuple[Block, ...]:
+    """The outermost classes of which some list of modules in the models holds two equal ones or more."""
+    found: dict[type[nn.Module], list[tuple[str, nn.Module]]] = {}
+    for task, model in models.items():
+        for name, module in repeated_modules(model, task):
+            found.setdefault(type(module), []).append((name, module))
+    return tuple(_as_block(cls, modules) for cls, modules in found.items() if import_path(cls))
+
+
+def _as_block(cls: type[nn.Module], modules: list[tuple[str, nn.Module]]) -> Block:
+    distinct = {id(module): module for _, module in modules}
+    parameters = {id(p): p.numel() for module in distinct.values() for p in module.parameters()}
+    path = import_path(cls)
+    assert path is not None
+    return Block(
+        module=path[0],
+        name=path[1],
+        count=len(distinct),
+        equal=max(Counter(shape_of(module) for module in distinct.values()).values()),
+        first=modules[0][0],
+        parameters=sum(parameters.values()),
     )
