@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spindle_cli.zoo.digits.names import DIGIT_NAMES, LANGUAGES
+from spindle_cli.zoo.digits.data import DIGIT_NAMES, LANGUAGES
 
 OUTPUT = Path(__file__).resolve().parent.parent / "src/spindle_cli/zoo/digits/speech.npz"
 RATE = 22050  # Hz, espeak-ng's output

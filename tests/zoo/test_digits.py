@@ -9,8 +9,7 @@ from torch.utils.data import default_collate
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.zoo.digits.build import BATCH_SIZES, build
-from spindle_cli.zoo.digits.data import SPEECH_FILE, DigitPairs, encode, load_split
-from spindle_cli.zoo.digits.names import DIGIT_NAMES
+from spindle_cli.zoo.digits.data import DIGIT_NAMES, SPEECH_FILE, DigitPairs, encode, load_split
 
 
 def test_held_out_samples_are_not_trained_on_and_cover_every_digit() -> None:

@@ -4,6 +4,8 @@ held-out ones.
 Images: scikit-learn's 1,797 handwritten digits; every fifth is held out. Speech: `speech.npz` beside this
 file (see scripts/make_speech_digits.py); held out are two voices never trained on and one at another speed.
 Text: the names themselves.
+
+The names of the digits 0 to 9 in sixteen languages, as written and as espeak-ng speaks them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.zoo.digits.names import DIGIT_NAMES
 
 IMAGE_SHAPE = (8, 8)
 SPEECH_SHAPE = (40, 24)  # frames of 15 ms, mel bands
@@ -151,3 +152,36 @@ def _items_of_digit(modality: str, held_out: bool) -> tuple[Tensor, ...]:
     """Indices of a modality's items that show each digit."""
     digits = _clips_of(modality, load_split(held_out)).digits
     return tuple(torch.nonzero(digits == digit).flatten() for digit in range(10))
+
+
+# Key: espeak-ng's voice name of the language.
+DIGIT_NAMES: dict[str, tuple[str, ...]] = {
+    "en-gb": ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"),
+    "de": ("null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"),
+    "nl": ("nul", "een", "twee", "drie", "vier", "vijf", "zes", "zeven", "acht", "negen"),
+    "sv": ("noll", "ett", "två", "tre", "fyra", "fem", "sex", "sju", "åtta", "nio"),
+    "fr-fr": ("zéro", "un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf"),
+    "es": ("cero", "uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho", "nueve"),
+    "it": ("zero", "uno", "due", "tre", "quattro", "cinque", "sei", "sette", "otto", "nove"),
+    "pt": ("zero", "um", "dois", "três", "quatro", "cinco", "seis", "sete", "oito", "nove"),
+    "pl": ("zero", "jeden", "dwa", "trzy", "cztery", "pięć", "sześć", "siedem", "osiem", "dziewięć"),
+    "cs": ("nula", "jedna", "dva", "tři", "čtyři", "pět", "šest", "sedm", "osm", "devět"),
+    "ru": ("ноль", "один", "два", "три", "четыре", "пять", "шесть", "семь", "восемь", "девять"),
+    "el": ("μηδέν", "ένα", "δύο", "τρία", "τέσσερα", "πέντε", "έξι", "επτά", "οκτώ", "εννέα"),
+    "tr": ("sıfır", "bir", "iki", "üç", "dört", "beş", "altı", "yedi", "sekiz", "dokuz"),
+    "fi": (
+        "nolla",
+        "yksi",
+        "kaksi",
+        "kolme",
+        "neljä",
+        "viisi",
+        "kuusi",
+        "seitsemän",
+        "kahdeksan",
+        "yhdeksän",
+    ),
+    "sw": ("sifuri", "moja", "mbili", "tatu", "nne", "tano", "sita", "saba", "nane", "tisa"),
+    "hi": ("शून्य", "एक", "दो", "तीन", "चार", "पाँच", "छह", "सात", "आठ", "नौ"),
+}
+LANGUAGES: tuple[str, ...] = tuple(DIGIT_NAMES)
