@@ -1,11 +1,22 @@
-"""Evaluate tasks of a run on this rank, together with the others."""
+"""Evaluate tasks of a run on this rank, together with the others.
+
+Tasks made ready to be evaluated at other lengths than the planned ones: when a length comes, and kept.
+
+What one rank's passes read of a batch that a task is evaluated on.
+
+What forward returns for each sample, from the ranks that have it to rank 0, in the samples' order.
+
+Call the user's metrics on what was gathered; all ranks get what they give, or why one fails.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,26 +24,29 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spindle_cli.errors import UsageError, WorkloadError
+from spindle_cli.errors import RunFailedError, UsageError, WorkloadError
 from spindle_cli.files.runs.evaluations import Evaluation
 from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
-from spindle_cli.runtime.communication.rows import Samples
-from spindle_cli.runtime.evaluating.at_lengths import EvaluatedAtLengths
-from spindle_cli.runtime.evaluating.data import counts_of, fields_of, load
-from spindle_cli.runtime.evaluating.gathering import Results
-from spindle_cli.runtime.evaluating.measures import measured
+from spindle_cli.runtime.communication.rows import Samples, share_shape
+from spindle_cli.runtime.communication.wiring import Wiring
+from spindle_cli.runtime.evaluating.passes import BatchRun, Fields, present
 from spindle_cli.runtime.evaluating.prepared import Prepared, Preparing
 from spindle_cli.runtime.evaluating.untouched import untouched
 from spindle_cli.runtime.loading.passes import NodePasses
 from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.units import format_seconds
+from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.data.kind import is_stream
+from spindle_cli.workload.evaluated.at_lengths import EvaluationTracer
 from spindle_cli.workload.evaluated.in_order import InOrder, Pass, ReadBatch, StreamInOrder, require_fields
-from spindle_cli.workload.graph import TaskGraph
+from spindle_cli.workload.graph import IGNORED_LABEL, TaskGraph, ValueSpec
 from spindle_cli.workload.losses.shares import share_of_samples
+from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.training.item_draws import generators_kept
-from spindle_cli.workload.training.precision import computing
+from spindle_cli.workload.training.precision import computing, dtype_in
+from spindle_cli.workload.types import Metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,3 +238,230 @@ def _empty(task: str) -> WorkloadError:
 
 def _loss_arguments(size: int, counts: Sequence[Tensor], there: Samples) -> Sequence[Any]:
     return (share_of_samples(there[1] - there[0], size, 1), *counts)
+
+
+Shape = tuple[int, ...]  # of one sample
+
+# Lengths of each task that are kept; of more, those that came last.
+_KEPT = 64
+
+
+class EvaluatedAtLengths:
+    """On one rank."""
+
+    def __init__(self, preparing: Preparing) -> None:
+        self._preparing = preparing
+        self._tracer: EvaluationTracer | None = None
+        self._made: dict[str, OrderedDict[tuple[tuple[str, Shape], ...], Prepared]] = {}
+
+    def of(self, planned: Prepared, shapes: Mapping[str, Shape]) -> Prepared:
+        """A task for batches with these shapes of one sample, by field; of this rank alone.
+
+        Args:
+            planned: at the planned length.
+
+        Raises:
+            WorkloadError: it cannot be evaluated at this length, or a field is missing.
+        """
+        graph = planned.graph
+        key = tuple((name, tuple(shapes[name])) for name in graph.varying if name in shapes)
+        if all(_is_planned(planned, name, shape) for name, shape in key):
+            return planned
+        kept = self._made.setdefault(graph.task.name, OrderedDict())
+        if key not in kept:
+            began = time.monotonic()
+            kept[key] = self._at(planned, dict(key))
+            shown = ", ".join(f"{field} of {shape}" for field, shape in key)
+            what = f"task {graph.task.name!r}: ready to be evaluated on samples with {shown}"
+            print(f"{what}: {format_seconds(time.monotonic() - began)}", flush=True)
+            if len(kept) > _KEPT:
+                kept.popitem(last=False)
+        kept.move_to_end(key)
+        return kept[key]
+
+    def _at(self, planned: Prepared, shapes: Mapping[str, Shape]) -> Prepared:
+        if self._tracer is None:
+            with generators_kept():
+                other = load_abstract(self._preparing.source, reads_initial=False).workload
+                self._tracer = EvaluationTracer(other, self._preparing.model.memo)
+        return self._preparing.at_length(planned, self._tracer.at(planned.route.traced, shapes))
+
+
+def _is_planned(planned: Prepared, name: str, shape: Shape) -> bool:
+    """Whether it is as planned, or cannot be run at all: who takes the batch then says why."""
+    spec, varies = planned.graph.fields[name].shape[1:], planned.graph.varying[name]
+    fits = len(shape) == len(spec) and all(
+        differs or size == own for size, own, differs in zip(shape, spec, varies, strict=True)
+    )
+    return shape == spec or not fits
+
+
+Loaded = Mapping[Samples, Mapping[str, "Tensor"]]  # by samples, on the host
+
+
+def load(prepared: Prepared, batch: ReadBatch) -> Loaded:
+    """What this rank's slices read of a batch.
+
+    Raises:
+        WorkloadError: it has other fields or shapes than the task was traced with; or labels of an
+            operator's mean are ignored, of which shares know nothing.
+        Exception: whatever the dataset raised.
+    """
+    wanted: dict[Samples, dict[str, None]] = {}
+    for local in prepared.slices.values():
+        there = present(local.samples, batch.size)
+        if local.wired.fields and there[0] < there[1]:
+            wanted.setdefault(there, {}).update(dict.fromkeys(local.wired.fields))
+    name, found = prepared.graph.task.name, {}
+    for there, names in wanted.items():
+        found[there] = batch.rows(*there, tuple(names))
+        require_fields(name, prepared.graph.fields, names, found[there])
+    _require_all_count(prepared, found)
+    return found
+
+
+def _require_all_count(prepared: Prepared, loaded: Loaded) -> None:
+    for local in prepared.slices.values():
+        whole = (0, prepared.graph.task.batch_size)
+        if local.wired.loss_shares is None or local.samples == whole:
+            continue
+        for name in local.wired.loss_shares.all_must_count:
+            held = [rows[name] for rows in loaded.values() if name in rows]
+            if any(bool((labels == IGNORED_LABEL).any()) for labels in held):
+                raise WorkloadError(
+                    f"task {prepared.graph.task.name!r}: the dataset to evaluate it on ignores labels "
+                    f"({IGNORED_LABEL}) of field {name!r}, of which an operator takes the mean, and the plan "
+                    "splits its batch",
+                    hint="Take the mean in the task's forward; or list the operator in `coupled`.",
+                )
+
+
+def fields_of(prepared: Prepared, loaded: Loaded, device: torch.device, dtype: torch.dtype | None) -> Fields:
+    """What passes take of it, on the device; `dtype`: of all floating-point numbers, None: their own."""
+    specs = prepared.graph.fields
+
+    def none_of(name: str) -> Tensor:
+        return torch.empty((0, *specs[name].shape[1:]), dtype=specs[name].dtype)
+
+    def fields(samples: Samples, names: Sequence[str]) -> dict[str, Tensor]:
+        held = loaded.get(samples) or {name: none_of(name) for name in names}
+        return {name: held[name].to(device, dtype_in(held[name].dtype, dtype)) for name in names}
+
+    return fields
+
+
+def counts_of(prepared: Prepared, loaded: Loaded, size: int, device: torch.device) -> Sequence[Tensor]:
+    """What the loss counts of a batch, over all ranks; collective where it counts anything."""
+    shares = prepared.graph.loss_shares
+    if shares.num_counts == 0:
+        return ()
+    total = torch.zeros(shares.num_counts, dtype=torch.float64)
+    for local in prepared.slices.values():
+        there = present(local.samples, size)
+        speaks = local.wired.loss_shares is not None and local.is_first
+        if prepared.counter is not None and speaks and there[0] < there[1]:
+            share = share_of_samples(there[1] - there[0], size, 1)
+            total += prepared.counter.count(loaded[there], share)
+    dist.all_reduce(total, group=host_group())
+    return total.to(device).unbind()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of a result, and the rank that hands them in."""
+
+    key: str
+    spec: ValueSpec
+    samples: Samples
+    owner: int
+
+
+class Results:
+    """Rank 0 gathers them batch by batch, into its host's memory."""
+
+    def __init__(self, task: TaskGraph, wiring: Wiring, rank: int, dtype: torch.dtype | None) -> None:
+        """`dtype`: that everything floating-point was converted to, if it was."""
+        self._rank = rank
+        self._rows: dict[str, list[Tensor]] = {key: [] for key in task.results}
+        self._pieces: list[_Piece] = []
+        for wired in wiring.slices:
+            for key in (
+                key for op in wired.ops for key in op.results if wired.task.task.name == task.task.name
+            ):
+                spec = task.results[key]
+                spec = replace(spec, dtype=dtype_in(spec.dtype, dtype))
+                self._pieces += [
+                    _Piece(key, spec, wired.layout.rows(share), wired.layout.holders(share)[0])
+                    for share in range(wired.layout.dp)
+                ]
+        self._pieces.sort(key=lambda piece: piece.samples)  # micro-batches may run in another order
+
+    def gather(self, batch: BatchRun, size: int) -> None:
+        """Hand in those of a batch of `size` samples; collective."""
+        for piece in self._pieces:
+            there = present(piece.samples, size)
+            if there[0] == there[1]:
+                continue
+            mine = batch.results.get((piece.key, there)) if piece.owner == self._rank else None
+            if mine is not None:
+                mine = mine.detach().to(piece.spec.dtype).contiguous().cpu()
+            if piece.owner != 0:
+                mine = self._moved(piece, there, mine)
+            if self._rank == 0:
+                assert mine is not None, "it has arrived"
+                self._rows[piece.key].append(mine)
+
+    def _moved(self, piece: _Piece, there: Samples, mine: Tensor | None) -> Tensor | None:
+        if mine is not None:
+            dist.send(mine, 0, group=host_group())
+        elif self._rank == 0:
+            mine = torch.empty(share_shape(piece.spec, there), dtype=piece.spec.dtype)
+            dist.recv(mine, piece.owner, group=host_group())
+        return mine
+
+    def whole(self) -> dict[str, Tensor]:
+        """All samples' rows by key, on rank 0."""
+        return {key: torch.cat(rows) for key, rows in self._rows.items() if rows}
+
+
+def measured(task: TaskGraph, gathered: dict[str, Tensor] | None) -> dict[str, float]:
+    """Each metric of a task; collective. `gathered`: on rank 0.
+
+    Raises:
+        RunFailedError: on every rank, where a metric raises something or gives no number.
+    """
+    metrics = task.task.metrics
+    if not metrics:
+        return {}
+    told: list[Any] = [None if gathered is None else _all(task, metrics, gathered)]
+    dist.broadcast_object_list(told, group=host_group())
+    (found,) = told
+    if isinstance(found, str):
+        raise RunFailedError(found, hint="Checkpoints from before are there: go on from one with --resume.")
+    return {name: float(value) for name, value in found.items()}
+
+
+def _all(
+    task: TaskGraph, metrics: Mapping[str, Metric], gathered: dict[str, Tensor]
+) -> dict[str, float] | str:
+    """What all of them give; or what is wrong with the first that fails."""
+    found: dict[str, float] = {}
+    for name, metric in metrics.items():
+        where = f"the metric {name!r} of task {task.task.name!r}"
+        try:
+            value = metric(dict(gathered))
+        except Exception as error:  # code of the user's
+            place = place_of_error(error)
+            at = f", at {place}" if place else ""
+            return f"{where} failed: {type(error).__name__}: {error}{at}{_given(task, gathered)}"
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            return f"{where} gave a {type(value).__name__}, expected one number"
+    return found
+
+
+def _given(task: TaskGraph, gathered: Mapping[str, Tensor]) -> str:
+    given = ", ".join(gathered) or "nothing"
+    left = f"; left out, as they have no row for each sample: {', '.join(task.left_out)}"
+    return f" (forward gives {given} beside its loss{left if task.left_out else ''})"
