@@ -18,12 +18,11 @@ from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import PREDICTED_FILE, model_path, read_metrics
 from spindle_cli.files.runs.evaluations import Evaluation, read_evaluations
 from spindle_cli.process.environment import WorkerEnvironment
-from spindle_cli.runtime.asking import Asked, request_by_hand
 from spindle_cli.runtime.following.callback import Callback, RunInfo
 from spindle_cli.runtime.following.calls import Callbacks, require_callbacks
 from spindle_cli.runtime.following.scalars import of_evaluation, of_step
 from spindle_cli.runtime.results import Step
-from spindle_cli.runtime.trainer import Trainer
+from spindle_cli.runtime.trainer import Asked, Trainer, request_by_hand
 
 CPU = torch.device("cpu")
 CASE = Case("toy", (0,), "eval_toys", train={**ADAMW, "clip_norm": 1.0}, steps=4, dtype=None)

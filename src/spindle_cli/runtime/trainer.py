@@ -1,9 +1,18 @@
-"""`Trainer`: the training loop as scripts and the command line's worker use it, in each worker of a plan."""
+"""`Trainer`: the training loop as scripts and the command line's worker use it, in each worker of a plan.
+
+What a script asks of its `Trainer` under plain torchrun, as the request that `launch` would make.
+
+The end of a run: the last checkpoint, the trained parameters, and what was measured.
+
+Python's garbage collector in a worker.
+"""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,25 +21,31 @@ import torch
 
 from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.files.request import RunRequest
+from spindle_cli.files.artifact import to_compact_json, write_json
+from spindle_cli.files.request import RunRequest, workers_dir
+from spindle_cli.files.run_files import METRICS_FILE, PLAN_FILE, PREDICTED_FILE
 from spindle_cli.files.runs.evaluations import Evaluation
+from spindle_cli.files.runs.timeline import TIMELINE_FILE
+from spindle_cli.files.writing import write_text
+from spindle_cli.plan.file import read_plan, write_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.process.plain_errors import show_errors_plainly
 from spindle_cli.process.worker_session import is_lost_peer
-from spindle_cli.runtime.asking import Asked, request_by_hand
 from spindle_cli.runtime.assembling import assemble
-from spindle_cli.runtime.collector import not_searched_again
 from spindle_cli.runtime.connecting import connected, select_device, settle_process
-from spindle_cli.runtime.ending import end
 from spindle_cli.runtime.following.callback import Callback
 from spindle_cli.runtime.islands.counterparts import Counterparts
 from spindle_cli.runtime.islands.island import Island
+from spindle_cli.runtime.measuring.comparison import Measured, RankReport, compare, gather_reports
 from spindle_cli.runtime.measuring.start_up import StartClock
+from spindle_cli.runtime.measuring.timeline import Ran, StepProgram, gather_timeline
 from spindle_cli.runtime.ready import Ready, make_ready
 from spindle_cli.runtime.results import Step
+from spindle_cli.runtime.saving.save import save_model
 from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.training import Training
+from spindle_cli.workload.building.source import locate
 
 
 class Trainer:
@@ -285,3 +300,151 @@ def _require_same_plan(plan: str | Path | Plan, launched: Path) -> None:
             f"spindle.Trainer: {name} is another plan than {launched}, which this run was launched with",
             hint="Leave it out of the script, or launch it with `--plan` of the same plan.",
         )
+
+
+_PLAN_FILE = "plan.yaml"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of a `Trainer`."""
+
+    plan: str | Path | Plan | None
+    run_dir: str | Path | None
+    workload: str | None
+    steps: int | None
+    resume: bool
+    checkpoint_every: int | None
+    keep: int
+    timeout_s: float
+
+
+def request_by_hand(asked: Asked) -> RunRequest:
+    """The run's folder, made, and the request; to be called by every rank before they meet.
+
+    Raises:
+        UsageError: no plan or no folder is named, there is a run in the folder, or a number is too small.
+        InputError: the plan or the workload is missing, or the folder cannot be made.
+    """
+    if asked.plan is None or asked.run_dir is None:
+        missing = "plan" if asked.plan is None else "run_dir"
+        raise UsageError(
+            f"spindle.Trainer: no {missing} is given, and no `spindle launch` has started this process",
+            hint='Write spindle.Trainer("plan.yaml", run_dir="runs/mine"), or start the script with '
+            "`spindle launch SCRIPT.py --plan PLAN.yaml`.",
+        )
+    for name in ("steps", "checkpoint_every", "keep", "timeout_s"):
+        number = getattr(asked, name)
+        if number is not None and number <= 0:
+            raise UsageError(f"spindle.Trainer: {name}={number}: expected a number above 0")
+    run_dir = Path(asked.run_dir).absolute()
+    if not asked.resume and (run_dir / METRICS_FILE).exists():
+        raise UsageError(
+            f"{run_dir}: there is a run in this folder already",
+            hint="Choose another run_dir, or go on with that run with resume=True.",
+        )
+    try:
+        workers_dir(run_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{run_dir}: cannot be made: {error.strerror}") from error
+    path = _plan_file(asked.plan, run_dir)
+    plan = read_plan(path)
+    folders = () if asked.workload else (path.parent,)
+    return RunRequest(
+        plan=path,
+        workload=locate(asked.workload or plan.workload.source, folders),
+        steps=asked.steps,
+        run_dir=run_dir,
+        resume=asked.resume,
+        checkpoint_every=asked.checkpoint_every,
+        keep=asked.keep,
+        device_type="cpu" if plan.cluster.is_cpu else "cuda",
+        backend=plan.cluster.talks_by,
+        threads=torch.get_num_threads(),
+        timeout_s=asked.timeout_s,
+        islands=1 if plan.local_sgd is None else plan.local_sgd.islands,
+    )
+
+
+def _plan_file(plan: str | Path | Plan, run_dir: Path) -> Path:
+    """Where the plan is; one that is in no file is written into the run's folder."""
+    if not isinstance(plan, Plan):
+        return Path(plan).absolute()
+    path = run_dir / _PLAN_FILE
+    write_plan(path, plan)
+    return path
+
+
+def end(training: Training) -> None:
+    """Save what was trained, and hand in what was measured; collective.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    model, run_dir = training.model, training.request.run_dir
+    # A run that is captured is there to be compared, and nobody goes on with it.
+    is_captured = training.request.capture_dir is not None
+    if not is_captured:
+        training.save_in_order()
+    training.checkpoints.finish()
+    training.tell_checkpoints()
+    # Files have no name for complex numbers as wide as float64, in which such a run may compute.
+    has_complex = any(parameter.is_complex() for parameter in model.table.parameters.values())
+    if not (is_captured and has_complex):
+        names = tuple(name for name in model.cuts.by_name if model.table.is_trainable(name))
+        save_model(run_dir, training.done, names, model.trained, training.pool.whole)
+    hand_in(training)
+    training.followers.at_end()
+
+
+def hand_in(training: Training) -> None:
+    """Gather what all ranks measured; rank 0 writes it against the plan's predictions, and the plan beside it
+    (its own file may be gone, or another plan's, when somebody reads them). Collective.
+    """
+    training.stopwatch.close()
+    program, run_dir = training.model.program, training.request.run_dir
+    timeline = gather_timeline(training.stopwatch, _ran(training))
+    reports = gather_reports(RankReport.of(training.stopwatch))
+    if training.log is not None:
+        assert reports is not None, "rank 0 has them"
+        training.log.close()
+        assert timeline is not None, "rank 0 has it"
+        write_plan(run_dir / PLAN_FILE, program.plan)
+        write_text(run_dir / TIMELINE_FILE, to_compact_json(timeline))
+        compared = compare(program.plan, _measured(training), reports, training.clock.start_up())
+        write_json(run_dir / PREDICTED_FILE, compared)
+
+
+def _ran(training: Training) -> Ran:
+    model = training.model
+    parts = {part.tasks: StepProgram(part.program, part.places) for part in model.steps}
+    return Ran(model.program.plan, lambda step: parts[model.schedule.of_step(step)], model.sums)
+
+
+def _measured(training: Training) -> list[Measured]:
+    """What each step of this process took, for an iteration of one batch: on average over those of the
+    step.
+    """
+    plans = {part.tasks: part.program.plan for part in training.model.steps}
+    batches, first = training.model.train.accumulate, training.steps.start
+    steps = [
+        (seconds, training.model.schedule.of_step(step))
+        for step, seconds in enumerate(training.iterations_s, first)
+    ]
+    return [
+        Measured(seconds / batches, plans[tasks].predicted.iteration_s, tasks) for seconds, tasks in steps
+    ]
+
+
+@contextmanager
+def not_searched_again() -> Iterator[None]:
+    """Inside the block the collector looks only at objects made in it.
+
+    A worker's modules, traces and program are some hundred thousand objects that live to its end; a full
+    collection, which comes every few steps, takes 0.1 to 0.2 s to find that out.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
