@@ -3,12 +3,16 @@
 No rank ever holds more than its part. All ranks write at once; the folder gets its name when the last has
 written its shard (checkpoint_writer.py). With `async_checkpoints` a rank copies its part first, and writes
 the copy while training goes on.
+
+Saves that go on while training does.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,13 +25,13 @@ from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import CHECKPOINTS_DIR
 from spindle_cli.runtime.backends.host_group import host_group
-from spindle_cli.runtime.saving.background import BackgroundSaves
 from spindle_cli.runtime.saving.frozen import FrozenWeights, find_frozen
 from spindle_cli.runtime.saving.train_state import TrainState, held_by, numbers_of
 from spindle_cli.workload.parameters import ParameterTable
 
 if TYPE_CHECKING:
     from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter
+
 
 T = TypeVar("T")
 
@@ -214,3 +218,35 @@ def _one_folder(folder: Path, rank: int) -> bool:
     if rank == 0:
         token.unlink()
     return seen
+
+
+class BackgroundSaves:
+    """One save at a time, by a thread.
+
+    `group`: a communicator of its own, since another thread must not use those of training.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        """Collective."""
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def start(self, save: Callable[[], None], copied: threading.Event) -> None:
+        """Begin a save, and return when what it saves is copied. Raises what has failed by then."""
+        assert self._pending is None, "one at a time"
+        self._pending = self._thread.submit(save)
+        self._pending.add_done_callback(lambda _: copied.set())  # it may fail before it copies
+        copied.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what a save has failed with, if it has."""
+        if self._pending is not None and self._pending.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the save that is under way. Raises what it has failed with."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
