@@ -22,7 +22,7 @@ from spindle_cli.runtime.communication import reached
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
 from spindle_cli.runtime.training import Training
-from spindle_cli.runtime.update.guard import UpdateGuard
+from spindle_cli.runtime.update.update import UpdateGuard
 from spindle_cli.runtime.worker import train_plan
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.optimizer import make_optimizer
