@@ -1,4 +1,7 @@
-"""One rank's optimizers: one for each optimizer group of which it steps anything, each with its schedule."""
+"""One rank's optimizers: one for each optimizer group of which it steps anything, each with its schedule.
+
+Constraints on trained parameters: each rank applies them to what its optimizers step.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.files.fragments import parse_key
 from spindle_cli.runtime.update.average import WeightAverage
-from spindle_cli.runtime.update.constraints import Constraints
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.moving import Constrained
@@ -18,6 +21,24 @@ from spindle_cli.workload.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.optimizing.learning_rate import make_schedule
 from spindle_cli.workload.optimizing.optimizer import make_optimizer
 from spindle_cli.workload.settings.optimizers import OptimizerChoice
+
+
+class Constraints:
+    """Those of a workload, on some owned ranges."""
+
+    def __init__(self, constraints: Sequence[Constrained], owned_ranges: Sequence[OwnedRange]) -> None:
+        self._applied: list[tuple[Constrained, OwnedRange]] = []
+        for constraint in constraints:
+            for owned in owned_ranges:
+                if constraint.name in (owned.name, parse_key(owned.name)[0]):
+                    assert owned.part is None or constraint.treats_elements_alone, "it is stepped whole"
+                    self._applied.append((constraint, owned))
+
+    def apply(self, names: frozenset[str] | None = None) -> None:
+        """An update has been made; `names`: of these parameters alone, of all if None."""
+        for constraint, owned in self._applied:
+            if names is None or owned.name in names:
+                constraint.apply(owned.tensor.detach())
 
 
 @dataclass(frozen=True)
