@@ -1,14 +1,21 @@
-"""Call the callbacks of a run, and say of what one raises whose it is."""
+"""Call the callbacks of a run, and say of what one raises whose it is.
+
+Say of a parameter that is shared out that it is not there, to code of the user's that reads it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import RunFailedError, SpindleError, WorkloadError
-from spindle_cli.runtime.following.absent import RefusingWhatIsAbsent
 from spindle_cli.runtime.following.callback import Callback, RunInfo
 from spindle_cli.runtime.results import Step
 from spindle_cli.workload.refuse import place_of_error
@@ -80,3 +87,29 @@ def require_callbacks(found: Sequence[object]) -> tuple[Callback, ...]:
                 hint="Derive the class from spindle_cli.Callback, and give an object of it.",
             )
     return tuple(each for each in found if isinstance(each, Callback))
+
+
+# They ask for no values; neither does whatever is an attribute.
+_WITHOUT_VALUES = {"__get__", "size", "numel", "dim", "ndimension", "nelement", "element_size", "stride"}
+_WITHOUT_VALUES |= {"is_floating_point", "is_complex", "__hash__", "__len__", "register_hook"}
+
+
+class RefusingWhatIsAbsent(TorchFunctionMode):
+    """Inside, an operation on a tensor that has no memory raises RuntimeError; otherwise it would read memory
+    that is not there.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ not in _WITHOUT_VALUES:
+            for item in pytree.tree_leaves((args, kwargs)):
+                if isinstance(item, Tensor) and _is_absent(item):
+                    raise RuntimeError(
+                        f"a parameter of shape {list(item.shape)} is read that devices share out: between "
+                        "its ops' passes it is not there; a checkpoint has it (at_checkpoint)"
+                    )
+        return func(*args, **(kwargs or {}))
+
+
+def _is_absent(tensor: Tensor) -> bool:
+    is_plain = tensor.layout is torch.strided and not tensor.is_meta
+    return is_plain and tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
