@@ -20,9 +20,8 @@ from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.islands import outer
 from spindle_cli.runtime.islands.counterparts import Counterparts, ToldStep
 from spindle_cli.runtime.islands.island import Island
-from spindle_cli.runtime.islands.outer import OuterOptimizer
+from spindle_cli.runtime.islands.outer import OuterOptimizer, rounded, scales_of, spread
 from spindle_cli.runtime.islands.outer_steps import OuterSteps
-from spindle_cli.runtime.islands.rounding import rounded, scales_of, spread
 from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.settings.local_sgd import LocalSgd
