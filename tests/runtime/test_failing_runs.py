@@ -16,7 +16,7 @@ from spindle_cli.files.request import RunRequest, WorkerError, error_path
 from spindle_cli.files.run_files import PREDICTED_FILE, read_metrics
 from spindle_cli.operators.plan_splits import plan_splits
 from spindle_cli.plan.types import Plan, Wave
-from spindle_cli.runtime.part.load_part import require_same_workload
+from spindle_cli.runtime.part.localise import require_same_workload
 from spindle_cli.runtime.ready import require_runnable
 from spindle_cli.workload.building.load import load
 

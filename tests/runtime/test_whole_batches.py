@@ -16,7 +16,7 @@ from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.link import link
 from spindle_cli.runtime.communication.wiring import wire
-from spindle_cli.runtime.part.whole_batches import require_whole_batches
+from spindle_cli.runtime.part.localise import require_whole_batches
 from spindle_cli.runtime.step.compute import check_shapes
 from spindle_cli.workload.graph import ValueSpec, WorkloadGraph
 

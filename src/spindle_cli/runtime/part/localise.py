@@ -2,11 +2,15 @@
 
 Every rank analyses the same workload and derives the same program, but only the parameters of its own ops
 ever take memory.
+
+What a rank loads of the workload: all of its graph, and the parameters of its own ops.
+
+Whether a plan leaves batches whole where ops need all of their samples: it may be written by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +19,7 @@ from torch import nn
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.check.task_sets import require_planned
 from spindle_cli.checkpoint.same_run import settings_of_run
+from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.operators.plan_splits import PlanSplits, plan_splits
@@ -31,23 +36,22 @@ from spindle_cli.runtime.part.evaluated import (
     evaluated_parts,
     initial_parts_of_evaluated,
 )
-from spindle_cli.runtime.part.load_part import load_part
 from spindle_cli.runtime.part.local_ops import LocalOps, Place
 from spindle_cli.runtime.part.own_ranges import own_parts
 from spindle_cli.runtime.part.shards import Cuts, find_cuts
-from spindle_cli.runtime.part.whole_batches import require_whole_batches
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.building.source import resolve
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.initial.own import OwnPart, OwnValues
-from spindle_cli.workload.localise import LocalWorkload
+from spindle_cli.workload.localise import LocalWorkload, PartsOf, load_local
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.optimizing.groups import OptimizerGroups, groups_of_graph, require_elementwise
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.sampling.schedule import Schedule
 from spindle_cli.workload.sampling.sets import sets_of
 from spindle_cli.workload.sampling.turns import Turns, turns_of
+from spindle_cli.workload.splitting.shared_statistics import changes_buffers
 from spindle_cli.workload.tracing.regions import place_of_buffer
 from spindle_cli.workload.training.precision import in_dtype, number_format
 
@@ -369,3 +373,86 @@ def _buffer_places(
             canonical = table.of_op(local.wired.task.task.name, op.buffers)
             for name, dotted in zip(canonical, op.buffers, strict=True):
                 yield name, *place_of_buffer(module, local.wired.task.root, dotted)
+
+
+def load_part(request: RunRequest, plan: Plan, rank: int, parts_of: PartsOf) -> LocalWorkload:
+    """The workload, analysed, with the parameters of this rank's ops; `parts_of`: of which it keeps parts."""
+
+    def choose(graph: WorkloadGraph) -> dict[str, set[int]]:
+        require_same_workload(plan, graph, request)
+        wanted = ops_of_rank(plan, graph, rank)
+        for name, part in evaluated_parts(plan, graph).items():
+            wanted.update(ops_of_rank(part.plan, graph.only_evaluated(name), rank))
+        return wanted
+
+    memo = None if request.memo is None else AnalysisMemo.read(request.memo)
+    # A run that goes on has all values in its checkpoint.
+    reads_initial = not request.resume
+    lengths = plan.workload.lengths
+    return load_local(
+        request.workload,
+        choose,
+        memo=memo,
+        lengths=lengths,
+        evaluates=True,
+        reads_initial=reads_initial,
+        parts_of=parts_of,
+    )
+
+
+def require_same_workload(plan: Plan, graph: WorkloadGraph, request: RunRequest) -> None:
+    """Refuse a workload whose MetaGraph differs from the one that the plan was made for.
+
+    Raises:
+        InputError: naming both fingerprints.
+    """
+    if graph.fingerprint != plan.workload.fingerprint:
+        raise InputError(
+            f"{request.workload}: the workload's fingerprint is {graph.fingerprint}, "
+            f"but the plan {request.plan} was made for {plan.workload.fingerprint}",
+            hint="The workload has changed since it was profiled: profile and plan again.",
+        )
+
+
+def ops_of_rank(plan: Plan, graph: WorkloadGraph, rank: int) -> dict[str, set[int]]:
+    """Task name -> indices of the ops that a rank runs."""
+    ops: dict[str, set[int]] = {}
+    for piece in plan.every_slice:
+        if rank in piece.devices:
+            metaop = graph.by_name[piece.metaop]
+            ops.setdefault(metaop.task, set()).update(metaop.ops[piece.ops[0] : piece.ops[1]])
+    return ops
+
+
+def require_whole_batches(slices: Iterable[WiredSlice], where: str) -> None:
+    """Refuse slices that are given a part of a batch of which one of their ops needs all.
+
+    Args:
+        slices: of all ranks.
+        where: the plan's file.
+
+    Raises:
+        InputError: naming the slice, and why it needs its batch.
+    """
+    for wired in slices:
+        cuts = wired.layout.micro_batch[1]
+        for op in wired.ops if wired.layout.is_shared else ():
+            why = _why_whole(wired.task, op, is_in_micro_batches=cuts > 1)
+            if why is not None:
+                part = f"1/{cuts} of its batch" if cuts > 1 else f"a batch in {wired.layout.dp} shares"
+                name = op.target or "its loss"
+                raise InputError(
+                    f"{where}: slice {wired.piece.label} is given {part}, and {name} {why}",
+                    hint="Plan again from a profile of this workload, which says what may be cut.",
+                )
+
+
+def _why_whole(task: TaskGraph, op: Op, *, is_in_micro_batches: bool) -> str | None:
+    """Why an op needs all samples at once; None if it does not."""
+    if op.coupled:
+        return "computes what depends on all of its samples"
+    if is_in_micro_batches and op.talks:
+        return "sums or gathers something over all of its samples"
+    if is_in_micro_batches and changes_buffers(task, op):
+        return "changes buffers with every batch"
+    return None
