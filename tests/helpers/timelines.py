@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from spindle_cli.files.runs.timeline import MeasuredTimeline
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.link import link
-from spindle_cli.runtime.measuring.clocks import Offset
-from spindle_cli.runtime.measuring.timeline import LapRow, Ran, RankStep, StepProgram, make_timeline
+from spindle_cli.runtime.measuring.timeline import LapRow, Offset, Ran, RankStep, StepProgram, make_timeline
 from spindle_cli.simulate.run import simulate
 from spindle_cli.simulate.types import Simulation
 

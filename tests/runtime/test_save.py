@@ -19,8 +19,8 @@ from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import model_path, newest_model
 from spindle_cli.runtime.backends.host_group import join_host_group
 from spindle_cli.runtime.backends.strict_backend import STRICT, OperationQueue, register_strict_backends
-from spindle_cli.runtime.measuring.clocks import clock_offsets
 from spindle_cli.runtime.measuring.gathering import gather_json
+from spindle_cli.runtime.measuring.timeline import clock_offsets
 from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.saving import checkpoints
 from spindle_cli.runtime.saving.save import save_model, write_model
