@@ -23,8 +23,7 @@ from spindle_cli.program.types import Action, Communicator, Kind
 from spindle_cli.runtime.communication import gradients
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
-from spindle_cli.runtime.communication.sums import SumStarter
-from spindle_cli.runtime.step.executor import Executor
+from spindle_cli.runtime.step.executor import Executor, SumStarter
 
 GROUPS = tuple(
     ParameterGroup(

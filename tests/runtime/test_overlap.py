@@ -9,9 +9,9 @@ from hand_plans import place, whole
 from helpers.analysed import analysed
 from spindle_cli.program.link import link
 from spindle_cli.program.types import Action, Kind
-from spindle_cli.runtime.communication.sums import SumStarter
 from spindle_cli.runtime.communication.wiring import wire
 from spindle_cli.runtime.step.compute import LocalSlice, run_backward, run_forward
+from spindle_cli.runtime.step.executor import SumStarter
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.training.batches import Batches

@@ -2,11 +2,13 @@
 
 What happens in an action is elsewhere: transfers.py (messages), compute.py (a slice's forward and backward),
 gradients.py (sums), losses.py (what a share's loss counts).
+
+When gradient sums start: while the slice that completes them is still running backward.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +21,6 @@ from spindle_cli.operators.sequence.exchange import Shared
 from spindle_cli.program.types import ONCE_A_STEP, RECEIVES, TRANSFERS, Action, Kind, Program, Transfer
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.rows import Samples, gradient_of_copy, take_rows
-from spindle_cli.runtime.communication.sums import SumStarter
 from spindle_cli.runtime.communication.transfers import Exchange, Held
 from spindle_cli.runtime.communication.wiring import WiredEdge, WiredSlice
 from spindle_cli.runtime.measuring.diary import Chapter
@@ -445,3 +446,57 @@ def _cut(tensor: Tensor, spec: ValueSpec, local: LocalSlice, samples: Samples) -
     """
     rows = take_rows(tensor, spec, local.samples, samples)
     return rows if rows is tensor else rows.contiguous()
+
+
+class SumStarter:
+    """Starts one rank's gradient sums in the program's order, each as soon as its last op is through.
+
+    A program lists the sums behind the slice that completes them, each with the op of it that does; one
+    without starts when the program comes to it.
+    """
+
+    def __init__(self, actions: Sequence[Action], start: Callable[[int], None]) -> None:
+        """`actions`: of the rank. `start`: starts the sum of a group."""
+        self._start = start
+        self._after: dict[int, list[Action]] = {}
+        backward: int | None = None
+        for action in actions:
+            if action.kind is Kind.BACKWARD:
+                backward = action.piece
+            elif action.kind is Kind.SUM and backward is not None and action.op is not None:
+                self._after.setdefault(backward, []).append(action)
+        self._waiting: deque[Action] = deque()
+
+    def watched(self, piece: int) -> dict[int, Callable[[], None]]:
+        """Ops of a slice that complete a sum, with what to call when their backward is through."""
+        return {
+            action.op: partial(self._op_done, action.op)
+            for action in self._after.get(piece, ())
+            if action.op is not None
+        }
+
+    def begin(self, piece: int) -> None:
+        """A slice is about to run backward."""
+        assert not self._waiting, "every sum is started before the next slice runs backward"
+        self._waiting.extend(self._after.get(piece, ()))
+
+    def reach(self, action: Action) -> None:
+        """The program has come to a sum: start it if its op did not."""
+        if action.op is None:
+            assert action.group is not None, "a sum names its group"
+            self._start(action.group)
+        elif action in self._waiting:
+            self._start_through(action)
+
+    def _op_done(self, op: int) -> None:
+        ready = [action for action in self._waiting if action.op is not None and action.op >= op]
+        if ready:
+            self._start_through(ready[-1])
+
+    def _start_through(self, action: Action) -> None:
+        while self._waiting:
+            first = self._waiting.popleft()
+            assert first.group is not None, "a sum names its group"
+            self._start(first.group)
+            if first == action:
+                return
