@@ -22,7 +22,7 @@ from spindle_cli.errors import InputError, PeerLostError, RunFailedError, Worker
 from spindle_cli.runtime.loading import wire
 from spindle_cli.runtime.loading.failure import Failure
 from spindle_cli.runtime.loading.packed import PackedBatch
-from spindle_cli.runtime.loading.shelf import ClosedError, Loaded, Shelf
+from spindle_cli.runtime.loading.reader import ClosedError, Loaded, Shelf
 from spindle_cli.runtime.loading.start import _state_of
 from spindle_cli.workload.data.reading import StreamBatches
 from spindle_cli.workload.settings.loader import Loading

@@ -18,7 +18,7 @@ from spindle_cli.errors import RunFailedError, WorkerLostError, WorkloadError
 from spindle_cli.runtime.loading import reader
 from spindle_cli.runtime.loading.lost_worker import cause_of
 from spindle_cli.runtime.loading.packed import PackedBatch
-from spindle_cli.runtime.loading.shelf import Loaded
+from spindle_cli.runtime.loading.reader import Loaded
 from spindle_cli.workload.training.batches import Batches
 
 
