@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from helpers.toy_workload import build
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.islands import as_on_an_island
+from spindle_cli.workload.building.load import as_on_an_island
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.sampling.schedule import Schedule
 from spindle_cli.workload.sampling.turns import Turns
