@@ -15,9 +15,8 @@ from spindle_cli.workload.building.abstract import Births, load_abstract, parame
 from spindle_cli.workload.building.draws import drawing_as_if_real
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.localise import load_local
+from spindle_cli.workload.localise import load_local, rebind
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.rebind import rebind
 
 from . import shapes_of_models
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.rebind import rebind
+from spindle_cli.workload.localise import rebind
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH = 4

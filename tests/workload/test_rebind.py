@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from spindle_cli.workload import localise
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import CONSTANT, WorkloadGraph
+from spindle_cli.workload.localise import rebind
 from spindle_cli.workload.metaops.ops import op_module
-from spindle_cli.workload.rebind import rebind
 from spindle_cli.workload.tracing.regions import NAME, place_of_buffer
 from spindle_cli.workload.types import Task, Workload
 
