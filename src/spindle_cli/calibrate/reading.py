@@ -1,8 +1,6 @@
 """A run as far as calibrating needs it: its plan, what each slice took, and what its last steps moved.
 
 Where steps ran several sets of tasks, each set's steps are a part of the run, by the set's plan.
-
-Runs whose steps ran several sets of tasks: of each set its plan, and what the last steps show of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`spindle export`.
-
-Options of `spindle export`.
-"""
+"""`spindle export` and its options."""
 
 from __future__ import annotations
 

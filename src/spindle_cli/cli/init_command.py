@@ -1,7 +1,4 @@
-"""`spindle init`.
-
-The options of `spindle init`, each with its meaning and limits.
-"""
+"""`spindle init` and its options, each with its meaning and limits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`spindle plan`.
-
-Options of `spindle plan`.
-"""
+"""`spindle plan` and its options."""
 
 from __future__ import annotations
 

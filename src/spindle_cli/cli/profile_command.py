@@ -1,7 +1,4 @@
-"""`spindle profile`.
-
-`spindle profile --merge`.
-"""
+"""`spindle profile`, and `spindle profile --merge`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`spindle launch --elastic`: after a loss that starting again does not mend, one device fewer.
 
-Plans a workload again for fewer devices, from the profile that its plan was made from.
+The workload is planned again for them, from the profile that its plan was made from.
 """
 
 from __future__ import annotations

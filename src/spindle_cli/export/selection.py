@@ -1,6 +1,6 @@
 """Which tensors an export has, under which keys, and which files go beside them.
 
-The files that stand beside a model's tensors, so that `from_pretrained` knows what they are of.
+The files beside a model's tensors are there so that `from_pretrained` knows what they are of.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From a model to the three files that a new user starts with.
 
-Repeated blocks of models, to be listed as operators.
+The workload's stub lists repeated blocks of a model as operators.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A run from its start to its end, over as many attempts as lost workers make necessary.
 
-A live line of progress on a terminal: step, losses, samples per second, time left.
-
-What the launcher sees of a run while it goes on: its steps, and that they keep coming.
+While it goes on, the launcher looks whether steps keep coming, and shows a live line of progress on a
+terminal: step, losses, samples per second, time left.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """`spindle launch` in two steps: prepare everything as data, then start it and watch it to its end.
 
-What of a launch does not go with islands that average now and then alone (`train.local_sgd`).
-
-What tasks that are only evaluated hold on the devices of a plan, which knows nothing of them.
-
-Which folder a run gets: chosen so that no run writes over another.
+To prepare it is to choose a folder in which no run writes over another, and to refuse what does not go with
+islands (`train.local_sgd`), or has no room beside the plan for what tasks that are only evaluated hold.
 """
 
 from __future__ import annotations

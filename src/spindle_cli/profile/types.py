@@ -1,14 +1,10 @@
 """The profile file: the MetaGraph of a workload with the scaling curve of every MetaOp.
 
-It is all that planning needs: no workload code, no torch, no device. Times are seconds per op over the whole
-batch, sizes are bytes over the whole batch, unless a key says otherwise.
+It is all that planning needs: no workload code, no torch, no device. Times are seconds per op over the
+whole batch, sizes are bytes over the whole batch, unless a key says otherwise.
 
-What a profile says of the runs that its times were corrected by.
-
-Which workload a profile and a plan are for.
-
-What a measured profile says of its measurements: how quiet the machine was, and what was measured of each
-op, so that another profile may take it over.
+It says which workload it is for, by which runs its times were corrected and, if it was measured, how
+quiet the machine was and what was measured of each op, so that another profile may take it over.
 """
 
 from __future__ import annotations

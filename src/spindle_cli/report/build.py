@@ -1,10 +1,7 @@
 """The report's data from a plan, and from its profile and a run where they are given.
 
-What the whole cluster computes over time and what its devices hold, of the plan and of `sequential`.
-
-What the whole cluster computes over a simulated step, in floating-point operations per second.
-
-The planned schedule, its MetaOps and its memory, for the report.
+That is the planned schedule, its MetaOps and its memory, and what the whole cluster computes over a simulated
+step, in floating-point operations per second.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """`Trainer`: the training loop as scripts and the command line's worker use it, in each worker of a plan.
 
-What a script asks of its `Trainer` under plain torchrun, as the request that `launch` would make.
-
-The end of a run: the last checkpoint, the trained parameters, and what was measured.
-
-Python's garbage collector in a worker.
+What a script asks of it under plain torchrun becomes the request that `launch` would make. At its end a run
+leaves the last checkpoint, the trained parameters, and what was measured.
 """
 
 from __future__ import annotations

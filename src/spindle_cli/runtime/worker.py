@@ -1,8 +1,7 @@
 """One worker, started by torchrun once per device: `python -m spindle_cli.runtime.worker REQUEST.json`.
 
-It is a user of the `Trainer` that scripts use: it trains all steps of a request; or it runs a script.
-
-Run a script of the user's in a worker that `spindle launch` has started.
+It is a user of the `Trainer` that scripts use: it trains all steps of a request, or runs a script of the
+user's that `spindle launch` was given.
 """
 
 from __future__ import annotations

@@ -4,15 +4,9 @@ Nothing here comes from the plan's schedule: a slice starts when its device gets
 arrived. A step takes the program once for each of its batches; what belongs to the step alone comes with the
 last one. It is one of many like it: it begins with the gathers of the one before.
 
-Parameters on their way at the begin of a step: which op of a slice has to wait for them.
-
-What each device holds in memory, as the iteration goes on: `account/device_memory.py` at the times of the
-simulation.
-
-From the start of a pass a device holds the most that the pass takes, from its end on what stays of it. So
-what is simulated and what is predicted peak at the same.
-
-How long slices compute and parameters are updated on a device, from the plan's curves and sizes.
+What each device holds in memory is `account/device_memory.py` at the times of the simulation: from the
+start of a pass a device holds the most that the pass takes, from its end on what stays of it. So what is
+simulated and what is predicted peak at the same.
 """
 
 from __future__ import annotations

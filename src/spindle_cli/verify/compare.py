@@ -1,8 +1,6 @@
 """Compare what the runs of a verification have left, and report on it.
 
-Compare the evaluations behind the last step with those in plain PyTorch.
-
-What was found of each of several islands, together.
+Evaluations behind the last step are compared, too; what was found of each of several islands is put together.
 """
 
 from __future__ import annotations

@@ -4,11 +4,8 @@
 with the runtime: the user's modules are called as they are, their weighted losses are added, and one
 `backward` and one optimizer step follow.
 
-What a workload does to parameters beside the optimizer, in plain PyTorch, as somebody would write it.
-
-Which tasks a step runs, worked out a second time from docs/training-settings.md.
-
-The loss scale in plain PyTorch: torch's own `GradScaler`.
+What a workload does to parameters beside the optimizer is done as somebody would write it; which tasks a step
+runs is worked out a second time, from docs/training-settings.md; the loss scale is torch's own `GradScaler`.
 """
 
 from __future__ import annotations

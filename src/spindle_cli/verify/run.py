@@ -1,6 +1,6 @@
 """`spindle verify`: train a few steps by the plan and in one plain process, and compare.
 
-Where a verification's two runs go, and how much room they need.
+The two runs have folders of their own, for which there has to be room.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Two addresses exist, the page and its data; nothing is looked up in the file sys
 another site that a browser has open can neither read nor frame them: no answer allows it, and a request that
 names another host (DNS rebinding) is refused.
 
-The live page: the report's own parts, with a head and a run that follow what happens.
+The live page is the report's own parts, with a head and a run that follow what happens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A run that is watched: what has been read of it, and what the page shows of that.
 
-Files of a run that are read again only when they have changed.
-
-The plan of a run that is watched: found through what its launcher has handed to the workers.
-
-Whether a run goes on, has ended, and how: from what its launcher has noted, and whether it lives.
+Its files are read again only when they have changed; its plan is found through what its launcher has
+handed to the workers; whether it goes on, or has ended and how, is told from what the launcher has noted,
+and whether it lives.
 """
 
 from __future__ import annotations

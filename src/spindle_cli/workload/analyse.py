@@ -1,6 +1,6 @@
 """From a workload to its MetaGraph: trace, cut into ops, contract, name.
 
-The fingerprint of a workload: what a profile and a plan were made for.
+The fingerprint says which workload a profile and a plan were made for.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ wanted ops use. In the second, all others go to the meta device as they are born
 draws random numbers, as many are drawn and thrown away, so that the generator is at the same place for the
 wanted ones. Where only ranges of some are wanted, these are whole one at a time (building/ranged.py).
 
-A traced workload's graph for another build of it, without tracing again.
+A graph that was traced on one build is bound to the other, without tracing again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Curves corrected by measured points: these get what was measured, the others follow their neighbours.
-
-Shares corrected by what ran: these get what was measured, others follow the curve or what is nearest.
+"""Curves and shares corrected by what a run has measured: points and shares that ran get that, the others
+follow their neighbours; shares follow the curve, too.
 """
 
 from __future__ import annotations

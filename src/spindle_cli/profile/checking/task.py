@@ -1,6 +1,6 @@
 """The check of one task, op by op in the order of its graph.
 
-Hooks on parameters' gradients, tried by numbers: they are called for each part of a gradient by itself.
+Hooks on parameters' gradients are tried, too: they are called for each part of a gradient by itself.
 
 Where a batch is split, or several ops use a parameter, its gradient is a sum of parts that different backward
 passes and devices compute. Plain PyTorch calls the hooks once, for the sum; it is the same where a hook of a

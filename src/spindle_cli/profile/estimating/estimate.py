@@ -1,6 +1,6 @@
 """Scaling curves from published peaks: no device, no parameters, nothing run.
 
-An op's work on a number of samples from that on fewer and on more.
+An op's work on a number of samples is taken from that on fewer and on more.
 """
 
 from __future__ import annotations

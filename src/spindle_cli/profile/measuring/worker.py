@@ -1,6 +1,7 @@
 """A worker of `spindle profile`: one process per device, which runs ops as the process that profiles asks.
 
-What an op saves, and what it computes again, where it is recomputed but for what takes longest.
+It also measures what an op saves, and what it computes again, where it is recomputed but for what takes
+longest.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What one op on one share takes of a device's memory: run once, forward and backward, with a meter.
 
-The bytes of all tensors that are alive, and their peak: of this process, or of a run on fake tensors.
+The meter adds up the bytes of all tensors that are alive, and their peak: of this process, or of a run on
+fake tensors.
 """
 
 from __future__ import annotations

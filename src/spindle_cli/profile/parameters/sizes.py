@@ -1,8 +1,5 @@
-"""Bytes of the parameters that the ops of a MetaOp hold.
-
-Tensors that modules hold as plain attributes: no parameters or buffers, and in memory all the same.
-
-What optimizers keep of the parameters of ops.
+"""Bytes that the ops of a MetaOp hold: of their parameters, of what optimizers keep of these, and of tensors
+that modules hold as plain attributes, which are no parameters or buffers, and in memory all the same.
 """
 
 from __future__ import annotations

@@ -1,23 +1,21 @@
 """Prove that a program does what its plan says and always comes to its end, before anything starts.
 
-Shares with `link` the types and the layouts only: edges, rows and orders are worked out here a second time.
+Shares with `link` the types and the layouts only: edges, rows and orders are worked out here a second
+time.
 
-1. computes: every slice forward and backward once on each of its devices  (proof_passes.py), then the step
+1. computes: every slice forward and backward once on each of its devices, then the step
 2. sums: each has all its devices, in one order everywhere
 3. sources: nothing is sent or summed before it is computed
 4. communicators: everything goes over one that is made for it, in one order on all of its devices, and
    nothing is left out                                                      (proof_communicators.py)
 5. rows: shares lie where the plan says, and each device gets every sample of every input, and of every
    gradient, once                                                           (proof_rows.py)
-6. updates: what is updated before STEP may be, and is complete             (proof_updates.py)
+6. updates: what is updated before STEP may be, and is complete
 7. what is given up has been sent before, and not been given up
 8. a run to the end: nothing waits for ever, whatever the library     (proof_moves.py, proof_run.py)
 
-Part of the proof: each device runs its own slices once forward and once backward, in the plan's order.
-
-Part of the proof: parts of the parameters that are updated before all gradients are summed.
-
-Which parts there are is not worked out once more; it is looked at whether each is what it should be.
+Which parts of the parameters are updated before STEP is not worked out once more; it is looked at whether
+each is what it should be.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 NCCL ignores tags, and lets a communicator's operations run in the order in which they were posted: two
 devices that post them in different orders hang, or take one thing for another.
 
-Part of the proof: all devices that share something out cut it alike, every one of them has a range, and
-what goes by nodes has communicators inside of them and between.
+All devices that share something out cut it alike, every one of them has a range, and what goes by nodes
+has communicators inside of them and between.
 
-Part of the proof: the communicators of messages. There are two at most, and each device sends over one of
-them. Where connected devices can be told in two halves so that none sends to its own, they are told so: none
-of these has what it sends behind what it waits to receive, on one communicator.
+Messages have two communicators at most, and each device sends over one of them. Where connected devices
+can be told in two halves so that none sends to its own, they are told so: none of these has what it sends
+behind what it waits to receive, on one communicator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read what a run writes, as far as it has come: at once for a report, piece by piece for a live page.
 
-A run's evaluations, thinned where there are very many.
+A run's evaluations are thinned where there are very many.
 """
 
 from __future__ import annotations

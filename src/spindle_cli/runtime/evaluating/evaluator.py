@@ -1,12 +1,8 @@
 """Evaluate tasks of a run on this rank, together with the others.
 
-Tasks made ready to be evaluated at other lengths than the planned ones: when a length comes, and kept.
-
-What one rank's passes read of a batch that a task is evaluated on.
-
-What forward returns for each sample, from the ranks that have it to rank 0, in the samples' order.
-
-Call the user's metrics on what was gathered; all ranks get what they give, or why one fails.
+A task is made ready for another length than the planned one when that comes, and is kept. What forward
+returns for each sample goes from the ranks that have it to rank 0, in the samples' order. There the
+user's metrics are called on it; all ranks get what they give, or why one fails.
 """
 
 from __future__ import annotations

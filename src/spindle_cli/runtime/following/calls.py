@@ -1,6 +1,6 @@
 """Call the callbacks of a run, and say of what one raises whose it is.
 
-Say of a parameter that is shared out that it is not there, to code of the user's that reads it.
+Code of the user's that reads a parameter that is shared out is told that it is not there.
 """
 
 from __future__ import annotations

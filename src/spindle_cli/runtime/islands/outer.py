@@ -6,13 +6,12 @@
     common = common - lr * (g + momentum * m), or with m alone in place of the sum where it is not Nesterov's
     parameters = common
 
-on every island alike, bit for bit: all add up the same numbers in the same order. Each rank does it for what
-its own optimizers step. The inner optimizers keep their state, as in DiLoCo (arXiv 2311.08105).
+on every island alike, bit for bit: all add up the same numbers in the same order. Each rank does it for
+what its own optimizers step. The inner optimizers keep their state, as in DiLoCo (arXiv 2311.08105).
 
-Numbers in fewer bits, for slow links: whole multiples of a scale that each parameter has.
-
-The scale is the parameter's largest number over the largest multiple, of the whole parameter, whichever ranks
-have parts of it: so what is sent, and what is trained, is the same under every plan.
+Numbers in fewer bits, for slow links, are whole multiples of a scale that each parameter has. The scale
+is the parameter's largest number over the largest multiple, of the whole parameter, whichever ranks have
+parts of it: so what is sent, and what is trained, is the same under every plan.
 """
 
 from __future__ import annotations

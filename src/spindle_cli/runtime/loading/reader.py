@@ -4,7 +4,7 @@ It is forked when the workload is built, before its parent touches a GPU and mee
 process that uses CUDA, and has the threads of NCCL and gloo, may use none of it, and hang in what they held.
 Which batches it is to load is known later: it waits to be told.
 
-Batches that are loaded and not yet taken by every rank that takes samples of them.
+Batches that are loaded are kept until every rank that takes samples of them has done so.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """timeline.json: the last steps of every rank, gathered and put on rank 0's clock.
 
-How far each rank's clock is from rank 0's, so that their times can be read together.
-
-As in NTP: rank 0 asks, a rank answers with its time, and the answer is taken to be given halfway between
-question and arrival. Of several rounds the quickest counts: the answer cannot be further off than half of it.
+How far each rank's clock is from rank 0's is found as in NTP: rank 0 asks, a rank answers with its time,
+and the answer is taken to be given halfway between question and arrival. Of several rounds the quickest
+counts: the answer cannot be further off than half of it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@
 Every rank analyses the same workload and derives the same program, but only the parameters of its own ops
 ever take memory.
 
-What a rank loads of the workload: all of its graph, and the parameters of its own ops.
-
-Whether a plan leaves batches whole where ops need all of their samples: it may be written by hand.
+A plan may be written by hand: one that cuts a batch where ops need all of its samples is refused.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 No rank ever holds more than its part. All ranks write at once; the folder gets its name when the last has
 written its shard (checkpoint_writer.py). With `async_checkpoints` a rank copies its part first, and writes
 the copy while training goes on.
-
-Saves that go on while training does.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 What happens in an action is elsewhere: transfers.py (messages), compute.py (a slice's forward and backward),
 gradients.py (sums), losses.py (what a share's loss counts).
 
-When gradient sums start: while the slice that completes them is still running backward.
+Gradient sums start while the slice that completes them is still running backward.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One rank's optimizers: one for each optimizer group of which it steps anything, each with its schedule.
 
-Constraints on trained parameters: each rank applies them to what its optimizers step.
+Each rank applies constraints on trained parameters to what its optimizers step.
 """
 
 from __future__ import annotations

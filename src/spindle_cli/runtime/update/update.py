@@ -1,6 +1,6 @@
 """The end of a rank's step: its gradients are judged with those of all ranks, then its parameters follow.
 
-Keep an update that would spoil the model from happening, without the host's knowing.
+An update that would spoil the model does not happen, without the host's knowing.
 """
 
 from __future__ import annotations

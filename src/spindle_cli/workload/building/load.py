@@ -1,6 +1,6 @@
 """Build a workload from its source, with the initial values that its seed gives.
 
-A workload as each of several islands trains it (`train.local_sgd`): on its part of every batch.
+With several islands (`train.local_sgd`) it is built as each of them trains it: on its part of every batch.
 """
 
 from __future__ import annotations

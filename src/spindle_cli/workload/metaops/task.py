@@ -1,6 +1,6 @@
 """One task's ops and values: its forward traced, and cut.
 
-Which operators are traced into, as the losses in them can then be split with the task's own.
+Operators with losses that can be split with the task's own are traced into.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which optimizer group each trained parameter is in, by the rules of the train settings.
 
-Kinds of parameters that rules name in one word, and classes of the modules that hold them.
+Rules name kinds of parameters in one word, and classes of the modules that hold them.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ Each is a function of the step, so that every rank and every process knows it wi
 step the number is put where forwards read it. Operators read it there. Between operators a trace has a node
 that asks the `StepValue` for its number, which the task's module holds for that, by a name of ours.
 
-A declared number as operators see it while they are examined: one that refuses to decide by it.
-
-An operator is run as it is, so it may compute anything with the number; but what was found out about it holds
-for the way that it took, and with another number it might take another.
+While they are examined, operators see a number that refuses to decide by it: an operator is run as it is,
+so it may compute anything with the number; but what was found out about it holds for the way that it
+took, and with another number it might take another.
 """
 
 from __future__ import annotations

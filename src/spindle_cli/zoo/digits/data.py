@@ -5,7 +5,7 @@ Images: scikit-learn's 1,797 handwritten digits; every fifth is held out. Speech
 file (see scripts/make_speech_digits.py); held out are two voices never trained on and one at another speed.
 Text: the names themselves.
 
-The names of the digits 0 to 9 in sixteen languages, as written and as espeak-ng speaks them.
+Names are those of the digits 0 to 9 in sixteen languages, as written and as espeak-ng speaks them.
 """
 
 from __future__ import annotations
