@@ -56,10 +56,6 @@ def train_plan(
         trainer.train()
 
 
-if __name__ == "__main__":
-    main(sys.argv)
-
-
 def run_script(request: RunRequest, request_file: Path) -> None:
     """Run the request's script as Python runs it, with its folder in front of all that is imported from.
 
@@ -76,3 +72,7 @@ def run_script(request: RunRequest, request_file: Path) -> None:
     except SystemExit as ended:
         if ended.code not in (None, 0):
             raise RunFailedError(f"{request.script}: sys.exit({ended.code!r}) was called") from ended
+
+
+if __name__ == "__main__":
+    main(sys.argv)

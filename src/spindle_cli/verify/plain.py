@@ -432,10 +432,6 @@ def _noise(flags: Sequence[str], request: RunRequest) -> RoundingNoise | Operato
     return RoundingNoise(NOISE_FLOOR["float64"] if request.dtype == "float64" else 0.0)
 
 
-if __name__ == "__main__":
-    main()
-
-
 @dataclass(frozen=True)
 class Declared:
     """What is declared of a workload whose modules are trained in place. `stepped`: by the parameters' ids,
@@ -562,3 +558,7 @@ class Scaling:
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
     return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])
+
+
+if __name__ == "__main__":
+    main()
