@@ -366,26 +366,28 @@ def test_sums_are_not_held_up_by_later_passes_of_their_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sum_s", "message_s", "is_behind", "iteration_s"),
+    ("sum_s", "made_at_s", "message_s", "is_behind", "iteration_s"),
     [
         # Ahead of the pass the first sum would start at 29.4 s, and the last end at 49.4.
-        (5.0, 0.0, True, 41.1),
+        (5.0, 30.1, 0.0, True, 41.1),
+        # It would start at 24.5 s, and the last end at 44.5.
+        (5.0, 24.5, 0.0, True, 41.1),
         # Behind it the message would take from 36.1 to 46.1 s; now all that moves takes from 29.4 to 43.4.
-        (1.0, 10.0, False, 43.6),
+        (1.0, 30.1, 10.0, False, 43.6),
     ],
 )
 def test_a_message_that_comes_in_a_backward_pass_is_posted_behind_it_where_sums_gain_more(
-    sum_s: float, message_s: float, is_behind: bool, iteration_s: float
+    sum_s: float, made_at_s: float, message_s: float, is_behind: bool, iteration_s: float
 ) -> None:
     """Devices 0 and 1 train a net together, the former backward from 12.1 s on, an op in 6 s, the latter
     before others that take it until 29.2 and 31.2 s. The gradient for what device 0 runs backward behind the
-    net is made at 30.1 s: posted ahead of that pass, it holds up the sums of the first three ops until device
-    1 is in the pass of that time.
+    net is made at 24.5 or 30.1 s: posted ahead of that pass, it holds up the sums of the first ops until
+    device 1 is in the pass of that time.
     """
     shared = {"parameters": "net", "param_bytes_per_op": round(sum_s * 5e9)}
     slow, fast = metaop_of("a/net", 4, {1: 9.0}, **shared), metaop_of("b/net", 4, {1: 0.3}, **shared)
     head = metaop_of("c/head", 1, {1: 0.3}).model_copy(update={"output_bytes": round(message_s * 5e9)})
-    tail = metaop_of("c/tail", 1, {1: 30.0 - message_s}, inputs=(head.name,))
+    tail = metaop_of("c/tail", 1, {1: made_at_s - 0.1 - message_s}, inputs=(head.name,))
     other, last = metaop_of("d/other", 90, {1: 0.3}), metaop_of("e/last", 10, {1: 0.3})
     waves = [
         [slice_of(head, (0, 1), (0,), 0.0), slice_of(last, (0, 10), (1,), 0.0)],
