@@ -63,7 +63,7 @@ gpu-check: $(SETUP)  ## everything that only a GPU can show, in nine minutes: a 
 
 bench: bench-plan bench-strategies bench-predictions bench-runtime bench-mixed bench-gpu  ## every benchmark
 
-bench-plan: $(SETUP)  ## plan sixty problems, and compare with the frozen plans; about 15 minutes (BENCH_ARGS=--quick: 3)
+bench-plan: $(SETUP)  ## plan sixty problems, and compare with the frozen plans; about 10 minutes (BENCH_ARGS=--quick: 3)
 	$(PYTHON) scripts/bench_plan.py $(BENCH_ARGS)
 
 bench-strategies: $(SETUP)  ## plan the paper's workloads on every cluster by every strategy; about an hour
