@@ -294,3 +294,12 @@ def test_a_search_places_with_care_what_it_finds_alone(monkeypatch: pytest.Monke
     problem = make_problem(drawn(2), cluster_of(4))
     drafts.best_judged(problem, lower_bound(problem), "spindle", 0)
     assert care == [False, True]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_within_the_iteration_of_the_best_plan_the_same_is_found(seed: int) -> None:
+    posed = ONE_TYPE.posed(drawn(seed), cluster_of(4))
+    best, _ = posed.best("spindle", 0)
+    assert best is not None and best.strategy == "spindle"
+    within, _ = posed.best("spindle", 0, best.prediction.iteration_s)
+    assert within is not None and within.rank() == best.rank() and within.slices == best.slices

@@ -176,6 +176,30 @@ def test_where_nothing_fits_there_is_no_fallback() -> None:
 
 
 @dataclass(frozen=True)
+class EightSeconds(FitsFrom):
+    """A problem whose plans take 8 s: none is found within less."""
+
+    def best(self, strategy: str, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
+        return (None if within_s < 8.0 else taking(8.0)), False
+
+
+class OfEightSeconds(OneType):
+    """Poses such problems."""
+
+    def posed(self, profile: Profile, cluster: Any, fallback: MemoryFallback | None = None) -> Any:
+        return EightSeconds(make_problem(profile, cluster, fallback), 0, 99, 0)
+
+
+@pytest.mark.parametrize(("than_s", "is_found"), [(inf, True), (8.0, True), (7.9, False)])
+def test_what_is_no_slower_than_a_known_plan_is_found(than_s: float, is_found: bool) -> None:
+    profile = profile_of(net("a/m", 16, 5))
+    found = least_fallback(
+        profile, cluster_of(2), "spindle", OfEightSeconds(), recomputes=False, than_s=than_s
+    )
+    assert (found is not None) is is_found
+
+
+@dataclass(frozen=True)
 class SplitFittingBut(FittingFrom):
     """Poses problems whose plans fit with layers split, but with so many recomputed ops of them."""
 

@@ -11,6 +11,7 @@ from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.types import Pass
 from spindle_cli.check.run import check_plan
+from spindle_cli.files.cluster import NodeGroup
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.ordering.orders import as_they_come, in_groups, mirrored
 from spindle_cli.plan.ordering.timed import timed
@@ -18,7 +19,7 @@ from spindle_cli.plan.problem import Problem, make_problem, parts_of
 from spindle_cli.plan.search.judge import measure, measure_as_they_are
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare
-from spindle_cli.units import MIB
+from spindle_cli.units import GIB, MIB
 
 # Three tasks of a MetaOp each, whose ops take 1, 2 and 3 s on one device, a third of it forward.
 THREE = tuple(
@@ -229,3 +230,27 @@ def test_no_strategy_is_faster_than_spindle_by_the_order_of_its_passes() -> None
     ]
     spindle, *others = (plan.predicted.iteration_s for plan in plans)
     assert spindle <= min(others)
+
+
+def test_what_has_no_room_for_communicators_at_once_may_have_it_task_by_task() -> None:
+    """Three tasks on both devices, each with 200 MiB of activations on either: all at once there is a MiB too
+    little, once communicators are counted; so tasks run one by one, or in pairs.
+    """
+    larger = {"activation_bytes_per_op": 400 * MIB}
+    metaops = tuple(metaop_of(f"{task}/net", 1, {2: 3.0}, **larger) for task in "abc")
+    slices = tuple(slice_of(each, (0, 1), (0, 1), 3.0 * at) for at, each in enumerate(metaops))
+
+    def on(memory_gib: float) -> Problem:
+        group = NodeGroup(count=1, devices=2, device="a800-80gb", memory_gib=memory_gib, reserve_gib=1)
+        return make_problem(profile_of(*metaops), cluster_of(2).changed(nodes=(group,)))
+
+    ample = on(80)
+    at_once = measure(ample, "spindle", slices)
+    assert at_once is not None and not at_once.is_apart
+    needed = max(need.total_bytes for need in at_once.memory) - MIB
+    short = on(needed / GIB)
+    without = device_memory(metaops, slices, short.cluster, short.profile)
+    assert all(need.total_bytes < needed - 100 * MIB for need in without)
+    assert measure_as_they_are(short, "spindle", slices) is None
+    found = measure(short, "spindle", slices)
+    assert found is not None and found.is_apart

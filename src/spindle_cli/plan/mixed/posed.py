@@ -177,7 +177,7 @@ class _Placed:
     Attributes:
         plain: of plain schedules and of baselines, which show whether memory stood in the way.
         others: of others.
-        within_s: of the best plan known of another problem.
+        within_s: the iteration of a plan that is known of another problem; what takes longer is not placed.
     """
 
     problem: Problem
@@ -192,6 +192,7 @@ class _Placed:
 
     @property
     def best_s(self) -> float:
+        """The shortest iteration that is known: what takes longer gains nothing."""
         return min(self.within_s, _iteration_s(self.best))
 
     def best_of(self, schedules: Sequence[Sequence[Timed]]) -> list[Judged | None]:

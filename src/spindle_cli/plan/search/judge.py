@@ -262,19 +262,20 @@ def _measured(
     no room, all goes over all devices at once.
     """
     places = frozenset(
-        (piece.metaop, piece.ops, piece.micro_batch, piece.devices, piece.tp) for piece in slices
+        (piece.metaop, piece.ops, piece.micro_batch, piece.devices, piece.tp, piece.rows) for piece in slices
     )
     least = problem.least_communicators.get(places)
-    if least is not None and not has_room(problem, _with(memory, least)):
+    if least is not None and not has_room(problem, _with_communicators(memory, least)):
         return None
     placed = placed_slices(problem, slices)
     traffic = traffic_of(placed, problem.uses)
     communicators = communicator_bytes(placed, traffic)
-    if any(group.nodes for group in traffic.groups) and not has_room(problem, _with(memory, communicators)):
+    goes_by_nodes = any(group.nodes for group in traffic.groups)
+    if goes_by_nodes and not has_room(problem, _with_communicators(memory, communicators)):
         placed = replace(placed, sums_by_node=False)
         traffic = traffic_of(placed, problem.uses)
         communicators = communicator_bytes(placed, traffic)
-    whole = _with(memory, communicators)
+    whole = _with_communicators(memory, communicators)
     if not has_room(problem, whole):
         # The same in every order of passes, where nothing goes by nodes.
         problem.least_communicators[places] = communicators
@@ -284,8 +285,10 @@ def _measured(
     return Judged(strategy, slices, whole, prediction, after, placed.sums_by_node)
 
 
-def _with(memory: Sequence[DeviceMemory], communicators: Sequence[int]) -> tuple[DeviceMemory, ...]:
-    """What devices hold with communicators."""
+def _with_communicators(
+    memory: Sequence[DeviceMemory], communicators: Sequence[int]
+) -> tuple[DeviceMemory, ...]:
+    """What devices hold that take so many bytes for communicators besides."""
     return tuple(need.with_communicators(own) for need, own in zip(memory, communicators, strict=True))
 
 
