@@ -55,7 +55,7 @@ def profile(
     from rich.console import Console
 
     from spindle_cli.profile.op.timings import Limits
-    from spindle_cli.profile.profiling import Audience, estimate_profile, profile_workload
+    from spindle_cli.profile.profiling import Audience, ProfileOptions, estimate_profile, profile_workload
 
     console = Console(stderr=True)
     audience = Audience(console, console.print)
@@ -67,10 +67,7 @@ def profile(
             return estimate_profile(
                 source, path, audience, cluster=goal, num_devices=nproc, check=check, looking=looking
             )
-        return profile_workload(
-            source,
-            path,
-            audience,
+        options = ProfileOptions(
             cluster=goal,
             nproc=nproc,
             threads=threads,
@@ -80,6 +77,7 @@ def profile(
             check=check,
             looking=looking,
         )
+        return profile_workload(source, path, audience, options)
 
 
 def plan(

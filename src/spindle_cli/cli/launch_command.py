@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,9 +41,11 @@ from spindle_cli.process.at_once import ending_at_once
 from spindle_cli.units import counted
 
 if TYPE_CHECKING:
+    from spindle_cli.elastic.run import Elastic
     from spindle_cli.launch.owner import Hold
     from spindle_cli.launch.run import Prepared
     from spindle_cli.launch.starting.head_start import HeadStart
+    from spindle_cli.launch.types import LaunchOptions
     from spindle_cli.launch.watching.run_report import RunReport
     from spindle_cli.plan.types import Plan
 
@@ -82,26 +84,13 @@ def launch(
     and exit code 143.
     """
     begun_s = time.time()
-    from spindle_cli.files.writing import require_no_input, require_no_other
-    from spindle_cli.launch import run
-    from spindle_cli.launch.owner import Hold
-    from spindle_cli.launch.starting.head_start import HeadStart
-    from spindle_cli.launch.starting.shell import shell_script
     from spindle_cli.launch.types import LaunchOptions
-    from spindle_cli.launch.watching.run_report import render_report
-    from spindle_cli.launch.watching.trace import require_writable
 
     script, plan = _script_and_plan(plan, plan_of_script, script_args or [])
-    if async_checkpoints and checkpoint_every is None:
-        raise UsageError("--async-checkpoints is for --checkpoint-every")
-    if allow_changed_data and not resume:
-        raise UsageError("--allow-changed-data is for --resume")
-    if (nproc is not None or profile is not None) and not elastic:
-        raise UsageError("--nproc and --profile are for --elastic")
+    _require_checkpoints(checkpoint_every, async_checkpoints, resume, allow_changed_data)
+    fewer = _FewerDevices.asked_for(elastic, nproc, profile)
     if trace is not None:
-        require_no_input("--trace", trace, plan, *([] if script is None else [script]))
-        require_no_other("--trace", trace)
-        require_writable(trace)
+        _require_trace_file(trace, plan, script)
     options = LaunchOptions(
         steps=steps,
         resume=resume,
@@ -115,44 +104,138 @@ def launch(
         script=script,
         script_args=tuple(script_args or []),
     )
+    order = _Order(plan, options, workload, run_dir, node_rank, master, begun_s)
+    if dry_run:
+        _show(order, fewer, as_json)
+    else:
+        _report(*_train(order, fewer, allow_changed_data), trace, as_json)
 
-    def prepare(path: Path, goes_on: bool = False, head_start: HeadStart | None = None) -> Prepared:
+
+@dataclass(frozen=True)
+class _Order:
+    """What the command line says of a launch, whichever plan it goes by in the end.
+
+    `plan`: the first one. `begun_s`: when the command began.
+    """
+
+    plan: Path
+    options: LaunchOptions
+    workload: str | None
+    run_dir: Path | None
+    node_rank: int | None
+    master: str | None
+    begun_s: float
+
+    def prepare(
+        self, hold: Hold, path: Path, goes_on: bool = False, head_start: HeadStart | None = None
+    ) -> Prepared:
+        """Check a plan and build its launch. `goes_on`: with the run in the folder of `hold`."""
+        from spindle_cli.launch import run
+
         return run.prepare(
             path,
-            workload=workload,
-            run_dir=hold.run_dir if goes_on else run_dir,
-            node_rank=node_rank,
-            master=master,
-            options=replace(options, resume=resume or goes_on),
-            begun_s=None if goes_on else begun_s,
+            workload=self.workload,
+            run_dir=hold.run_dir if goes_on else self.run_dir,
+            node_rank=self.node_rank,
+            master=self.master,
+            options=replace(self.options, resume=self.options.resume or goes_on),
+            begun_s=None if goes_on else self.begun_s,
             head_start=head_start,
         )
 
-    with ending_at_once(signal.SIGINT, signal.SIGTERM), HeadStart() as head_start, Hold() as hold:
-        prepared = prepare(plan, head_start=None if dry_run else head_start)
-        fewer = None
-        if elastic:
-            from spindle_cli.elastic.run import Elastic  # with the planner, which no other launch needs
 
-            fewer = Elastic.of(prepared, plan, profile, prepare, output.note)
-            prepared = fewer.begin(prepared, nproc)
-        if dry_run:
-            _say_consent(prepared.plan)
-            output.report(as_json, prepared.launch, shell_script(prepared.launch))
-            return
+@dataclass(frozen=True)
+class _FewerDevices:
+    """What is said with --elastic: how many devices to begin with, and where the plan's profile is."""
+
+    num_devices: int | None
+    profile: Path | None
+
+    @classmethod
+    def asked_for(cls, elastic: bool, num_devices: int | None, profile: Path | None) -> _FewerDevices | None:
+        """None without --elastic.
+
+        Raises:
+            UsageError: what is for --elastic is given without it.
+        """
+        if elastic:
+            return cls(num_devices, profile)
+        if num_devices is not None or profile is not None:
+            raise UsageError("--nproc and --profile are for --elastic")
+        return None
+
+    def begin(self, order: _Order, hold: Hold, prepared: Prepared) -> tuple[Elastic, Prepared]:
+        """The run on the devices that it begins with, and what plans again for fewer."""
+        from spindle_cli.elastic.run import Elastic  # with the planner, which no other launch needs
+
+        elastic = Elastic.of(prepared, order.plan, self.profile, partial(order.prepare, hold), output.note)
+        return elastic, elastic.begin(prepared, self.num_devices)
+
+
+def _show(order: _Order, fewer: _FewerDevices | None, as_json: bool) -> None:
+    """Print the launch, as --dry-run does, and start nothing."""
+    from spindle_cli.launch.owner import Hold
+    from spindle_cli.launch.starting.shell import shell_script
+
+    with ending_at_once(signal.SIGINT, signal.SIGTERM), Hold() as hold:
+        prepared = order.prepare(hold, order.plan)
+        if fewer is not None:
+            _, prepared = fewer.begin(order, hold, prepared)
+        _say_consent(prepared.plan)
+        output.report(as_json, prepared.launch, shell_script(prepared.launch))
+
+
+def _train(
+    order: _Order, fewer: _FewerDevices | None, allows_changed_data: bool
+) -> tuple[Prepared, RunReport]:
+    """Train to the end, on fewer devices where some are lost for good and that is asked for; gives the run as
+    it was when it ended, too.
+    """
+    from spindle_cli.launch.owner import Hold
+    from spindle_cli.launch.starting.head_start import HeadStart
+
+    with ending_at_once(signal.SIGINT, signal.SIGTERM), HeadStart() as head_start, Hold() as hold:
+        prepared = order.prepare(hold, order.plan, head_start=head_start)
+        elastic = None
+        if fewer is not None:
+            elastic, prepared = fewer.begin(order, hold, prepared)
         start = partial(
             train,
-            or_anew=elastic and not resume,
-            allows_changed_data=allow_changed_data,
+            or_anew=elastic is not None and not order.options.resume,
+            allows_changed_data=allows_changed_data,
             hold=hold,
             head_start=head_start,
         )
-        prepared, report = (prepared, start(prepared)) if fewer is None else fewer.train(prepared, start)
+        return (prepared, start(prepared)) if elastic is None else elastic.train(prepared, start)
+
+
+def _report(prepared: Prepared, report: RunReport, trace: Path | None, as_json: bool) -> None:
+    """Write the trace that is asked for, and print how the run went."""
+    from spindle_cli.launch.watching.run_report import render_report
+
     if trace is not None:
         output.note(_write_trace(trace, prepared.plan, Path(report.run_dir)))
     times = evaluation_times(Path(report.run_dir), prepared.plan, prepared.workload.graph)
     report = report.model_copy(update={"evaluations": tuple(times)})
     output.report(as_json, report, render_report(report))
+
+
+def _require_checkpoints(every: int | None, in_background: bool, resume: bool, other_data: bool) -> None:
+    """Raises: UsageError: an option is about checkpoints, and none are written or read."""
+    if in_background and every is None:
+        raise UsageError("--async-checkpoints is for --checkpoint-every")
+    if other_data and not resume:
+        raise UsageError("--allow-changed-data is for --resume")
+
+
+def _require_trace_file(trace: Path, plan: Path, script: Path | None) -> None:
+    """Raises: InputError, UsageError: the trace cannot be written there, or would replace something else."""
+    from spindle_cli.files.writing import require_no_input, require_no_other
+    from spindle_cli.launch.watching.trace import require_writable
+
+    require_no_input("--trace", trace, plan, *([] if script is None else [script]))
+    require_no_other("--trace", trace)
+    require_writable(trace)
 
 
 def _script_and_plan(given: Path, plan: Path | None, arguments: Sequence[str]) -> tuple[Path | None, Path]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spindle_cli.cli import output
 from spindle_cli.cli.options import JsonOption, OutputOption
@@ -24,6 +26,12 @@ from spindle_cli.cli.profile_options import (
     TimeLimitOption,
     WriteClusterOption,
 )
+from spindle_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from spindle_cli.profile.machine.devices import Precision
+    from spindle_cli.profile.profiling import ProfileOptions
+    from spindle_cli.profile.types import Profile
 
 
 def profile(
@@ -50,71 +58,101 @@ def profile(
 
     Or put together those of several types of device, with --merge.
     """
-    from spindle_cli.cli.profile_summary import curve_table, summarise
-    from spindle_cli.errors import UsageError
-    from spindle_cli.files.cluster import Cluster, is_cpu
-    from spindle_cli.files.writing import require_no_input, require_no_other
+    from spindle_cli.files.cluster import Cluster
     from spindle_cli.profile.op.timings import Limits
-    from spindle_cli.profile.profiling import Audience, estimate_profile, profile_workload
+    from spindle_cli.profile.profiling import ProfileOptions
     from spindle_cli.workload.settings.lengths import Looking
 
     if merge or workload is None:
         others = (workload, estimate, cluster, device, nproc, precision, reuse, write_cluster, threads)
         merge_profiles(merge or [], output_path, is_alone=not any(others), as_json=as_json)
         return
-    if estimate and write_cluster is not None:
-        raise UsageError(
-            "--write-cluster: nothing is measured with --estimate", hint="Leave out one of the two."
-        )
-    if estimate and reuse is not None:
-        raise UsageError("--reuse: nothing is measured with --estimate", hint="Leave out one of the two.")
-    if not estimate and (precision is not None or (device is not None and not is_cpu(device))):
+    if estimate:
+        _refuse_what_is_for_measuring(write_cluster, reuse)
+    else:
+        _refuse_what_is_for_estimating(precision, device)
+    _require_outputs(output_path, write_cluster, (Path(workload.partition(":")[0]), cluster, reuse))
+    options = ProfileOptions(
+        cluster=None if cluster is None else Cluster.read(cluster),
+        device_name=device,
+        nproc=nproc,
+        threads=threads,
+        cluster_out=write_cluster,
+        limits=Limits(max_s=time_limit),
+        max_tp=tp,
+        reuse=reuse,
+        accept_noise=accept_noise,
+        check=not no_check,
+        looking=Looking(batches, length_percentile),
+    )
+    make = partial(_estimate, precision=precision) if estimate else _measure
+    made = make(workload, output_path, options)
+    output.note(f"wrote {output_path}")
+    if write_cluster is not None:
+        output.note(f"wrote {write_cluster}")
+    _report(output_path, made, as_json)
+
+
+def _refuse_what_is_for_measuring(write_cluster: Path | None, reuse: Path | None) -> None:
+    """Raises: UsageError: an option is given that --estimate has no use for."""
+    for option, given in (("--write-cluster", write_cluster), ("--reuse", reuse)):
+        if given is not None:
+            raise UsageError(
+                f"{option}: nothing is measured with --estimate", hint="Leave out one of the two."
+            )
+
+
+def _refuse_what_is_for_estimating(precision: Precision | None, device: str | None) -> None:
+    """Raises: UsageError: an option is given that is for --estimate alone."""
+    from spindle_cli.files.cluster import is_cpu
+
+    if precision is not None or (device is not None and not is_cpu(device)):
         raise UsageError(
             "--precision, and --device but for CPUs, belong to --estimate",
             hint="Measured is what this machine has.",
         )
-    read_files = (Path(workload.partition(":")[0]), cluster, reuse)
-    require_no_input("-o", output_path, *read_files)
+
+
+def _require_outputs(output_path: Path, write_cluster: Path | None, read: tuple[Path | None, ...]) -> None:
+    """Raises: UsageError: what would be written is among the files that are read, or is another kind's."""
+    from spindle_cli.files.writing import require_no_input, require_no_other
+
+    require_no_input("-o", output_path, *read)
     require_no_other("-o", output_path, "profile")
     if write_cluster is not None:
-        require_no_input("--write-cluster", write_cluster, *read_files)
+        require_no_input("--write-cluster", write_cluster, *read)
         require_no_other("--write-cluster", write_cluster, "cluster")
-    audience = Audience(output.err(), output.note)
-    looking = Looking(batches, length_percentile)
-    goal = None if cluster is None else Cluster.read(cluster)
-    if estimate:
-        made = estimate_profile(
-            workload,
-            output_path,
-            audience,
-            cluster=goal,
-            device_name=device,
-            num_devices=nproc,
-            precision=precision,
-            check=not no_check,
-            looking=looking,
-        )
-    else:
-        limits = Limits(max_s=time_limit)
-        made = profile_workload(
-            workload,
-            output_path,
-            audience,
-            cluster=goal,
-            device_name=device,
-            nproc=nproc,
-            threads=threads,
-            cluster_out=write_cluster,
-            limits=limits,
-            max_tp=tp,
-            reuse=reuse,
-            accept_noise=accept_noise,
-            check=not no_check,
-            looking=looking,
-        )
-    output.note(f"wrote {output_path}")
-    if write_cluster is not None:
-        output.note(f"wrote {write_cluster}")
+
+
+def _measure(workload: str, output_path: Path, options: ProfileOptions) -> Profile:
+    """Measure the curves on this machine."""
+    from spindle_cli.profile.profiling import Audience, profile_workload
+
+    return profile_workload(workload, output_path, Audience(output.err(), output.note), options)
+
+
+def _estimate(
+    workload: str, output_path: Path, options: ProfileOptions, precision: Precision | None
+) -> Profile:
+    """Work the curves out from published peaks."""
+    from spindle_cli.profile.profiling import Audience, estimate_profile
+
+    return estimate_profile(
+        workload,
+        output_path,
+        Audience(output.err(), output.note),
+        cluster=options.cluster,
+        device_name=options.device_name,
+        num_devices=options.nproc,
+        precision=precision,
+        check=options.check,
+        looking=options.looking,
+    )
+
+
+def _report(output_path: Path, made: Profile, as_json: bool) -> None:
+    from spindle_cli.cli.profile_summary import curve_table, summarise
+
     output.report(as_json, summarise(output_path, made), curve_table(made))
 
 
@@ -128,8 +166,6 @@ def merge_profiles(paths: list[Path], output_path: Path, *, is_alone: bool, as_j
         UsageError: fewer than two profiles, or not alone.
         InputError: a profile is missing, malformed, or does not belong to the others.
     """
-    from spindle_cli.cli.profile_summary import curve_table, summarise
-    from spindle_cli.errors import UsageError
     from spindle_cli.files.artifact import write_json
     from spindle_cli.files.writing import require_no_input, require_no_other
     from spindle_cli.profile.mixed.merging import merge
@@ -149,4 +185,4 @@ def merge_profiles(paths: list[Path], output_path: Path, *, is_alone: bool, as_j
     made = merge([(path, Profile.read(path)) for path in paths])
     write_json(output_path, made)
     output.note(f"wrote {output_path}")
-    output.report(as_json, summarise(output_path, made), curve_table(made))
+    _report(output_path, made, as_json)

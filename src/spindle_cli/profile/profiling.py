@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -34,7 +34,7 @@ from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.op.timings import Limits
 from spindle_cli.profile.points import MAX_OPS
 from spindle_cli.profile.types import Profile
-from spindle_cli.workload.file import naming_the_file
+from spindle_cli.workload.file import TrainSettings, naming_the_file
 from spindle_cli.workload.metaops.repeated import unlisted_layers
 from spindle_cli.workload.optimizing.groups import groups_of_graph
 from spindle_cli.workload.optimizing.kept import stepped_whole
@@ -59,80 +59,59 @@ class Audience:
     note: Callable[[str], None]
 
 
-def profile_workload(
-    source: str,
-    out: Path,
-    audience: Audience,
-    *,
-    cluster: Cluster | None = None,
-    device_name: str | None = None,
-    nproc: int | None = None,
-    threads: int | None = None,
-    cluster_out: Path | None = None,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
-    max_points: int = MAX_POINTS,
-    max_tp: int = 1,
-    reuse: Path | None = None,
-    accept_noise: bool = False,
-    check: bool = True,
-    looking: Looking = Looking(),  # noqa: B008 - frozen
-) -> Profile:
-    """Measure a workload on this machine and write its profile to `out`; goes on where an interrupted run
-    stopped.
+@dataclass(frozen=True)
+class ProfileOptions:
+    """What is asked of a profile that is measured.
 
-    Args:
+    Attributes:
         cluster: curves reach to its number of devices, with one of its nodes' devices busy at once.
+        device_name: what a cluster file with CPUs of several types calls those of this machine.
         nproc: measure allocations of up to so many devices on as many processes.
         threads: of each process; if None as OMP_NUM_THREADS says, or else a device's share of this machine's
             cores.
-        device_name: what a cluster file with CPUs of several types calls those of this machine.
         cluster_out: where to write this machine, as measured, as a cluster file.
+        limits: when a measurement may stop.
+        max_tp: layers are also timed in parts, 2, 4 and 8 ways up to this; with a cluster, for its links.
         reuse: another profile, of which what was measured of equal ops is taken.
         accept_noise: write times of a busy machine, too.
         check: by numbers that what may be split over the batch may be.
-        max_tp: layers are also timed in parts, 2, 4 and 8 ways up to this; with a cluster, for its links.
         looking: how lengths of batches are found.
+    """
+
+    cluster: Cluster | None = None
+    device_name: str | None = None
+    nproc: int | None = None
+    threads: int | None = None
+    cluster_out: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+    max_tp: int = 1
+    reuse: Path | None = None
+    accept_noise: bool = False
+    check: bool = True
+    looking: Looking = field(default_factory=Looking)
+
+
+def profile_workload(source: str, out: Path, audience: Audience, options: ProfileOptions) -> Profile:
+    """Measure a workload on this machine and write its profile to `out`; goes on where an interrupted run
+    stopped.
 
     Raises:
         WorkloadError: the workload cannot be loaded or traced.
-        UsageError: `nproc` or the cluster ask for devices that are not here.
+        UsageError: the options ask for devices that are not here.
         RunFailedError: a process died, an op fits the memory on no share, or the machine was too busy.
     """
-    for path in (out, cluster_out):
+    for path in (out, options.cluster_out):
         if path is not None:
             _check_writable(path)
-    reused = None if reuse is None else Reused.read(reuse)
-    called = _called(cluster, device_name)
-    device = device_of_type(called)
-    own_type = called if device == "cpu" else _type_of_gpu(cluster, device)
-    processes = _num_processes(device, cluster, nproc)
-    _require_links(max_tp, cluster, processes, cluster_out)
-    threads = threads or chosen_threads() or _share_of_cores(device, processes, cluster)
+    reused = None if options.reuse is None else Reused.read(options.reuse)
+    machine = _Measured.of(options)
     folder = Path.cwd()
-    analysed = load_analysed(source, folder, looking)
-    train = analysed.loaded.train
-    settings = MeasureSettings(
-        device=device,
-        called=called if device == "cpu" else None,
-        processes=processes,
-        nproc=nproc or 1,
-        threads=threads,
-        max_devices=processes if cluster is None else cluster.num_devices,
-        max_points=max_points,
-        limits=shared_limits(limits, device, processes, threads),
-        degrees=tuple(degree for degree in degrees_on(cluster, own_type) if degree <= max_tp),
-        cluster=_of_type(cluster, own_type) if max_tp > 1 else None,
-        accepts_noise=accept_noise,
-        planned_for=cluster,
-        precision=train.precision,
-        compile=train.compile,
-        float32_matmul=train.float32_matmul,
-        loss_chunks=train.loss_chunks,
-    )
-    _require_sound_training(source, analysed, compiles_for=device)
+    analysed = load_analysed(source, folder, options.looking)
+    settings = _measure_settings(options, machine, analysed.loaded.train)
+    _require_sound_training(source, analysed, compiles_for=machine.device)
     _say_what_stays_whole(analysed, settings.degrees, audience)
     # As many threads as the workers have: where it is one, they may be forked, and no pool of threads be.
-    checks = CheckSettings(threads=threads, by_words=max_tp > 1) if check else None
+    checks = CheckSettings(threads=machine.threads, by_words=options.max_tp > 1) if options.check else None
     analysed = _checked(analysed, checks, audience)
     profile = measure(
         analysed,
@@ -144,9 +123,72 @@ def profile_workload(
         reused=reused,
     )
     _say_what_is_in_chunks(profile, audience)
-    if cluster_out is not None:
-        write_cluster(cluster_out, profile)
+    if options.cluster_out is not None:
+        write_cluster(options.cluster_out, profile)
     return profile
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What of this machine is measured.
+
+    Attributes:
+        device: the kind of its devices. `called`: what cluster files call it, of CPUs, as far as that is
+            said.
+        type_in_cluster: the type among those of the cluster; None where nothing says it.
+        processes: those that are busy at once. `threads`: of each.
+    """
+
+    device: DeviceType
+    called: str | None
+    type_in_cluster: str | None
+    processes: int
+    threads: int
+
+    @classmethod
+    def of(cls, options: ProfileOptions) -> _Measured:
+        """As the options ask for it.
+
+        Raises:
+            UsageError: they ask for devices or links that are not here.
+        """
+        cluster = options.cluster
+        called = _called(cluster, options.device_name)
+        device = device_of_type(called)
+        processes = _num_processes(device, cluster, options.nproc)
+        _require_links(options.max_tp, cluster, processes, options.cluster_out)
+        return cls(
+            device,
+            called if device == "cpu" else None,
+            called if device == "cpu" else _type_of_gpu(cluster, device),
+            processes,
+            options.threads or chosen_threads() or _share_of_cores(device, processes, cluster),
+        )
+
+
+def _measure_settings(options: ProfileOptions, machine: _Measured, train: TrainSettings) -> MeasureSettings:
+    """How the workers measure what is trained by these settings."""
+    cluster = options.cluster
+    return MeasureSettings(
+        device=machine.device,
+        called=machine.called,
+        processes=machine.processes,
+        nproc=options.nproc or 1,
+        threads=machine.threads,
+        max_devices=machine.processes if cluster is None else cluster.num_devices,
+        max_points=MAX_POINTS,
+        limits=shared_limits(options.limits, machine.device, machine.processes, machine.threads),
+        degrees=tuple(
+            degree for degree in degrees_on(cluster, machine.type_in_cluster) if degree <= options.max_tp
+        ),
+        cluster=_of_type(cluster, machine.type_in_cluster) if options.max_tp > 1 else None,
+        accepts_noise=options.accept_noise,
+        planned_for=cluster,
+        precision=train.precision,
+        compile=train.compile,
+        float32_matmul=train.float32_matmul,
+        loss_chunks=train.loss_chunks,
+    )
 
 
 def _require_sound_training(

@@ -293,17 +293,16 @@ def make_training(
     """Put a rank's parts together; collective. `start`: where training goes on. `watch`: since the workload
     was traced.
     """
-    request, device, model = seat.request, seat.device, state.model
-    stopwatch = Stopwatch(device, request.timeline_steps, watches_collectives=request.traces)
+    request, model = seat.request, state.model
+    stopwatch = Stopwatch(seat.device, request.timeline_steps, watches_collectives=request.traces)
     pool.watch_with(stopwatch.watch)
     board = make_board(seat, model)
     at_lengths = TasksAtLengths(model, request.workload)
     feed = make_feed(seat, model, board, steps, start.streams, at_lengths, readers)
-    place = Place(seat.rank, seat.first_of_node)
     values = StepValues.of(model.graph.workload)
     set_values = make_set_values(seat, values, start)
     values.begin(max(0, steps.start - 1))  # as the step before the first one has left them
-    passes = start_evaluation_loaders(readers, model.train, place)
+    evaluator = make_evaluator(seat, model, pool, communicators, computing, readers)
     return Training(
         rank=seat.rank,
         request=request,
@@ -325,17 +324,7 @@ def make_training(
         log=MetricsLog(request.run_dir, steps.start) if seat.rank == 0 else None,
         clock=clock,
         followers=Callbacks(callbacks, seat.rank_among_all),
-        evaluator=Evaluator(
-            model,
-            request.workload,
-            seat.rank,
-            device,
-            communicators,
-            request.timeout_s,
-            computing,
-            passes,
-            pool,
-        ),
+        evaluator=evaluator,
         rates=LearningRates(model.train, model.groups, state.optimizers, steps.start),
         work=_work_of_steps(seat, model),
         at_lengths=at_lengths,
@@ -344,6 +333,29 @@ def make_training(
         set_values=set_values,
         watch=watch,
         outer_steps=make_outer_steps(seat, state),
+    )
+
+
+def make_evaluator(
+    seat: Seat,
+    model: LocalModel,
+    pool: GradientPool,
+    communicators: Communicators,
+    computing: Computing,
+    readers: Readers,
+) -> Evaluator:
+    """What evaluates the tasks between steps, with the processes started that load for it."""
+    passes = start_evaluation_loaders(readers, model.train, Place(seat.rank, seat.first_of_node))
+    return Evaluator(
+        model,
+        seat.request.workload,
+        seat.rank,
+        seat.device,
+        communicators,
+        seat.request.timeout_s,
+        computing,
+        passes,
+        pool,
     )
 
 

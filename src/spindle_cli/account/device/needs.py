@@ -62,13 +62,9 @@ def find_needs(
     passes = order.by_device(in_order, cluster.num_devices)
     held = _held_only(others, len(in_order), cluster.num_devices)
     weights = optimizer.shard_weights
-    # Under gloo all sums of ranges take buffers, else those of unequal ranges, where they are padded, and
-    # what teams exchange.
-    ranges_take = cluster.talks_by == "gloo" or bool(weights)
-    may_take = ranges_take or _has_teams(slices, by_name, optimizer.sharding)
-    takes_buffers = optimizer.optimizer_state_sharded and may_take
+    takes, only_teams = _who_takes_buffers(slices, by_name, cluster, optimizer)
     shares_out = bool(optimizer.sharding)
-    kinds = known.kinds(parts, [*in_order, *others], op_by_op=takes_buffers, ends_apart=shares_out)
+    kinds = known.kinds(parts, [*in_order, *others], op_by_op=takes, ends_apart=shares_out)
     roles = _roles(in_order, cluster.num_devices, crossings, parts, by_name, known)
     due = {kind for runs in kinds.runs[: len(in_order)] for run in runs for kind in run.kinds}
     # Most devices do the same as others; each of these sets of roles is added up once.
@@ -86,8 +82,8 @@ def find_needs(
         parts=parts,
         kinds=kinds,
         holders=Holders([*in_order, *others], _uses(kinds), weights),
-        sums_take_buffers=takes_buffers,
-        only_teams_take_buffers=not ranges_take,
+        sums_take_buffers=takes,
+        only_teams_take_buffers=only_teams,
         buffers_are_small=cluster.talks_by != "gloo",
         gradient_width=optimizer.gradient_bytes_per_param,
         shares_out=shares_out,
@@ -95,9 +91,24 @@ def find_needs(
         order=order,
         unreached=_unreached([*in_order, *others], by_name, optimizer.sharding),
     )
-    return _each_once(
-        Account(setting, cluster.is_cpu, optimizer, optimizer.sharding, due, matrices), of_device, has_room
-    )
+    account = Account(setting, cluster.is_cpu, optimizer, optimizer.sharding, due, matrices)
+    return _each_once(account, of_device, has_room)
+
+
+def _who_takes_buffers(
+    slices: Sequence[SliceShape],
+    by_name: Mapping[str, MetaOp],
+    cluster: Cluster,
+    optimizer: OptimizerNumbers,
+) -> tuple[bool, bool]:
+    """Whether any sums of gradients take buffers, and whether those of teams alone may.
+
+    Under gloo all sums of ranges take buffers, else those of unequal ranges, where they are padded, and what
+    teams exchange.
+    """
+    ranges_take = cluster.talks_by == "gloo" or bool(optimizer.shard_weights)
+    may_take = ranges_take or _has_teams(slices, by_name, optimizer.sharding)
+    return optimizer.optimizer_state_sharded and may_take, not ranges_take
 
 
 def _has_teams(slices: Iterable[SliceShape], by_name: Mapping[str, MetaOp], sharding: ShardingOf) -> bool:

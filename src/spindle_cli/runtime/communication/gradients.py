@@ -34,6 +34,7 @@ from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.flat_bucket import FlatBucket, FrozenBucket
 from spindle_cli.runtime.communication.gathered_bucket import GatheredBucket
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
+from spindle_cli.runtime.communication.reached import Steady
 from spindle_cli.runtime.communication.teams.team_bucket import TeamBucket
 from spindle_cli.runtime.measuring.timing import Passing
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
@@ -69,9 +70,7 @@ class GradientPool:
         this rank runs, where there is one program alone. `steady`: the parameters that the same passes reach
         in every step.
         """
-        self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
         trained = {name: each for name, each in parameters.items() if each.requires_grad}
-        by_ranks: dict[tuple[int, ...], list[RangedBucket]] = {}
         device = next((each.device for each in parameters.values()), torch.device("cpu"))
         reached_alike = {each: name for name, each in trained.items() if name in steady}
         make = BucketMaker(
@@ -84,26 +83,19 @@ class GradientPool:
             factors,
             reached_alike,
         )
-        for group in groups:
-            if rank in group.devices and len(group.devices) > 1:
-                made = self._buckets[group.index] = make.of(group)
-                if ranged := [bucket for bucket in made if isinstance(bucket, RangedBucket)]:
-                    by_ranks.setdefault(group.devices, []).extend(ranged)
+        shared = [group for group in groups if rank in group.devices and len(group.devices) > 1]
+        self._buckets: dict[int, tuple[AnyBucket, ...]] = {group.index: make.of(group) for group in shared}
         self.gather_memory = lay_out(groups, self._buckets, runs)
-        shared = {name for group in groups if group.index in self._buckets for name, _ in group.blocks}
-        alone = {name: parameter for name, parameter in trained.items() if name not in shared}
+        in_buckets = {name for group in shared for name, _ in group.blocks}
+        alone = {name: parameter for name, parameter in trained.items() if name not in in_buckets}
         self._own, self._own_names = tuple(alone.values()), tuple(alone)
         self.owned_ranges: tuple[OwnedRange, ...] = (
             *(piece for bucket in self._all() for piece in bucket.owned_ranges),
             *(OwnedRange(name, None, parameter) for name, parameter in alone.items()),
         )
         self._group_of = {bucket: index for index, found in self._buckets.items() for bucket in found}
-        self._flags = {
-            communicators.directory.of_sum(ranks): Flags(made, communicators.summing(ranks), reached_alike)
-            for ranks, made in by_ranks.items()
-        }
-        shared_groups = [group for group in groups if group.index in self._buckets]
-        made_of = {group.blocks: self._buckets[group.index] for group in shared_groups}
+        self._flags = _flags_of(shared, self._buckets, communicators, reached_alike)
+        made_of = {group.blocks: self._buckets[group.index] for group in shared}
         self._parts = [_Part(part, made_of) for part in ([groups] if parts is None else parts)]
         self._part = self._parts[0]
         self._watch: Callable[[Passing, int, dist.Work], None] | None = None
@@ -307,6 +299,25 @@ class GradientPool:
     def _note(self, kind: Passing, bucket: AnyBucket, work: dist.Work) -> None:
         if self._watch is not None:
             self._watch(kind, self._group_of[bucket], work)
+
+
+def _flags_of(
+    groups: Iterable[ParameterGroup],
+    buckets: Mapping[int, Iterable[AnyBucket]],
+    communicators: Communicators,
+    steady: Steady,
+) -> dict[int, Flags]:
+    """By the communicator of their sums, what tells the ranks of groups which parameters each has reached:
+    where each of them steps a range.
+    """
+    by_ranks: dict[tuple[int, ...], list[RangedBucket]] = {}
+    for group in groups:
+        if ranged := [bucket for bucket in buckets[group.index] if isinstance(bucket, RangedBucket)]:
+            by_ranks.setdefault(group.devices, []).extend(ranged)
+    return {
+        communicators.directory.of_sum(ranks): Flags(made, communicators.summing(ranks), steady)
+        for ranks, made in by_ranks.items()
+    }
 
 
 class _Part:

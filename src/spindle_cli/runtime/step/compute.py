@@ -18,6 +18,7 @@ from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.wiring import WiredSlice
 from spindle_cli.runtime.step.offload import SliceCopies
 from spindle_cli.runtime.step.recompute import run_recomputed
+from spindle_cli.workload.graph import Op
 from spindle_cli.workload.saved_tensors import KEEPS_GRADIENT_HOOKS
 
 if TYPE_CHECKING:
@@ -110,17 +111,11 @@ def run_forward(
         if copies is not None:
             copies.make_room()
         before(index)
-        own = module.taken if isinstance(module, PartialOp) else ()
-        taken = [
-            values[name] if number in own else _whole(values, name)
-            for number, name in enumerate(op.inputs, len(op.fields))
-        ]
+        taken = _take_inputs(op, module, values)
         if index in watched:
             _call_when_backward_reaches(taken, watched[index])
         if op.asks_gradients or not (KEEPS_GRADIENT_HOOKS or copies is None):
-            # Views, so that no hook on what it is given is called for gradients that it asks for itself, and
-            # none of its own hooks is one on a leaf.
-            taken = [value.view_as(value) if isinstance(value, torch.Tensor) else value for value in taken]
+            taken = _as_views(taken)
         more = loss_arguments if op.shares is not None else ()
         arguments = [*[fields[name] for name in op.fields], *taken, *more]
         result = _run_op(local, place, arguments, copies)
@@ -139,6 +134,22 @@ def run_forward(
     outputs = {spec.name: _whole(values, spec.name) for spec in local.wired.outputs}
     check_shapes(local, outputs)
     return ForwardRun(leaves, outputs, loss)
+
+
+def _take_inputs(op: Op, module: nn.Module, values: dict[str, Tensor | Shared]) -> list[Tensor | Shared]:
+    """What the op takes of other ops: as it is split over positions, where the op takes it so, else whole."""
+    as_split = module.taken if isinstance(module, PartialOp) else ()
+    return [
+        values[name] if number in as_split else _whole(values, name)
+        for number, name in enumerate(op.inputs, len(op.fields))
+    ]
+
+
+def _as_views(taken: Sequence[Tensor | Shared]) -> list[Tensor | Shared]:
+    """Views, so that no hook on what an op is given is called for gradients that it asks for itself, and none
+    of its own hooks is one on a leaf.
+    """
+    return [value.view_as(value) if isinstance(value, torch.Tensor) else value for value in taken]
 
 
 def check_shapes(local: LocalSlice, outputs: Mapping[str, Tensor]) -> None:

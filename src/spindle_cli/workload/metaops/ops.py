@@ -19,8 +19,10 @@ from spindle_cli.workload.splitting.coupling import Trace, hands_on_whole
 from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.splitting.shared_statistics import statistics_of
 from spindle_cli.workload.tracing.inplace import check_homes, check_in_place
+from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.prepare import (
     NO_RESULTS,
+    Results,
     ask_for_types,
     check_keys,
     check_memory,
@@ -66,26 +68,19 @@ def make_ops(
         WorkloadError: no scalar loss, or an op that cannot run on the task's batch; with the place in the
             user's code.
     """
-    observer, independence = finder.observer, finder.independence
     _check_names(task, root, graph)
     check_in_place(task.name, root, graph)
     changes = Changes(graph)
-    shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
-    if cut_gradients(graph, shapes):
-        shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
-    inline_constants(graph, shapes)
-    name_squeezed_dims(graph, shapes)
-    ask_for_types(graph, shapes)
+    shapes = _prepare(task, root, graph, samples, finder.observer)
     results = find_results(graph, shapes) if keeps_results else NO_RESULTS
     loss = find_loss(task, graph, shapes, results)
+    verdicts = finder.independence.verdicts
     if trained is None:
-        _refuse_unused(
-            task.name, root, graph, shapes, lambda: Samples(root, graph, shapes, independence.verdicts)
-        )
+        _refuse_unused(task.name, root, graph, shapes, lambda: Samples(root, graph, shapes, verdicts))
     drop_unused(graph)
     for check in add_checks(graph, samples):
         shapes.values[check] = shapes.doubled[check] = None
-    changes.check(task.name, root, loss, shapes, observer)
+    changes.check(task.name, root, loss, shapes, finder.observer)
     check_rows(task.name, graph)
     check_memory(task.name, graph, shapes)
     operators = _operators(task, root, graph, workload)
@@ -93,13 +88,38 @@ def make_ops(
         split_container(graph, node, shapes)
         check_keys(task.name, node)
         node.meta["arguments"] = _argument_specs(node, shapes)
-    samples_of = Samples(root, graph, shapes, independence.verdicts)
-    trace = Trace(task, root, graph, shapes, loss, independence, samples_of, operators)
-    ends = (loss, *results.nodes.values())
+    samples_of = Samples(root, graph, shapes, verdicts)
+    trace = Trace(task, root, graph, shapes, loss, finder.independence, samples_of, operators)
+    return _cut(trace, workload, finder, results, trained)
+
+
+def _prepare(
+    task: Task | FlowTask,
+    root: nn.Module,
+    graph: fx.Graph,
+    samples: Mapping[str, Tensor],
+    observer: Observer,
+) -> Shapes:
+    """Bring a trace into the form that ops are cut from; gives what its values are."""
+    shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
+    if cut_gradients(graph, shapes):
+        shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
+    inline_constants(graph, shapes)
+    name_squeezed_dims(graph, shapes)
+    ask_for_types(graph, shapes)
+    return shapes
+
+
+def _cut(
+    trace: Trace, workload: Workload, finder: Finder, results: Results, trained: TaskGraph | None
+) -> TaskGraph:
+    """The task's ops, each with the glue that belongs to it."""
+    task, root, graph, shapes = trace.task, trace.root, trace.graph, trace.shapes
+    ends = (trace.loss, *results.nodes.values())
     at_hand = None if trained is None else AtHand.of(trained, root, ends)
     homes = find_homes(trace, workload, at_hand)
     check_homes(task.name, root, graph, homes.op)
-    cutter = Cutter(trace, homes, observer.kinds, results.nodes)
+    cutter = Cutter(trace, homes, finder.observer.kinds, results.nodes)
     ops = tuple(cutter.op(index) for index in range(homes.num_ops))
     fields = {str(n.target): shapes.spec(n, task.name) for n in graph.nodes if n.op == "placeholder"}
     made = TaskGraph(task, root, ops, cutter.values, fields, _loss_inside(trace), findings=finder.findings)
