@@ -93,7 +93,7 @@ mutants: $(SETUP)  ## put small bugs into copies of the code, and see whether th
 bench-gpu: $(SETUP)  ## measure the paper's workloads at full size on one GPU; says so where there is none
 	$(PYTHON) scripts/bench_gpu.py $(BENCH_ARGS)
 
-schemas: $(SETUP)  ## write schemas/*.json from the code's types
+schemas: $(SETUP)  ## write schemas/*.json and docs/reference/ from the code's types
 	$(PYTHON) scripts/make_schemas.py
 
 clean:  ## remove the environment and what tools left behind

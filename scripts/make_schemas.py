@@ -1,12 +1,21 @@
-"""Write the JSON Schemas of all files and documents to schemas/, from the types that read them."""
+"""Write the JSON Schemas of all files and documents to schemas/, from the types that read them, and the pages
+of docs/reference/, which say the keys of the most important ones for people.
+
+What a key means is in the section `Attributes:` of its type's docstring.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core.core_schema import ModelSchema
 
 from spindle_cli.calibrate.types import CalibrationReport
 from spindle_cli.check.check_report import CheckReport
@@ -40,7 +49,19 @@ from spindle_cli.watch.types import WatchData
 from spindle_cli.workload.file import WorkloadFile
 from spindle_cli.workload.memo import AnalysisMemo
 
-FOLDER = Path(__file__).parent.parent / "schemas"
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "schemas"
+PAGES = ROOT / "docs" / "reference"
+# Kinds of files that have a page, with its title.
+DESCRIBED = {
+    "workload": "Keys of the workload file",
+    "cluster": "Keys of the cluster file",
+    "profile": "Keys of the profile file",
+    "metrics": "Keys of a line of metrics.jsonl",
+    "predicted": "Keys of predicted.json",
+    "checkpoint": "Keys of checkpoint.json",
+}
+_ENTRY = re.compile(r"^ {4}(\w+): (.*)$")
 ARTIFACTS: tuple[type[Artifact], ...] = (
     WorkloadFile,
     InitReport,
@@ -76,9 +97,38 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
 )
 
 
+def attributes_of(model: type[BaseModel]) -> dict[str, str]:
+    """What the docstrings of a type, and of those that it is derived from, say of its attributes."""
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
+        name = ""
+        for line in (
+            inspect.cleandoc(each.__dict__.get("__doc__") or "").partition("Attributes:\n")[2].splitlines()
+        ):
+            if entry := _ENTRY.match(line):
+                name, found[name] = entry[1], entry[2]
+            elif name and line.strip():
+                found[name] += " " + line.strip()
+    return found
+
+
+class _Described(GenerateJsonSchema):
+    """Schemas whose keys have descriptions."""
+
+    def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
+        made = super().model_schema(schema)
+        if "description" in made:
+            made["description"] = made["description"].partition("Attributes:")[0].rstrip()
+        said = {"schema": "Kind and version of the file.", **attributes_of(schema["cls"])}
+        for name, key in made.get("properties", {}).items():
+            if name in said:
+                key["description"] = said[name]
+        return made
+
+
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
     """The JSON Schema of a file: the type's own, with the key `schema` required where it has one."""
-    schema = model.model_json_schema(by_alias=True, mode="validation")
+    schema = model.model_json_schema(by_alias=True, mode="validation", schema_generator=_Described)
     if "schema" in schema["properties"]:
         schema["required"] = ["schema", *schema.get("required", [])]
     return {
@@ -88,20 +138,105 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def schema_texts() -> dict[str, str]:
-    """The text of each schema, by its file name."""
+def page_of(kind: str, schema: dict[str, Any]) -> str:
+    """What the keys of a file mean, for people: a section for each type in it, in the order of their use."""
+    sections = [
+        f"# {DESCRIBED[kind]}\n\nMade by `make schemas`, as `schemas/{kind}.json` is; rules between keys are "
+        "in [contracts.md](../contracts.md).\n"
+    ]
+    waiting, seen = [(None, schema)], set()
+    while waiting:
+        name, model = waiting.pop(0)
+        heading = [] if name is None else [f"## {name}\n"]
+        text = [] if not model.get("description") else [model["description"] + "\n"]
+        keys = model.get("properties", {})
+        rows = [f"| `{key}` | {_type_of(own, kind)} | {_meaning_of(own)} |" for key, own in keys.items()]
+        table = ["\n".join(["| key | value | meaning |", "|---|---|---|", *rows]) + "\n"] if rows else []
+        sections += [*heading, *text, *table]
+        for used in _used_by(keys):
+            elsewhere = _PAGE_OF.get(used, kind) != kind
+            if used not in seen and not elsewhere and "properties" in schema["$defs"][used]:
+                seen.add(used)
+                waiting.append((used, schema["$defs"][used]))
+    return "\n".join(sections)
+
+
+def _used_by(said: Any) -> Iterator[str]:
+    if isinstance(said, dict):
+        if "$ref" in said:
+            yield said["$ref"].rpartition("/")[2]
+        for each in said.values():
+            yield from _used_by(each)
+    elif isinstance(said, list):
+        for each in said:
+            yield from _used_by(each)
+
+
+def _meaning_of(key: dict[str, Any]) -> str:
+    text = key.get("description", "").replace("|", "\\|").replace("\n", " ")
+    default = None if "const" in key else key.get("default")
+    return text if default in (None, "", [], {}) else f"{text} By default `{json.dumps(default)}`.".strip()
+
+
+# Types that are on another page.
+_PAGE_OF = {"TrainSettings": "workload"}
+_NAMES = {"integer": "whole number", "string": "text", "boolean": "true or false", "null": "null"}
+
+
+def _type_of(said: dict[str, Any], kind: str) -> str:
+    if "$ref" in said:
+        name = said["$ref"].rpartition("/")[2]
+        page = _PAGE_OF.get(name, kind)
+        return f"[{name}]({'' if page == kind else f'{page}.md'}#{name.lower()})"
+    if "const" in said:
+        return f"`{said['const']}`"
+    if "enum" in said:
+        return ", ".join(f"`{value}`" for value in said["enum"])
+    if options := said.get("anyOf", said.get("oneOf")):
+        return " or ".join(
+            dict.fromkeys(_type_of(each, kind) for each in options if each.get("type") != "null")
+        )
+    if said.get("type") == "array":
+        if items := said.get("items"):
+            return f"list of {_type_of(items, kind)}"
+        return (
+            f"[{', '.join(_type_of(each, kind) for each in said['prefixItems'])}]"
+            if "prefixItems" in said
+            else "list"
+        )
+    if said.get("type") == "object":
+        inner = said.get("additionalProperties")
+        return f"by name: {_type_of(inner, kind)}" if isinstance(inner, dict) and inner else "mapping"
+    return _NAMES.get(str(said.get("type")), str(said.get("type", "anything")))
+
+
+def all_schemas() -> dict[str, dict[str, Any]]:
+    """The schema of each file and document, by its kind."""
     models: dict[str, type[BaseModel]] = {artifact.KIND: artifact for artifact in ARTIFACTS}
     models["metrics"] = StepMetrics  # one line of metrics.jsonl
+    return {kind: schema_of(model) for kind, model in models.items()}
+
+
+def schema_texts() -> dict[str, str]:
+    """The text of each schema, by its file name."""
     return {
-        f"{kind}.json": json.dumps(schema_of(model), indent=1, ensure_ascii=False) + "\n"
-        for kind, model in models.items()
+        f"{kind}.json": json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+        for kind, schema in all_schemas().items()
     }
 
 
+def page_texts() -> dict[str, str]:
+    """The text of each page, by its file name."""
+    schemas = all_schemas()
+    return {f"{kind}.md": page_of(kind, schemas[kind]) for kind in DESCRIBED}
+
+
 def main() -> None:
-    """Write every schema."""
-    for name, text in schema_texts().items():
-        (FOLDER / name).write_text(text, encoding="utf-8")
+    """Write every schema, and every page."""
+    PAGES.mkdir(exist_ok=True)
+    for folder, texts in ((FOLDER, schema_texts()), (PAGES, page_texts())):
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ import json
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from helpers.plans import two_towers
 from spindle_cli.files.artifact import to_json
@@ -38,6 +39,70 @@ def schema(kind: str) -> Any:
 def test_schemas_are_current() -> None:
     kept = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "schemas").glob("*.json")}
     assert kept == make_schemas().schema_texts(), "run `make schemas`"
+
+
+def test_pages_of_keys_are_current() -> None:
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    kept = {path.name: path.read_text(encoding="utf-8") for path in pages}
+    assert kept == make_schemas().page_texts(), "run `make schemas`"
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "reference").glob("*.md")), ids=lambda path: path.name
+)
+def test_every_key_of_a_page_has_a_meaning(page: Path) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", page.read_text(encoding="utf-8"), re.M)
+    assert rows
+    assert [key for key, _, meaning in rows if not meaning.strip()] == []
+
+
+def test_docstrings_describe_keys_that_there_are() -> None:
+    script = make_schemas()
+    for model in _models_of(script.ARTIFACTS):
+        assert script.attributes_of(model).keys() <= model.model_fields.keys(), model
+
+
+def _models_of(artifacts: tuple[type[BaseModel], ...]) -> set[type[BaseModel]]:
+    """The types of files, and all that these have inside."""
+    found, waiting = set(), list(artifacts)
+    while waiting:
+        annotation = waiting.pop()
+        waiting += get_args(annotation)
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel) and annotation not in found:
+            found.add(annotation)
+            waiting += [field.annotation for field in annotation.model_fields.values()]
+    return found
+
+
+def test_what_a_docstring_says_of_a_key_is_its_description() -> None:
+    class Base(BaseModel):
+        """A base.
+
+        Attributes:
+            first: What it is: one thing.
+        """
+
+        first: int
+
+    class Derived(Base):
+        """Derived, in
+        two lines.
+
+        Attributes:
+            second: What goes
+                on in another line.
+        """
+
+        second: int
+        third: int = 3
+
+    made = make_schemas().schema_of(Derived)
+    assert made["description"] == "Derived, in\ntwo lines."
+    assert {key: own.get("description") for key, own in made["properties"].items()} == {
+        "first": "What it is: one thing.",
+        "second": "What goes on in another line.",
+        "third": None,
+    }
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "schemas").glob("*.json")), ids=lambda path: path.name)

@@ -36,15 +36,25 @@ def _known_dtype(name: str) -> str:
 
 
 class SavedTensor(Model):
-    """A whole tensor, whichever shards have it. `dtype`: torch's name of it."""
+    """A whole tensor, whichever shards have it.
+
+    Attributes:
+        shape: Its sizes.
+        dtype: torch's name of its type.
+    """
 
     shape: tuple[Annotated[int, Field(ge=0, le=MAX_SIZE)], ...]
     dtype: Annotated[str, AfterValidator(_known_dtype)]
 
 
 class Shard(Model):
-    """One worker's file in a checkpoint, with its size, its keys, and the SHA-256 of its bytes. A key is the
-    name of a tensor, or of a box of one.
+    """One worker's file in a checkpoint.
+
+    Attributes:
+        file: Its name, in the checkpoint's folder.
+        num_bytes: Its size.
+        keys: Names of tensors, or of boxes of them, `<name>[first:last,...]`.
+        sha256: SHA-256 of its bytes.
     """
 
     file: Annotated[str, Field(pattern=r"^rank-[0-9]{5,}\.safetensors$")]  # in the folder, and nowhere else
@@ -54,8 +64,13 @@ class Shard(Model):
 
 
 class FrozenFile(Model):
-    """The weights that a run does not train, whole, under the keys of a checkpoint: one file for all of its
-    checkpoints.
+    """The weights that a run does not train, whole: one file for all of its checkpoints.
+
+    Attributes:
+        file: Its place, relative to the checkpoint's folder.
+        num_bytes: Its size.
+        keys: Names of tensors, as checkpoints have them.
+        sha256: SHA-256 of its bytes.
     """
 
     file: Literal["../frozen.safetensors"] = FROZEN_FILE
@@ -65,7 +80,13 @@ class FrozenFile(Model):
 
 
 class TrainedTask(Model):
-    """What a task counted for in each step. `data`: what was seen of its dataset; None: nobody has looked."""
+    """What a task counted for in each step.
+
+    Attributes:
+        batch_size: Samples per step.
+        weight: Weight of its loss.
+        data: What was seen of its dataset; absent: nobody has looked.
+    """
 
     batch_size: int
     weight: float
@@ -73,7 +94,13 @@ class TrainedTask(Model):
 
 
 class SavedGroup(Model):
-    """An optimizer group of a run: canonical names of its parameters, and its numbers as in `Checkpoint`."""
+    """An optimizer group of a run.
+
+    Attributes:
+        parameters: Names of its parameters.
+        hyperparameters: As of the checkpoint.
+        schedule: As of the checkpoint.
+    """
 
     parameters: tuple[str, ...]
     hyperparameters: dict[str, Any] = Field(default_factory=dict)
@@ -81,7 +108,12 @@ class SavedGroup(Model):
 
 
 class SavedLossScale(Model):
-    """A run's loss scale, and for how many steps in a row nothing had overflowed."""
+    """A run's loss scale.
+
+    Attributes:
+        scale: What losses are multiplied by.
+        growing_steps: For how many steps in a row nothing had overflowed.
+    """
 
     scale: Annotated[float, Field(ge=0)]
     growing_steps: Annotated[int, Field(ge=0, lt=2**31)]
@@ -91,23 +123,26 @@ class Checkpoint(Artifact):
     """checkpoint.json: where a run was after `step` steps.
 
     Attributes:
-        step: steps that were done. The samples of the next one follow from it, the seed and the task.
-        plan_sha256: of the plan that the workers ran.
-        workload: where it is, as the workers took it. `fingerprint`: of it, and `tasks`: by name.
-        aliases: of each parameter and buffer that tasks share, the names that it has besides the one that it
-            is saved under, '<task>.<dotted name>' like that.
-        dtype: what everything was converted to, if anything.
-        train: how it was trained.
-        tensors: by name.
-        shards: by rank. `frozen`: what is in none of them; None: nothing. Together they have every element of
-            every tensor once.
-        hyperparameters: of the optimizer as the schedule has left them (the learning rate, a momentum).
-        schedule: the schedule's own numbers.
-        groups: by name, what each optimizer group had, where `train` has groups; the two above are then
+        step: Steps that were done. The samples of the next one follow from it, the seed and the task.
+        plan_sha256: Hash of the plan that the workers ran.
+        workload: Where the workload is, as the workers took it.
+        fingerprint: The workload's.
+        tasks: What each task counted for, by name.
+        aliases: The names that each parameter and buffer which tasks share has besides the one that it is
+            saved under, '<task>.<dotted name>' like that.
+        dtype: What everything was converted to, if anything.
+        train: How the workload was trained.
+        tensors: Every tensor, by name.
+        shards: The workers' files, by rank.
+        frozen: The file of weights that the run uses and does not train; absent: there are none. Together
+            with the shards it has every element of every tensor once.
+        hyperparameters: The optimizer's, as the schedule has left them (the learning rate, a momentum).
+        schedule: The schedule's own numbers.
+        groups: What each optimizer group had, by name, where `train` has groups; the two above are then
             empty.
-        streams: of each task whose dataset is a stream, where it was.
-        step_values: of the numbers that callbacks set (`Task.step_values`), what the next step reads.
-        loss_scale: of the step after, where losses are scaled.
+        streams: Where each task was whose dataset is a stream.
+        step_values: What the next step reads of the numbers that callbacks set (`Task.step_values`).
+        loss_scale: The scale of the next step, where losses are scaled.
     """
 
     KIND: ClassVar[str] = "checkpoint"

@@ -30,10 +30,14 @@ Backend: TypeAlias = Literal["gloo", "nccl"]  # of torch.distributed
 
 
 class Cluster(Artifact):
-    """Devices 0..N-1, numbered node by node as torchrun numbers ranks.
+    """Devices 0 to N-1, numbered node by node as torchrun numbers ranks; at most 65,536.
 
-    `backend`: of torch.distributed; by default gloo between CPUs and NCCL between GPUs.
-    `co2_grams_per_kwh`: of the electricity that the devices draw.
+    Attributes:
+        name: For messages.
+        nodes: Groups of equal nodes.
+        links: Links between two devices.
+        backend: Backend of torch.distributed; by default gloo between CPUs and NCCL between GPUs.
+        co2_grams_per_kwh: Grams of CO2 for a kWh of the electricity that the devices draw.
     """
 
     KIND: ClassVar[str] = "cluster"

@@ -29,9 +29,11 @@ BandwidthCurve = tuple[tuple[float, float], ...]  # (bytes, gb_per_s)
 class Link(Model):
     """How long a message between two devices takes.
 
-    `latency_us`: microseconds before the first byte. `bandwidth_gb_per_s`: 10**9 bytes per second, one way,
-    large messages. `curve`: bandwidth by message size, [[bytes, gb_per_s], ...] with ascending bytes;
-    interpolated over log(bytes), and constant outside. Without it the one bandwidth holds for every size.
+    Attributes:
+        latency_us: Microseconds before the first byte.
+        bandwidth_gb_per_s: 10^9 bytes per second, one way, of large messages.
+        curve: Bandwidth by message size, [[bytes, gb_per_s], ...] with ascending bytes; interpolated over the
+            logarithm of the size, and constant outside. Without it the one bandwidth holds for every size.
     """
 
     latency_us: Annotated[float, Field(ge=0, le=MOST_LATENCY_US)]
@@ -66,8 +68,11 @@ class Link(Model):
 
 
 class GroupLinks(Model):
-    """Links of one group of nodes, in the place of those that the cluster has for all: between devices of one
-    of its nodes, and from a device to its node's memory and back.
+    """Links of one group of nodes, in the place of those that the cluster has for all.
+
+    Attributes:
+        intra_node: Between devices of one of its nodes.
+        host: From a device to its node's memory and back, each way at the full speed at once.
     """
 
     intra_node: Link | None = None
@@ -85,16 +90,24 @@ class GroupLinks(Model):
 
 
 class BetweenLink(Link):
-    """The link between nodes of two groups, or between those of one that is named twice."""
+    """The link between nodes of two groups, or between those of one that is named twice.
+
+    Attributes:
+        groups: Names of the two groups.
+    """
 
     groups: tuple[str, str]
 
 
 class Links(Model):
-    """The kinds of link: between devices of one node, of two nodes, and from a device to its node's memory
-    and back, each way as fast at once; None: nothing is known of that.
+    """The kinds of link.
 
-    `between`: of nodes of these groups, in the place of `inter_node`.
+    Attributes:
+        intra_node: Between devices of one node.
+        inter_node: Between nodes.
+        host: From a device to its node's memory and back, each way at the full speed at once; absent: plans
+            move no activations there.
+        between: Between nodes of these groups, in the place of `inter_node`.
     """
 
     intra_node: Link

@@ -23,8 +23,11 @@ DtypeName = Literal["float32", "float64"]
 
 
 class SeenData(Model):
-    """What was seen of a task's dataset: how many samples it has, and digests of some, by index. Of a stream
-    nobody knows how many, and the first is looked at.
+    """What was seen of a task's dataset.
+
+    Attributes:
+        num_samples: Samples that it has; null: it is a stream.
+        samples: Digests of some samples, by index; of a stream, of the first.
     """
 
     num_samples: Annotated[int, Field(ge=0)] | None

@@ -71,31 +71,36 @@ Norm = Annotated[float, PlainSerializer(_not_finite_to_null)]
 
 
 class StepMetrics(Model):
-    """A line of metrics.jsonl. `step` counts from 1.
+    """A line of metrics.jsonl, which a run writes for each step. Numbers that are not finite, where training
+    went wrong, are null in the file, and NaN here. What lines of older versions lack is absent.
 
-    `loss` is the weighted total and `task_losses` the losses before weighting, both over the whole batch.
-    Where training went wrong they are not finite: null in the file, NaN here. `iteration_s`: wall clock.
-    `samples_per_s`: of all tasks together. `uncounted_tasks`: those of which something, a mean's labels or
-    mask, counted nothing in this step, so that it was 0 and trained nothing; in the file where there are any.
-
-    What lines of older versions lack is None, or empty:
-        task_weights: of the tasks' losses in `loss`.
-        learning_rates: that this step's update took, by parameter group.
-        step_values: numbers that tasks declare (`Task.step_values`) as this step's forward passes read them,
+    Attributes:
+        step: Counted from 1.
+        loss: The weighted total of the tasks' losses, over the whole batch.
+        task_losses: The tasks' losses before weighting, over the whole batch.
+        iteration_s: Seconds by the wall clock.
+        samples_per_s: Samples of all tasks together.
+        uncounted_tasks: Tasks of which something, a mean's labels or mask, counted nothing in this step, so
+            that it was 0 and trained nothing; in the file where there are any.
+        task_weights: Weights of the tasks' losses in `loss`.
+        learning_rates: Learning rate that this step's update took, by parameter group.
+        step_values: Numbers that tasks declare (`Task.step_values`) as this step's forward passes read them,
             by 'task/path'; in the file where there are any.
-        gradient_norm: of all gradients together, before clipping; None where the train settings do not clip.
-        loss_scale: what the losses were multiplied by before their backward passes; not in `loss`. None, and
-            not in the file, where they were not.
-        skipped: whether a gradient overflowed, so that the step left parameters and optimizers as they were;
-            None as `loss_scale`.
-        tokens_per_s: of all tasks together: the elements of a task's largest field of whole numbers that has
-            more than one of them for a sample, padding included; None where no task has such a field.
-        peak_share: of the devices' published peak (MFU): operations forward and backward, from what the
+        gradient_norm: Norm of all gradients together, before clipping; absent: the train settings do not
+            clip.
+        loss_scale: What the losses were multiplied by before their backward passes; not in `loss`, and not in
+            the file where they were not.
+        skipped: Whether a gradient overflowed, so that the step left parameters and optimizers as they were;
+            as `loss_scale`.
+        tokens_per_s: Tokens of all tasks together: the elements of a task's largest field of whole numbers
+            that has more than one of them for a sample, padding included; absent: no task has such a field.
+        peak_share: Share of the devices' published peak (MFU): operations forward and backward, from what the
             profile has counted, over what all devices could do in `iteration_s`; frozen parameters take no
-            gradient of their own. None where no peak is known (a CPU).
-        least_memory_bytes, most_memory_bytes: of the ranks' highest memory so far, as of this step's forward
-            passes: what torch has allocated on a CUDA device; of a CPU the whole process's.
-        data_wait_s: for which the rank that waited longest for its data in this step did so.
+            gradient of their own. Absent: no peak is known (a CPU).
+        least_memory_bytes: The least of the ranks' highest memory so far, as of this step's forward passes:
+            what torch has allocated on a CUDA device; of a CPU the whole process's.
+        most_memory_bytes: The most of these.
+        data_wait_s: Seconds that the rank waited for its data which waited longest.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=True)
@@ -219,7 +224,12 @@ def read_metrics(run_dir: Path) -> Iterator[StepMetrics]:
 
 
 class Comparison(Model):
-    """One time as the plan predicts it and as the run took it (median over the measured steps)."""
+    """One time as the plan predicts it and as the run took it.
+
+    Attributes:
+        predicted_s: Seconds by the plan.
+        measured_s: Seconds as measured, the median over the measured steps.
+    """
 
     predicted_s: Annotated[float, Field(ge=0)]
     measured_s: Annotated[float, Field(ge=0)]
@@ -231,7 +241,13 @@ class Comparison(Model):
 
 
 class MetaOpComparison(Comparison):
-    """Forward and backward of all ops of a MetaOp: the sum over its slices of the slowest device of each."""
+    """Forward and backward of all ops of a MetaOp: the sum over its slices of the slowest device of each.
+
+    Attributes:
+        metaop: Name of the MetaOp.
+        forward: Of the forward passes.
+        backward: Of the backward passes.
+    """
 
     metaop: str
     forward: Comparison | None = None
@@ -239,18 +255,24 @@ class MetaOpComparison(Comparison):
 
 
 class PassTimes(Model):
-    """Seconds of a forward and a backward pass."""
+    """Seconds of a forward and a backward pass.
+
+    Attributes:
+        forward_s: Of the forward pass.
+        backward_s: Of the backward pass.
+    """
 
     forward_s: Annotated[float, Field(ge=0)]
     backward_s: Annotated[float, Field(ge=0)]
 
 
 class SliceTimes(PassTimes):
-    """What a slice, which is of one micro-batch, took, by its index in the plan: each pass of its slowest
-    device.
+    """What a slice, which is of one micro-batch, took: each pass of its slowest device.
 
-    `shares`: each of the slice's shares in their order, where they are not alike: of unequal size, or on a
-    cluster of several types of device. Files of older versions have those of several types alone.
+    Attributes:
+        slice: Index of the slice in the plan.
+        shares: Each of the slice's shares in their order, where they are not alike: of unequal size, or on a
+            cluster of several types of device. Files of older versions have those of several types alone.
     """
 
     slice: Annotated[int, Field(ge=0)]
@@ -258,16 +280,21 @@ class SliceTimes(PassTimes):
 
 
 class DeviceTimes(Model):
-    """Where one device's measured iteration went (medians over the measured steps).
+    """Where one device's measured iteration went (medians over the measured steps). What files of older
+    versions lack is absent.
 
-    `compute_s`: in slices, forward and backward. `wait_s`: held up by transfers, gradient sums and losses of
-    other devices. `data_s`: held up by the input pipeline. `optimizer_s`: in the update. `other_s`: in none
-    of these, as measured step by step; None in files of older versions.
-
-    `type`: of device, as the cluster names it. `predicted_compute_s`: what `compute_s` is by the times that
-    the plan was made from, of the device's own shares. `least_compute_s`: what `compute_s` is over the
-    quarter of the run in which it is least. All three: None in files of older versions, and the last two
-    where steps run several sets of tasks.
+    Attributes:
+        device: Number of the device.
+        type: Type of device, as the cluster names it.
+        compute_s: In slices, forward and backward.
+        wait_s: Held up by transfers, gradient sums and losses of other devices.
+        data_s: Held up by the input pipeline.
+        optimizer_s: In the update.
+        other_s: In none of these, as measured step by step.
+        predicted_compute_s: What `compute_s` is by the times that the plan was made from, of the device's own
+            shares; absent where steps run several sets of tasks.
+        least_compute_s: What `compute_s` is over the quarter of the run in which it is least; absent where
+            steps run several sets of tasks.
     """
 
     device: Annotated[int, Field(ge=0)]
@@ -302,6 +329,10 @@ def slow_devices(devices: Sequence[DeviceTimes]) -> tuple[DeviceTimes, ...]:
 class TypeTimes(Comparison):
     """What all devices of a type compute in an iteration, together, by the times that the plan was made from
     and as measured.
+
+    Attributes:
+        type: Type of device.
+        num_devices: Devices of the type.
     """
 
     type: str
@@ -321,13 +352,14 @@ def data_wait_s(devices: Sequence[DeviceTimes]) -> float:
 class StartUp(Model):
     """Seconds from the command to the end of the first step, and what they went into, as rank 0 saw it.
 
-    `stages`: in order of time; they add up to `first_step_s`. The names:
-        checks: the launcher's, of the plan, the workload and the machine.
-        processes: until the worker's code runs: processes started, libraries imported.
-        workload: built without parameters, traced, linked, proved; then with this rank's parameters.
-        connect: until all workers have met.
-        set-up: this rank's part on its device, communicators, buckets, optimizer, checkpoint to go on from.
-        first step: its data and the step itself.
+    Attributes:
+        first_step_s: Seconds until the end of the first step.
+        stages: Seconds of each stage, in order of time; they add up to `first_step_s`. `checks`: the
+            launcher's, of the plan, the workload and the machine. `processes`: until the worker's code runs:
+            processes started, libraries imported. `workload`: built without parameters, traced, linked,
+            proved; then with this rank's parameters. `connect`: until all workers have met. `set-up`: this
+            rank's part on its device, communicators, buckets, optimizer, checkpoint to go on from. `first
+            step`: its data and the step itself.
     """
 
     first_step_s: Annotated[float, Field(ge=0)]
@@ -337,8 +369,12 @@ class StartUp(Model):
 class SetMeasured(Model):
     """What the steps took that ran just these tasks, where steps run several sets of them.
 
-    `steps`: how many each median is over; the first that ran them is left out where there are more.
-    `slices`: those of the set's plan. `devices`: in these steps.
+    Attributes:
+        tasks: The tasks.
+        steps: How many steps each median is over; the first that ran them is left out where there are more.
+        iteration: Of an iteration.
+        slices: Those of the set's plan.
+        devices: Each device in these steps.
     """
 
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -349,13 +385,18 @@ class SetMeasured(Model):
 
 
 class PredictedVsMeasured(Artifact):
-    """predicted.json. `steps`: how many each median is over; the first is left out where there are more.
+    """predicted.json: times as predicted and as measured. What files of older versions lack is absent.
 
-    `slices`: empty in files of older versions, and where steps run several sets of tasks; `task_sets` has
-    those then, of the sets that ran, and is empty elsewhere and in files of older versions. `start_up`: None
-    in files of older versions, and where the workers were not started by `launch`. `plan_sha256`: of the plan
-    that was run; None in files of older versions. `types`: of device, in the cluster's order; empty in files
-    of older versions, and where steps run several sets of tasks.
+    Attributes:
+        steps: How many steps each median is over; the first is left out where there are more.
+        iteration: Of an iteration.
+        metaops: Of each MetaOp.
+        slices: What each slice took, one for each micro-batch; empty where steps run several sets of tasks.
+        task_sets: Where steps run several sets of tasks, each set that ran, by its plan.
+        devices: Where each device's iteration went.
+        types: Of each type of device, in the cluster's order; empty where steps run several sets of tasks.
+        start_up: How long the run took to start; absent where the workers were not started by `launch`.
+        plan_sha256: Hash of the plan that was run.
     """
 
     KIND: ClassVar[str] = "predicted"

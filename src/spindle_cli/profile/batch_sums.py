@@ -14,12 +14,15 @@ from spindle_cli.profile.points import OpNumber
 
 
 class BatchSum(Model):
-    """Sums, or gathers, of so many bytes that one op takes over all devices of its slice, where they run a
-    share each.
+    """Sums, or gathers, that one op takes over all devices of its slice, where they run a share each.
 
-    `kind`: "sum": all devices get the sum. "gather": forward they get the rows of all, so many bytes
-    together; backward each gets its own rows of the sum of what all have (a reduce-scatter).
-    `forward`, `backward`: how many of them in each pass, on average over the MetaOp's ops.
+    Attributes:
+        kind: `sum`: all devices get the sum (batch norms). `gather`: forward they get the rows of all,
+            backward each gets its own rows of the sum of what all have, a reduce-scatter (contrastive
+            losses).
+        num_bytes: Bytes of each; of a gather, of the rows of all together.
+        forward: How many of them in a forward pass, on average over the MetaOp's ops.
+        backward: How many of them in a backward pass.
     """
 
     kind: Literal["sum", "gather"] = "sum"
@@ -32,16 +35,20 @@ class Matrix(Model):
     """A trained matrix of an op whose gradient may be gathered as what it is made of, not summed as it is.
 
     Attributes:
-        op: of the MetaOp.
-        parameter: its name, the same wherever it is used.
-        way: "rows": every use of it in the workload is a lookup of an embedding. "factors": every one is a
+        op: Which op of the MetaOp.
+        parameter: Its name, the same wherever it is used.
+        way: `rows`: every use of it in the workload is a lookup of an embedding. `factors`: every one is a
             linear map.
-        outputs, inputs: its rows and columns: words and width, or what the map makes and takes.
-        num_bytes: of the matrix. `factor_width`: of an element of the rows or factors.
-        tokens: that the op looks up or maps for the whole batch, a share of n samples its part of them.
-        fixed_tokens: that it does besides in every pass, whatever its share.
-        is_split: whether tensor parallelism would split the matrix.
-        flops_per_s: in a plan, what its devices multiply factors with; None: nothing is multiplied.
+        outputs: Its rows: words, or what the map makes.
+        inputs: Its columns: the width, or what the map takes.
+        num_bytes: Bytes of the matrix.
+        factor_width: Bytes of an element of the rows or factors.
+        tokens: Tokens that the op looks up or maps for the whole batch, a share of n samples its part of
+            them.
+        fixed_tokens: Tokens that it looks up or maps besides in every pass, whatever its share.
+        is_split: Whether tensor parallelism would split the matrix.
+        flops_per_s: In a plan, what its slowest device multiplies factors with; absent: nothing is
+            multiplied.
     """
 
     op: OpNumber

@@ -12,10 +12,15 @@ Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class MeasuredLink(Model):
-    """A link as measured between two processes: seconds and bytes per second by message size.
+    """A link as measured between two processes.
 
-    `message_processor_s`, `processor_s_per_byte`: processor time of one end, sending or receiving, for a
-    message and for each of its bytes, all threads of the process together.
+    Attributes:
+        kind: Between devices of one node, or of two.
+        latency_s: Seconds before the first byte.
+        points: Bytes of a message, and bytes per second.
+        message_processor_s: Processor time of one end, sending or receiving, for a message, all threads of
+            the process together.
+        processor_s_per_byte: The same for each byte.
     """
 
     kind: Literal["intra_node", "inter_node"]
@@ -26,11 +31,14 @@ class MeasuredLink(Model):
 
 
 class ProcessorCosts(Model):
-    """What takes a device's time beside its ops, where the device is a processor that does this work too.
+    """What takes a device's time beside its ops, where the device is a processor that does this work too:
+    seconds of the device, the turns of other processes on its core included. All zero where other
+    processors do this work.
 
-    Seconds of the device, the turns of other processes on its core included. `message_s`, `s_per_byte`: for
-    each message that it sends or receives, and for each of its bytes. `load_s`: by task, for each sample that
-    it reads. All zero where other processors do this work, as those of a GPU's host.
+    Attributes:
+        message_s: For each message that it sends or receives.
+        s_per_byte: For each byte of these.
+        load_s: By task, for each sample that it reads.
     """
 
     message_s: Seconds = 0.0

@@ -14,12 +14,13 @@ class TaskCheck(Model):
     """What of a task was checked by numbers: computed whole and in shares of 1 and n - 1 samples.
 
     Attributes:
+        task: Name of the task.
         samples: n.
         checked: MetaOps whose shares give what the whole gives.
-        largest_difference: of those, over the largest element of the output or gradient concerned.
+        largest_difference: Of those, over the largest element of the output or gradient concerned.
         whole: MetaOps whose shares do not, and why; their curves have one device alone.
         unchecked: MetaOps that may be split and were not checked, and why.
-        forward_unchecked: why the ops together were not compared with the task's own `forward`; None: they
+        forward_unchecked: Why the ops together were not compared with the task's own `forward`; absent: they
             were, or the task has none.
     """
 
@@ -33,7 +34,12 @@ class TaskCheck(Model):
 
 
 class NumericCheck(Model):
-    """What was checked by numbers before the curves were made; `skipped`: by which option nothing was."""
+    """What was checked by numbers before the curves were made.
+
+    Attributes:
+        tasks: What was checked of each task.
+        skipped: By which option nothing was checked.
+    """
 
     tasks: tuple[TaskCheck, ...] = ()
     skipped: str | None = None

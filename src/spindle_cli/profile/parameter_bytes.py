@@ -15,12 +15,12 @@ from spindle_cli.profile.points import OpNumber
 
 class OptimizerBytes(Model):
     """What the optimizer keeps of some trained parameters whose settings differ from others', and who steps
-    them. All for each byte of them.
+    them, for each byte of them. For a class of one's own the figures are those of a matrix of 64 by 96.
 
     Attributes:
-        state_per_param: of state that devices with the same parameters share, where they share any.
-        whole_state_per_param: of state that each of them keeps whole.
-        whole_share: of the parameters, those that each of them steps whole.
+        state_per_param: State that devices with the same parameters share, where they share any.
+        whole_state_per_param: State that each of them keeps whole.
+        whole_share: Share of the parameters that each of them steps whole.
     """
 
     state_per_param: Annotated[float, Field(ge=0)] = 0.0
@@ -33,13 +33,14 @@ class TiedParameters(Model):
     embedding that is the matrix of a head, or in which several encoders look up words.
 
     Attributes:
-        op: of the MetaOp.
-        parameter: the name of one of them, the same wherever they are used.
-        num_bytes: of all of them; they are among those of the op.
-        keys: of parameters, of all ops that use them.
-        is_trained: whether they are.
-        is_split: whether tensor parallelism splits them where this op uses them; `is_split_by_any`: where any
-            op does. An op that they are whole for then joins the parts.
+        op: Which op of the MetaOp.
+        parameter: The name of one of them, the same wherever they are used.
+        num_bytes: Bytes of all of them; they are among those of the op.
+        keys: Keys of parameters of all ops that use them.
+        is_trained: Whether they are trained.
+        is_split: Whether tensor parallelism splits them where this op uses them.
+        is_split_by_any: Whether it splits them where any op does. An op that they are whole for joins the
+            parts.
     """
 
     op: OpNumber

@@ -25,10 +25,21 @@ OpNumber = Annotated[int, Field(ge=0, lt=MAX_OPS)]
 
 
 class CurvePoint(Model):
-    """One valid allocation of a MetaOp, dp x tp = num_devices, and one op's seconds over the whole batch.
+    """One valid allocation of a MetaOp, and one op's seconds over the whole batch, without the gradient sum.
 
-    `device`: the type of the devices; None: the profile's `device`. `spread`: interquartile range of the
-    repeats over their median.
+    Attributes:
+        num_devices: dp x tp.
+        dp: Shares of the batch.
+        tp: Devices that hold one share together.
+        forward_s: Seconds of one op forward.
+        backward_s: Seconds of one op backward.
+        source: `measured`; `composed` (one device's share, plus collectives from the link model); `fitted`;
+            or `estimated` (from published peaks). In a calibrated profile, points that a run has measured are
+            `measured`, and those that were scaled are `fitted`.
+        spread: Interquartile range of the repeats over their median.
+        repeats: How often it was measured; in a calibrated profile, the run's steps.
+        communication_s: What the op's own collectives take, of both passes.
+        device: The type of the devices; absent: the profile's `device`.
     """
 
     num_devices: Devices
@@ -39,7 +50,7 @@ class CurvePoint(Model):
     source: Source
     spread: Annotated[float, Field(ge=0)] | None = None
     repeats: Annotated[int, Field(ge=1)] | None = None
-    communication_s: Seconds = 0.0  # of forward_s + backward_s, what the op's own collectives take
+    communication_s: Seconds = 0.0
     device: DeviceType | None = None
 
     @model_validator(mode="after")
@@ -57,8 +68,14 @@ class CurvePoint(Model):
 class ShareTime(Model):
     """Seconds of one op on a share of so many samples, by the `tp` devices that hold it together.
 
-    Between two shares of the same `tp` times are linear; beyond the largest, and below the smallest, nothing
-    is known. `device`: as for points of a curve.
+    Attributes:
+        samples: Samples of the share.
+        tp: Devices that hold it together.
+        forward_s: Seconds of one op forward.
+        backward_s: Seconds of one op backward.
+        source: How it was obtained, as for points of a curve.
+        communication_s: What the op's own collectives take, of both passes.
+        device: The type of the devices; absent: the profile's `device`.
     """
 
     samples: Samples
@@ -66,7 +83,7 @@ class ShareTime(Model):
     forward_s: OpSeconds
     backward_s: OpSeconds
     source: Source
-    communication_s: Seconds = 0.0  # of forward_s + backward_s, what the op's own collectives take
+    communication_s: Seconds = 0.0
     device: DeviceType | None = None
 
 
@@ -102,17 +119,22 @@ def by_device(entries: Sequence[OfDevice]) -> dict[str | None, list[OfDevice]]:
 
 
 class OpMemory(Model):
-    """What ops of a MetaOp take of a device's memory at one degree of tensor parallelism.
+    """What ops of a MetaOp take of a device's memory at one degree of tensor parallelism, beside parameters,
+    inputs and the batch's fields. Each is a pair: bytes whatever the share of the batch, and bytes for the
+    whole batch, of which a device has 1 / dp.
 
-    Beside parameters, inputs and the batch's fields. Each is a pair: bytes whatever the share of the batch,
-    and bytes for the whole batch, of which a device has 1 / dp.
-
-    `first_op`: it is so from this op on, up to the next entry's. `kept_bytes`: from forward to backward.
-    `forward_bytes`: the most while an op runs forward, with what it keeps. `backward_bytes`: the most while
-    it runs backward, beyond what it had kept. `first_backward_bytes`: the same where it makes the gradients
-    of its parameters, instead of adding to those that are there. `joined_bytes`: for the whole batch, what an
-    op hands on of which devices have a part of the sequence each; at a slice's end they keep all of it, too.
-    `selective_bytes`: kept from forward to backward where an op is recomputed but for what takes longest.
+    Attributes:
+        tp: Degree of tensor parallelism.
+        first_op: The entry holds from this op on, up to the next entry's.
+        kept_bytes: Kept from forward to backward.
+        forward_bytes: The most while an op runs forward, with what it keeps.
+        backward_bytes: The most while it runs backward, beyond `kept_bytes`.
+        first_backward_bytes: The same where it makes the gradients of its parameters, instead of adding to
+            those that are there.
+        joined_bytes: For the whole batch, what an op hands on of which devices have a part of the sequence
+            each; a slice that ends with it keeps all of it, too.
+        selective_bytes: Kept from forward to backward where the op is recomputed except for what takes
+            longest; absent: not known.
     """
 
     tp: Devices = 1
@@ -137,9 +159,15 @@ class OpMemory(Model):
 
 
 class FitSegment(Model):
-    """One segment of the piecewise alpha-beta fit.
+    """One segment of the piecewise alpha-beta fit: T(n) = alpha_s + beta_s + gamma_s / n for from_n <= n <=
+    to_n.
 
-    T(n) = alpha_s + beta_s + gamma_s / n for from_n <= n <= to_n.
+    Attributes:
+        from_n: The least number of devices.
+        to_n: The largest number of devices.
+        alpha_s: What more devices do not shrink, in seconds.
+        beta_s: Communication that more devices do not shrink, in seconds.
+        gamma_s: What devices divide, in seconds.
     """
 
     from_n: int
@@ -150,17 +178,28 @@ class FitSegment(Model):
 
 
 class Fit(Model):
-    """The fitted curve and how far it is off: leave a measured point out, predict it, relative error."""
+    """The fitted curve and how far it is off: leave a measured point out, predict it, relative error.
+
+    Attributes:
+        segments: By ascending number of devices.
+        leave_one_out_error: Median over the points; absent: too few to leave one out.
+        worst_error: The largest error.
+    """
 
     segments: tuple[FitSegment, ...]
-    leave_one_out_error: float | None = None  # median over the points; None with too few to leave one out
+    leave_one_out_error: float | None = None
     worst_error: float | None = None
 
 
 class PhaseTimes(Model):
-    """Median seconds of one op on one share, and the interquartile range of the repeats over their median.
+    """Median seconds of one op on one share.
 
-    `communication_s`: of both together, what the op's own collectives take.
+    Attributes:
+        forward_s: Of the forward pass.
+        backward_s: Of the backward pass.
+        spread: Interquartile range of the repeats over their median.
+        repeats: How often it was measured.
+        communication_s: What the op's own collectives take, of both together.
     """
 
     forward_s: Seconds

@@ -56,10 +56,10 @@ class Noise(Model):
     """How quiet the machine was while a profile was measured.
 
     Attributes:
-        others_share: of the time of the cores, what other processes took, 0 to 1.
-        spread, worst_spread: median over the measurements of their spread (interquartile range over median),
-            and the largest.
-        measured_again: measurements that were repeated for their spread.
+        others_share: Share of the time of the cores that other processes took, 0 to 1.
+        spread: Median over the measurements of their spread (interquartile range over median).
+        worst_spread: The largest of these spreads.
+        measured_again: How many measurements were repeated for their spread.
     """
 
     others_share: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -69,11 +69,11 @@ class Noise(Model):
 
 
 class SelectiveMemory(Model):
-    """What is known of one op on one share of which all but what takes longest is recomputed.
+    """What one op takes on one share if all but what takes longest is recomputed.
 
     Attributes:
-        kept_bytes: kept from forward to backward, its outputs included.
-        share: of its forward pass, what runs again in the backward pass.
+        kept_bytes: Kept from forward to backward, its outputs included.
+        share: Share of its forward pass that runs again in the backward pass.
     """
 
     kept_bytes: Bytes
@@ -84,12 +84,13 @@ class ShareMemory(Model):
     """Bytes of one op on one share, beside its parameters, its inputs and the batch's fields.
 
     Attributes:
-        kept_bytes: kept from forward to backward, its outputs included.
-        forward_bytes: the most while it runs forward, what it keeps included.
-        backward_bytes: the most while it runs backward, gradients of its outputs and inputs included, beyond
+        kept_bytes: Kept from forward to backward, its outputs included.
+        forward_bytes: The most while it runs forward, what it keeps included.
+        backward_bytes: The most while it runs backward, gradients of its outputs and inputs included, beyond
             what it had kept; gradients of its parameters are added to those that are there.
-        first_backward_bytes: the same where there are none yet, with those that it makes.
-        selective: where it is recomputed but for what takes longest; None: not looked at, or it saves little.
+        first_backward_bytes: The same where there are none yet, with those that it makes.
+        selective: Where it is recomputed except for what takes longest; absent: not looked at, or it saves
+            little.
     """
 
     kept_bytes: Bytes
@@ -102,10 +103,13 @@ class ShareMemory(Model):
 class OpTiming(Model):
     """What is known of one op on one batch share.
 
-    `slowest[n - 1]`: times of the slowest of n processes that run the same share each at the same moment; one
-    entry where only one process counts. `activation_bytes`: kept from forward to backward by this share, with
-    the fields of the batch. `memory`: what the share takes, where that was looked at. `batch_sums`: what it
-    sums with the other shares. `loss_chunks`: how many chunks its loss is computed in.
+    Attributes:
+        slowest: By n - 1, times of the slowest of n processes that run the same share each at the same
+            moment; one entry where only one process counts.
+        activation_bytes: Kept from forward to backward by this share, with the fields of the batch.
+        memory: What the share takes, where that was looked at.
+        batch_sums: What it sums with the other shares.
+        loss_chunks: How many chunks its loss is computed in.
     """
 
     slowest: Annotated[tuple[PhaseTimes, ...], Field(min_length=1)]
@@ -123,10 +127,10 @@ class Measurements(Model):
     """What a measured profile's curves are made of, so that another one may take it over.
 
     Attributes:
-        nproc: allocations of up to so many devices were measured on as many processes.
-        links: hash of the links that sums of split layers were taken from; None: nothing was split.
-        timings: by a key that equal ops on equally many samples have in every workload.
-        failed: keys of the shares that did not fit the memory.
+        nproc: Allocations of up to so many devices were measured on as many processes.
+        links: Hash of the links that sums of split layers were taken from; absent: nothing was split.
+        timings: What was measured, by a key that equal ops on equally many samples have in every workload.
+        failed: Keys of the shares that did not fit the memory.
     """
 
     nproc: Devices
@@ -138,8 +142,12 @@ class Measurements(Model):
 class WorkloadRef(Model):
     """Which workload: its name, the fingerprint of its MetaGraph, and how to load it again.
 
-    `source`: a workload file or function. `lengths`: by task, of those whose batches have several shapes,
-    what was seen of them, and which were traced, measured and planned for.
+    Attributes:
+        name: The workload's name.
+        fingerprint: Hash of its MetaGraph.
+        source: A workload file, or a function.
+        lengths: By task whose batches have several shapes, what was seen of them, and which were traced,
+            measured and planned for.
     """
 
     name: str
@@ -168,12 +176,17 @@ class CalibratedRun(Model):
     """A run that a profile was calibrated by, and how far off its plan was.
 
     Attributes:
-        name: of its folder. `sha256`: of its predicted.json.
-        plan_sha256: of the plan that it ran, on `num_devices` devices of `num_nodes` nodes.
-        steps: that its times are medians of.
-        predicted_s, measured_s: of an iteration, by its plan and as it took.
-        metaop_error: of the MetaOps' seconds, as measured over as the profile had them before, the median
-            distance from 1. `worst_metaop_error`: the largest.
+        name: Name of the run's folder.
+        sha256: Hash of its predicted.json.
+        plan_sha256: Hash of the plan that it ran.
+        num_devices: Devices that it ran on.
+        num_nodes: Nodes that these are on.
+        steps: Steps that its times are medians of.
+        predicted_s: Seconds of an iteration by its plan.
+        measured_s: Seconds of an iteration as it took.
+        metaop_error: How far the MetaOps' seconds, as measured over as the profile had them before, were from
+            1, in the median (0.1 is 10 %).
+        worst_metaop_error: The largest of these distances.
     """
 
     name: str
@@ -194,12 +207,13 @@ class CalibratedRun(Model):
 
 
 class Calibration(Model):
-    """The runs that the times of a profile were taken from, the latest last.
+    """The runs that the times of a profile were taken from.
 
     Attributes:
-        held_up: share by which the iterations of the latest runs were longer than all that the profile
+        runs: The runs, the latest last.
+        held_up: Share by which the iterations of the latest runs were longer than all that the profile
             accounts for: devices that were held up in single steps, time between slices, data.
-        links: how many times as long as before messages and sums take, by kind of link, where that was
+        links: How many times as long as before messages and sums take, by kind of link, where that was
             measured; of the latest calibration.
     """
 
@@ -209,7 +223,13 @@ class Calibration(Model):
 
 
 class Device(Model):
-    """What curves are of. `type`: 'cpu', 'cuda', or a listed device such as 'a800-80gb'."""
+    """What curves are of.
+
+    Attributes:
+        type: 'cpu', 'cuda', or a listed device such as 'a800-80gb'.
+        name: The model, as the machine names it.
+        memory_bytes: Bytes of its memory.
+    """
 
     type: Annotated[str, Field(min_length=1)]
     name: str
@@ -217,51 +237,81 @@ class Device(Model):
 
 
 class MetaOp(Model):
-    """What both a profile and a plan say of a MetaOp. Bytes are for the whole batch."""
+    """What both a profile and a plan say of a MetaOp. Bytes are for the whole batch, unless a key says
+    otherwise.
+
+    Attributes:
+        name: Unique in the file.
+        task: Name of the task.
+        num_ops: Ops, run one after another; at most 20,000 of all MetaOps together.
+        batch_size: Samples per iteration, over all devices.
+        inputs: Names of the MetaOps that it consumes: the edges of the MetaGraph.
+        inputs_of_every_op: Which of `inputs` every op consumes, and not only the first (an encoder's output
+            in a decoder).
+        parameters: Key of the parameters that it uses, or null; the same key and block mean the same
+            parameters.
+        parameter_blocks: Which block of `parameters` each op uses; absent: op k uses block k.
+        param_bytes_per_op: Bytes of the parameters of one op, unsharded.
+        extra_param_bytes: Bytes that single ops hold beyond `param_bytes_per_op`, by op: parameters of
+            neighbouring glue.
+        whole_param_bytes_per_op: What tensor parallelism leaves whole on each device, of `param_bytes_per_op`
+            (norms).
+        split_extra_param_bytes: What tensor parallelism splits of `extra_param_bytes`, by op: heads and
+            embeddings over many words.
+        tied: Parameters that ops with other keys, or other blocks, of parameters use too (a tied embedding
+            and head; words that several encoders look up). A device holds them once.
+        trainable_fraction: Share of these bytes that is trained; the rest needs no gradient and no state.
+        optimizer: What the optimizer keeps of its parameters, where `train` has optimizer groups; absent: as
+            of all.
+        activation_bytes_per_op: Bytes that autograd keeps from forward to backward for one op, each storage
+            once, and its outputs, without parameters and inputs; the first op's count has the batch's fields.
+        memory: What its ops take of a device's memory, by `tp`, then `first_op`; absent: guessed from
+            `activation_bytes_per_op`.
+        selective_share: Share of an op's forward pass that runs again where the op is recomputed except for
+            what takes longest; absent: it cannot be, or that saves little.
+        field_bytes: Bytes of the batch's fields that an op reads, by op.
+        output_bytes: Bytes that its last op hands on.
+        inner_output_bytes: Bytes that an inner op hands to the next; absent: `output_bytes`.
+        component: Name of the module that it is part of.
+        batch_sums: What one op sums or gathers over the devices of its slice inside of its passes, where they
+            run a share each.
+        loss_chunks: How many chunks its loss is computed in, by the samples of a share, of the shares where
+            there are several.
+        changes_buffers: Whether its forward pass changes buffers (running statistics), which stay on the
+            devices that run it.
+        num_experts: How many experts each op has that tensor parallelism shares out, and samples with them;
+            0: none.
+        gathered: In a plan, the matrices whose gradients are gathered as rows or factors instead of being
+            summed; all MetaOps that use one say it, and each device that holds one steps all of it.
+    """
 
     name: Annotated[str, Field(min_length=1)]
     task: str
     num_ops: NumOps
     batch_size: Samples
     inputs: tuple[str, ...] = ()
-    # of `inputs`, those that every op consumes and not only the first (an encoder's output in a decoder)
     inputs_of_every_op: tuple[str, ...] = ()
     parameters: str | None = None
-    # which block of `parameters` each op uses; absent: op k uses block k
     parameter_blocks: tuple[int, ...] | None = None
     param_bytes_per_op: Bytes = 0
-    # parameters of neighbouring glue held with an op, {op index: bytes}, beyond param_bytes_per_op
     extra_param_bytes: dict[int, Bytes] = Field(default_factory=dict)
-    # of param_bytes_per_op, those that tensor parallelism leaves whole on each device
     whole_param_bytes_per_op: Bytes = 0
-    # of extra_param_bytes, those that tensor parallelism splits: a head and an embedding over many words
     split_extra_param_bytes: dict[int, Bytes] = Field(default_factory=dict)
-    # of both, what ops with other keys or blocks of parameters use too
     tied: tuple[TiedParameters, ...] = ()
-    # of param_bytes_per_op (and the extra), the share that is trained: the rest needs no gradient or state
     trainable_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
-    # of trained parameters with optimizer settings of their own; absent: as of all
     optimizer: OptimizerBytes | None = None
     activation_bytes_per_op: Bytes = 0
-    # by tp, then first_op; absent: guessed from activation_bytes_per_op
     memory: tuple[OpMemory, ...] = ()
-    # of an op's forward pass, what runs again where it is recomputed but for what takes longest; absent: it
-    # cannot be, or that saves nothing
     selective_share: Annotated[float, Field(ge=0, le=1)] | None = None
-    # fields of the batch that an op reads, whole batch, {op index: bytes}
     field_bytes: dict[int, Bytes] = Field(default_factory=dict)
     output_bytes: Bytes = 0
-    # what an inner op hands to the next op of the same MetaOp; output_bytes if absent
     inner_output_bytes: Bytes | None = None
     component: str | None = None
-    # what an op sums over its shares inside of its passes
     batch_sums: tuple[BatchSum, ...] = ()
-    # {samples of a share: chunks that its loss is computed in}, where there are several
     loss_chunks: dict[int, Annotated[int, Field(ge=2)]] = Field(default_factory=dict)
-    # its forward pass changes buffers (running statistics), which stay on the devices that run it
     changes_buffers: bool = False
-    num_experts: Annotated[int, Field(ge=0)] = 0  # of each op, that tensor parallelism shares out; 0: none
-    gathered: tuple[Matrix, ...] = ()  # of which rows or factors are, in place of gradients' sums
+    num_experts: Annotated[int, Field(ge=0)] = 0
+    gathered: tuple[Matrix, ...] = ()
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
@@ -302,17 +352,29 @@ class MetaOp(Model):
 
 
 class MetaOpProfile(MetaOp):
-    """A MetaOp and its scaling curve."""
+    """A MetaOp and its scaling curve.
+
+    Attributes:
+        op_kind: Class of the layer.
+        coupled: Whether its samples depend on each other, so that the batch is never split: no point of
+            `curve` has another `dp` than 1, and there are no `shares` and no `batch_sums`.
+        flops_per_op: Floating-point operations of an op forward, for the whole batch.
+        curve: Every valid allocation, ascending; nothing else may be allocated. It may be empty where
+            `shares` are not: those whose samples divide the batch are its points then.
+        shares: What one device, or one tensor-parallel group, takes for one op on shares of these sizes,
+            ascending: the curve's, and smaller ones for micro-batches. Between two of the same `tp` time is
+            linear; beyond the largest and below the smallest nothing is planned. Where an op stays in one
+            micro-batch (`batch_sums`, `changes_buffers`), the curve's alone.
+        fit: The segments of the fitted curve, and its leave-one-out error.
+        matrices: Trained matrices of its ops whose gradients a plan may gather as rows or factors.
+    """
 
     op_kind: str | None = None
     coupled: bool = False
-    flops_per_op: Annotated[float, Field(ge=0)] | None = None  # forward, whole batch
-    # may be empty where `shares` are not: their times are its points then
+    flops_per_op: Annotated[float, Field(ge=0)] | None = None
     curve: tuple[CurvePoint, ...]
-    # what one device, or one tensor-parallel group, takes for one op on shares of these sizes
     shares: tuple[ShareTime, ...] = ()
     fit: Fit | None = None
-    # those that plans may gather so
     matrices: tuple[Matrix, ...] = ()
 
     @field_validator("curve")
@@ -397,31 +459,40 @@ class MetaOpProfile(MetaOp):
 
 
 class TrainedArtifact(Artifact):
-    """A file that says what a step of training takes: a profile, and the plans made from it."""
+    """A file that says what a step of training takes: a profile, and the plans made from it.
+
+    Attributes:
+        optimizer_state_per_param: Bytes of optimizer state for each byte of trained parameters (AdamW 2, SGD
+            0).
+        optimizer_state_sharded: Whether devices that hold the same parameters share their optimizer state.
+        update_bytes_per_param: Bytes that the update takes, and gives back, for each byte of the parameters
+            that a device updates (float32 gradients for masters).
+        gradient_bytes_per_param: Bytes of gradients for each byte of trained parameters (2: bfloat16's, added
+            up in float32).
+        clips_gradients: Whether a step sums the gradients' norm over all devices, to scale them down to a
+            norm.
+        scales_losses: Whether a step sums, with that or alone, whether a gradient has overflowed.
+        updates_by_parts: Whether parameters may be updated before the gradients of others are summed.
+        accumulate: Batches of every task in one step, whose gradients are added up.
+        loss_chunks: The train setting that times and memory are for; absent: 1.
+        local_sgd: Islands that train copies of the model, as the train settings have them; times, bytes and
+            `batch_size` are then of an island's part of the batches.
+        optimizer_s_per_byte: Seconds of the optimizer's step for each byte of the trained parameters that a
+            device updates.
+        processor: Seconds of a device for each message, byte and sample beside its ops.
+    """
 
     schema_: Annotated[str, Field(alias="schema")]
-    # multiplies parameter bytes to optimizer-state bytes (AdamW 2.0, SGD 0.0), as the train settings say
     optimizer_state_per_param: Ratio = 2.0
-    # devices that hold the same parameters share their optimizer state, as the train settings say
     optimizer_state_sharded: bool = False
-    # bytes that the update takes for each byte of the parameters that a device updates, and lets go of again
-    # (float32 gradients for masters)
     update_bytes_per_param: Ratio = 0.0
-    # bytes of gradients for each byte of the trained parameters (2.0: bfloat16's, added up in float32)
     gradient_bytes_per_param: Ratio = 1.0
-    # the gradients of all parameters together are scaled down to a norm before the update
     clips_gradients: bool = False
-    # losses are scaled: before the update all devices learn whether a gradient of any has overflowed
     scales_losses: bool = False
-    # parameters may be updated before the gradients of others are summed, as the train settings say
     updates_by_parts: bool = False
-    # batches of every task in one step, whose gradients are added up
     accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    # how losses with wide values are computed, as the train settings say: in chunks by size, or in so many
     loss_chunks: LossChunks = 1
-    # islands train copies, each on its part of every batch, of which times are
     local_sgd: LocalSgd | None = None
-    # seconds of the optimizer's step on one device for each byte of the trained parameters that it updates
     optimizer_s_per_byte: Ratio = 0.0
     processor: ProcessorCosts = Field(default_factory=ProcessorCosts)
 
@@ -433,25 +504,38 @@ class TrainedArtifact(Artifact):
 
 
 class Profile(TrainedArtifact):
-    """The profile file."""
+    """The profile file.
+
+    Attributes:
+        workload: Which workload it is for.
+        device: Which type of device its curves are of; of several types, the first.
+        devices: All types of device, `device` first, where there are curves of several. Entries of `curve`
+            and `shares` then may name one of them.
+        environment: Versions, threads and settings that it was measured with, `compile` and `float32_matmul`
+            among them.
+        noise: How quiet the machine was; absent: an estimate, or not known.
+        links: Links as measured.
+        metaops: The MetaOps.
+        measurements: What each op took on each share, for `--reuse`.
+        numeric_check: What was checked by numbers before anything was measured; absent from older files.
+        task_sets: The sets of tasks that steps run, each with its share of all steps; empty: every step runs
+            all tasks.
+        calibration: The runs that its times were corrected by; absent: none.
+    """
 
     KIND: ClassVar[str] = "profile"
 
     schema_: Annotated[Literal["spindle.profile/1"], Field(alias="schema")] = "spindle.profile/1"
     workload: WorkloadRef
     device: Device
-    # where there are curves of several types of device: all of them, `device` first
     devices: tuple[Device, ...] = ()
     environment: dict[str, Any] = Field(default_factory=dict)
-    noise: Noise | None = None  # of what was measured; None: of an estimate, or not known
+    noise: Noise | None = None
     links: tuple[MeasuredLink, ...] = ()
     metaops: Annotated[tuple[MetaOpProfile, ...], Field(min_length=1)]
     measurements: Measurements | None = None
-    # None: the file does not say
     numeric_check: NumericCheck | None = None
-    # the sets of tasks that steps run, as the train settings say; none: every step runs all tasks
     task_sets: tuple[TaskShare, ...] = ()
-    # the runs that its times were corrected by; None: there are none
     calibration: Calibration | None = None
     _sharding: dict[str, Sharding] = PrivateAttr(default_factory=dict)
     _shard_weights: ShardWeights = PrivateAttr(default=())

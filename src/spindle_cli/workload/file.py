@@ -44,8 +44,12 @@ LossChunks = Annotated[
 
 
 class CallbackSettings(Model):
-    """A callback by name. `callback`: 'tensorboard', 'wandb', 'package.module:Class', or, relative to the
-    workload file, 'path/to/file.py:Class'; `args`: keyword arguments of the class.
+    """A callback by name.
+
+    Attributes:
+        callback: 'tensorboard', 'wandb', 'package.module:Class', or, relative to the workload file,
+            'path/to/file.py:Class'.
+        args: Keyword arguments of the class.
     """
 
     callback: Annotated[str, Field(min_length=1)]
@@ -61,45 +65,53 @@ class CallbackSettings(Model):
 class TrainSettings(RampSettings):
     """How a workload is trained.
 
-    `optimizer`: the name of a class of torch.optim, or 'package.module:Class' or 'path/to/file.py:Class', as
-    all code here; `optimizer_args`: its keyword arguments besides the learning rate `lr`. `contract`: of a
-    class by import path, whether it treats each element of a parameter by itself ('element-wise': parameters
-    may be cut anywhere), or each parameter as a whole ('whole', and without it).
-    `groups`: rules that give parameters other settings; every trained parameter fits exactly one.
-    `seed`: of the initial values and of the order of the samples.
-    `clip_norm`: before each update the gradients of all parameters together are scaled down to this norm
-    where theirs is larger; None: never. `clip_value`: or each of their elements to this size at most.
-    `schedule`: of the learning rate; without it, and without warm-up
-    and decay, it stays `lr`.
-    `ema`: a moving average of the weights, beside them; None: none.
-    `task_weights`: of tasks' losses where they change: [[step, weight], ...] by task, steps counted from 0,
-    linear between two; or 'package.module:function', function(step) -> weights by task. Other tasks, and
-    all without it, keep `Task.weight`.
-    `sampling`: which tasks run at which step; without it all run at every step.
-    `shard_optimizer`: devices that hold the same parameters share their optimizer state, each a range of the
-    elements (ZeRO-1); an optimizer that looks at a parameter as a whole keeps it whole on each.
-    `precision`: 'full': in the workload's own numbers. 'bf16-autocast': forward passes run in torch.autocast
-    with bfloat16; 'fp16-autocast': with float16, and a loss scale. 'bf16': everything is bfloat16, but for
-    float32 masters of the parameters, which the optimizer steps and which start from the parameters as
-    rounded.
-    `loss_scale`: what losses are multiplied by with 'fp16-autocast'; None: as `torch.amp.GradScaler` does it
-    by itself.
-    `reduce`: in which numbers gradients are added up, over batches and over ranks: 'float32', or those of
-    the 'parameters'; None: float32 where the parameters are bfloat16.
-    `float32_matmul`: how exactly float32 matrices are multiplied, as torch.set_float32_matmul_precision has
-    it; None: as torch does by itself.
-    `accumulate`: batches of every task in one step, one after the other. The step's loss is that of a batch
-    of all their samples: the mean of means, the sum of sums; losses that couple samples do so in each batch.
-    `compile`: operators run through torch.compile with this backend, but for those that tensor parallelism
-    splits; None: as they are. 'aot_eager' only takes the compiler's way to the same kernels.
-    `callbacks`: who follows the run. `eval_every`: tasks that have an `eval_dataset` are evaluated after
-    every so many steps; None: after the last step alone. Neither changes what is trained.
-    `loader`: by how many processes samples are loaded, and how far ahead.
-    `local_sgd`: islands of devices train copies of the model, and average after every so many steps alone;
-    another model is trained than by plain PyTorch. None: all devices train one.
-    `loss_chunks`: how many chunks a share of a loss is computed in, where its widest value (the logits of a
-    large vocabulary) is cut: 'auto': none larger than the parameters that make it, or than 64 MiB; a number:
-    so many, as far as there are samples or tokens to cut; 1: in one go.
+    Attributes:
+        optimizer: Name of a class of torch.optim, or 'package.module:Class' or 'path/to/file.py:Class'.
+        contract: What a class by import path does: `element-wise`: it treats each element of a parameter by
+            itself, so that parameters may be cut anywhere; `whole`, and without it: each parameter as a
+            whole.
+        lr: Learning rate.
+        optimizer_args: Keyword arguments of the optimizer besides `lr`.
+        groups: Rules that give parameters other settings; every trained parameter fits exactly one.
+        steps: How many steps are trained.
+        seed: Seed of the initial values and of the order of the samples.
+        clip_norm: Before each update the gradients of all parameters together are scaled down to this norm
+            where theirs is larger; absent: never.
+        clip_value: Before each update each element of the gradients is brought to this size at most.
+        schedule: How the learning rate changes; without it, and without warm-up and decay, it stays `lr`.
+        ema: A moving average of the weights, beside them; absent: none.
+        task_weights: Weights of tasks' losses where they change: [[step, weight], ...] by task, steps counted
+            from 0, linear between two; or 'package.module:function', function(step) -> weights by task. Other
+            tasks, and all without it, keep `Task.weight`.
+        sampling: Which tasks run at which step; without it all run at every step.
+        shard_optimizer: Whether devices that hold the same parameters share their optimizer state, each a
+            range of the elements (ZeRO-1); an optimizer that looks at a parameter as a whole keeps it whole
+            on each.
+        precision: `full`: in the workload's own numbers. `bf16-autocast`: forward passes run in
+            torch.autocast with bfloat16; `fp16-autocast`: with float16, and a loss scale. `bf16`: everything
+            is bfloat16, but for float32 masters of the parameters, which the optimizer steps and which start
+            from the parameters as rounded.
+        loss_scale: What losses are multiplied by with `fp16-autocast`; absent: as `torch.amp.GradScaler` does
+            it by itself.
+        reduce: In which numbers gradients are added up, over batches and over ranks: `float32`, or those of
+            the `parameters`; absent: float32 where the parameters are bfloat16.
+        float32_matmul: How exactly float32 matrices are multiplied, as torch.set_float32_matmul_precision has
+            it; absent: as torch does by itself.
+        accumulate: Batches of every task in one step, one after the other. The step's loss is that of a batch
+            of all their samples: the mean of means, the sum of sums; losses that couple samples do so in each
+            batch.
+        compile: Backend of torch.compile that operators run through, but for those that tensor parallelism
+            splits; `true`: inductor; absent: as they are. `aot_eager` only takes the compiler's way to the
+            same kernels.
+        callbacks: Who follows the run. It does not change what is trained.
+        eval_every: Tasks that have an `eval_dataset` are evaluated after every so many steps; absent: after
+            the last step alone. It does not change what is trained.
+        loader: By how many processes samples are loaded, and how far ahead.
+        loss_chunks: How many chunks a share of a loss is computed in, where its widest value (the logits of a
+            large vocabulary) is cut: `auto`: none larger than the parameters that make it, or than 64 MiB; a
+            number: so many, as far as there are samples or tokens to cut; 1: in one go.
+        local_sgd: Islands of devices train copies of the model, and average after every so many steps alone;
+            another model is trained than by plain PyTorch. Absent: all devices train one.
     """
 
     optimizer: Annotated[str, Field(min_length=1)] = "AdamW"
@@ -298,8 +310,13 @@ def _choice_of(rule: GroupRule, own: OptimizerChoice) -> OptimizerChoice:
 
 
 class WorkloadFile(Artifact):
-    """The workload file. `model`: 'package.module:function' or 'path/to/file.py:function', relative to this
-    file. `init_from`: the files that initial values are taken from.
+    """The workload file.
+
+    Attributes:
+        model: 'package.module:function' or 'path/to/file.py:function', relative to this file.
+        args: Keyword arguments of the function.
+        init_from: The files that initial values are taken from.
+        train: How the workload is trained.
     """
 
     KIND: ClassVar[str] = "workload"

@@ -33,24 +33,31 @@ CPU = "cpu"  # a CPU's processes; types of different CPUs are 'cpu-...', and any
 
 
 class NodeGroup(Model):
-    """`count` equal nodes of `devices` devices each, `memory_gib` GiB per device.
+    """A group of equal nodes.
 
-    `name`: for `between`, and for messages; by default the type of its devices.
-    `links`: between devices of one of its nodes, and to its memory; by default those that the cluster has.
-    `nics`: network cards of a node, each as fast as the `inter_node` link says; a device sends and receives
-    through one of them. By default one per device, and one per node where devices are CPUs. More cards than
-    devices are not used.
-    `host_memory_gib`: GiB of a node's own memory that activations of its devices may be moved to; by default
-    as many as it takes. `host_links`: links of a node between its devices and that memory, each as fast as
-    the `host` link says; by default one per device, where there are fewer neighbours share one.
-    `reserve_gib`: of each device's memory, what no tensor of a plan gets; by default `DEFAULT_RESERVE_GIB`
-    for GPUs, or a tenth of a smaller one's memory, and nothing for CPUs. By default plans also leave
-    `SPARE_SHARE` of a GPU free; where the reserve is given, they may fill all the rest.
-    `price_per_device_hour`: of one device, in any currency, one for all groups.
-    `watts_per_device`: what a device draws while it works; by default the board power that is published for
-    its type (`costs/peaks.py`). `idle_watts_per_device`: what it draws while it waits; by default as much.
-    `peak_tflops`: 10^12 operations per second that a device can do at most, in the arithmetic that is trained
-    in; by default what is published for its type.
+    Attributes:
+        count: How many nodes.
+        devices: Devices of each node.
+        device: Their type: `cpu`, `cpu-...`, or a GPU's, such as `a800-80gb`.
+        memory_gib: GiB of each device.
+        name: For `between`, and for messages; by default the type of its devices.
+        links: Links of its own between devices of one of its nodes, and to its memory; by default the
+            cluster's.
+        nics: Network cards of a node, each as fast as `inter_node` says; neighbouring devices send and
+            receive through the same card, and sums use as many cards as they have devices in the node. By
+            default one for each GPU; CPU devices of a node share one. More cards than devices are not used.
+        reserve_gib: GiB of each device that no tensor of a plan gets. By default 3.35 for GPUs, or a tenth of
+            a smaller one's memory, and plans leave 5 % more free; 0 for CPUs.
+        host_memory_gib: With a `host` link, GiB that a node has for activations of all of its devices; by
+            default as much as it takes.
+        host_links: With a `host` link, how many such links a node has; neighbours share them equally. By
+            default one for each device.
+        price_per_device_hour: Price of a device for an hour, in any currency, the same one for all groups.
+        watts_per_device: Watts that a device draws while it works; by default the board power that is
+            published for its type.
+        idle_watts_per_device: Watts that it draws while it waits; by default as many.
+        peak_tflops: 10^12 operations per second that a device can do at most, by which `dp-flops` shares
+            batches out; by default what is published for its type.
     """
 
     count: Annotated[int, Field(ge=1)] = 1

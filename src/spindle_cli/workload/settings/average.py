@@ -12,8 +12,10 @@ from spindle_cli.files.artifact import Model, require_known_keys
 class Average(Model):
     """An exponential moving average of all trained parameters, beside them.
 
-    After every `every`-th step it becomes `decay` times itself and the rest of the parameters as they are
-    then; the first time, the parameters themselves.
+    Attributes:
+        decay: Share of itself that it keeps; the rest is of the parameters as they are then. The first time
+            it is the parameters themselves.
+        every: It moves after every so many steps.
     """
 
     decay: Annotated[float, Field(gt=0, lt=1)]

@@ -28,20 +28,24 @@ _WORDS: dict[str, dict[str, Any]] = {
 
 
 class GroupRule(Model):
-    """Which trained parameters form an optimizer group, and its settings.
+    """Which trained parameters form an optimizer group, and its settings. A parameter has to fit everything
+    that is given of the rule, and one entry of each list.
 
-    A parameter has to fit everything that is given of these, and one entry of each list:
-    `parameters`: patterns (`*`, `?`, `[...]`) of names, '<task>.<dotted name in the task's module>'; what
-    tasks share has a name in each of them, and any will do. `modules`: classes of the module that has the
-    parameter, by name or as 'package.module:Class'; subclasses count. `kinds`: norms, biases, embeddings;
-    matrices: of two dimensions, without embeddings; vectors: of fewer. `function`: import path of
-    `function(name, parameter) -> bool`, whose parameter has shape and dtype but no values.
-    `excluding`: patterns of names that the group does not take. `rest`: in place of these, all that no other
-    group takes.
-
-    `optimizer`: as in `train`, whose own is taken without it; `optimizer_args` are then added to those of
-    `train`, and else stand alone. `contract` goes with an optimizer by import path. `lr`: that of `train`
-    without it.
+    Attributes:
+        name: Name of the group.
+        parameters: Patterns (`*`, `?`, `[...]`) of names, '<task>.<dotted name in the task's module>'; what
+            tasks share has a name in each of them, and any will do.
+        modules: Classes of the module that has the parameter, by name or as 'package.module:Class';
+            subclasses count.
+        kinds: norms, biases, embeddings; matrices: of two dimensions, without embeddings; vectors: of fewer.
+        function: Import path of `function(name, parameter) -> bool`, whose parameter has shape and dtype but
+            no values.
+        excluding: Patterns of names that the group does not take.
+        rest: In place of all these, what no other group takes.
+        optimizer: As in `train`, whose own is taken without it.
+        contract: As in `train`, of an optimizer by import path.
+        lr: Learning rate; that of `train` without it.
+        optimizer_args: Added to those of `train`; with an optimizer of its own they stand alone.
     """
 
     name: Annotated[str, Field(min_length=1)]

@@ -31,8 +31,12 @@ class Looking:
 
 
 class FieldLengths(Model):
-    """Shapes of one sample of a field: what is planned for, and by dimension the least and the most that were
-    seen.
+    """Shapes of one sample of a field.
+
+    Attributes:
+        planned: The shape that is planned for.
+        shortest: By dimension the least that was seen.
+        longest: By dimension the most that was seen.
     """
 
     planned: Shape

@@ -27,7 +27,12 @@ class _OnlyKnown(Model):
 
 
 class TaskLoader(_OnlyKnown):
-    """What one task has otherwise than all others; None: the same."""
+    """What one task has otherwise than all others.
+
+    Attributes:
+        workers: As in `loader`; absent: the same as there.
+        prefetch: As in `loader`; absent: the same as there.
+    """
 
     workers: Workers | None = None
     prefetch: Prefetch | None = None
@@ -36,9 +41,11 @@ class TaskLoader(_OnlyKnown):
 class LoaderSettings(_OnlyKnown):
     """How samples are loaded, on each node.
 
-    `workers`: processes that load a task's batches; with 0 each device's own process loads what it needs of a
-    map-style dataset, in a thread, and a stream is read by one process. `prefetch`: batches that each of them
-    has ready. `tasks`: what single tasks have otherwise.
+    Attributes:
+        workers: Processes that load a task's batches; with 0 each device's own process loads what it needs of
+            a map-style dataset, in a thread, and a stream is read by one process.
+        prefetch: Batches that each of them has ready.
+        tasks: What single tasks have otherwise.
     """
 
     workers: Workers = 0

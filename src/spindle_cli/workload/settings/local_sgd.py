@@ -20,8 +20,13 @@ _WHOLE_BITS = 32  # of numbers that are sent as they are
 
 class OuterSettings(Model):
     """The outer optimizer, `torch.optim.SGD`, whose gradient is how far the islands have moved, on average,
-    from their last common point; the defaults are DiLoCo's. With `lr: 1` and `momentum: 0` the new common
-    point is the islands' mean, as in local SGD.
+    from their last common point. With `lr: 1` and `momentum: 0` the new common point is the islands' mean,
+    as in local SGD; the defaults are DiLoCo's.
+
+    Attributes:
+        lr: Its learning rate.
+        momentum: Its momentum.
+        nesterov: Whether the momentum is Nesterov's; it goes with a momentum above 0.
     """
 
     lr: Annotated[float, Field(gt=0)] = 0.7
@@ -46,9 +51,13 @@ class OuterSettings(Model):
 
 
 class LocalSgd(Model):
-    """`islands`: how many copies of the model are trained, each on an equal part of every batch. `every`:
-    after so many steps there is an outer step, which brings them together. `bits`: of each number that an
-    island sends then; 32: as it is, else rounded.
+    """Islands of devices that average only now and then.
+
+    Attributes:
+        islands: How many copies of the model are trained, each on an equal part of every batch.
+        every: After so many steps there is an outer step, which brings the copies together.
+        outer: The optimizer of outer steps.
+        bits: Bits of each number that an island sends then; 32: as it is, else rounded.
     """
 
     islands: Annotated[int, Field(ge=2, le=MOST_ISLANDS)]

@@ -15,9 +15,12 @@ _SMALLEST, _LARGEST = 2.0**-100, 2.0**100
 class LossScaleSettings(Model):
     """The scale of the losses, and how it changes: the arguments of `torch.amp.GradScaler`.
 
-    `init_scale`: at first. After a step in which a gradient overflows it becomes `backoff_factor` times
-    itself, after `growth_interval` steps in a row in which none does `growth_factor` times. `fixed`: it stays
-    `init_scale`; a number instead of all this is short for it.
+    Attributes:
+        init_scale: The scale at first, from 2^-100 to 2^100.
+        growth_factor: What it is multiplied by after `growth_interval` steps in a row without an overflow.
+        backoff_factor: What it is multiplied by after a step in which a gradient overflows.
+        growth_interval: Steps in a row without an overflow after which it grows.
+        fixed: Whether it stays `init_scale`; a number instead of all this is short for it.
     """
 
     init_scale: float = 65536.0

@@ -15,7 +15,12 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Every(Model):
-    """A task runs at the steps `offset`, `offset + every`, ...; steps are counted from 0."""
+    """A task that runs at some steps; a number alone is its `every`.
+
+    Attributes:
+        every: The task runs at every so many steps, counted from 0.
+        offset: The first of them; less than `every`.
+    """
 
     every: Annotated[int, Field(ge=1, le=10_000)]
     offset: Annotated[int, Field(ge=0)] = 0
@@ -45,9 +50,13 @@ class Every(Model):
 
 
 class Draw(Model):
-    """One of these tasks runs at each step, drawn with probabilities in proportion to
-    weight ** (1 / temperature): 1 draws by the weights themselves (the sizes of the datasets, say), a large
-    temperature nearly evenly. `seed`: None: that of `train`.
+    """One of several tasks that runs at each step, drawn with probabilities in proportion to weight ** (1 /
+    temperature).
+
+    Attributes:
+        weights: By task (the sizes of the datasets, say).
+        temperature: 1 draws by the weights themselves, a large one nearly evenly.
+        seed: Seed of the draws; absent: that of `train`.
     """
 
     weights: Annotated[Mapping[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
@@ -78,9 +87,11 @@ class Draw(Model):
 
 
 class Sampling(Model):
-    """Tasks that do not run at every step: by `every`, at every so many; by `draw`, one of several at each.
+    """Tasks that do not run at every step. Tasks that neither key names run at every step.
 
-    Tasks that neither names run at every step.
+    Attributes:
+        every: Tasks that run at every so many steps.
+        draw: Tasks of which one runs at each step.
     """
 
     every: Mapping[str, Every] = Field(default_factory=dict)
@@ -103,8 +114,11 @@ class Sampling(Model):
 
 
 class TaskShare(Model):
-    """Tasks that run at the same step, in the workload's order, and the share of all steps that run just
-    these.
+    """A set of tasks that run at the same step.
+
+    Attributes:
+        tasks: The tasks, in the workload's order.
+        share: Share of all steps that run just these.
     """
 
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]

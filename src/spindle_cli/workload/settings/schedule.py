@@ -16,8 +16,11 @@ _BY_GROUP = ("lr_lambda", "max_lr", "base_lr", "max_momentum", "base_momentum")
 
 
 class Schedule(Model):
-    """How the learning rate changes from step to step. `name`: a class of torch.optim.lr_scheduler; all other
-    keys are its keyword arguments, counted in steps where the class says epochs.
+    """How the learning rate changes from step to step; all other keys are keyword arguments of the class,
+    counted in steps where the class says epochs.
+
+    Attributes:
+        name: A class of torch.optim.lr_scheduler.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -95,12 +98,16 @@ class Ramp:
 
 
 class RampSettings(Model):
-    """Warm-up and decay of the learning rate, as keys of `train`.
+    """Warm-up and decay of the learning rate, as keys of `train`, in place of `schedule`.
 
-    `warmup_steps`: W: update k, counted from 0, has (k + 1) / (W + 1) of the rate for k < W, and update W all
-    of it. `decay`: from there to update `decay_steps` (`steps` without it), which would have `min_lr`, or
-    `final_fraction` of the rate, or else 0; the last update is the one before. They stand in place of
-    `schedule`.
+    Attributes:
+        warmup_steps: W: update k, counted from 0, has (k + 1) / (W + 1) of the rate for k < W, and update W
+            all of it.
+        decay: How the rate falls from there on; `constant`, or without it: not at all.
+        decay_steps: The update that would have the last rate; the run's last update is the one before.
+            Absent: `steps`.
+        min_lr: The last rate, of every group.
+        final_fraction: The last rate as a share of each group's own; without both it is 0.
     """
 
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
