@@ -72,7 +72,7 @@ Norm = Annotated[float, PlainSerializer(_not_finite_to_null)]
 
 class StepMetrics(Model):
     """A line of metrics.jsonl, which a run writes for each step. Numbers that are not finite, where training
-    went wrong, are null in the file, and NaN here. What lines of older versions lack is absent.
+    went wrong, are null in the file, and NaN here; keys that older lines lack read as null.
 
     Attributes:
         step: Counted from 1.
@@ -81,26 +81,29 @@ class StepMetrics(Model):
         iteration_s: Seconds by the wall clock.
         samples_per_s: Samples of all tasks together.
         uncounted_tasks: Tasks of which something, a mean's labels or mask, counted nothing in this step, so
-            that it was 0 and trained nothing; in the file where there are any.
+            that it was 0 and trained nothing; missing where there are none.
         task_weights: Weights of the tasks' losses in `loss`.
-        learning_rates: Learning rate that this step's update took, by parameter group.
+        learning_rates: Learning rate that this step's update took, by optimizer group.
         step_values: Numbers that tasks declare (`Task.step_values`) as this step's forward passes read them,
-            by 'task/path'; in the file where there are any.
-        gradient_norm: Norm of all gradients together, before clipping; absent: the train settings do not
+            by 'task/key'; missing where there are none.
+        gradient_norm: Norm of all gradients together, before clipping; null where the train settings do not
             clip.
-        loss_scale: What the losses were multiplied by before their backward passes; not in `loss`, and not in
-            the file where they were not.
+        loss_scale: What the losses were multiplied by before their backward passes, which `loss` is without;
+            missing without `precision: fp16-autocast`.
         skipped: Whether a gradient overflowed, so that the step left parameters and optimizers as they were;
-            as `loss_scale`.
+            missing without `precision: fp16-autocast`.
         tokens_per_s: Tokens of all tasks together: the elements of a task's largest field of whole numbers
-            that has more than one of them for a sample, padding included; absent: no task has such a field.
-        peak_share: Share of the devices' published peak (MFU): operations forward and backward, from what the
-            profile has counted, over what all devices could do in `iteration_s`; frozen parameters take no
-            gradient of their own. Absent: no peak is known (a CPU).
+            that has more than one of them for a sample, padding and ignored labels included; null where no
+            task has one.
+        peak_share: Share of the devices' published peak (MFU): operations forward that the profile has
+            counted, and those backward, over what all devices could do in `iteration_s`; null where no peak
+            is known (a CPU), or the plan has no counts. Backward a product of matrices is two; with frozen
+            parameters it is one, and none where nothing trains in an operator or before it. What is
+            recomputed does not count.
         least_memory_bytes: The least of the ranks' highest memory so far, as of this step's forward passes:
-            what torch has allocated on a CUDA device; of a CPU the whole process's.
+            on a CUDA device what torch has allocated, on a CPU the whole process.
         most_memory_bytes: The most of these.
-        data_wait_s: Seconds that the rank waited for its data which waited longest.
+        data_wait_s: Seconds for which the host of the rank that waited longest for its data did so.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=True)
@@ -355,11 +358,12 @@ class StartUp(Model):
     Attributes:
         first_step_s: Seconds until the end of the first step.
         stages: Seconds of each stage, in order of time; they add up to `first_step_s`. `checks`: the
-            launcher's, of the plan, the workload and the machine. `processes`: until the worker's code runs:
-            processes started, libraries imported. `workload`: built without parameters, traced, linked,
-            proved; then with this rank's parameters. `connect`: until all workers have met. `set-up`: this
-            rank's part on its device, communicators, buckets, optimizer, checkpoint to go on from. `first
-            step`: its data and the step itself.
+            launcher's, of the plan, the workload and the machine, without the command's own start.
+            `processes`: worker processes started, libraries imported. `workload`: built without parameters,
+            traced, linked, proved; then with this rank's parameters; what the launcher found of the layers is
+            handed on, and a run that starts again finds it anew. `connect`: until all workers have met.
+            `set-up`: this rank's part on its device, communicators, buckets, optimizer, checkpoint to go on
+            from. `first step`: its data and the step itself.
     """
 
     first_step_s: Annotated[float, Field(ge=0)]

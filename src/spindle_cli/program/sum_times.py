@@ -64,8 +64,9 @@ def sum_time(group: ParameterGroup, clock: PassClock, slices: Sequence[Slice], l
 def sums_inside(
     groups: Iterable[ParameterGroup], clock: PassClock, slices: Sequence[Slice], layouts: Sequence[Layout]
 ) -> dict[int, int]:
-    """Of slices inside of whose backward pass any sum to which they add may start, in ticks when the first
-    one may: the pass waits for no other device, and all have run back what adds to the sum by then.
+    """Return the slices inside of whose backward pass a sum to which they add may start, each with the tick
+    at which the first one may: the pass waits for no other device, and all have run back what adds to the sum
+    by then.
     """
     groups = list(groups)
     by_pass = {piece for group in groups if group.sharding.is_by_pass for piece in group.slices}

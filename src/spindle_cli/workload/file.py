@@ -66,19 +66,24 @@ class TrainSettings(RampSettings):
     """How a workload is trained.
 
     Attributes:
-        optimizer: Name of a class of torch.optim, or 'package.module:Class' or 'path/to/file.py:Class'.
+        optimizer: Name of a class of torch.optim, or 'package.module:Class' or 'path/to/file.py:Class'. LBFGS
+            and SparseAdam are refused.
         contract: What a class by import path does: `element-wise`: it treats each element of a parameter by
             itself, so that parameters may be cut anywhere; `whole`, and without it: each parameter as a
             whole.
         lr: Learning rate.
         optimizer_args: Keyword arguments of the optimizer besides `lr`.
-        groups: Rules that give parameters other settings; every trained parameter fits exactly one.
+        groups: Rules that give parameters other settings or another optimizer; every trained parameter fits
+            exactly one. `no_decay` alone is short for `[no_decay, rest]`.
         steps: How many steps are trained.
         seed: Seed of the initial values and of the order of the samples.
-        clip_norm: Before each update the gradients of all parameters together are scaled down to this norm
-            where theirs is larger; absent: never.
-        clip_value: Before each update each element of the gradients is brought to this size at most.
-        schedule: How the learning rate changes; without it, and without warm-up and decay, it stays `lr`.
+        clip_norm: Before each update the gradients of all parameters together, of all groups, are scaled down
+            to this norm where theirs is larger, as by `torch.nn.utils.clip_grad_norm_`; absent: never.
+        clip_value: Before each update each element of the gradients is brought to this size at most, as by
+            `torch.nn.utils.clip_grad_value_`, after all sums and without the loss scale. Not together with
+            `clip_norm`. It needs no sum over ranks, so parameters may still be updated in parts.
+        schedule: A class of torch.optim.lr_scheduler that says how the learning rate changes; without it, and
+            without warm-up and decay, it stays `lr`.
         ema: A moving average of the weights, beside them; absent: none.
         task_weights: Weights of tasks' losses where they change: [[step, weight], ...] by task, steps counted
             from 0, linear between two; or 'package.module:function', function(step) -> weights by task. Other
@@ -86,30 +91,39 @@ class TrainSettings(RampSettings):
         sampling: Which tasks run at which step; without it all run at every step.
         shard_optimizer: Whether devices that hold the same parameters share their optimizer state, each a
             range of the elements (ZeRO-1); an optimizer that looks at a parameter as a whole keeps it whole
-            on each.
+            on each. Without it and without clipping, devices may update parts of the parameters before all
+            gradients are summed. A run may go on with the other setting.
         precision: `full`: in the workload's own numbers. `bf16-autocast`: forward passes run in
-            torch.autocast with bfloat16; `fp16-autocast`: with float16, and a loss scale. `bf16`: everything
-            is bfloat16, but for float32 masters of the parameters, which the optimizer steps and which start
-            from the parameters as rounded.
-        loss_scale: What losses are multiplied by with `fp16-autocast`; absent: as `torch.amp.GradScaler` does
-            it by itself.
+            torch.autocast with bfloat16, while parameters, their gradients and what moves between devices
+            stay as they are; `fp16-autocast`: with float16, and a loss scale. `bf16`: parameters, gradients,
+            activations and batch fields are bfloat16, but for float32 masters of the parameters, which the
+            optimizer steps and which start from the parameters as rounded. Times, plans and verification are
+            of this precision.
+        loss_scale: What losses are multiplied by with `fp16-autocast`; a number: it never changes; absent: as
+            `torch.amp.GradScaler` does it by itself.
         reduce: In which numbers gradients are added up, over batches and over ranks: `float32`, or those of
-            the `parameters`; absent: float32 where the parameters are bfloat16.
+            the `parameters` (with `bf16`: in half the memory and with half the bytes between devices);
+            absent: float32 where the parameters are bfloat16. `float32` is refused with `precision: full`.
+            Before torch 2.10, `bf16` needs `parameters`.
         float32_matmul: How exactly float32 matrices are multiplied, as torch.set_float32_matmul_precision has
-            it; absent: as torch does by itself.
-        accumulate: Batches of every task in one step, one after the other. The step's loss is that of a batch
-            of all their samples: the mean of means, the sum of sums; losses that couple samples do so in each
-            batch.
-        compile: Backend of torch.compile that operators run through, but for those that tensor parallelism
-            splits; `true`: inductor; absent: as they are. `aot_eager` only takes the compiler's way to the
-            same kernels.
+            it; on GPUs `high` takes TF32. Absent: as torch does by itself. It is no part of the fingerprint:
+            profile again after changing it.
+        accumulate: Batches of every task in one step, one after the other, with one update by all of them
+            together. The step's loss is that of one batch of all their samples, also of a mean over what
+            counts and of a sum; a loss that stays whole is the mean of the batches' losses. Memory is that of
+            one batch. `iteration_s` of metrics.jsonl is a whole step's; predicted.json compares a part of it.
+        compile: Backend of torch.compile that operators run through, and are measured and planned with, but
+            for those that tensor parallelism splits; `true`: inductor; absent, or `false`: as they are.
+            `aot_eager` only takes the compiler's way to the same kernels, for testing. `launch` warns if a
+            plan was made for the other setting; a run may go on with it.
         callbacks: Who follows the run. It does not change what is trained.
         eval_every: Tasks that have an `eval_dataset` are evaluated after every so many steps; absent: after
             the last step alone. It does not change what is trained.
         loader: By how many processes samples are loaded, and how far ahead.
         loss_chunks: How many chunks a share of a loss is computed in, where its widest value (the logits of a
-            large vocabulary) is cut: `auto`: none larger than the parameters that make it, or than 64 MiB; a
-            number: so many, as far as there are samples or tokens to cut; 1: in one go.
+            large vocabulary) is cut: `auto`: none with more elements than the parameters that make it, or
+            than 2^24; a number: so many, as far as there are samples or positions to cut; 1: in one go.
+            Profile again after changing it; `launch` warns if a plan was made for another.
         local_sgd: Islands of devices train copies of the model, and average after every so many steps alone;
             another model is trained than by plain PyTorch. Absent: all devices train one.
     """

@@ -37,7 +37,9 @@ class GroupRule(Model):
             tasks share has a name in each of them, and any will do.
         modules: Classes of the module that has the parameter, by name or as 'package.module:Class';
             subclasses count.
-        kinds: norms, biases, embeddings; matrices: of two dimensions, without embeddings; vectors: of fewer.
+        kinds: `norms`: of a module whose class is called ...Norm or ...Norm2d and the like; `biases`: called
+            bias, ..._bias or bias_...; `embeddings`: of a class called ...Embedding, ...Embeddings or
+            EmbeddingBag; `matrices`: of two dimensions, without embeddings; `vectors`: of fewer.
         function: Import path of `function(name, parameter) -> bool`, whose parameter has shape and dtype but
             no values.
         excluding: Patterns of names that the group does not take.

@@ -521,7 +521,7 @@ class Region(nn.Module):
             self._places.append((owner, name, f"own_{number}", tensor))
 
     def over(self, twins: Twins) -> Region:
-        """The same statements with the modules, tensors and objects of another build.
+        """Return the region with the modules, tensors and objects of another build.
 
         Raises:
             NoTwinError: they use something of which nothing is known there.
