@@ -3,7 +3,7 @@
     python scripts/bench_predictions.py [--steps N]
 
 Profiles, plans, simulates and trains each workload on two devices, by two strategies in turn, and puts the
-table into docs/simulate.md between its markers. Needs two cores with nothing else to do.
+table into docs/benchmarks/simulate.md between its markers. Needs two cores with nothing else to do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spindle_cli.units import format_seconds
 WORKLOADS = ("digits", "clip-4-laptop", "clip-10-laptop", "ofasys-4-laptop")
 STRATEGIES = ("spindle", "sequential")
 CLUSTER = ROOT / "configs" / "clusters" / "cpu-2.yaml"
-PAGE = ROOT / "docs" / "simulate.md"
+PAGE = ROOT / "docs" / "benchmarks" / "simulate.md"
 
 
 @dataclass(frozen=True)

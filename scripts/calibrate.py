@@ -1,7 +1,7 @@
 """Fit the paper-size workloads' batch sizes to the published times of their baseline, or check them.
 
     python scripts/calibrate.py [WORKLOAD ...]    write the rows of all, or of these, into the table of
-                                                  docs/calibration.md, from the batch sizes as they are
+                                                  docs/benchmarks/calibration.md, from the batch sizes
     python scripts/calibrate.py --fit             search for batch sizes and print them
 
 Only the batch sizes are fitted here; the device's constants are in
@@ -33,7 +33,7 @@ from spindle_cli.workload.settings.lengths import Looking
 from spindle_cli.zoo import multitask_clip, ofasys, qwen_val
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "calibration.md"
+PAGE = ROOT / "docs" / "benchmarks" / "calibration.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 TOLERANCE = 0.25
 # Milliseconds of an iteration of the paper's DeepSpeed baseline on so many A800s, read off the bars of its

@@ -1,7 +1,7 @@
 """Take whole models of `transformers` through analysis, check by numbers, profile, plan and verify.
 
     python scripts/try_hf_models.py [FAMILY ...] [--group NAME] [--no-verify] [--steps N]
-                                    [--page docs/models-tried.md]
+                                    [--page docs/benchmarks/models-tried.md]
 
 Each is made from a small configuration with nothing downloaded (scripts/hf_models/). Its ops are computed in
 float64 on real samples, whole and in shares, and all together against the model's own forward: the check by

@@ -52,7 +52,7 @@ PAIRS: tuple[tuple[str, str], ...] = (
     ("text", "depth"),
     ("audio", "motion"),
 )
-# At paper size fitted to the published times of the DeepSpeed baseline: docs/calibration.md.
+# At paper size fitted to published times of the DeepSpeed baseline: docs/benchmarks/calibration.md.
 BATCH_SIZES: dict[Size, dict[str, int]] = {
     "paper": {
         "text_audio": 96,

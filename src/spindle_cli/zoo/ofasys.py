@@ -85,7 +85,7 @@ TASKS: dict[str, str] = {
     "video_captioning": "video",
     "object_description": "box",
 }
-# At paper size fitted to the published times of the DeepSpeed baseline: docs/calibration.md.
+# At paper size fitted to published times of the DeepSpeed baseline: docs/benchmarks/calibration.md.
 BATCH_SIZES: dict[Size, dict[str, int]] = {
     "paper": {
         "image_captioning": 480,

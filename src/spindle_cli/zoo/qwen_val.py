@@ -74,7 +74,7 @@ MODELS: dict[Size, ModelSpec] = {
         language=LanguageSpec(96, 4, 4, hidden=256, vocabulary=512, text_tokens=12),
     ),
 }
-# At paper size fitted to the published times of the DeepSpeed baseline: docs/calibration.md.
+# At paper size fitted to published times of the DeepSpeed baseline: docs/benchmarks/calibration.md.
 BATCH_SIZES: dict[Size, dict[str, int]] = {
     "paper": {"vision_language": 48, "audio_language": 144, "vision_audio_language": 72},
     "laptop": {"vision_language": 16, "audio_language": 8, "vision_audio_language": 8},
