@@ -144,18 +144,21 @@ def page_of(kind: str, schema: dict[str, Any]) -> str:
         f"# {DESCRIBED[kind]}\n\nMade by `make schemas`, as `schemas/{kind}.json` is; rules between keys are "
         "in [contracts.md](../contracts.md).\n"
     ]
-    waiting, seen = [(None, schema)], set()
+    waiting: list[tuple[str, dict[str, Any]]] = [("", schema)]
+    seen: set[str] = set()
     while waiting:
         name, model = waiting.pop(0)
-        heading = [] if name is None else [f"## {name}\n"]
-        text = [] if not model.get("description") else [model["description"] + "\n"]
+        if name:
+            sections.append(f"## {name}\n")
+        if said := model.get("description"):
+            sections.append(f"{said}\n")
         keys = model.get("properties", {})
         rows = [f"| `{key}` | {_type_of(own, kind)} | {_meaning_of(own)} |" for key, own in keys.items()]
-        table = ["\n".join(["| key | value | meaning |", "|---|---|---|", *rows]) + "\n"] if rows else []
-        sections += [*heading, *text, *table]
+        if rows:
+            sections.append("\n".join(["| key | value | meaning |", "|---|---|---|", *rows]) + "\n")
         for used in _used_by(keys):
-            elsewhere = _PAGE_OF.get(used, kind) != kind
-            if used not in seen and not elsewhere and "properties" in schema["$defs"][used]:
+            is_here = _PAGE_OF.get(used, kind) == kind
+            if used not in seen and is_here and "properties" in schema["$defs"][used]:
                 seen.add(used)
                 waiting.append((used, schema["$defs"][used]))
     return "\n".join(sections)

@@ -53,7 +53,7 @@ _GPU_TILE_ELEMENTS = 128 * 128
 # A tile fills its pipeline before its first product and writes its outputs after the last (NVIDIA, the same
 # guide, section 2.1: shallow products stay well below the peak). Calibrated: docs/benchmarks/calibration.md.
 _GPU_RAMP_DEPTH = 512
-# Eager PyTorch spends 5-25 us of host time per operation; calibrated within that (docs/benchmarks/calibration.md).
+# Eager PyTorch spends 5-25 us of host time per operation; calibrated (docs/benchmarks/calibration.md).
 _HOST_S_PER_KERNEL = 20e-6
 # Between two dependent kernels of a stream.
 _DEVICE_S_PER_KERNEL = 1.5e-6
