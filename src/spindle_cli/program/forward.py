@@ -2,7 +2,7 @@
 
 What it posts is what the program posts of it, in the same order: the order that all devices share stays one
 when all leave out the same. Nothing is made that a device does not post, as a pass that makes a message is
-left in with it. So the reasons why the whole cannot hang (docs/program.md) hold for it.
+left in with it. So the reasons why the whole cannot hang (docs/design/program.md) hold for it.
 """
 
 from __future__ import annotations
