@@ -19,6 +19,7 @@ from pydantic_core.core_schema import ModelSchema
 
 from spindle_cli.calibrate.types import CalibrationReport
 from spindle_cli.check.check_report import CheckReport
+from spindle_cli.check.types import RULES, Violation
 from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.cli.profile_summary import ProfileSummary
 from spindle_cli.export.types import Exported
@@ -231,7 +232,27 @@ def schema_texts() -> dict[str, str]:
 def page_texts() -> dict[str, str]:
     """The text of each page, by its file name."""
     schemas = all_schemas()
-    return {f"{kind}.md": page_of(kind, schemas[kind]) for kind in DESCRIBED}
+    pages = {f"{kind}.md": page_of(kind, schemas[kind]) for kind in DESCRIBED}
+    return {**pages, "check.md": _rules_page()}
+
+
+def _rules_page() -> str:
+    """What `spindle check` asks of a plan, for people."""
+    keys = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in attributes_of(Violation).items())
+    rules = "".join(f"| `{name}` | {asked} |\n" for name, asked in RULES.items())
+    return f"""# What `spindle check` asks of a plan
+
+Made by `make schemas`. Times of slices count as equal within a millionth of what the shortest of them takes,
+and those of the whole schedule within a millionth of it.
+
+| rule | what it asks for |
+|---|---|
+{rules}
+A violation has these keys:
+
+| key | meaning |
+|---|---|
+{keys}"""
 
 
 def main() -> None:

@@ -17,16 +17,99 @@ _MOST_SHOWN = 400
 # What floats near a time can be off by.
 _ROUNDING = 4 * sys.float_info.epsilon
 
+# Each rule, by the name that a `Violation` has: what it asks of a plan.
+RULES = {
+    "unknown-metaop": "every MetaOp that slices name exists",
+    "unknown-device": "every device that slices name exists",
+    "ops-range": "the ops of a slice are some of its MetaOp's",
+    "wave-index": "the `index` of a wave is its position",
+    "parameter-blocks": "`parameter_blocks` has an entry for each op of its MetaOp",
+    "rows": "dp + 1 offsets that ascend from 0 to the size of the batch, or micro-batch",
+    "task-sets": "sets of tasks are of tasks that there are, with shares that add up to 1",
+    "buffers": "what changes buffers runs on the same devices in all sets of tasks",
+    "islands": (
+        "`islands.cluster` is as many equal runs of nodes as `local_sgd` says, of which `cluster` is "
+        "one; `outer_step_bytes` and `outer_step_s` are what the account says"
+    ),
+    "coverage": "every op of every MetaOp in exactly one slice, of each micro-batch",
+    "experts": "no more `tp` than `num_experts`, where there are any",
+    "allocation": (
+        "dp x tp devices; without `rows` dp divides the batch, or micro-batch; the curve has the point, "
+        "or the shares reach to it, or to the largest of its `rows`"
+    ),
+    "device-twice": "the devices of a slice are different ones",
+    "types": (
+        "on a cluster of several types, each entry of `curve` and `shares` names one of them; on one of "
+        "a single type, none is of another; they ascend, of each type"
+    ),
+    "tensor-parallel": "the `tp` devices that hold one share of a slice are of one node",
+    "duration": (
+        "a slice lasts at least ops x (forward_s + backward_s), in version 2 each pass its part (one "
+        "violation for both, which says the type of device that the slice was timed by, where that can "
+        "be told); what is recomputed, forward twice; with `selective`, its `selective_share` again"
+    ),
+    "selective": "a slice with `selective` has `tp` 1, and its MetaOp a `selective_share`",
+    "offload": (
+        "ranges of the slice's own ops that ascend, none twice; on GPUs a cluster with `links.host` for "
+        "the nodes of all of its devices"
+    ),
+    "host-memory": "activations of a node's devices fit its `host_memory_gib`",
+    "gathered": (
+        "MetaOps agree on a matrix; its slices have `tp` 1, on GPUs its devices are of one type, and "
+        "there are no `task_sets`; with `--profile`: it is one of the profile's `matrices`"
+    ),
+    "copies": (
+        "on GPUs of several types: devices that each update their own copy of parameters "
+        "(`optimizer_state_sharded: false`, or `none` under `sharding`) are of one type, as types round "
+        "differently"
+    ),
+    "tied": (
+        "MetaOps agree on parameters that ops of several keys use: bytes, keys, their own among these, "
+        "whether trained, and whether any op splits them"
+    ),
+    "sharding": (
+        "all slices of parameters that are shared out beyond optimizer state run on the same devices; of "
+        "parameters that are themselves shared out, on those of one of several teams"
+    ),
+    "micro-batches": (
+        "MetaOps that take from each other have as many; one where an op sums something over its batch "
+        "(`batch_sums`) or changes buffers with it"
+    ),
+    "order": "a MetaOp's slices follow each other",
+    "producer": "a MetaOp starts when its inputs have ended",
+    "backward": (
+        "in version 2: a backward pass starts when its forward pass and the backward passes of all that "
+        "take its output have ended"
+    ),
+    "device-busy": "a device runs one slice, or pass, at a time",
+    "wave-devices": "slices of a wave are on disjoint devices",
+    "wave-times": "slices of a wave are inside its times",
+    "wave-order": "waves are ordered by start",
+    "compute": "`compute_s` is the end of the schedule",
+    "lower-bound": (
+        "`lower_bound_s` (of version 1) and `lower_bound_any_s` are not above `compute_s`; with "
+        "`--profile`, `lower_bound_s` is not below the work and the longest chain"
+    ),
+    "iteration": "`iteration_s` is not below `compute_s`",
+    "memory": "every device holds what it needs",
+    "peak-memory": (
+        "`peak_memory_bytes` says how much devices need; said by an earlier formula, it is not compared"
+    ),
+    "profile": "with `--profile`: the hash is the profile's",
+    "metaops": "with `--profile`: the MetaOps are the profile's",
+    "curve": "with `--profile`: the curve points and the shares are the profile's",
+}
+
 
 class Violation(Model):
     """One rule that a plan breaks, and where.
 
     Attributes:
-        rule: short name of the rule, for scripts: 'coverage', 'order', 'device-busy', ...
+        rule: Name of the rule, for scripts: one of `RULES`.
         where: 'wave 3, image_text/vision[0:6]', or the key of the plan file that is wrong.
-        devices: those concerned; empty where the rule is not about devices.
-        value: what the plan says.
-        expected: what the rule asks for.
+        devices: Devices concerned; empty where the rule is not about devices.
+        value: What the plan says.
+        expected: What the rule asks for.
     """
 
     rule: str
