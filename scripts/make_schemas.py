@@ -1,5 +1,5 @@
 """Write the JSON Schemas of all files and documents to schemas/, from the types that read them, and the pages
-of docs/reference/, which say the keys of the most important ones for people.
+of docs/reference/: keys of the most important files, rules of `spindle check`, and options of all commands.
 
 What a key means is in the section `Attributes:` of its type's docstring.
 """
@@ -21,6 +21,7 @@ from spindle_cli.calibrate.types import CalibrationReport
 from spindle_cli.check.check_report import CheckReport
 from spindle_cli.check.types import RULES, Violation
 from spindle_cli.checkpoint.index import Checkpoint
+from spindle_cli.cli.app import COMMANDS, load_command
 from spindle_cli.cli.profile_summary import ProfileSummary
 from spindle_cli.export.types import Exported
 from spindle_cli.files.artifact import Artifact
@@ -233,7 +234,41 @@ def page_texts() -> dict[str, str]:
     """The text of each page, by its file name."""
     schemas = all_schemas()
     pages = {f"{kind}.md": page_of(kind, schemas[kind]) for kind in DESCRIBED}
-    return {**pages, "check.md": _rules_page()}
+    return {**pages, "check.md": _rules_page(), "commands.md": _commands_page()}
+
+
+def _commands_page() -> str:
+    """What every option of every command does, for people, as `--help` says it."""
+    sections = [
+        "# Commands and their options\n\nMade by `make schemas` from what `spindle COMMAND --help` says.\n"
+    ]
+    for name in COMMANDS:
+        command = load_command(name)
+        usual = [each for each in command.params if not getattr(each, "hidden", False)]
+        rows = "".join(f"| `{_called(each)}` | {_said_of(each)} |\n" for each in usual)
+        table = f"| argument or option | meaning |\n|---|---|\n{rows}"
+        sections.append(f"## spindle {name}\n\n{command.help.strip()}\n\n{table}")
+    return "\n".join(sections)
+
+
+def _called(parameter: Any) -> str:
+    """An argument or option as users type it."""
+    metavar = parameter.metavar or ""
+    if parameter.param_type_name == "argument":
+        return _in_cell(metavar or parameter.name.upper())
+    names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+    return _in_cell(names if parameter.is_flag else f"{names} {metavar or 'VALUE'}")
+
+
+def _said_of(parameter: Any) -> str:
+    text = _in_cell(" ".join((parameter.help or "").split()))
+    default = parameter.default
+    has_default = isinstance(default, int | float | str) and not isinstance(default, bool)
+    return f"{text} By default {default}." if has_default else text
+
+
+def _in_cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _rules_page() -> str:
