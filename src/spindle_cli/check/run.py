@@ -1,4 +1,4 @@
-"""Check a plan: every rule of docs/contracts.md, without the planner's code: only its types and the memory of
+"""Check a plan: every rule of `RULES`, without the planner's code: only its types and the memory of
 devices.
 """
 
