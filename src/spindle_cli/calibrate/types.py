@@ -13,12 +13,21 @@ _Seconds = Annotated[float, Field(ge=0)]
 
 
 class CalibratedPoint(Model):
-    """A point of a curve, or a share, that ran: seconds of one op forward and backward as the profile had
-    them, and as measured without what devices do beside their slices. `steps`: of the runs.
+    """A point of a curve, or a share, that ran: seconds of one op as the profile had them, and as measured
+    without what devices do beside their slices.
 
-    `samples`: of the share. `dp`: into how many such shares the batch would be cut, which counts those of all
-    micro-batches; None where that is no whole number, of shares that are not equal. `device`: its type, where
-    the profile has several.
+    Attributes:
+        metaop: Name of the MetaOp.
+        dp: Into how many such shares the batch would be cut, which counts those of all micro-batches; null
+            where that is no whole number.
+        tp: Devices that hold a share together.
+        samples: Samples of the share.
+        device: Its type, where the profile has several.
+        steps: Steps of the runs.
+        forward_s: Forward, as the profile had it.
+        backward_s: Backward, as the profile had it.
+        measured_forward_s: Forward, as measured.
+        measured_backward_s: Backward, as measured.
     """
 
     metaop: str
@@ -34,8 +43,14 @@ class CalibratedPoint(Model):
 
 
 class CalibratedLink(Model):
-    """Messages, or sums and gathers, that were seen over a kind of link, in the last steps of the runs:
-    seconds of all together as the plan's links predict them, and as measured.
+    """Messages, or sums and gathers, that were seen over a kind of link, in the last steps of the runs.
+
+    Attributes:
+        link: The kind of link.
+        what: What went over it.
+        count: How many were seen.
+        predicted_s: Seconds of all together as the plan's links predict them.
+        measured_s: Seconds of all together as measured.
     """
 
     link: Literal["intra_node", "inter_node"]
@@ -46,9 +61,14 @@ class CalibratedLink(Model):
 
 
 class IterationPrediction(Model):
-    """An iteration: by its plan, by the profile before, by the one made now, and as measured.
+    """Seconds of an iteration.
 
-    `other_s`: of its slowest device, what it did outside of all that is timed; no profile predicts it.
+    Attributes:
+        plan_s: By its plan.
+        before_s: For the plan's slices, by the profile before.
+        after_s: For the plan's slices, by the profile made now.
+        measured_s: As measured.
+        other_s: What its slowest device did outside of all that is timed; no profile predicts it.
     """
 
     plan_s: _Seconds
@@ -59,8 +79,12 @@ class IterationPrediction(Model):
 
 
 class SetPrediction(IterationPrediction):
-    """That of the steps that ran just these tasks. `share`: of the steps by the plan, among those that ran
-    any set; `steps`: that were measured.
+    """An iteration of the steps that ran just these tasks.
+
+    Attributes:
+        tasks: The tasks.
+        share: Their share of the steps by the plan, among those that ran any set.
+        steps: Steps that were measured.
     """
 
     tasks: tuple[str, ...]
@@ -69,8 +93,12 @@ class SetPrediction(IterationPrediction):
 
 
 class RunPrediction(IterationPrediction):
-    """A run's. `task_sets`: where its steps ran several sets of tasks, that of each, of which the run's is
-    the mean by their shares.
+    """An iteration of a run.
+
+    Attributes:
+        run: The run's folder.
+        task_sets: Where its steps ran several sets of tasks, the iteration of each, of which the run's is the
+            mean by their shares.
     """
 
     run: str
@@ -81,13 +109,19 @@ class CalibrationReport(Artifact):
     """The document of `spindle calibrate --json`.
 
     Attributes:
-        profile: that was written. `cluster`: likewise, where one was asked for.
-        scaled_points: points of curves that did not run and were scaled; `points_left`: that are as they
-            were.
-        optimizer_s_per_byte, measured_optimizer_s_per_byte: before, and after; None: no run has measured it.
-        processor_times: by what the processor's costs were multiplied.
-        link_times: by kind of link, by what messages were, where any were seen.
-        warnings: what makes the figures uncertain.
+        profile: The profile that was written.
+        cluster: The cluster file that was written, where one was asked for.
+        runs: The runs that it was calibrated by.
+        iterations: An iteration of each run, by its plan, by profiles and as measured.
+        points: What ran.
+        scaled_points: Points of curves that did not run and were scaled.
+        points_left: Points of curves that are as they were.
+        links: What was seen of links.
+        link_times: By what messages were multiplied, by kind of link, where any were seen.
+        optimizer_s_per_byte: Before.
+        measured_optimizer_s_per_byte: After; null: no run has measured it.
+        processor_times: By what the processor's costs were multiplied.
+        warnings: What makes the figures uncertain.
     """
 
     KIND: ClassVar[str] = "calibration"

@@ -13,7 +13,16 @@ from spindle_cli.units import counted
 
 
 class CheckReport(Artifact):
-    """The result of a check: the document of `spindle check --json`."""
+    """The document of `spindle check --json`.
+
+    Attributes:
+        plan: The plan.
+        valid: Whether it breaks no rule.
+        num_slices: Slices of the plan.
+        num_waves: Waves of the plan.
+        num_devices: Devices of its cluster.
+        violations: Rules that it breaks.
+    """
 
     KIND: ClassVar[str] = "check"
 

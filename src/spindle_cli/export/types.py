@@ -43,8 +43,17 @@ class ExportOptions:
 
 
 class Exported(Artifact):
-    """The document of `spindle export --json`. `file`: or the folder, and `files` in it; `step`: of the
-    checkpoint; `skipped`: newer ones that are damaged, for people.
+    """The document of `spindle export --json`.
+
+    Attributes:
+        file: The file, or the folder, that was written.
+        files: Files in the folder.
+        run_dir: The run's folder.
+        step: Step of the checkpoint.
+        tasks: Tasks that are in it.
+        tensors: How many tensors.
+        num_bytes: Their bytes.
+        skipped: Newer checkpoints that are damaged, for people.
     """
 
     KIND: ClassVar[str] = "exported"

@@ -28,10 +28,13 @@ Aim = Literal["time", "money", "energy"]
 class Addition(OnCluster):
     """The cluster with more devices of one type.
 
-    `group`: the group of nodes that they are added to, by its name or else its type. `num_nodes`: of that
-    group's size, which the `num_added` devices make. `speedup`: the iteration without them over this one;
-    None where there is no plan without. `best_by`: what neither another addition is better by, nor the
-    cluster as it is as good by.
+    Attributes:
+        group: The group of nodes that they are added to, by its name or else its type.
+        device: Their type.
+        num_added: How many.
+        num_nodes: How many nodes of the group's size these make.
+        speedup: The iteration without them over this one; null where there is no plan without.
+        best_by: Measures by which no other addition is better, and the cluster as it is is not as good.
     """
 
     group: str
@@ -45,9 +48,18 @@ class Addition(OnCluster):
 class Additions(Artifact):
     """The document of `spindle sweep --add --json`.
 
-    `price_per_device_hour`: of every device, where it was given instead of the prices of the cluster file.
-    `task_sets`: where not every step runs all tasks, those that seconds are the mean of, by their shares.
-    `none_better_by`: what the cluster as it is is as good by as with any of the additions, or better.
+    Attributes:
+        workload: Name of the workload.
+        cluster: Name of the cluster.
+        strategy: The strategy that plans.
+        price_per_device_hour: Price of every device, where it was given instead of the prices of the cluster
+            file.
+        task_sets: Where not every step runs all tasks, the sets of them that seconds are the mean of, by
+            their shares.
+        as_it_is: The cluster without any addition.
+        additions: Each addition by itself.
+        none_better_by: Measures by which the cluster as it is is as good as with any of the additions, or
+            better.
     """
 
     KIND: ClassVar[str] = "additions"

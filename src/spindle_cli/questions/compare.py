@@ -20,10 +20,22 @@ from spindle_cli.units import counted, format_bytes, format_seconds
 
 
 class StrategyOutcome(Spending):
-    """One strategy's prediction (`Plan.of_steps`), and what an iteration takes; where nothing fits, `failure`
-    says why and the figures are absent.
+    """One strategy's prediction (`Plan.of_steps`), and what an iteration takes.
 
-    `over_bound`: compute_s over lower_bound_s, less 1. `speedup`: sequential's iteration over this one's.
+    Attributes:
+        strategy: Name of the strategy.
+        iteration_s: Seconds of an iteration.
+        compute_s: End of the schedule.
+        transfer_s: What transfers add to it.
+        processor_s: What communication and reading take of processors that compute.
+        gradient_sum_s: What gradient sums add.
+        optimizer_s: What the optimizer's step adds.
+        over_bound: compute_s over lower_bound_s, less 1.
+        speedup: Sequential's iteration over this one's.
+        peak_memory_bytes: Bytes that the fullest device holds.
+        num_slices: Slices of the plan.
+        notes: What the planner has to say.
+        failure: Why nothing fits; the figures are then null.
     """
 
     strategy: StrategyName
@@ -42,8 +54,16 @@ class StrategyOutcome(Spending):
 
 
 class Comparison(Artifact):
-    """The document of `spindle compare --json`. `task_sets`: where not every step runs all tasks, those that
-    seconds are the mean of, by their shares.
+    """The document of `spindle compare --json`.
+
+    Attributes:
+        workload: Name of the workload.
+        cluster: Name of the cluster.
+        num_devices: Devices of the cluster.
+        lower_bound_s: Seconds that no schedule can be shorter than; null where nothing fits.
+        task_sets: Where not every step runs all tasks, the sets of them that seconds are the mean of, by
+            their shares.
+        strategies: What each strategy does.
     """
 
     KIND: ClassVar[str] = "comparison"

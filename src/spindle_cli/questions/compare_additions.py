@@ -26,7 +26,14 @@ BETTER = 1e-6
 
 
 class ComparedCluster(Model):
-    """Every strategy on some devices. `of_types`: how many of each type."""
+    """Every strategy on some devices.
+
+    Attributes:
+        num_devices: How many devices.
+        of_types: How many of each type.
+        lower_bound_s: Seconds that no schedule can be shorter than; null where nothing fits.
+        strategies: What each strategy does.
+    """
 
     num_devices: int
     of_types: dict[str, int]
@@ -37,10 +44,14 @@ class ComparedCluster(Model):
 class ComparedAddition(ComparedCluster):
     """The cluster with more devices of one type.
 
-    `group`: the group of nodes that they are added to, by its name or else its type. `num_nodes`: of that
-    group's size, which the `num_added` devices make. `times_as_fast`: of each strategy, the iteration without
-    them over this one; only where there are both. `best_by`: what its best strategy is better by than all
-    with nothing added, and no other addition's is better by.
+    Attributes:
+        group: The group of nodes that they are added to, by its name or else its type.
+        device: Their type.
+        num_added: How many.
+        num_nodes: How many nodes of the group's size these make.
+        times_as_fast: Of each strategy, the iteration without them over this one; only where there are both.
+        best_by: Measures by which its best strategy is better than all with nothing added, and no other
+            addition's is better.
     """
 
     group: str
@@ -52,8 +63,15 @@ class ComparedAddition(ComparedCluster):
 
 
 class ComparedAdditions(Artifact):
-    """The document of `spindle compare --add --json`. `task_sets`: where not every step runs all tasks, those
-    that seconds are the mean of, by their shares.
+    """The document of `spindle compare --add --json`.
+
+    Attributes:
+        workload: Name of the workload.
+        cluster: Name of the cluster.
+        task_sets: Where not every step runs all tasks, the sets of them that seconds are the mean of, by
+            their shares.
+        as_it_is: The cluster without any addition.
+        additions: Each addition by itself.
     """
 
     KIND: ClassVar[str] = "compared-additions"

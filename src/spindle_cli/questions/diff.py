@@ -14,7 +14,13 @@ from spindle_cli.units import format_bytes, format_seconds
 
 
 class Change(Model):
-    """A property that differs; `before` or `after` is None where a plan lacks it."""
+    """A property that differs.
+
+    Attributes:
+        what: Which property.
+        before: What it was; null where that plan lacks it.
+        after: What it is; null where that plan lacks it.
+    """
 
     what: str
     before: str | None
@@ -22,7 +28,15 @@ class Change(Model):
 
 
 class Figure(Model):
-    """A predicted figure of both plans. `growth`: after over before, less 1 (None if before is 0)."""
+    """A predicted figure of both plans.
+
+    Attributes:
+        what: Which figure.
+        unit: Its unit.
+        before: Its value in the first plan.
+        after: Its value in the second plan.
+        growth: after over before, less 1; null if before is 0.
+    """
 
     what: str
     unit: Literal["s", "bytes"]
@@ -32,9 +46,14 @@ class Figure(Model):
 
 
 class Difference(Artifact):
-    """The document of `spindle diff --json`; `same` if nothing differs.
+    """The document of `spindle diff --json`.
 
-    `changes`: the plans' origin first, then MetaOp by MetaOp.
+    Attributes:
+        before: The first plan.
+        after: The second plan.
+        same: Whether nothing differs.
+        figures: Predicted figures.
+        changes: What differs: the plans' origin first, then MetaOp by MetaOp.
     """
 
     KIND: ClassVar[str] = "difference"

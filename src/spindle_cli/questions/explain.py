@@ -19,7 +19,12 @@ from spindle_cli.questions.explaining.worth import Reason, Worth, reasons, worth
 
 
 class Idle(Model):
-    """Device-seconds of the schedule in which no slice runs; `share`: of all its device-seconds."""
+    """Device-seconds of the schedule in which no slice runs.
+
+    Attributes:
+        device_s: How many.
+        share: Their share of all device-seconds of the schedule.
+    """
 
     device_s: float
     share: float
@@ -28,9 +33,26 @@ class Idle(Model):
 class Explanation(Artifact):
     """The document of `spindle explain --json`.
 
-    `tasks`: where not every step runs all tasks, those of the steps that it is about. `worth`, and `reasons`
-    or on devices of several types `type_reasons`, need the profile's curves: None and empty without it.
-    `outer_steps`: with islands, what these take as they are and otherwise.
+    Attributes:
+        plan: The plan.
+        strategy: Its strategy.
+        num_devices: Devices of the plan; with islands, of each of them.
+        islands: How many islands there are; all else is of one.
+        tasks: Where not every step runs all tasks, those of the steps that it is about.
+        iteration_s: Seconds of an iteration; the parts below add up to it.
+        compute_s: End of the schedule.
+        lower_bound_s: Seconds that no schedule can be shorter than.
+        transfer_s: What transfers add.
+        processor_s: What communication and reading take of processors that compute.
+        gradient_sum_s: What gradient sums add.
+        optimizer_s: What the optimizer's step adds.
+        held_up_s: What runs have shown beyond all that.
+        idle: Device-seconds in which nothing runs.
+        chain: The slices that the end of the schedule waits for, each with what it waited for itself.
+        worth: What devices are worth; null without the profile.
+        reasons: Why each MetaOp has its devices; empty without the profile.
+        type_reasons: Why each MetaOp has its types; null without the profile, and on devices of one type.
+        outer_steps: With islands, what outer steps take as they are and otherwise.
     """
 
     KIND: ClassVar[str] = "explanation"

@@ -15,8 +15,13 @@ from spindle_cli.questions.spending import Spending, spending_of
 class OnCluster(Spending):
     """A plan's prediction on some devices (`Plan.of_steps`), and what an iteration takes of them.
 
-    `of_types`: how many of each type, where the question is about several. `peak_memory_bytes`: of the
-    fullest device. `failure`: why there is no plan; the figures are then absent.
+    Attributes:
+        num_devices: How many devices.
+        of_types: How many of each type, where the question is about several.
+        iteration_s: Seconds of an iteration.
+        lower_bound_s: Seconds that no schedule can be shorter than.
+        peak_memory_bytes: Bytes that the fullest device holds.
+        failure: Why there is no plan; the figures are then null.
     """
 
     num_devices: int

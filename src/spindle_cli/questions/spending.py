@@ -24,9 +24,14 @@ from spindle_cli.units import HOUR_S, J_PER_KWH, format_grams, format_joules
 
 
 class Spending(Model):
-    """`price_per_hour`: of all devices, in the currency of the prices. Of one iteration: `cost` in the same,
-    `energy_j` in joules, `co2_g` in grams. None where the price or the watts of a group, or the grams per
-    kWh, are not known.
+    """What an iteration takes of all devices. What is not known of a group (its price, its watts, the grams
+    per kWh) is null for all.
+
+    Attributes:
+        price_per_hour: Price of all devices for an hour, in the currency of the prices.
+        cost: Price of an iteration, in the same currency.
+        energy_j: Joules of an iteration.
+        co2_g: Grams of CO2 of an iteration.
     """
 
     price_per_hour: float | None = None

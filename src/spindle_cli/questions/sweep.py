@@ -29,8 +29,9 @@ KNEE_EFFICIENCY = 0.5
 class SweepPoint(OnCluster):
     """A plan's prediction on some number of devices, and what an iteration takes of them.
 
-    `of_types`: where the cluster has several types. `device_s`: device-seconds of an iteration. `efficiency`:
-    speed per device over that of the smallest number of devices that has a plan.
+    Attributes:
+        device_s: Device-seconds of an iteration.
+        efficiency: Speed per device over that of the smallest number of devices that has a plan.
     """
 
     device_s: float | None = None
@@ -40,10 +41,17 @@ class SweepPoint(OnCluster):
 class Sweep(Artifact):
     """The document of `spindle sweep --json`.
 
-    `price_per_device_hour`: of every device, where it was given instead of the prices of the cluster file.
-    `task_sets`: where not every step runs all tasks, those that seconds are the mean of, by their shares.
-    `knee`: the last number of devices up to which each added device brings at least half the speed per device
-    before it.
+    Attributes:
+        workload: Name of the workload.
+        cluster: Name of the cluster.
+        strategy: The strategy that plans.
+        price_per_device_hour: Price of every device, where it was given instead of the prices of the cluster
+            file.
+        task_sets: Where not every step runs all tasks, the sets of them that seconds are the mean of, by
+            their shares.
+        points: By number of devices, ascending.
+        knee: The last number of devices up to which each added device brings at least half the speed per
+            device before it.
     """
 
     KIND: ClassVar[str] = "sweep"

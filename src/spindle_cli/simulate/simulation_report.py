@@ -16,9 +16,15 @@ from spindle_cli.simulate.types import Activity, Cause, OptimizerStep, Simulatio
 class DeviceUse(Model):
     """One device's step: `compute_s` + `waiting_s` + `done_early_s` make up the whole of it.
 
-    `compute_s` includes `optimizer_s`, the optimizer's step.
-
-    `memory`: [seconds, bytes held from then on], ascending.
+    Attributes:
+        device: Number of the device.
+        compute_s: Seconds in which it computes, the optimizer's step included.
+        optimizer_s: Seconds of the optimizer's step.
+        waiting_s: Seconds in which it has nothing to compute, until its last action.
+        done_early_s: Seconds behind its last action.
+        utilisation: Share of the step in which it computes.
+        peak_memory_bytes: The most bytes that it holds.
+        memory: Seconds, and bytes held from then on, ascending.
     """
 
     device: int
@@ -32,8 +38,17 @@ class DeviceUse(Model):
 
 
 class SliceTimes(Model):
-    """When a slice runs in the step's first batch: from its first device's start to its last device's end,
-    forward and backward.
+    """When a slice runs in the step's first batch: from its first device's start to its last device's end.
+
+    Attributes:
+        metaop: Name of the MetaOp.
+        ops: Its ops, [first, last).
+        num_devices: Devices that it runs on.
+        micro_batch: Which of how many micro-batches it is of, '2/4'; empty where its task has one.
+        forward_start_s: Start of the forward pass.
+        forward_end_s: End of the forward pass.
+        backward_start_s: Start of the backward pass.
+        backward_end_s: End of the backward pass.
     """
 
     metaop: str
@@ -50,14 +65,15 @@ class Waiting(Model):
     """All waits of one MetaOp's slices for one thing, over all devices.
 
     Attributes:
-        metaop: that waits; None for the optimizer step.
-        cause: what for.
-        source: the MetaOp it comes from; None for gradient sums and gathers.
-        num_waits: how many.
-        device_s: seconds, over all devices together.
-        moving_device_s: of these, what it took on the links; the rest is waiting for the source to be ready.
-        longest_s: the longest single wait.
-        longest_device, longest_source: the device that has it, and the device that it waits for.
+        metaop: The MetaOp that waits; null for the optimizer step.
+        cause: What it waits for.
+        source: The MetaOp that this comes from; null for gradient sums and gathers.
+        num_waits: How many waits.
+        device_s: Their seconds, over all devices together.
+        moving_device_s: What of these it took on the links; the rest is waiting for the source to be ready.
+        longest_s: The longest single wait.
+        longest_device: The device that has it.
+        longest_source: The device that it waits for.
     """
 
     metaop: str | None
@@ -72,13 +88,27 @@ class Waiting(Model):
 
 
 class SimulationReport(Artifact):
-    """The document of `spindle simulate --json`.
+    """The document of `spindle simulate --json`. With islands that average only now and then all of it is of
+    one, without the outer step, which is not simulated.
 
-    `iteration_s`: of one batch, on average; all else is of the whole step, of `accumulate` batches.
-    With `islands` that average now and then alone all this is of one, without the outer step, which is not
-    simulated: the plan says that it takes `outer_step_s` after every `outer_every` steps. `mean_iteration_s`
-    has an iteration's part of it.
-    `waits` are ordered by their seconds, most first; `devices` by number; `slices` as in the plan.
+    Attributes:
+        plan: The plan.
+        strategy: Its strategy.
+        num_devices: Devices of the plan.
+        iteration_s: Seconds of one batch, on average; all else is of the whole step.
+        planned_iteration_s: The same as the plan predicts it.
+        accumulate: Batches of a step.
+        step_s: Seconds of the step.
+        islands: How many islands there are.
+        outer_step_s: Seconds of an outer step, as the plan says.
+        outer_every: Steps from one outer step to the next.
+        mean_iteration_s: iteration_s with an iteration's part of an outer step.
+        mean_utilisation: Mean over the devices of the share of the step in which they compute.
+        transferred_bytes: Bytes of all messages.
+        summed_bytes: Bytes of all collectives.
+        devices: Each device, by number.
+        slices: Each slice, as in the plan.
+        waits: Waits, by their seconds, most first.
     """
 
     KIND: ClassVar[str] = "simulation"

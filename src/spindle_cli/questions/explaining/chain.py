@@ -27,7 +27,16 @@ class Link(Model):
     """One slice of the critical chain, or where the plan tells passes apart one pass of it, and why it did
     not start earlier.
 
-    `idle_s`: seconds between the end of what it waits for and its start.
+    Attributes:
+        metaop: Name of the MetaOp.
+        ops: Its ops, [first, last).
+        num_devices: Devices that it runs on.
+        start_s: Its start.
+        end_s: Its end.
+        cause: What it waits for.
+        idle_s: Seconds between the end of what it waits for and its start.
+        is_backward: Whether it is a backward pass.
+        micro_batch: Which of how many micro-batches it is of, '2/4'; empty where its task has one.
     """
 
     metaop: str

@@ -27,7 +27,13 @@ CRITICAL = 1e-6
 
 
 class OtherSize(Model):
-    """The question of a plan solved again with another number of devices; None where there is no plan."""
+    """The question of a plan solved again with another number of devices.
+
+    Attributes:
+        num_devices: How many devices.
+        lower_bound_s: Seconds that no schedule can be shorter than; null where there is no plan.
+        iteration_s: Seconds of an iteration; null where there is no plan.
+    """
 
     num_devices: int
     lower_bound_s: float | None
@@ -35,7 +41,14 @@ class OtherSize(Model):
 
 
 class OfType(Model):
-    """What one more device of a type is worth: by the dual value, and solved again."""
+    """What one more device of a type is worth.
+
+    Attributes:
+        device: The type.
+        num_devices: Devices of the type.
+        device_value_s: Seconds by which the bound falls per device added, by the dual value.
+        more: One device more, solved again.
+    """
 
     device: str
     num_devices: int
@@ -46,10 +59,13 @@ class OfType(Model):
 class Worth(Model):
     """What devices are worth.
 
-    `device_part`: part of the bound that is held by the number of devices (the rest by chains of MetaOps).
-    `device_value_s`: seconds by which the bound falls per device added, by the dual value. `fewer`, `more`:
-    one device fewer and one more, solved again; of devices of several types, those at the cluster's end.
-    `of_types`: of each type, where there are several.
+    Attributes:
+        lower_bound_s: Seconds that no schedule can be shorter than.
+        device_part: Part of the bound that is held by the number of devices; chains of MetaOps hold the rest.
+        device_value_s: Seconds by which the bound falls per device added, by the dual value.
+        fewer: One device fewer, solved again; of devices of several types, at the cluster's end.
+        more: One device more, solved again; of devices of several types, at the cluster's end.
+        of_types: What each type is worth, where there are several.
     """
 
     lower_bound_s: float
@@ -63,9 +79,14 @@ class Worth(Model):
 class Choice(Model):
     """One number of devices that a MetaOp could have had.
 
-    `priced`: its seconds and device-seconds at the program's prices, over the cheapest choice's, less 1: what
-    it wastes.
-    `bound_ops`, `plan_ops`: ops that run on it in the bound's optimum and in the plan.
+    Attributes:
+        num_devices: How many devices.
+        op_s: Seconds of an op.
+        device_s: Device-seconds of an op.
+        priced: Its seconds and device-seconds at the program's prices, over the cheapest choice's, less 1:
+            what it wastes.
+        bound_ops: Ops that run on it in the bound's optimum.
+        plan_ops: Ops that run on it in the plan.
     """
 
     num_devices: int
@@ -77,7 +98,13 @@ class Choice(Model):
 
 
 class Reason(Model):
-    """Why a MetaOp got its devices. `critical`: seconds that the bound grows by per second added to it."""
+    """Why a MetaOp got its devices.
+
+    Attributes:
+        metaop: Name of the MetaOp.
+        critical: Seconds that the bound grows by per second added to it.
+        choices: The numbers of devices that it could have had.
+    """
 
     metaop: str
     critical: float
