@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import socket
@@ -14,6 +15,7 @@ import torch
 import value_toys
 from alone import ALONE, run_case, world_of_one
 from case_runs import ADAMW, SGD, Case, captured, prepare, run_cases
+from torch import nn
 from value_toys import BUILT, SETTINGS, Net
 
 from spindle_cli.errors import UsageError, WorkloadError
@@ -222,7 +224,6 @@ CHANGES: Mapping[str, tuple[Callable[[Net], object], str]] = {
     ),
     "of a module": (set_margin, r"value_toys:SETTINGS\.margin, which was 0.5 .* is 0.75"),
     "a mode": (lambda net: net.eval(), r"reads .*training, which was True"),
-    "a buffer": (lambda net: net.shift.fill_(1.0), r"reads shift"),
     "gradients": (
         lambda net: net.layers[0].linear.weight.requires_grad_(False),
         r"takes no gradient any more",
@@ -250,6 +251,64 @@ def test_what_somebody_else_changes_ends_the_run_before_it_trains_another_model(
         assert re.match(r".*value_toys\.py:\d+: task 'net': forward reads beta", str(caught.value))
         assert "step_values={'beta': function}" in str(caught.value)
         assert "run.set_value('net/beta', number)" in str(caught.value)
+
+
+def weight_of(net: Net) -> nn.Parameter:
+    return net.layers[0].linear.weight
+
+
+@torch.no_grad()
+def clamped(net: Net) -> None:
+    weight_of(net).clamp_(-0.1, 0.1)
+
+
+@torch.no_grad()
+def moved_together(net: Net) -> None:
+    torch._foreach_mul_([weight_of(net)], 0.9)
+
+
+WEIGHT = r"the parameter 'layers\.0\.linear\.weight' of task 'net' in after_step \(step 1\): other devices"
+WRITES: Mapping[str, tuple[Callable[[Net], object], str]] = {
+    "a parameter": (clamped, WEIGHT),
+    "its data": (lambda net: weight_of(net).data.clamp_(-0.1, 0.1), WEIGHT),
+    "several": (moved_together, WEIGHT),
+    "a row": (lambda net: weight_of(net).detach()[0].zero_(), WEIGHT),
+    "other memory": (lambda net: setattr(weight_of(net), "data", torch.zeros(6, 6)), WEIGHT),
+    "another": (lambda net: setattr(net.layers[0].linear, "weight", nn.Parameter(torch.zeros(6, 6))), WEIGHT),
+    "values from elsewhere": (lambda net: net.load_state_dict(net.state_dict()), r"the buffer 'shift"),
+    "a buffer": (lambda net: net.shift.fill_(1.0), r"the buffer 'shift' of task 'net' in after_step"),
+}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("kind", WRITES)
+def test_a_callback_that_changes_what_is_trained_ends_the_run(kind: str, tmp_path: Path) -> None:
+    does, said = WRITES[kind]
+    with (
+        pytest.raises(WorkloadError, match=f"the callback Does changes {said}") as caught,
+        trainer_of(tmp_path / "run", [Does(does)]) as trainer,  # type: ignore[arg-type]
+    ):
+        trainer.train()
+    assert len(found(tmp_path / "run")) == 2
+    assert "follows=[Follows(teacher, student, decay)]" in str(caught.value.hint)
+    if kind == "a parameter":
+        assert re.match(r".*test_step_values_in_runs\.py:\d+: the callback", str(caught.value))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_callback_may_read_what_is_trained_and_change_a_copy(tmp_path: Path) -> None:
+    copies: list[Net] = []
+
+    @torch.no_grad()
+    def follow(net: Net) -> None:
+        copies.append(copy.deepcopy(net))
+        for slow, fast in zip(copies[0].parameters(), net.parameters(), strict=True):
+            slow.mul_(0.9).add_(fast, alpha=0.1)
+
+    with trainer_of(tmp_path / "run", [Does(follow)]) as trainer:
+        trainer.train()
+    assert len(copies) == 1
+    assert len(found(tmp_path / "run")) == 4
 
 
 @pytest.mark.usefixtures("alone")

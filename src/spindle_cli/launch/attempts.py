@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -62,11 +62,12 @@ class Attempts:
         progress: tuple[int, int],
         hold: Hold,
         head_start: HeadStart | None = None,
+        begins_anew: Sequence[str] = (),
     ) -> None:
         """`ranks`: this node's workers. `progress`: the run's steps, and the samples of each. `hold`: on the
         run's folder.
 
-        `head_start`: of the first attempt.
+        `head_start`: of the first attempt. `begins_anew`: what no checkpoint has, for people.
         """
         self._head_start = head_start
         self._launch = launch
@@ -76,6 +77,7 @@ class Attempts:
         self._say = say
         self._progress = progress
         self._hold = hold
+        self._begins_anew = begins_anew
         self._failures = 0
         self.steps: list[StepMetrics] = []
 
@@ -172,6 +174,9 @@ class Attempts:
                 self._say(f"warning: {problem}")
         start = self._start_of_all() if found is None else found.folder
         self._say(f"starting again from {start} ({self._failures} of {launch.restarts} restarts)")
+        if found is not None:
+            for line in self._begins_anew:
+                self._say(f"  {line}")
         return build_again(launch, step)
 
     def _start_of_all(self) -> str:

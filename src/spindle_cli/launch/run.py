@@ -222,7 +222,8 @@ def start(
         launch = _with_folder(timed(_held(prepared, hold, say), prepared.begun_s), begins, say)
         launch = hand_on(with_datasets(launch, prepared.datasets), prepared.workload.memo)
         signals.pass_on(launch.run_dir)
-        attempts = Attempts(launch, prepared.ranks, signals, console, say, progress, hold, head_start)
+        kept = prepared.workload.graph.kept
+        attempts = Attempts(launch, prepared.ranks, signals, console, say, progress, hold, head_start, kept)
         try:
             attempts.run()
         except (KeyboardInterrupt, SystemExit):

@@ -25,7 +25,8 @@ _UNSAID = ("steps", "shard_optimizer")
 class StartPoint:
     """The checkpoint that a run goes on from. `is_own`: the run's, and not another's.
 
-    `lines`: what is taken over from another run and what is not, and data that has changed, for people.
+    `lines`: what is taken over from another run and what is not, data that has changed, and what begins anew
+    as no checkpoint has it, for people.
     """
 
     found: FoundCheckpoint
@@ -67,7 +68,7 @@ def find_start(
                 "\n  ".join((f"{found.folder}: the data is not what the run was trained on:", *lines)),
                 hint="Put it back, or go on with what is there now with --allow-changed-data.",
             )
-        return StartPoint(found, is_own=True, lines=lines)
+        return StartPoint(found, is_own=True, lines=(*lines, *workload.graph.kept))
     if request.begin_from is None:
         return None
     found = find_checkpoint(request.begin_from, step=request.begin_step, reads_all=True)

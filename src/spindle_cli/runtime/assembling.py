@@ -323,7 +323,7 @@ def make_training(
         stopwatch=stopwatch,
         log=MetricsLog(request.run_dir, steps.start) if seat.rank == 0 else None,
         clock=clock,
-        followers=Callbacks(callbacks, seat.rank_among_all),
+        followers=Callbacks(callbacks, seat.rank_among_all, request.workload),
         evaluator=evaluator,
         rates=LearningRates(model.train, model.groups, state.optimizers, steps.start),
         work=_work_of_steps(seat, model),

@@ -110,6 +110,8 @@ class Op:
         sees_gradients: `gradients` is what autograd has said, of an op that runs on tensors without values
             and has its own gradients from such ops; else those that may come, and each step shows which do.
         draws_own: it draws from a `torch.Generator` that somebody holds; in the run from its stream.
+        kept: what its forward leaves for the next batch where no checkpoint has it, in attributes, objects,
+            classes and files; by names from the task's module.
     """
 
     index: int
@@ -135,6 +137,7 @@ class Op:
     asks_gradients: bool = False
     sees_gradients: bool = True
     draws_own: bool = False
+    kept: tuple[str, ...] = ()
 
     @property
     def computed_with(self) -> tuple[str, ...]:
@@ -260,6 +263,18 @@ class WorkloadGraph:
         return {metaop.name: metaop for metaop in self.metaops}
 
     @cached_property
+    def kept(self) -> tuple[str, ...]:
+        """For people: what operators keep from batch to batch that no checkpoint has."""
+        return tuple(
+            f"task {name!r}: {op.target or 'its loss'} keeps {', '.join(op.kept)} from batch to batch, which "
+            "no checkpoint has: a run that goes on begins with what the build has there. Where it matters, "
+            "keep it in a buffer (register_buffer)"
+            for name, task in self.tasks.items()
+            for op in task.ops
+            if op.kept
+        )
+
+    @cached_property
     def notes(self) -> tuple[str, ...]:
         """For people: MetaOps that were found to be coupled although the workload does not list them, fields
         that are taken as the same in every sample, parameters that a forward moves, and what is left out of
@@ -296,4 +311,4 @@ class WorkloadGraph:
             for name, task in self.tasks.items()
             if task.left_out_of_items
         )
-        return (*coupled, *fixed, *moved, *drawing, *left_out)
+        return (*coupled, *fixed, *moved, *drawing, *left_out, *self.kept)

@@ -75,6 +75,7 @@ class FindingsRecord(Model):
     why_not: StateRecord | None = None
     changed: tuple[str, ...] = ()
     draws_own: bool = False
+    kept: tuple[str, ...] = ()
 
 
 class FlowRecord(Model):

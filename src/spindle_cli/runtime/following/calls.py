@@ -1,6 +1,7 @@
 """Call the callbacks of a run, and say of what one raises whose it is.
 
-Code of the user's that reads a parameter that is shared out is told that it is not there.
+Code of the user's that reads a parameter that is shared out is told that it is not there, and what changes
+one is refused: other devices have it, or a part of it, too.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.errors import RunFailedError, SpindleError, WorkloadError
 from spindle_cli.runtime.following.callback import Callback, RunInfo
 from spindle_cli.runtime.results import Step
-from spindle_cli.workload.refuse import place_of_error
+from spindle_cli.workload.building.load import built_modules
+from spindle_cli.workload.building.writes import written_by
+from spindle_cli.workload.refuse import place_of_caller, place_of_error
+from spindle_cli.workload.tracing.moves import DECLARE
 
 if TYPE_CHECKING:
     from spindle_cli.files.runs.evaluations import Evaluation
@@ -27,7 +32,9 @@ if TYPE_CHECKING:
 class Callbacks:
     """Those of this rank, in their order; raises RunFailedError where one of them raises anything."""
 
-    def __init__(self, callbacks: Sequence[Callback], rank: int) -> None:
+    def __init__(self, callbacks: Sequence[Callback], rank: int, source: str | None = None) -> None:
+        """`source`: of the workload, whose builds they leave as they are."""
+        self._source = source
         self._own = tuple(each for each in callbacks if each.on_every_rank or rank == 0)
 
     def at_start(self, run: RunInfo) -> None:
@@ -53,7 +60,9 @@ class Callbacks:
 
     def _call(self, name: str, when: str, call: Callable[[Callback], None]) -> None:
         for callback in self._own:
-            with _blaming(callback, name, when), RefusingWhatIsAbsent():
+            held = [] if self._source is None else built_modules(self._source)
+            said = f"the callback {type(callback).__name__} changes {{}} in {name} ({when})"
+            with _blaming(callback, name, when), refusing_changes(held, said), RefusingWhatIsAbsent():
                 call(callback)
 
 
@@ -87,6 +96,85 @@ def require_callbacks(found: Sequence[object]) -> tuple[Callback, ...]:
                 hint="Derive the class from spindle_cli.Callback, and give an object of it.",
             )
     return tuple(each for each in found if isinstance(each, Callback))
+
+
+@contextmanager
+def refusing_changes(held: Sequence[tuple[str, str, nn.Module]], said: str) -> Iterator[None]:
+    """Refuse whatever changes parameters, buffers or gradients inside, or puts others in their place.
+
+    Args:
+        held: the modules, with their tasks and names.
+        said: what is refused, with {} for what is changed.
+
+    Raises:
+        WorkloadError: something does.
+    """
+    before = _places(held)
+    writes = _RefusingWrites(held, said)
+    try:
+        with writes:
+            yield
+    finally:
+        if writes.refused is not None:  # whatever has become of it: load_state_dict collects what is raised
+            raise writes.refused
+    for key, place in _places(held).items():
+        if before.get(key) != place:
+            raise _changed(said, f"the parameter {key[1]}", None)
+
+
+def _places(held: Sequence[tuple[str, str, nn.Module]]) -> dict[tuple[int, str], tuple[int, int]]:
+    """Which tensor is each parameter, and where its memory is."""
+    return {
+        (id(module), _named(task, name)): (id(tensor), tensor.data_ptr())
+        for task, prefix, module in held
+        for name, tensor in module.named_parameters(prefix=prefix)
+    }
+
+
+def _named(task: str, name: str) -> str:
+    return f"{name!r} of task {task!r}"
+
+
+def _changed(said: str, what: str, place: str | None) -> WorkloadError:
+    where = f"{place}: " if place else ""
+    return WorkloadError(
+        f"{where}{said.format(what)}: other devices have it, or a part of it, and the next step has begun",
+        hint=f"{DECLARE} Initial values come by `init_from`, and gradients are clipped by `clip_norm` and "
+        "`clip_value`. A copy of your own (copy.deepcopy) may be changed.",
+    )
+
+
+class _RefusingWrites(TorchDispatchMode):
+    """Inside, an operation that writes into what modules hold is refused, by whichever name it has it."""
+
+    def __init__(self, held: Sequence[tuple[str, str, nn.Module]], said: str) -> None:
+        super().__init__()
+        self._held = held
+        self._said = said
+        self.refused: WorkloadError | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        written = {_memory(tensor) for tensor in written_by(func, args, kwargs or {})} - {None}
+        if written:
+            for name, tensor in self._tensors():
+                if _memory(tensor) in written:
+                    self.refused = self.refused or _changed(self._said, name, place_of_caller())
+                    raise self.refused
+        return func(*args, **(kwargs or {}))
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for task, prefix, module in self._held:
+            for name, parameter in module.named_parameters(prefix=prefix):
+                yield f"the parameter {_named(task, name)}", parameter
+                if parameter.grad is not None:
+                    yield f"the gradient of {_named(task, name)}", parameter.grad
+            for name, buffer in module.named_buffers(prefix=prefix):
+                yield f"the buffer {_named(task, name)}", buffer
+
+
+def _memory(tensor: Tensor) -> int | None:
+    """What tells whose memory a tensor has; None: of no memory of its own, as a sparse one."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
 
 
 # They ask for no values; neither does whatever is an attribute.

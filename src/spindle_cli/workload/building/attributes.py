@@ -63,6 +63,11 @@ class Changes:
         """Whether there was any."""
         return bool(self.counted or self.elsewhere or self.buffers or self.tensors or self.held)
 
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Plain values that are now others, and what grew or shrank, wherever."""
+        return (*(f"self.{name}" for name in self.counted), *self.elsewhere)
+
 
 @dataclass(frozen=True)
 class _Part:

@@ -139,6 +139,7 @@ class Cutter:
             made,
             changes=self._changes(own, (*made.parameters, *made.buffers)),
             draws_own=any(self._trace.samples.draws_own(node) for node in own),
+            kept=tuple(dict.fromkeys(name for node in own for name in self._trace.samples.kept(node))),
         )
 
     def _copied(

@@ -45,6 +45,8 @@ class Findings:
         changed: the module's parameters and buffers that its forward changes, by the names that it has; of a
             call in glue, those that it is given, by their places among its tensors.
         draws_own: it draws from a generator that somebody holds (`own_draws.py`).
+        kept: what its forward leaves for the next one where no checkpoint has it, in attributes, objects,
+            classes and files.
     """
 
     results: tuple[Any, ...] | None
@@ -52,6 +54,7 @@ class Findings:
     why_not: Mixed | None = None
     changed: tuple[str, ...] = ()
     draws_own: bool = False
+    kept: tuple[str, ...] = ()
 
     def record(self) -> FindingsRecord:
         """As data. Raises NotPortableError: a result is of a type of the user's own."""
@@ -61,6 +64,7 @@ class Findings:
             why_not=None if self.why_not is None else _state_record(self.why_not),
             changed=self.changed,
             draws_own=self.draws_own,
+            kept=self.kept,
         )
 
     @classmethod
@@ -74,6 +78,7 @@ class Findings:
             why_not,
             record.changed,
             record.draws_own,
+            record.kept,
         )
 
 
@@ -118,10 +123,10 @@ def examine(
         watched = {**own, **_given(faked[0], held)}
         found = _examine(run, faked, states, sizes, watched, module)
     if found.results is None:
-        seen = None if module is None else observer.changed.get(observer.kinds.behaviour(module))
-        return found if seen is None else replace(found, changed=seen)
+        seen = None if module is None else observer.left.get(observer.kinds.behaviour(module))
+        return found if seen is None else replace(found, changed=seen.changed, kept=seen.kept)
     results = pytree.tree_map(lambda item: empty_like(item, "meta"), found.results)
-    return Findings(results, found.states, found.why_not, found.changed, found.draws_own)
+    return replace(found, results=results)
 
 
 def _examine(
@@ -199,7 +204,8 @@ def _examine_with(
         or _normalises_other(follower, normalised[0])
     )
     changed = _changed(module, watched, tapes, changes)
-    return Findings(tuple(results), found, why_not, changed, draws.follows)
+    kept = (*changes.kept, *(each.name for each in carried))
+    return Findings(tuple(results), found, why_not, changed, draws.follows, tuple(dict.fromkeys(kept)))
 
 
 def _draws_the_same(draws: OwnDraws) -> Mixed | None:

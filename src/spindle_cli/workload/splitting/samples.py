@@ -6,7 +6,9 @@ shapes allow it, as if another op had handed them on. What hangs together is dec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -74,7 +76,7 @@ class Verdicts:
             lambda found: found.results is not None,
         )
         results = None if found.results is None else pytree.tree_map(again, found.results)
-        return Findings(results, found.states, found.why_not, found.changed, found.draws_own)
+        return replace(found, results=results)
 
     def findings(self) -> dict[str, FindingsRecord]:
         """What was found, for another process (see `AnalysisMemo`)."""
@@ -114,6 +116,7 @@ class Samples:
         self._why_not: dict[fx.Node, Mixed] = {}
         self._changed: dict[fx.Node, tuple[str, ...]] = {}
         self._drawing: set[fx.Node] = set()
+        self._kept: dict[fx.Node, tuple[str, ...]] = {}
         for node in graph.nodes:
             if node.op != "output":
                 self._visit(node)
@@ -149,6 +152,10 @@ class Samples:
         """Whether a node draws from a generator that somebody holds."""
         return node in self._drawing
 
+    def kept(self, node: fx.Node) -> tuple[str, ...]:
+        """What a node leaves for the next batch where no checkpoint has it; see `Op.kept`."""
+        return self._kept.get(node, ())
+
     def _visit(self, node: fx.Node) -> None:
         if node.op == "placeholder":
             field = self._shapes.values[node]
@@ -173,6 +180,9 @@ class Samples:
             module = self._root.get_submodule(str(node.target))
             found = self._verdicts.of_module(module, inputs, states, self._sizes)
             self._changed[node] = tuple(f"{node.target}.{name}" for name in found.changed)
+            # Code that runs as it is written is the task's own: it has these by their names there.
+            owner = "" if getattr(module, "owners", ()) else f"{node.target}."
+            self._kept[node] = tuple(re.sub(r"^self\.", owner, name) for name in found.kept)
         else:
             held = self._held(inputs[0], node)
             run = _function(node)

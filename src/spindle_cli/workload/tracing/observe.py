@@ -40,7 +40,7 @@ from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.tracing.modes import SeenModes
 from spindle_cli.workload.tracing.proxies.row_by_row import USE
 from spindle_cli.workload.tracing.proxies.scratch import SeenAttributes
-from spindle_cli.workload.tracing.seen import OtherShapesError, Samples, seen_result
+from spindle_cli.workload.tracing.seen import LeftBehind, OtherShapesError, Samples, seen_result
 from spindle_cli.workload.tracing.shapes import (
     ChangesRecordError,
     Shapes,
@@ -80,8 +80,8 @@ class Observer:
         self.attributes = SeenAttributes()
         # by task, samples of its dataset to see what gives no shapes without values; of others it fails
         self.samples: dict[str, Samples] = {}
-        # by the behaviour of modules that were seen on these, what they were seen to change
-        self.changed: dict[str, tuple[str, ...]] = {}
+        # by the behaviour of modules that were seen on these, what they were seen to leave
+        self.left: dict[str, LeftBehind] = {}
         self.modes = SeenModes()
         # by id, with the tensor itself, so that its id stays its own
         self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
@@ -122,16 +122,16 @@ class Observer:
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        otherwise: Callable[[Exception], tuple[Any, tuple[str, ...]]] | None = None,
+        otherwise: Callable[[Exception], tuple[Any, LeftBehind]] | None = None,
     ) -> Any:
         """What a module gives, from memory if an equal one was given equal inputs.
 
         Args:
             otherwise: finds it where the module fails on fake tensors, with what the module was seen to
-                change; or raises what it is given.
+                leave; or raises what it is given.
         """
 
-        def find() -> tuple[Any, tuple[str, ...] | None]:
+        def find() -> tuple[Any, tuple[tuple[str, ...], tuple[str, ...]] | None]:
             try:
                 return self._run(module, args, kwargs), None
             except (_ChangesItsInputError, _ReplacesParameterError, ChangesRecordError):
@@ -139,14 +139,14 @@ class Observer:
             except Exception as error:
                 if otherwise is None:
                     raise
-                result, changed = otherwise(error)
-                return pytree.tree_map(self._like, result), changed
+                result, left = otherwise(error)
+                return pytree.tree_map(self._like, result), (left.changed, left.kept)
 
         described = pytree.tree_map(_describe, (args, kwargs))
         unnumbered, numbered = (f"{text} {described}" for text in self.kinds.behaviours(module))
-        found, changed = self._calls.of((unnumbered, numbered), module, find)
-        if changed is not None:
-            self.changed[self.kinds.behaviour(module)] = changed
+        found, left = self._calls.of((unnumbered, numbered), module, find)
+        if left is not None:
+            self.left[self.kinds.behaviour(module)] = LeftBehind(*left)
         return pytree.tree_map(again, found)
 
     def _like(self, value: Any) -> Any:
@@ -348,8 +348,8 @@ class Run(fx.Interpreter):
     def _more_samples(self) -> Mapping[str, Tensor]:
         return {**self._samples, **self._observer.samples[self._task]()}
 
-    def _seen(self, node: fx.Node, module: nn.Module, error: Exception) -> tuple[Any, tuple[str, ...]]:
-        """What a module gives that fails on fake tensors, and what it changes.
+    def _seen(self, node: fx.Node, module: nn.Module, error: Exception) -> tuple[Any, LeftBehind]:
+        """What a module gives that fails on fake tensors, and what it leaves.
 
         Raises:
             WorkloadError: another thing for other samples.

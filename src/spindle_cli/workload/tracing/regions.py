@@ -299,6 +299,13 @@ class Part:
         made = [name for name in (*_names(inside, ast.Store), *_changed(inside)) if name in later]
         return cls(function, tree, cut, takes, tuple(dict.fromkeys(made)))
 
+    def names_around(self) -> frozenset[str]:
+        """The names and attributes that the other statements of the function have."""
+        others = [*self.tree.body[: self.cut.start], *self.tree.body[self.cut.end :]]
+        nodes = [node for statement in others for node in ast.walk(statement)]
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        return frozenset(names | {node.attr for node in nodes if isinstance(node, ast.Attribute)})
+
     @property
     def line(self) -> int:
         """The line of its file that it begins in."""
@@ -503,6 +510,7 @@ class Region(nn.Module):
         self.line = code.line
         self.text = hashlib.sha256(code.text().encode()).hexdigest()[:16]
         self.ends_function = code.gives is None
+        self._around = code.names_around()
         # Not among the attributes that torch looks through: the module that is `self` in the code has others.
         self._run = function
         self._values = values
@@ -529,7 +537,7 @@ class Region(nn.Module):
         made = Region.__new__(Region)
         nn.Module.__init__(made)
         made.line, made.text, made.ends_function = self.line, self.text, self.ends_function
-        made._changed, made._places = self._changed, []
+        made._changed, made._around, made._places = self._changed, self._around, []
         if twins.of(self._run) is not self._run:
             raise NoTwinError
         made._run = self._run
@@ -548,6 +556,10 @@ class Region(nn.Module):
     def place(self) -> str:
         """Where it begins, seen from the present folder: no attribute, which would tell regions apart."""
         return place_of(self._run.__code__.co_filename, self.line)
+
+    def names_around(self) -> frozenset[str]:
+        """The names and attributes that the rest of the function uses."""
+        return self._around
 
     def changed_places(self) -> list[int]:
         """The places of the values that it may change in place.

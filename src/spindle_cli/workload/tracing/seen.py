@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from spindle_cli.workload.building.attributes import swapped_tensors
+from spindle_cli.workload.building.attributes import Before, Changes, swapped_tensors
 from spindle_cli.workload.fixed.marks import is_fixed
 from spindle_cli.workload.tracing.shapes import leaves_of, records_kept, show_records
 
@@ -27,15 +28,28 @@ _SCALE = 0.5
 Samples = Callable[[], Mapping[str, Tensor]]
 
 
+@dataclass(frozen=True)
+class LeftBehind:
+    """What a module was seen to leave for its next call.
+
+    Attributes:
+        changed: its parameters and buffers that it changes.
+        kept: what it keeps where no checkpoint has it.
+    """
+
+    changed: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
 class OtherShapesError(Exception):
     """What code gives has other shapes, or is of another structure, for other samples."""
 
 
 def seen_result(
     node: fx.Node, module: nn.Module, samples: Samples, count: int, values: Mapping[fx.Node, Any]
-) -> tuple[Any, tuple[str, ...]]:
+) -> tuple[Any, LeftBehind]:
     """What a module gives that a node calls, on real samples, of which nothing but shapes has a meaning; and
-    which of its parameters and buffers it changes.
+    what it leaves.
 
     Args:
         samples: gives some of the dataset, any number.
@@ -48,7 +62,7 @@ def seen_result(
     """
     found: Any = None
     with plainly(), held_for_real(module) as held:
-        few = samples()
+        few, before, changes = samples(), Before(module), Changes()
         for shift in range(_TRIED):
             real = _Real({name: _taken(field, count, shift) for name, field in few.items()}, values)
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), real.value)
@@ -60,7 +74,8 @@ def seen_result(
                 raise OtherShapesError(f"it gives {odd!r}, which may be another one for other samples")
             found = result if shift == 0 else _alike(found, result)
         changed = [name for name, each in _named(module) if held.get(name) is not each or each._version > 0]
-    return found, tuple(changed)
+        before.compare(changes)
+    return found, LeftBehind(tuple(changed), changes.kept)
 
 
 def _named(module: nn.Module) -> list[tuple[str, Tensor]]:

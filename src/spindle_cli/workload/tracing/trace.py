@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -486,6 +487,28 @@ def _graph_of(
     return tracer, moves, graph
 
 
+def _refuse_kept_apart(task: Task, node: fx.Node, region: Region, observer: Observer) -> None:
+    """Refuse a region that keeps something for the next forward which what is around it names: a trace has
+    what was there when it was made.
+
+    Raises:
+        UnfitError: there is one; it may fit where it has in it what is around it.
+    """
+    left = observer.left.get(observer.kinds.behaviour(region))
+    around = region.names_around()
+    for name in () if left is None else left.kept:
+        if re.findall(r"\w+", re.sub(r"\[.*?\]|'s default", "", name))[-1] in around:
+            made = refusal(
+                task.name,
+                f"forward keeps {name} for the next one in what runs as it is written, where it decides by "
+                "values, and uses it elsewhere too, where a trace has what was there when it was made",
+                region.place,
+                "Put what reads it and what changes it into one nn.Module, whose result the loss is made of, "
+                "and list its class in the workload's `operators`: it runs whole, on one device.",
+            )
+            raise UnfitError.of(made, node.meta[FRAMES], starts=True, ends=True)
+
+
 def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> None:
     """Refuse regions that write into parameters or buffers which others read, each of its own copy, or that
     do nothing else, as nobody would run them.
@@ -507,7 +530,10 @@ def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> Non
             read[node] = {names[id(tensor)] for tensor in held if id(tensor) in names}
     for node in graph.find_nodes(op="call_module"):
         region = root.get_submodule(node.target)
-        changed = observer.changed.get(observer.kinds.behaviour(region), ())
+        if isinstance(region, Region):
+            _refuse_kept_apart(task, node, region, observer)
+        left = observer.left.get(observer.kinds.behaviour(region))
+        changed = () if left is None else left.changed
         if not isinstance(region, Region) or not changed:
             continue
         own = dict([*region.named_parameters(), *region.named_buffers()])
