@@ -33,10 +33,12 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(run_dir: Path, *, allows: bool = False, **datasets: SeenData) -> StartPoint | None:
+def start(
+    run_dir: Path, *, allows: bool = False, kept: tuple[str, ...] = (), **datasets: SeenData
+) -> StartPoint | None:
     request = RunRequest(plan=Path("plan.yaml"), workload="mine.yaml", run_dir=run_dir, resume=True)
     workload = SimpleNamespace(
-        graph=SimpleNamespace(fingerprint="sha256:1"),
+        graph=SimpleNamespace(fingerprint="sha256:1", kept=kept),
         train=TrainSettings(),
         groups=SimpleNamespace(names=dict),
     )
@@ -65,6 +67,12 @@ def test_changed_data_is_said_where_it_is_allowed(run_dir: Path) -> None:
     begins = start(run_dir, allows=True, audio=SHORTER, text=BEFORE)
     assert begins is not None
     assert describe_folder(begins).splitlines()[1:] == ["  task audio: it had 1,000 samples, and has 900 now"]
+
+
+def test_what_no_checkpoint_has_is_named(run_dir: Path) -> None:
+    begins = start(run_dir, kept=("task 'a': l keeps l.n from batch to batch",), audio=BEFORE, text=BEFORE)
+    assert begins is not None
+    assert describe_folder(begins).splitlines()[1:] == ["  task 'a': l keeps l.n from batch to batch"]
 
 
 def test_tasks_that_come_and_go_are_no_change(run_dir: Path) -> None:

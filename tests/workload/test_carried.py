@@ -532,6 +532,12 @@ def test_a_layer_that_keeps_it_elsewhere_stays_whole_too(keep: Keep, nothing_kep
     first, keeper = graph.tasks["t"].ops
     assert not first.coupled and keeper.coupled
     assert KEPT.get(keep, "what it keeps") in (keeper.coupled_because or "")
+    assert not first.kept
+    kept = KEPT.get(keep, "what it keeps")
+    assert any(kept.replace("self.", "keeper.") in name for name in keeper.kept)
+    (line,) = graph.kept
+    assert line.startswith("task 't': keeper keeps ")
+    assert "no checkpoint has" in line and line in graph.notes
 
 
 @pytest.mark.parametrize("keep", KEPT, ids=lambda keep: keep.__name__)

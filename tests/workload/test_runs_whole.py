@@ -397,3 +397,68 @@ def test_what_a_whole_op_hands_on_is_told_where_it_fails() -> None:
     given = {**batch, layer.inputs[0]: torch.randn(BATCH, LENGTH, WIDTH)}
     (made,) = op_module(graph, layer)(*(given[name] for name in (*layer.fields, *layer.inputs)))
     assert made.shape == (BATCH, LENGTH, WIDTH)
+
+
+class Keeping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.history = Block(), list[float]()
+
+
+class Weighed(Keeping):
+    """Weighs its loss by those of the forwards before, which are kept in a list of numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = self.first(x).square().mean()
+        weight = 1.0 if len(self.history) < 2 else self.history[-1] / self.history[-2]
+        self.history.append(loss.item())
+        return loss * weight
+
+
+class WeighedByMethod(Keeping):
+    """Reads them in a method."""
+
+    def rate(self) -> float:
+        return 1.0 if len(self.history) < 2 else self.history[-1] / self.history[-2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = self.first(x).square().mean() * self.rate()
+        self.history.append(loss.item())
+        return loss
+
+
+class Logged(Keeping):
+    """Keeps what it never reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.first(x).square().mean()
+        self.history.append(loss.item())
+        return loss
+
+
+def weighed(net: nn.Module) -> TaskGraph:
+    return analysed(Workload("w", [Task("t", net, 6, Items(x=(WIDTH,)))], (Block,))).tasks["t"]
+
+
+def test_numbers_that_are_kept_by_their_values_and_read_again_are_in_one_part() -> None:
+    """Where both are in one function, what reads them runs whole beside what keeps them."""
+    graph = weighed(Weighed())
+    assert graph.ops[-1].kept == ("history",)
+    root, loss = graph.root, op_module(graph, graph.ops[-1])
+    assert root.history == []
+    given = torch.rand(6, WIDTH)
+    one, two = root.first(given).detach(), root.first(2 * given).detach()
+    values = [float(loss(each)) for each in (one, two, one)]
+    assert values[0] != pytest.approx(values[1], rel=0.01)
+    assert values[2] == pytest.approx(values[1], rel=1e-6), "the loss of `one`, times two's by one's"
+
+
+def test_numbers_that_are_kept_by_their_values_and_read_in_another_function_are_refused() -> None:
+    with pytest.raises(WorkloadError, match=r"forward keeps self\.history for the next one") as raised:
+        weighed(WeighedByMethod())
+    assert "test_runs_whole.py:" in raised.value.message
+    assert "list its class in the workload's `operators`" in str(raised.value.hint)
+
+
+def test_numbers_that_nobody_reads_may_be_kept() -> None:
+    assert [op.kept for op in weighed(Logged()).ops] == [()]

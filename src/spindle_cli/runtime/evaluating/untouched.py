@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.step.held_state import HeldState
-from spindle_cli.workload.building.writes import written_by
+from spindle_cli.workload.building.writes import RefusingWrites
 from spindle_cli.workload.training.item_draws import generators_kept
 
 
@@ -38,7 +37,7 @@ def untouched(
         for module in modules:
             stack.callback(HeldState(module).restore)
             versions = _versions(module)
-            with _Unwritten(module):
+            with RefusingWrites(module.named_parameters, partial(_refusal, module)):
                 module.eval()
             changed = [name for name, version in _versions(module).items() if versions.get(name) != version]
             if changed:
@@ -49,26 +48,6 @@ def untouched(
 def _put_back(values: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
     for parameter, before in values:
         parameter.data.copy_(before)
-
-
-class _Unwritten(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Refuses operations that write to a module's parameters, before they do.
-
-    What is written through `weight.data`, as libraries of adapters do, raises no version.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._module = module
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        written = {tensor.untyped_storage()._cdata for tensor in written_by(func, args, kwargs or {})}
-        for name, held in self._module.named_parameters() if written else ():
-            if held.untyped_storage()._cdata in written:
-                raise _refusal(self._module, name)
-        return func(*args, **(kwargs or {}))
 
 
 def _refusal(module: nn.Module, name: str) -> WorkloadError:

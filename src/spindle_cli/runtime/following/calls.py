@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.errors import RunFailedError, SpindleError, WorkloadError
 from spindle_cli.runtime.following.callback import Callback, RunInfo
 from spindle_cli.runtime.results import Step
 from spindle_cli.workload.building.load import built_modules
-from spindle_cli.workload.building.writes import written_by
+from spindle_cli.workload.building.writes import RefusingWrites
 from spindle_cli.workload.refuse import place_of_caller, place_of_error
 from spindle_cli.workload.tracing.moves import DECLARE
 
@@ -110,12 +109,12 @@ def refusing_changes(held: Sequence[tuple[str, str, nn.Module]], said: str) -> I
         WorkloadError: something does.
     """
     before = _places(held)
-    writes = _RefusingWrites(held, said)
+    writes = RefusingWrites(lambda: _tensors(held), lambda what: _changed(said, what, place_of_caller()))
     try:
         with writes:
             yield
     finally:
-        if writes.refused is not None:  # whatever has become of it: load_state_dict collects what is raised
+        if writes.refused is not None:
             raise writes.refused
     for key, place in _places(held).items():
         if before.get(key) != place:
@@ -144,37 +143,14 @@ def _changed(said: str, what: str, place: str | None) -> WorkloadError:
     )
 
 
-class _RefusingWrites(TorchDispatchMode):
-    """Inside, an operation that writes into what modules hold is refused, by whichever name it has it."""
-
-    def __init__(self, held: Sequence[tuple[str, str, nn.Module]], said: str) -> None:
-        super().__init__()
-        self._held = held
-        self._said = said
-        self.refused: WorkloadError | None = None
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        written = {_memory(tensor) for tensor in written_by(func, args, kwargs or {})} - {None}
-        if written:
-            for name, tensor in self._tensors():
-                if _memory(tensor) in written:
-                    self.refused = self.refused or _changed(self._said, name, place_of_caller())
-                    raise self.refused
-        return func(*args, **(kwargs or {}))
-
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for task, prefix, module in self._held:
-            for name, parameter in module.named_parameters(prefix=prefix):
-                yield f"the parameter {_named(task, name)}", parameter
-                if parameter.grad is not None:
-                    yield f"the gradient of {_named(task, name)}", parameter.grad
-            for name, buffer in module.named_buffers(prefix=prefix):
-                yield f"the buffer {_named(task, name)}", buffer
-
-
-def _memory(tensor: Tensor) -> int | None:
-    """What tells whose memory a tensor has; None: of no memory of its own, as a sparse one."""
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+def _tensors(held: Sequence[tuple[str, str, nn.Module]]) -> Iterator[tuple[str, Tensor]]:
+    for task, prefix, module in held:
+        for name, parameter in module.named_parameters(prefix=prefix):
+            yield f"the parameter {_named(task, name)}", parameter
+            if parameter.grad is not None:
+                yield f"the gradient of {_named(task, name)}", parameter.grad
+        for name, buffer in module.named_buffers(prefix=prefix):
+            yield f"the buffer {_named(task, name)}", buffer
 
 
 # They ask for no values; neither does whatever is an attribute.

@@ -1,12 +1,16 @@
-"""What an operation of torch writes to, by its schema."""
+"""What an operation of torch writes to, by its schema; and refusing what writes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spindle_cli.errors import WorkloadError
 
 # Move their running statistics while training, of which their schemas say nothing.
 _BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
@@ -32,3 +36,37 @@ def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
         for tensor in pytree.tree_leaves(value)
         if isinstance(tensor, Tensor)
     ]
+
+
+class RefusingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Inside, an operation that would write into the memory of some tensors is refused.
+
+    What is written through `weight.data`, as libraries of adapters do, raises no version.
+
+    Attributes:
+        refused: what was, first; code that collects what is raised, as load_state_dict does, hides it.
+    """
+
+    def __init__(
+        self, tensors: Callable[[], Iterable[tuple[str, Tensor]]], refusal: Callable[[str], WorkloadError]
+    ) -> None:
+        """`tensors`: gives them with their names; `refusal`: gives what is raised of one of these."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tensors = tensors
+        self._refusal = refusal
+        self.refused: WorkloadError | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        written = {_memory(tensor) for tensor in written_by(func, args, kwargs or {})} - {None}
+        for name, tensor in self._tensors() if written else ():
+            if _memory(tensor) in written:
+                self.refused = self.refused or self._refusal(name)
+                raise self.refused
+        return func(*args, **(kwargs or {}))
+
+
+def _memory(tensor: Tensor) -> int | None:
+    """What tells whose memory a tensor has; None: it has none of its own, as a sparse one."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None

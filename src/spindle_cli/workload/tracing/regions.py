@@ -511,6 +511,7 @@ class Region(nn.Module):
         self.text = hashlib.sha256(code.text().encode()).hexdigest()[:16]
         self.ends_function = code.gives is None
         self._around = code.names_around()
+        self.part_of = code.function.__qualname__
         # Not among the attributes that torch looks through: the module that is `self` in the code has others.
         self._run = function
         self._values = values
@@ -538,6 +539,7 @@ class Region(nn.Module):
         nn.Module.__init__(made)
         made.line, made.text, made.ends_function = self.line, self.text, self.ends_function
         made._changed, made._around, made._places = self._changed, self._around, []
+        made.part_of = self.part_of
         if twins.of(self._run) is not self._run:
             raise NoTwinError
         made._run = self._run
@@ -560,6 +562,11 @@ class Region(nn.Module):
     def names_around(self) -> frozenset[str]:
         """The names and attributes that the rest of the function uses."""
         return self._around
+
+    @property
+    def function(self) -> types.FunctionType:
+        """The statements as a function."""
+        return self._run
 
     def changed_places(self) -> list[int]:
         """The places of the values that it may change in place.

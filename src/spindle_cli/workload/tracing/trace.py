@@ -25,6 +25,7 @@ from spindle_cli.workload.moving import Move
 from spindle_cli.workload.names.modules import root_of
 from spindle_cli.workload.one_process import is_of_distributed, refuse_call
 from spindle_cli.workload.own_draws import unseeded
+from spindle_cli.workload.reads import Reads
 from spindle_cli.workload.refuse import (
     frames_of_caller,
     frames_of_error,
@@ -493,11 +494,13 @@ def _refuse_kept_apart(task: Task, node: fx.Node, region: Region, observer: Obse
 
     Raises:
         UnfitError: there is one; it may fit where it has in it what is around it.
+        WorkloadError: another function names it.
     """
     left = observer.left.get(observer.kinds.behaviour(region))
-    around = region.names_around()
     for name in () if left is None else left.kept:
-        if re.findall(r"\w+", re.sub(r"\[.*?\]|'s default", "", name))[-1] in around:
+        own = re.findall(r"\w+", re.sub(r"\[.*?\]|'s default", "", name))[-1]
+        is_around = own in region.names_around()
+        if is_around or own in _names_elsewhere(task.module, region):
             made = refusal(
                 task.name,
                 f"forward keeps {name} for the next one in what runs as it is written, where it decides by "
@@ -506,7 +509,22 @@ def _refuse_kept_apart(task: Task, node: fx.Node, region: Region, observer: Obse
                 "Put what reads it and what changes it into one nn.Module, whose result the loss is made of, "
                 "and list its class in the workload's `operators`: it runs whole, on one device.",
             )
-            raise UnfitError.of(made, node.meta[FRAMES], starts=True, ends=True)
+            raise UnfitError.of(made, node.meta[FRAMES], starts=True, ends=True) if is_around else made
+
+
+def _names_elsewhere(root: nn.Module, region: Region) -> set[str]:
+    """What functions name that forward may call, other than that with the region and those that it calls."""
+    all_, inside = Reads(), Reads()
+    for module in root.modules():
+        all_.of_module(module)
+        inside.of_class(type(module))
+    for module in region.children():
+        inside.of_module(module)
+    inside.of_function(region.function)
+    all_.finish()
+    inside.finish()
+    own = {code.co_qualname for code in inside.codes} | {region.part_of}
+    return {name for code in all_.codes if code.co_qualname not in own for name in code.co_names}
 
 
 def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> None:

@@ -70,6 +70,10 @@ class Reads:
                 self._held(value, 3)
         self.call("forward")
 
+    def of_function(self, function: types.FunctionType | types.MethodType) -> None:
+        """Follow what calling a function runs."""
+        self._pending.append(function)
+
     def _held(self, value: Any, depth: int) -> None:
         """Follow what a module, or an object that it holds, has in an attribute."""
         if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
