@@ -119,8 +119,6 @@ class _Described(GenerateJsonSchema):
 
     def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
         made = super().model_schema(schema)
-        if "description" in made:
-            made["description"] = made["description"].partition("Attributes:")[0].rstrip()
         said = {"schema": "Kind and version of the file.", **attributes_of(schema["cls"])}
         for name, key in made.get("properties", {}).items():
             if name in said:
@@ -133,6 +131,9 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema(by_alias=True, mode="validation", schema_generator=_Described)
     if "schema" in schema["properties"]:
         schema["required"] = ["schema", *schema.get("required", [])]
+    for each in (schema, *schema.get("$defs", {}).values()):
+        if "description" in each:  # a docstring, whose attributes have descriptions of their own
+            each["description"] = each["description"].partition("Attributes:")[0].rstrip()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$comment": "made by scripts/make_schemas.py",
