@@ -22,7 +22,7 @@ from paper_profiles import ROOT
 
 from spindle_cli.files.run_files import PREDICTED_FILE, PredictedVsMeasured
 from spindle_cli.plan.file import read_plan
-from spindle_cli.process.cores import cpu_model
+from spindle_cli.process.devices import cpu_model
 from spindle_cli.simulate.run import simulate
 from spindle_cli.units import format_seconds
 

@@ -18,8 +18,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core.core_schema import ModelSchema
 
 from spindle_cli.calibrate.types import CalibrationReport
-from spindle_cli.check.check_report import CheckReport
-from spindle_cli.check.types import RULES, Violation
+from spindle_cli.check.types import RULES, CheckReport, Violation
 from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.cli.app import COMMANDS, load_command
 from spindle_cli.cli.profile_summary import ProfileSummary
@@ -43,8 +42,7 @@ from spindle_cli.questions.diff import Difference
 from spindle_cli.questions.explain import Explanation
 from spindle_cli.questions.sweep import Sweep
 from spindle_cli.report.types import ReportData
-from spindle_cli.show.program import RankReport
-from spindle_cli.show.summary import ShowReport
+from spindle_cli.show.summary import RankReport, ShowReport
 from spindle_cli.simulate.simulation_report import SimulationReport
 from spindle_cli.verify.types import VerifyReport
 from spindle_cli.watch.types import WatchData

@@ -90,7 +90,6 @@ WITHOUT_TORCH = (
     "checkpoint.files",
     "checkpoint.index",
     "checkpoint.names",
-    "checkpoint.regions",
     "checkpoint.carry_over",
 )
 

@@ -30,8 +30,8 @@ import torch
 import torch.distributed as dist
 
 from gpu_bench.probe import report, require
+from spindle_cli.process.devices import gpu_of, sharing_settings
 from spindle_cli.process.environment import RANKS_PER_GPU_VARIABLE, join_environment
-from spindle_cli.process.gpus import gpu_of, sharing_settings
 from spindle_cli.units import MIB
 
 GROUPS, ROUNDS = 20, 3

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from spindle_cli.process.at_once import ending_at_once
-from spindle_cli.process.standard_files import open_standard_files
+from spindle_cli.process.lifetime import ending_at_once, open_standard_files
 
 
 def main() -> None:

@@ -54,7 +54,6 @@ def profile(
     """
     from rich.console import Console
 
-    from spindle_cli.profile.op.timings import Limits
     from spindle_cli.profile.profiling import Audience, ProfileOptions, estimate_profile, profile_workload
 
     console = Console(stderr=True)
@@ -71,7 +70,7 @@ def profile(
             cluster=goal,
             nproc=nproc,
             threads=threads,
-            limits=Limits(max_s=time_limit),
+            time_limit_s=time_limit,
             max_tp=tp,
             accept_noise=accept_noise,
             check=check,

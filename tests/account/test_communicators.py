@@ -12,12 +12,12 @@ from spindle_cli.account.traffic import communicator_bytes, traffic_of
 from spindle_cli.account.types import Purpose
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster, NodeGroup
-from spindle_cli.files.nodes.group import DEFAULT_RESERVE_GIB
+from spindle_cli.files.nodes import DEFAULT_RESERVE_GIB
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.communicators import communicator_memory
 from spindle_cli.program.link import link
 from spindle_cli.program.text import format_rank
-from spindle_cli.show.program import RankReport
+from spindle_cli.show.summary import RankReport
 from spindle_cli.units import MIB
 
 

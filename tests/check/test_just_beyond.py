@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
-from spindle_cli.check.check_report import CheckReport
 from spindle_cli.check.run import check_plan
-from spindle_cli.check.types import Violation
+from spindle_cli.check.types import CheckReport, Violation
 from spindle_cli.plan.types import Plan
 
 

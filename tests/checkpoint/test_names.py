@@ -13,9 +13,8 @@ from helpers.checkpoints import SHARDS, write_checkpoint, write_shard
 from spindle_cli.checkpoint import damage as damages
 from spindle_cli.checkpoint.carry_over import CarryOver, task_of, with_aliases
 from spindle_cli.checkpoint.index import read_index
-from spindle_cli.checkpoint.names import every_name, model_names, optimizer_keys
-from spindle_cli.checkpoint.regions import Region, parse_region
-from spindle_cli.files.dtypes import DTYPES
+from spindle_cli.checkpoint.names import Region, every_name, model_names, optimizer_keys, parse_region
+from spindle_cli.files.tensors import DTYPES
 
 NAMES = (
     "model.a.w",

@@ -13,7 +13,7 @@ from helpers.several_types import cluster_of_types
 from spindle_cli.costs.links import all_gather_s, all_reduce_s, bandwidth_bytes_per_s, per_node
 from spindle_cli.errors import InputError
 from spindle_cli.files.cluster import MAX_DEVICES, Cluster, is_cpu
-from spindle_cli.questions.clusters import with_devices, with_one_more
+from spindle_cli.questions.edit import with_devices, with_one_more
 
 
 def mixed(**changes: Any) -> dict[str, Any]:

@@ -9,8 +9,7 @@ import torch
 from spindle_cli.runtime.step.counting import Counting, Portion
 from spindle_cli.runtime.step.data import Feed, Share
 from spindle_cli.workload.data.reading import BatchSource
-from spindle_cli.workload.sampling.schedule import Schedule
-from spindle_cli.workload.sampling.turns import Turns
+from spindle_cli.workload.sampling import Schedule, Turns
 
 
 def feed_of(

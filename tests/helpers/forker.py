@@ -21,7 +21,7 @@ from functools import partial
 from importlib import import_module
 
 from spindle_cli.launch.starting.forked import IMPORTED_LATE, preload
-from spindle_cli.process.parent_death import die_with_parent
+from spindle_cli.process.lifetime import die_with_parent
 
 IMPORTED = (
     "torch.distributed.run",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from spindle_cli.init import machine
+from spindle_cli.profile.machine.cluster_file import machine_text
 from spindle_cli.profile.types import MeasuredLink
 
 LINK = MeasuredLink(kind="intra_node", latency_s=2e-6, points=((1e6, 5e9),))
@@ -17,10 +17,10 @@ LINK = MeasuredLink(kind="intra_node", latency_s=2e-6, points=((1e6, 5e9),))
 def test_a_process_for_each_core_up_to_eight_or_as_many_as_are_asked_for(
     cores: int, asked: int | None, devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "own_cores", lambda: frozenset(range(cores)))
-    monkeypatch.setattr(machine, "device_of_type", lambda _: "cpu")
-    monkeypatch.setattr(machine, "_measured", lambda _: LINK)
-    written = yaml.safe_load(machine.machine_text(asked))
+    monkeypatch.setattr("spindle_cli.profile.machine.cluster_file.own_cores", lambda: frozenset(range(cores)))
+    monkeypatch.setattr("spindle_cli.profile.machine.cluster_file.device_of_type", lambda _: "cpu")
+    monkeypatch.setattr("spindle_cli.profile.machine.cluster_file._measured", lambda _: LINK)
+    written = yaml.safe_load(machine_text(asked))
     assert written["nodes"] == [
         {"count": 1, "devices": devices, "device": "cpu", "memory_gib": written["nodes"][0]["memory_gib"]}
     ]

@@ -13,7 +13,7 @@ from helpers.cli import run_spindle
 from spindle_cli.checkpoint.index import TrainedTask, read_index
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, SeenData
-from spindle_cli.launch.start_point import StartPoint, changed_data, describe_folder, find_start
+from spindle_cli.launch.start_point import StartPoint, changed_data, find_start
 from spindle_cli.workload.file import TrainSettings
 
 BEFORE = SeenData(num_samples=1000, samples={0: "a", 333: "b", 666: "c", 999: "d"})
@@ -48,7 +48,7 @@ def start(
 def test_the_same_data_goes_on_without_a_word(run_dir: Path) -> None:
     begins = start(run_dir, audio=BEFORE, text=BEFORE, depth=BEFORE)
     assert begins is not None
-    assert (begins.lines, describe_folder(begins)) == ((), f"going on from {begins.found.folder}")
+    assert (begins.lines, begins.describe()) == ((), f"going on from {begins.found.folder}")
 
 
 def test_changed_data_is_refused_by_task_and_sample(run_dir: Path) -> None:
@@ -66,13 +66,13 @@ def test_changed_data_is_refused_by_task_and_sample(run_dir: Path) -> None:
 def test_changed_data_is_said_where_it_is_allowed(run_dir: Path) -> None:
     begins = start(run_dir, allows=True, audio=SHORTER, text=BEFORE)
     assert begins is not None
-    assert describe_folder(begins).splitlines()[1:] == ["  task audio: it had 1,000 samples, and has 900 now"]
+    assert begins.describe().splitlines()[1:] == ["  task audio: it had 1,000 samples, and has 900 now"]
 
 
 def test_what_no_checkpoint_has_is_named(run_dir: Path) -> None:
     begins = start(run_dir, kept=("task 'a': l keeps l.n from batch to batch",), audio=BEFORE, text=BEFORE)
     assert begins is not None
-    assert describe_folder(begins).splitlines()[1:] == ["  task 'a': l keeps l.n from batch to batch"]
+    assert begins.describe().splitlines()[1:] == ["  task 'a': l keeps l.n from batch to batch"]
 
 
 def test_tasks_that_come_and_go_are_no_change(run_dir: Path) -> None:

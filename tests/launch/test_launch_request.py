@@ -11,9 +11,8 @@ import pytest
 from helpers.cli import run_spindle
 from helpers.plans import two_towers
 from helpers.toy_plan import write_toy
-from spindle_cli.launch.build import build_again, build_launch
+from spindle_cli.launch.build import build_again, build_launch, shell_script
 from spindle_cli.launch.run_dir import hand_on
-from spindle_cli.launch.starting.shell import shell_script
 from spindle_cli.launch.types import Address, LaunchOptions, NodeShare
 from spindle_cli.workload.memo import AnalysisMemo
 

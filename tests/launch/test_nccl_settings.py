@@ -10,7 +10,7 @@ import pytest
 from spindle_cli.launch.build import worker_environment
 from spindle_cli.launch.types import Address, NodeShare
 from spindle_cli.process.environment import set_unless_chosen
-from spindle_cli.runtime.backends.nccl import nccl_settings
+from spindle_cli.runtime.connecting import nccl_settings
 
 SHARE = NodeShare(0, 1, 2, Address("127.0.0.1", 0), "eth1")
 

@@ -19,10 +19,19 @@ from helpers.plans import two_towers
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.artifact import to_json
 from spindle_cli.launch import owner
-from spindle_cli.launch.owner import LOST_S, HeldError, Hold, Owner, living_claims, run_of
+from spindle_cli.launch.owner import (
+    LOST_S,
+    HeldError,
+    Hold,
+    Owner,
+    is_running,
+    living_claims,
+    process_space,
+    run_of,
+    started_s,
+)
 from spindle_cli.launch.run import _held, choose_run_dir
 from spindle_cli.launch.types import Address, NodeShare
-from spindle_cli.process.identity import is_running, process_space, started_s
 
 
 def put_claim(run_dir: Path, number: int, *, quiet_s: float = 0, **changes: object) -> Path:

@@ -19,16 +19,14 @@ from helpers.plans import two_towers
 from spindle_cli.errors import RunFailedError, WorkerLostError
 from spindle_cli.files.request import log_path
 from spindle_cli.files.run_files import METRICS_FILE, read_metrics
-from spindle_cli.launch.attempts import Watch
-from spindle_cli.launch.build import build_launch
+from spindle_cli.launch.attempts import MetricsFollower, Watch
+from spindle_cli.launch.build import build_launch, shell_script
 from spindle_cli.launch.run_dir import prepare_run_dir
 from spindle_cli.launch.starting.head_start import HeadStart
 from spindle_cli.launch.starting.network import LOOPBACK, interface_of, listen
 from spindle_cli.launch.starting.process import run_launch
-from spindle_cli.launch.starting.shell import shell_script
 from spindle_cli.launch.types import Address, Launch, LaunchOptions, NodeShare
 from spindle_cli.launch.watching.cause import failure_of
-from spindle_cli.launch.watching.follow import MetricsFollower
 from spindle_cli.launch.watching.signals import Signals
 
 pytestmark = pytest.mark.processes

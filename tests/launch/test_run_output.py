@@ -23,12 +23,11 @@ from spindle_cli.files.run_files import (
     StepMetrics,
     TypeTimes,
 )
-from spindle_cli.files.runs.pace import Pace
-from spindle_cli.launch.attempts import Watch, live_progress, progress_text
+from spindle_cli.files.runs.tail import Pace
+from spindle_cli.launch.attempts import MetricsFollower, Watch, live_progress, progress_text
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.run import samples_per_step
 from spindle_cli.launch.types import Address, LaunchOptions, NodeShare
-from spindle_cli.launch.watching.follow import MetricsFollower
 from spindle_cli.launch.watching.run_report import render_report, report_run, speed_lines
 from spindle_cli.launch.watching.signals import Signals
 

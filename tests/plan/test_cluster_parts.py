@@ -7,7 +7,7 @@ import pytest
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.links import BetweenLink, Link, Links
+from spindle_cli.files.nodes import BetweenLink, Link, Links
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.bound import mixed_bound

@@ -11,7 +11,7 @@ from helpers.several_types import cluster_of_types, metaop_on_types, on_types, p
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError, NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.links import Links
+from spindle_cli.files.nodes import Links
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan

@@ -13,7 +13,7 @@ from by_points import Has, point_on, problem_of
 
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.links import BetweenLink, Link
+from spindle_cli.files.nodes import BetweenLink, Link
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.patterns.beyond_compute import BACKWARD, MOVING_ADDS, SUM_BYTES, BeyondCompute

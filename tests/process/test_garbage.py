@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from spindle_cli.cli import app
-from spindle_cli.process.garbage import MADE_IN_BETWEEN, look_for_garbage_rarely
+from spindle_cli.process.lifetime import MADE_IN_BETWEEN, look_for_garbage_rarely
 
 
 @pytest.fixture(autouse=True)

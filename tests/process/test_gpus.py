@@ -13,8 +13,8 @@ from helpers.plans import two_towers
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.launch.devices import missing_devices
+from spindle_cli.process.devices import gpu_of, places_on_gpus, sharing_settings
 from spindle_cli.process.environment import WorkerEnvironment, ranks_per_gpu
-from spindle_cli.process.gpus import gpu_of, places_on_gpus, sharing_settings
 from spindle_cli.profile.machine.machine import describe_device
 from spindle_cli.profile.profiling import _num_processes
 from spindle_cli.runtime.connecting import select_device, settle_process

@@ -10,7 +10,7 @@ import pytest
 _SCRIPT = """
 import torch.distributed as dist
 from spindle_cli.errors import InputError
-from spindle_cli.process.plain_errors import show_errors_plainly
+from spindle_cli.process.worker_session import show_errors_plainly
 
 show_errors_plainly()
 if {joins}:

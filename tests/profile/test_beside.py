@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from spindle_cli.profile.measuring import beside
-from spindle_cli.profile.measuring.beside import processor_costs, turns_beside
+from spindle_cli.profile.measuring.measure import (
+    DeviceType,
+    ProcessorCosts,
+    _load_s,
+    processor_costs,
+    turns_beside,
+)
 from spindle_cli.profile.types import MeasuredLink
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task
@@ -31,7 +38,7 @@ LINK = MeasuredLink(
     ],
 )
 def test_it_counts_where_every_core_computes(
-    device: beside.DeviceType, processes: int, threads: int, cores: float, turns: float
+    device: DeviceType, processes: int, threads: int, cores: float, turns: float
 ) -> None:
     assert turns_beside(device, processes, threads, cores) == turns
 
@@ -39,7 +46,7 @@ def test_it_counts_where_every_core_computes(
 def test_processes_that_take_turns_multiply_it() -> None:
     costs = processor_costs(2.0, LINK, {"a": 1e-3})
     assert (costs.message_s, costs.s_per_byte, costs.load_s) == (4e-5, 2e-9, {"a": 2e-3})
-    assert processor_costs(0.0, LINK, {"a": 1e-3}) == beside.ProcessorCosts()
+    assert processor_costs(0.0, LINK, {"a": 1e-3}) == ProcessorCosts()
     assert processor_costs(1.0, None, {}).message_s == 0.0
 
 
@@ -60,6 +67,6 @@ class Items(Dataset[dict[str, torch.Tensor]]):
 @pytest.mark.parametrize("batch_size", [4, 32])
 def test_reading_is_timed_for_each_sample(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(beside.time, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
     task = Task("t", nn.Linear(2, 1), batch_size, Items(clock))
-    assert beside._load_s(Batches(task, 0)) == pytest.approx(1e-3)
+    assert _load_s(Batches(task, 0)) == pytest.approx(1e-3)

@@ -12,11 +12,9 @@ from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from helpers.uneven import uneven_plan
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
-from spindle_cli.program.evaluated import place_evaluated
-from spindle_cli.program.forward import forward_only
+from spindle_cli.program.evaluated import forward_only, place_evaluated
 from spindle_cli.program.link import link
-from spindle_cli.program.proof.proof import prove
-from spindle_cli.program.proof.proof_forward import prove_forward
+from spindle_cli.program.proof.proof import prove, prove_forward
 
 
 @dataclass(frozen=True)

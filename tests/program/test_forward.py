@@ -13,10 +13,10 @@ from helpers.examples import examples
 from helpers.plans import two_towers
 from helpers.random_plans import plans
 from spindle_cli.plan.types import Plan
-from spindle_cli.program.forward import forward_only
+from spindle_cli.program.evaluated import forward_only
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.faults import ProgramError
-from spindle_cli.program.proof.proof_forward import prove_forward
+from spindle_cli.program.proof.proof import prove_forward
 from spindle_cli.program.types import Kind, Program
 
 

@@ -23,7 +23,7 @@ from spindle_cli.questions.additions import (
     best_lines,
     parse_additions,
 )
-from spindle_cli.questions.clusters import with_more_nodes
+from spindle_cli.questions.edit import with_more_nodes
 
 SCHEMA = Path(__file__).parents[2] / "schemas" / "additions.json"
 # Two ops on 6 samples: a second each on a fast device, two on a slow one.

@@ -19,7 +19,7 @@ from spindle_cli.plan.islands.other_settings import OtherSettings, OuterSteps, o
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import LocalSgd
 from spindle_cli.questions.explain import explain
-from spindle_cli.questions.explaining.islands_text import islands_table, islands_text
+from spindle_cli.questions.explain_text import islands_table, islands_text
 
 SCHEMA = Path(__file__).parents[2] / "schemas" / "explanation.json"
 MIB = 2**20

@@ -17,8 +17,8 @@ from spindle_cli.errors import ExitCode, InputError, UsageError
 from spindle_cli.files.cluster import Cluster, NodeGroup
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import TaskShare
-from spindle_cli.questions.clusters import with_devices, with_one_more
 from spindle_cli.questions.compare import compare, spending_table
+from spindle_cli.questions.edit import with_devices, with_one_more
 from spindle_cli.questions.spending import Spending, known_figures, spending_of, unknown
 from spindle_cli.questions.sweep import sweep, sweep_table
 from spindle_cli.units import format_grams, format_joules

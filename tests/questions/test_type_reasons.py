@@ -18,6 +18,7 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.questions.explain import explain
+from spindle_cli.questions.explain_text import type_reasons_text
 from spindle_cli.questions.explaining.of_types import (
     OneMore,
     OnTypes,
@@ -26,7 +27,6 @@ from spindle_cli.questions.explaining.of_types import (
     TypeShares,
     type_reasons,
 )
-from spindle_cli.questions.explaining.of_types_text import type_reasons_text
 
 SCHEMA = Path(__file__).parents[2] / "schemas" / "explanation.json"
 ONE_EACH = cluster_of_types({"h800": 1, "h20": 1})

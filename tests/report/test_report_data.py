@@ -28,7 +28,6 @@ from spindle_cli.files.run_files import (
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.types import Profile
-from spindle_cli.report import strategies
 from spindle_cli.report.build import build_report
 from spindle_cli.report.reading.series import MAX_POINTS
 from spindle_cli.report.rows import rows_by
@@ -207,7 +206,7 @@ def test_where_sequential_has_no_plan_the_other_is_alone(monkeypatch: pytest.Mon
         raise NoPlanError(f"no plan of {strategy} fits", hint="")
 
     profile, plan = two_towers()
-    monkeypatch.setattr(strategies, "make_plan", none_fits)
+    monkeypatch.setattr("spindle_cli.report.build.make_plan", none_fits)
     data = build_report(plan, profile=profile)
     assert [view.strategy for view in data.work] == ["spindle"]
     assert data.strategies is not None

@@ -19,7 +19,7 @@ from spindle_cli.export.types import ExportOptions
 from spindle_cli.runtime.update.average import WeightAverage
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.settings.average import Average
+from spindle_cli.workload.settings.updates import Average
 
 
 @pytest.fixture(scope="module", autouse=True)

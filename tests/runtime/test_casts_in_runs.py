@@ -18,8 +18,7 @@ from helpers.torch_versions import keeps_casts
 from spindle_cli.files.run_files import read_metrics
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.verify.run import verify_plan
-from spindle_cli.verify.runs import VerifyOptions
-from spindle_cli.verify.types import SPLIT_GRADIENT_TOLERANCE
+from spindle_cli.verify.types import SPLIT_GRADIENT_TOLERANCE, VerifyOptions
 
 # Two tasks share a tower. Each batch of them is cut into micro-batches, whose passes come in any order.
 CUT = {"describe": 2, "translate": 2}

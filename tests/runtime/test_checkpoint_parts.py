@@ -18,13 +18,19 @@ from torch.distributed import checkpoint as dcp
 
 from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.checkpoint.index import Checkpoint
-from spindle_cli.checkpoint.names import buffer_key, model_key, optimizer_keys, state_key
+from spindle_cli.checkpoint.names import (
+    Region,
+    buffer_key,
+    model_key,
+    optimizer_keys,
+    parse_region,
+    state_key,
+)
 from spindle_cli.checkpoint.reader import CheckpointReader, load_parts, plain_errors
-from spindle_cli.checkpoint.regions import Region, parse_region
 from spindle_cli.checkpoint.tensor_file import TensorSpec, write_tensors
 from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.errors import InputError
-from spindle_cli.files.fragments import Fragment
+from spindle_cli.files.tensors import Fragment
 from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter
 from spindle_cli.workload.file import TrainSettings
 

@@ -19,8 +19,7 @@ from spindle_cli.checkpoint.files import find_checkpoint
 from spindle_cli.files.run_files import read_metrics
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.verify.run import verify_plan
-from spindle_cli.verify.runs import VerifyOptions
-from spindle_cli.verify.types import TOLERANCE, VerifyReport
+from spindle_cli.verify.types import TOLERANCE, VerifyOptions, VerifyReport
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 

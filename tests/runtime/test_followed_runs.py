@@ -19,13 +19,13 @@ from test_training_is_exact import close
 from torch import nn
 
 from spindle_cli.checkpoint.files import find_checkpoint
-from spindle_cli.checkpoint.whole import WholeTensors
+from spindle_cli.checkpoint.reader import WholeTensors
 from spindle_cli.export.run import export_run
 from spindle_cli.export.types import ExportOptions
-from spindle_cli.files.fragments import parse_key
 from spindle_cli.files.run_files import read_metrics
 from spindle_cli.files.runs.evaluations import read_evaluations
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.files.tensors import parse_key
 from spindle_cli.workload.types import Task
 
 MOMENTUM = {"optimizer": "SGD", "lr": 0.3, "optimizer_args": {"momentum": 0.9}}

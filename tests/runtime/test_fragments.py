@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from spindle_cli.files.fragments import Fragment, fragment_key, parse_key, parse_part_key, part_key
 from spindle_cli.files.request import CaptureStage, capture_path
+from spindle_cli.files.tensors import Fragment, fragment_key, parse_key, parse_part_key, part_key
 from spindle_cli.verify.comparing.captured import open_run
 
 WHOLE = torch.arange(24.0).view(4, 6)

@@ -27,7 +27,7 @@ from spindle_cli.runtime.update.update import Update
 from spindle_cli.runtime.update.verdict import Jury
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.groups import OptimizerGroups
-from spindle_cli.workload.settings.loss_scale import LossScaleSettings
+from spindle_cli.workload.settings.updates import LossScaleSettings
 
 CPU = torch.device("cpu")
 INF = math.inf

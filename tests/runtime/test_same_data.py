@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from helpers.anything import Anything
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import SeenData
-from spindle_cli.runtime.loading import same_data
-from spindle_cli.runtime.loading.same_data import require_same_data
+from spindle_cli.runtime.feeding import require_same_data
 from spindle_cli.workload.data.seen_data import UNREADABLE, look_at
 from spindle_cli.workload.types import Task
 
@@ -43,8 +43,8 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, SeenData]]:
     def gather(gathered: list[Any], own: Any, **_: object) -> None:
         gathered[:] = [*told, own]
 
-    monkeypatch.setattr(same_data.dist, "get_world_size", lambda: len(told) + 1)
-    monkeypatch.setattr(same_data.dist, "all_gather_object", gather)
+    monkeypatch.setattr(dist, "get_world_size", lambda: len(told) + 1)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
     return told
 
 

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from helpers.analysed import analysed
 from spindle_cli.account.sends import WHOLE
-from spindle_cli.files.fragments import parse_key
 from spindle_cli.files.request import CaptureStage
 from spindle_cli.files.run_files import model_path, read_metrics
+from spindle_cli.files.tensors import parse_key
 from spindle_cli.plan.file import read_plan
 from spindle_cli.program.link import link
 from spindle_cli.workload.building.load import load

@@ -10,8 +10,7 @@ from case_runs import Case, prepare
 from hand_plans import Placement
 
 from spindle_cli.verify.run import verify_plan
-from spindle_cli.verify.runs import VerifyOptions
-from spindle_cli.verify.types import SPLIT_GRADIENT_TOLERANCE
+from spindle_cli.verify.types import SPLIT_GRADIENT_TOLERANCE, VerifyOptions
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 

@@ -21,7 +21,7 @@ from spindle_cli.runtime.update.update import Update
 from spindle_cli.runtime.update.verdict import Verdict
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.groups import OptimizerGroups
-from spindle_cli.workload.settings.optimizers import STATE_PER_PARAM
+from spindle_cli.workload.settings.updates import STATE_PER_PARAM
 
 CPU = torch.device("cpu")
 SIZES = {"a": 7, "b": 130, "c": 33, "d": 1, "e": 64}

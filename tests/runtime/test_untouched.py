@@ -15,7 +15,7 @@ from case_runs import ADAMW, Case, captured, prepare
 from torch import Tensor, nn
 
 from spindle_cli.errors import RunFailedError, WorkloadError
-from spindle_cli.runtime.evaluating.untouched import untouched
+from spindle_cli.runtime.evaluating.evaluator import untouched
 from spindle_cli.runtime.trainer import Trainer
 from spindle_cli.workload.types import Workload
 

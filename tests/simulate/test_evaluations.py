@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.cli.evaluation_times import evaluation_times
+from spindle_cli.cli.launch_command import evaluation_times
 from spindle_cli.files.runs.evaluations import Evaluation, EvaluationTimes, append_evaluation
 from spindle_cli.launch.watching.run_report import RunReport, render_report
 from spindle_cli.plan.types import Plan

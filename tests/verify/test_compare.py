@@ -15,15 +15,17 @@ from torch import Tensor
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.request import capture_path
 from spindle_cli.files.run_files import StepMetrics
+from spindle_cli.verify.compare import compare_losses, compare_scales, skip_alike
 from spindle_cli.verify.comparing.captured import CapturedRun, open_run
-from spindle_cli.verify.comparing.losses import compare_losses, compare_scales, skip_alike
-from spindle_cli.verify.comparing.near_zero import compare_moved_by_noise, compare_noise, find_noise
 from spindle_cli.verify.comparing.parameters import (
     compare_average,
     compare_buffers,
     compare_final,
     compare_gradients,
     compare_initial,
+    compare_moved_by_noise,
+    compare_noise,
+    find_noise,
     find_unused,
     largest_change,
 )

@@ -9,8 +9,7 @@ import pytest
 from helpers.island_plans import write_islands
 from spindle_cli.profile.types import LocalSgd
 from spindle_cli.verify.run import verify_plan
-from spindle_cli.verify.runs import VerifyOptions
-from spindle_cli.verify.types import VerifyReport
+from spindle_cli.verify.types import VerifyOptions, VerifyReport
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 

@@ -10,8 +10,7 @@ import torch
 from helpers.toy_plan import write_toy
 from spindle_cli.files.run_files import read_metrics
 from spindle_cli.verify.run import verify_plan
-from spindle_cli.verify.runs import VerifyOptions
-from spindle_cli.verify.types import TOLERANCE
+from spindle_cli.verify.types import TOLERANCE, VerifyOptions
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 

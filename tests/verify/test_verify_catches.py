@@ -11,8 +11,8 @@ from broken_worker import DEFECTS
 from helpers.toy_plan import write_toy
 from spindle_cli.plan.file import read_plan
 from spindle_cli.verify.compare import compare_runs
-from spindle_cli.verify.runs import Runs, VerifyOptions, build_runs, train
-from spindle_cli.verify.types import Check, VerifyReport
+from spindle_cli.verify.runs import Runs, build_runs, train
+from spindle_cli.verify.types import Check, VerifyOptions, VerifyReport
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 STALE = "large.blocks.0.norm.weight"

@@ -15,8 +15,7 @@ from spindle_cli.errors import RunFailedError
 from spindle_cli.launch.types import Launch
 from spindle_cli.verify import run
 from spindle_cli.verify.run import verify_plan
-from spindle_cli.verify.runs import VerifyOptions
-from spindle_cli.verify.types import Difference, VerifyReport
+from spindle_cli.verify.types import Difference, VerifyOptions, VerifyReport
 
 
 class Trained:

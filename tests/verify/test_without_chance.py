@@ -10,8 +10,8 @@ from rich.console import Console
 from helpers.toy_plan import write_toy
 from spindle_cli.errors import RunFailedError
 from spindle_cli.verify.run import verify_plan
-from spindle_cli.verify.runs import VerifyOptions
 from spindle_cli.verify.show import render_report
+from spindle_cli.verify.types import VerifyOptions
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 

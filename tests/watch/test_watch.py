@@ -21,8 +21,7 @@ from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import workers_dir
 from spindle_cli.files.runs.attempts import note_ended, note_started
 from spindle_cli.files.runs.evaluations import Evaluation, append_evaluation
-from spindle_cli.launch.owner import Owner
-from spindle_cli.process.identity import host_name, process_space, started_s
+from spindle_cli.launch.owner import Owner, host_name, process_space, started_s
 from spindle_cli.watch.server import WatchServer, is_ours
 from spindle_cli.watch.session import WatchSession
 from spindle_cli.watch.types import WatchData

@@ -17,8 +17,7 @@ from spindle_cli.verify.stepping.update import named
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.optimizing.groups import optimizer_groups
 from spindle_cli.workload.optimizing.learning_rate import make_schedule
-from spindle_cli.workload.optimizing.named import imported
-from spindle_cli.workload.optimizing.optimizer import make_optimizer, optimizer_class
+from spindle_cli.workload.optimizing.optimizer import imported, make_optimizer, optimizer_class
 from spindle_cli.workload.optimizing.task_weights import TaskWeights
 
 CODE = """

@@ -16,9 +16,8 @@ from spindle_cli.operators.contrastive import PairsOverShares, pairs_over_shares
 from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.ops import op_module, share_module
-from spindle_cli.workload.pairs.find import arguments_of
 from spindle_cli.workload.pairs.recipe import make_recipe
-from spindle_cli.workload.pairs.record import record
+from spindle_cli.workload.pairs.record import arguments_of, record
 from spindle_cli.workload.rules.states import MixesError
 from spindle_cli.workload.types import Task, Workload
 

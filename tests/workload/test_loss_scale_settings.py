@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from torch.amp import GradScaler
 
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.settings.loss_scale import LossScaleSettings
+from spindle_cli.workload.settings.updates import LossScaleSettings
 
 FP16 = {"precision": "fp16-autocast"}
 

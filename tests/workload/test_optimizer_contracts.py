@@ -18,7 +18,7 @@ from spindle_cli.workload.optimizing.groups import groups_of_graph, optimizer_gr
 from spindle_cli.workload.optimizing.kept import KeptState, StateSizes, stepped_whole
 from spindle_cli.workload.optimizing.learning_rate import require_trainable
 from spindle_cli.workload.optimizing.optimizer import number_keys, state_keys, state_per_param
-from spindle_cli.workload.settings.optimizers import OptimizerChoice
+from spindle_cli.workload.settings.updates import OptimizerChoice
 
 
 class Little(torch.optim.Optimizer):

@@ -16,9 +16,7 @@ from helpers.examples import examples
 from spindle_cli.errors import WorkloadError
 from spindle_cli.verify.plain import runs_at
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.sampling.schedule import Schedule
-from spindle_cli.workload.sampling.sets import sampled_sets, sets_of
-from spindle_cli.workload.sampling.turns import Turns, drawn_number
+from spindle_cli.workload.sampling import Schedule, Turns, drawn_number, sampled_sets, sets_of
 
 NAMES = ("a", "b", "c", "d")
 

@@ -12,7 +12,7 @@ from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.optimizing.optimizer import state_keys
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.settings.optimizers import OptimizerChoice
+from spindle_cli.workload.settings.updates import OptimizerChoice
 
 
 def carried_over(checkpoint: Checkpoint, graph: WorkloadGraph) -> CarryOver:

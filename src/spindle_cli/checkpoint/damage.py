@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from spindle_cli.checkpoint.index import Checkpoint, FrozenFile, SavedTensor, Shard, checksum
-from spindle_cli.checkpoint.regions import Region, parse_region
+from spindle_cli.checkpoint.names import Region, parse_region
 from spindle_cli.errors import InputError
-from spindle_cli.files.dtypes import DTYPES
 from spindle_cli.files.parsing import parse_json, shown
+from spindle_cli.files.tensors import DTYPES
 
 MAX_READERS = 8
 MAX_HEADER_BYTES = 100_000_000  # what the safetensors library reads

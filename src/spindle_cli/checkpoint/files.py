@@ -5,8 +5,7 @@ which says what is in which; weights that are not trained are in one file beside
 written beside its place and renamed, so that one with this name is whole unless something has damaged it
 since.
 
-Tensors have the names of names.py; a shard has all of one or boxes of it, by the keys of
-regions.py.
+Tensors have the names of names.py; a shard has all of one or boxes of it, by keys from there.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from pydantic import AfterValidator, Field
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model, read_data
-from spindle_cli.files.dtypes import DTYPES
 from spindle_cli.files.request import SeenData
+from spindle_cli.files.tensors import DTYPES
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.settings.optimizers import OptimizerChoice
+from spindle_cli.workload.settings.updates import OptimizerChoice
 
 INDEX_FILE = "checkpoint.json"
 SUMS_FILE = "SHA256SUMS"

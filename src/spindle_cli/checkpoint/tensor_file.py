@@ -17,7 +17,7 @@ from typing import IO, Protocol
 import torch
 from torch import Tensor
 
-from spindle_cli.files.dtypes import DTYPES
+from spindle_cli.files.tensors import DTYPES
 
 _NAMES = {getattr(torch, name): code for name, (code, _) in DTYPES.items()}
 _ALIGNMENT = 8  # of the tensors' bytes in the file

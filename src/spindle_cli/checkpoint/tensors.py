@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from spindle_cli.checkpoint.regions import Region
+from spindle_cli.checkpoint.names import Region
 
 
 @dataclass(frozen=True)

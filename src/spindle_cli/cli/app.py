@@ -32,9 +32,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from spindle_cli.cli.failures import end_with
-from spindle_cli.process.at_once import interruptible
 from spindle_cli.process.environment import ranks_per_gpu
-from spindle_cli.process.garbage import look_for_garbage_rarely
+from spindle_cli.process.lifetime import interruptible, look_for_garbage_rarely
 
 # Name and one-line help of every command, in the order in which they are used.
 COMMANDS: dict[str, str] = {

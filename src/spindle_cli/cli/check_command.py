@@ -41,8 +41,8 @@ def check(
     memory fits, durations as the curves say. Every violation is listed; the exit code is 1 if there is any.
     """
     from spindle_cli.account.device_memory import MEMORY_FORMULA
-    from spindle_cli.check.check_report import CheckReport
     from spindle_cli.check.run import check_plan
+    from spindle_cli.check.types import CheckReport
     from spindle_cli.files.writing import require_no_input, require_no_other
     from spindle_cli.plan.file import read_with_profile, write_plan
     from spindle_cli.plan.search.complete import completed

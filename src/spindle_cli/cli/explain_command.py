@@ -43,8 +43,7 @@ def explain(
     from spindle_cli.plan.file import read_plan, read_with_profile
     from spindle_cli.questions import explain_text
     from spindle_cli.questions.explain import explain as ask
-    from spindle_cli.questions.explaining.islands_text import islands_table, islands_text
-    from spindle_cli.questions.explaining.of_types_text import type_reasons_text
+    from spindle_cli.questions.explain_text import islands_table, islands_text, type_reasons_text
 
     read, its_profile = (read_plan(plan), None) if profile is None else read_with_profile(plan, profile)
     if its_profile is not None:

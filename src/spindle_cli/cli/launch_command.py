@@ -1,17 +1,19 @@
-"""`spindle launch`."""
+"""`spindle launch`: it trains, and reports how the run went, with how long its evaluations took against what
+was predicted.
+"""
 
 from __future__ import annotations
 
 import signal
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spindle_cli.cli import output
-from spindle_cli.cli.evaluation_times import evaluation_times
 from spindle_cli.cli.launch_options import (
     AllowChangedDataOption,
     AsyncOption,
@@ -37,7 +39,9 @@ from spindle_cli.cli.launch_options import (
 )
 from spindle_cli.cli.options import JsonOption, WorkloadOption
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.process.at_once import ending_at_once
+from spindle_cli.files.runs.evaluations import Evaluation, EvaluationTimes, read_evaluations
+from spindle_cli.plan.types import Plan
+from spindle_cli.process.lifetime import ending_at_once
 from spindle_cli.units import counted
 
 if TYPE_CHECKING:
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
     from spindle_cli.launch.types import LaunchOptions
     from spindle_cli.launch.watching.run_report import RunReport
     from spindle_cli.plan.types import Plan
+    from spindle_cli.workload.graph import WorkloadGraph
 
 
 def launch(
@@ -174,8 +179,8 @@ class _FewerDevices:
 
 def _show(order: _Order, fewer: _FewerDevices | None, as_json: bool) -> None:
     """Print the launch, as --dry-run does, and start nothing."""
+    from spindle_cli.launch.build import shell_script
     from spindle_cli.launch.owner import Hold
-    from spindle_cli.launch.starting.shell import shell_script
 
     with ending_at_once(signal.SIGINT, signal.SIGTERM), Hold() as hold:
         prepared = order.prepare(hold, order.plan)
@@ -276,7 +281,6 @@ def train(
 ) -> RunReport:
     """Train to the end, and say on standard error where it begins; `or_anew`: see `run.start_point`."""
     from spindle_cli.launch import run
-    from spindle_cli.launch.start_point import describe_folder
     from spindle_cli.plan.unchecked import describe_unchecked
 
     for warning in run.require_machine(prepared):
@@ -292,7 +296,7 @@ def train(
     if begins is not None:
         for skipped in begins.found.skipped:
             output.note(f"warning: {skipped}")
-        output.note(describe_folder(begins))
+        output.note(begins.describe())
     started = prepared.launch
     steps, workers = counted(prepared.total_steps, "step"), counted(started.processes, "worker")
     output.note(f"training {steps} with {workers} in {started.run_dir}")
@@ -305,3 +309,40 @@ def _say_consent(plan: Plan) -> None:
 
     if (consent := consent_line(plan)) is not None:
         output.note(consent)
+
+
+def evaluation_times(run_dir: Path, plan: Plan, graph: WorkloadGraph) -> Iterator[EvaluationTimes]:
+    """Predict and measure the evaluation of each task that was evaluated, on as many samples as the last
+    time.
+
+    Raises:
+        InputError: the run's evaluations.jsonl cannot be read.
+    """
+    from spindle_cli.simulate.run import evaluation_s, has_times
+
+    by_task: dict[str, list[Evaluation]] = {}
+    for line in read_evaluations(run_dir):
+        by_task.setdefault(line.task, []).append(line)
+    for task, lines in by_task.items():
+        num_samples = lines[-1].num_samples
+        measured = [line.seconds for line in lines if line.num_samples == num_samples]
+        if task not in graph.tasks and task not in graph.evaluations:
+            continue  # of the workload as it was, before the run was gone on with
+        own = _plan_of(task, plan, graph)
+        yield EvaluationTimes(
+            task=task,
+            num_samples=num_samples,
+            times=len(measured),
+            predicted_s=evaluation_s(own, task, num_samples) if has_times(own, task) else None,
+            measured_s=statistics.median(measured),
+        )
+
+
+def _plan_of(task: str, plan: Plan, graph: WorkloadGraph) -> Plan:
+    """By which it is evaluated."""
+    if task in graph.tasks:
+        return plan
+    from spindle_cli.program.evaluated import place_evaluated
+    from spindle_cli.workload.evaluated.needs import needs_of
+
+    return place_evaluated(plan, needs_of(graph, task))

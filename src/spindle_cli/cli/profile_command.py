@@ -59,7 +59,6 @@ def profile(
     Or put together those of several types of device, with --merge.
     """
     from spindle_cli.files.cluster import Cluster
-    from spindle_cli.profile.op.timings import Limits
     from spindle_cli.profile.profiling import ProfileOptions
     from spindle_cli.workload.settings.lengths import Looking
 
@@ -78,7 +77,7 @@ def profile(
         nproc=nproc,
         threads=threads,
         cluster_out=write_cluster,
-        limits=Limits(max_s=time_limit),
+        time_limit_s=time_limit,
         max_tp=tp,
         reuse=reuse,
         accept_noise=accept_noise,
@@ -166,10 +165,8 @@ def merge_profiles(paths: list[Path], output_path: Path, *, is_alone: bool, as_j
         UsageError: fewer than two profiles, or not alone.
         InputError: a profile is missing, malformed, or does not belong to the others.
     """
-    from spindle_cli.files.artifact import write_json
     from spindle_cli.files.writing import require_no_input, require_no_other
-    from spindle_cli.profile.mixed.merging import merge
-    from spindle_cli.profile.types import Profile
+    from spindle_cli.profile.profiling import merge_profiles as put_together
 
     if not paths:
         raise UsageError("a WORKLOAD to profile is missing", hint="Name one; or profiles to --merge.")
@@ -182,7 +179,6 @@ def merge_profiles(paths: list[Path], output_path: Path, *, is_alone: bool, as_j
         raise UsageError("--merge: one profile; expected two or more", hint="Repeat it: --merge A --merge B.")
     require_no_input("-o", output_path, *paths)
     require_no_other("-o", output_path, "profile")
-    made = merge([(path, Profile.read(path)) for path in paths])
-    write_json(output_path, made)
+    made = put_together(paths, output_path)
     output.note(f"wrote {output_path}")
     _report(output_path, made, as_json)

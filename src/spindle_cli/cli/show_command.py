@@ -78,7 +78,7 @@ def show(
 def _print_program(plan: Plan, rank: int, as_json: bool) -> None:
     from spindle_cli.program.link import link
     from spindle_cli.program.text import format_rank
-    from spindle_cli.show.program import RankReport
+    from spindle_cli.show.summary import RankReport
 
     last = plan.cluster.num_devices - 1
     if rank > last:

@@ -34,10 +34,9 @@ def simulate(
     from spindle_cli.check.run import check_plan
     from spindle_cli.files.writing import require_no_input, require_no_other
     from spindle_cli.plan.file import read_plan
-    from spindle_cli.simulate import tables
     from spindle_cli.simulate.events import write_trace
     from spindle_cli.simulate.run import simulate as run
-    from spindle_cli.simulate.simulation_report import report_of
+    from spindle_cli.simulate.simulation_report import device_table, headline, report_of, wait_table
 
     if trace is not None:
         require_no_input("--trace", trace, plan)
@@ -49,6 +48,4 @@ def simulate(
         write_trace(trace, simulation)
         output.note(f"wrote {trace}")
     report = report_of(str(plan), simulation)
-    output.report(
-        as_json, report, tables.headline(report), "", tables.device_table(report), tables.wait_table(report)
-    )
+    output.report(as_json, report, headline(report), "", device_table(report), wait_table(report))

@@ -45,8 +45,8 @@ def verify(
     final parameters; the exit code is 1 if they differ by more than rounding.
     """
     from spindle_cli.verify.run import verify_plan
-    from spindle_cli.verify.runs import VerifyOptions
     from spindle_cli.verify.show import render_report
+    from spindle_cli.verify.types import VerifyOptions
 
     options = VerifyOptions(steps=steps, dtype=dtype, run_dir=run_dir, no_randomness=no_randomness)
     report = verify_plan(plan, workload, options, output.note)

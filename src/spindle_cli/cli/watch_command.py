@@ -74,7 +74,7 @@ def _listening(session: WatchSession, host: str, port: int | None) -> WatchServe
 
 def _serve(server: WatchServer, run: Path) -> None:
     """Until Ctrl-C, which is how this ends well."""
-    from spindle_cli.watch.server import is_loopback
+    from spindle_cli.launch.starting.network import is_loopback
 
     if not is_loopback(server.host):
         output.note(

@@ -13,7 +13,7 @@ from math import ceil, log2
 from typing import NamedTuple
 
 from spindle_cli.files.cluster import Cluster, Link
-from spindle_cli.files.links import gb_per_s
+from spindle_cli.files.nodes import gb_per_s
 from spindle_cli.units import GB
 
 # Of a link's bandwidth, what NCCL takes trees to reach (NVIDIA/nccl src/graph/tuning.cc): `busBw * .9`, and

@@ -18,7 +18,7 @@ from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
-from spindle_cli.questions.clusters import with_devices
+from spindle_cli.questions.edit import with_devices
 
 Prepare = Callable[[Path, bool], Prepared]  # from a plan; whether to go on with the run that was begun
 Train = Callable[[Prepared], RunReport]

@@ -11,14 +11,14 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from spindle_cli.files.artifact import Artifact, require_none_misspelt
-from spindle_cli.files.links import GroupLinks as GroupLinks
-from spindle_cli.files.links import Link as Link
-from spindle_cli.files.links import Links as Links
-from spindle_cli.files.links import shared_by, slowest_of
-from spindle_cli.files.nodes.group import CPU as CPU
-from spindle_cli.files.nodes.group import MAX_MEMORY_GIB as MAX_MEMORY_GIB
-from spindle_cli.files.nodes.group import NodeGroup as NodeGroup
-from spindle_cli.files.nodes.group import is_cpu as is_cpu
+from spindle_cli.files.nodes import CPU as CPU
+from spindle_cli.files.nodes import MAX_MEMORY_GIB as MAX_MEMORY_GIB
+from spindle_cli.files.nodes import GroupLinks as GroupLinks
+from spindle_cli.files.nodes import Link as Link
+from spindle_cli.files.nodes import Links as Links
+from spindle_cli.files.nodes import NodeGroup as NodeGroup
+from spindle_cli.files.nodes import is_cpu as is_cpu
+from spindle_cli.files.nodes import shared_by, slowest_of
 from spindle_cli.files.parsing import shown
 from spindle_cli.units import GIB
 

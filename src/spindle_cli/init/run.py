@@ -18,11 +18,11 @@ from torch import nn
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.files.writing import write_new, write_text
 from spindle_cli.init.fields import GivenFields, fields_of, parse_fields, require_used
-from spindle_cli.init.machine import machine_text
 from spindle_cli.init.model import build_model, import_path
 from spindle_cli.init.stub import Draft, stub_text
 from spindle_cli.init.trial import draft_loss
 from spindle_cli.init.types import Block, CoupledOp, InitReport, InitTask, LossName, TaskDraft
+from spindle_cli.profile.machine.cluster_file import machine_text
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.file import WorkloadFile

@@ -1,7 +1,8 @@
 """A run from its start to its end, over as many attempts as lost workers make necessary.
 
 While it goes on, the launcher looks whether steps keep coming, and shows a live line of progress on a
-terminal: step, losses, samples per second, time left.
+terminal: step, losses, samples per second, time left, which it reads from metrics.jsonl while rank 0 writes
+that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -29,19 +31,55 @@ from spindle_cli.files.run_files import (
     last_step,
 )
 from spindle_cli.files.runs.attempts import note_ended, note_started
-from spindle_cli.files.runs.pace import Pace
+from spindle_cli.files.runs.tail import Pace
 from spindle_cli.launch.build import build_again
 from spindle_cli.launch.owner import Hold
-from spindle_cli.launch.run_dir import forget_attempt
+from spindle_cli.launch.run_dir import forget_attempt, hand_on, prepare_run_dir
 from spindle_cli.launch.starting.head_start import HeadStart
 from spindle_cli.launch.starting.process import run_launch
 from spindle_cli.launch.types import Launch
 from spindle_cli.launch.watching.cause import describe_failure, failure_of
 from spindle_cli.launch.watching.finished import require_done, require_trained
-from spindle_cli.launch.watching.follow import MetricsFollower
 from spindle_cli.launch.watching.signals import Signals
 from spindle_cli.launch.watching.stuck import doing_of_all, find_stuck
 from spindle_cli.units import format_seconds
+
+if TYPE_CHECKING:
+    from spindle_cli.workload.memo import AnalysisMemo
+
+# Without a step for so long, and for so many times the usual step, it is said where the workers are.
+SILENCE_S = 60.0
+SILENT_STEPS = 20
+# The workers give one up by themselves after the run's timeout; they are left this much longer to say so.
+MARGIN_S = 5.0
+RECENT_STEPS = 20
+
+
+class MetricsFollower:
+    """Hands out each new line of a run's metrics.jsonl once, from the file's present end on."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / METRICS_FILE
+        self._offset = self._path.stat().st_size if self._path.exists() else 0
+        self._rest = b""
+
+    def new(self) -> list[StepMetrics]:
+        """The steps that have been written since the last call; a line without its end waits for the next.
+
+        Raises:
+            InputError: a line that is not one.
+        """
+        if not self._path.exists():
+            return []
+        if self._path.stat().st_size < self._offset:
+            self._offset, self._rest = 0, b""  # begun anew
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            read = file.read()
+        self._offset += len(read)
+        *lines, self._rest = (self._rest + read).split(b"\n")
+        return [StepMetrics.from_line(line, where=str(self._path)) for line in lines]
+
 
 Say = Callable[[str], None]
 
@@ -254,14 +292,6 @@ def progress_text(metrics: StepMetrics, pace: Pace, total_steps: int, samples_pe
     return Text(", ".join(parts)).markup
 
 
-# Without a step for so long, and for so many times the usual step, it is said where the workers are.
-SILENCE_S = 60.0
-SILENT_STEPS = 20
-# The workers give one up by themselves after the run's timeout; they are left this much longer to say so.
-MARGIN_S = 5.0
-RECENT_STEPS = 20
-
-
 @dataclass
 class Watch:
     """The steps of one attempt at a run; `poll` is called all the time.
@@ -335,3 +365,24 @@ class Watch:
                 f"no step for {format_seconds(silent_s)}; {places or waiting}; "
                 f"the run ends after {after} (--timeout)"
             )
+
+
+def run_once(launch: Launch, memo: AnalysisMemo | None = None) -> RunFailedError | None:
+    """Run a launch in a new folder to its end, once and unwatched; gives what has failed.
+
+    `memo`: what its workers need not find again.
+
+    Raises:
+        InputError: the folder cannot be made or written.
+        RunFailedError: a worker has ended before its work was done, or does not move.
+    """
+    prepare_run_dir(launch.run_dir)
+    if launch.request.capture_dir is not None:
+        launch.request.capture_dir.mkdir()
+    if memo is not None:
+        launch = hand_on(launch, memo)
+    ending, ranks = run_launch(launch, lambda: None), range(launch.processes)
+    if ending.code != 0:
+        return failure_of(launch, ending.stuck, code=ending.code, ranks=ranks)
+    require_done(launch, ranks)
+    return None

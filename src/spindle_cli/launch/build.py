@@ -1,8 +1,11 @@
-"""From a plan and what the user asks to the exact command of one node; nothing is written or started."""
+"""From a plan and what the user asks to the exact command of one node, also as a shell script (what
+`--dry-run` prints: running it does what `launch` would start); nothing is written or started.
+"""
 
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from spindle_cli.checkpoint.files import locate_checkpoint, require_folder
+from spindle_cli.files.artifact import to_json
 from spindle_cli.files.cluster import Backend
 from spindle_cli.files.request import TIMELINE_STEPS, RunRequest, SeenData, workers_dir
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
@@ -21,6 +25,13 @@ SHUTDOWN_S = 3
 # Seconds that starting the workers may take longer on one node than on another.
 START_S = 60
 TORCHRUN = "spindle_cli.launch.starting.torchrun"
+# What torch's allocator reads, the newest name first.
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+# Freed blocks of another size are used for the next ones, as pages: what a plan has nearly filled has no room
+# for holes between segments.
+_SEGMENTS_GROW = "expandable_segments:True"
+# A rank whose operation fails or times out ends, with all that waits for it; so torchrun has it by itself.
+_ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 def build_launch(
@@ -113,15 +124,6 @@ def build_again(launch: Launch, step: int | None) -> Launch:
     return timed(going_on(launch.model_copy(update={"argv": argv, "request": request}), step), time.time())
 
 
-# What torch's allocator reads, the newest name first.
-_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-# Freed blocks of another size are used for the next ones, as pages: what a plan has nearly filled has no room
-# for holes between segments.
-_SEGMENTS_GROW = "expandable_segments:True"
-# A rank whose operation fails or times out ends, with all that waits for it; so torchrun has it by itself.
-_ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-
-
 def worker_environment(threads: int, backend: Backend, share: NodeShare) -> dict[str, str]:
     """The variables that a node's workers have beyond the launcher's own."""
     additions = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": share.interface}
@@ -159,4 +161,23 @@ def _argv(
         "-m",
         worker_module,
         str(request_file),
+    )
+
+
+def shell_script(launch: Launch) -> str:
+    """The folder, the request file and the command of one node, ready to paste."""
+    request = launch.request
+    where = f"node {launch.node_rank} of {launch.num_nodes}: " if launch.num_nodes > 1 else ""
+    workers = "1 worker" if launch.processes == 1 else f"{launch.processes} workers"
+    variables = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
+    return "\n".join(
+        [
+            f"# {where}{workers} on {request.device_type}, {request.backend}",
+            f"mkdir -p {shlex.quote(str(launch.request_file.parent))}",
+            f"cat > {shlex.quote(str(launch.request_file))} <<'END'",
+            to_json(request) + "END",
+            " ".join(["env", *variables, "\\"]),
+            f"  {shlex.join(launch.argv)} \\",
+            f"  > {shlex.quote(str(launch.log))} 2>&1",
+        ]
     )

@@ -12,7 +12,7 @@ from spindle_cli.check.task_sets import require_planned
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.launch.starting.forked import IMPORTED_LATE, preload
 from spindle_cli.plan.types import Plan
-from spindle_cli.process.imports import lasting_imports
+from spindle_cli.process.lifetime import lasting_imports
 from spindle_cli.program.evaluated import place_evaluated
 from spindle_cli.workload.building.source import locate
 from spindle_cli.workload.file import TrainSettings, naming_the_file
@@ -88,8 +88,7 @@ def find_workload(
         from spindle_cli.workload.optimizing.learning_rate import require_trainable
         from spindle_cli.workload.optimizing.task_weights import TaskWeights
         from spindle_cli.workload.parameters import ParameterTable
-        from spindle_cli.workload.sampling.sets import sets_of
-        from spindle_cli.workload.sampling.turns import turns_of
+        from spindle_cli.workload.sampling import sets_of, turns_of
         from spindle_cli.workload.watched.setters import refuse_setters
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
@@ -204,8 +203,7 @@ def chunked_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:
 
 def sampled_otherwise(plan: Plan, workload: FoundWorkload) -> tuple[str, ...]:
     """Where steps run other tasks, or some of them more or less often, than the plan expects, for people."""
-    from spindle_cli.workload.sampling.sets import sets_of
-    from spindle_cli.workload.sampling.turns import turns_of
+    from spindle_cli.workload.sampling import sets_of, turns_of
 
     tasks = workload.graph.workload.tasks
     now = {each.tasks: each.share for each in sets_of(turns_of(workload.train, tasks))}

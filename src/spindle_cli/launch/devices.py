@@ -11,9 +11,8 @@ import psutil
 
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
-from spindle_cli.process.cores import cpu_model, usable_cores
+from spindle_cli.process.devices import cpu_model, gpu_of, places_on_gpus, usable_cores
 from spindle_cli.process.environment import chosen_threads
-from spindle_cli.process.gpus import gpu_of, places_on_gpus
 from spindle_cli.profile.mixed.seen import is_known_as
 from spindle_cli.profile.types import Device
 from spindle_cli.units import MIB, format_bytes

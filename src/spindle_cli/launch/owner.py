@@ -6,8 +6,9 @@ that still lives is of another node of the same run. So of two that come togethe
 that several hosts share, without the locks of any file system.
 
 A claim lives until it says that it has ended. One whose process is gone is dead: told by its id on the same
-host, and elsewhere by no sign of life (the file's time, which a thread sets anew) for `LOST_S`. Claims are
-not deleted, so that no number comes twice.
+host (`process_space` and `started_s` name a process so that another one can check it), and elsewhere by no
+sign of life (the file's time, which a thread sets anew) for `LOST_S`. Claims are not deleted, so that no
+number comes twice.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -26,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, ClassVar, Literal
 
+import psutil
 from pydantic import Field
 
 from spindle_cli.errors import InputError, RunFailedError, UsageError
@@ -35,11 +38,54 @@ from spindle_cli.files.writing import write_new, write_text
 from spindle_cli.launch.run_dir import CLAIM, has_run, prepare_run_dir
 from spindle_cli.launch.types import NodeShare
 from spindle_cli.plan.types import Plan
-from spindle_cli.process.identity import host_name, is_running, process_space, started_s
 from spindle_cli.units import format_seconds
 
+_SAME_START_S = 5.0  # clocks are set while machines run, and process starts are told from when they booted
+_SPACE_FILES = (Path("/proc/sys/kernel/random/boot_id"),)
 BEAT_S = 5.0
 LOST_S = 60.0  # without a sign of life from another host
+
+
+def host_name() -> str:
+    """This machine's name, for people."""
+    return socket.gethostname()
+
+
+def process_space() -> str:
+    """Where process ids mean what they mean here: the machine since it was booted, and its container."""
+    return " ".join((host_name(), *map(_first_line, _SPACE_FILES), _namespace()))
+
+
+def started_s() -> float:
+    """When this process was started, in seconds since the epoch."""
+    return psutil.Process().create_time()
+
+
+def is_running(pid: int, process_started_s: float) -> bool:
+    """Whether a process of this `process_space` still runs, and is no other that has got its id since."""
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return abs(process.create_time() - process_started_s) <= _SAME_START_S
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:  # somebody else's: it is there
+        return True
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return "-"
+
+
+def _namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
+        return "-"
 
 
 class Owner(Artifact):

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from spindle_cli.checkpoint.carry_over import CarryOver, task_of
+from spindle_cli.checkpoint.carry_over import CarryOver, require_same_run, settings_of_run, task_of
 from spindle_cli.checkpoint.files import FoundCheckpoint, find_checkpoint, require_steps_left
 from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.checkpoint.names import every_name, model_key
-from spindle_cli.checkpoint.same_run import require_same_run, settings_of_run
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, SeenData
 from spindle_cli.files.run_files import has_checkpoints
@@ -32,6 +31,13 @@ class StartPoint:
     found: FoundCheckpoint
     is_own: bool
     lines: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Where the run goes on, as a line for people."""
+        folder: Path = self.found.folder
+        if self.is_own:
+            return "\n  ".join((f"going on from {folder}", *self.lines))
+        return "\n  ".join((f"beginning from {folder}, after step {self.found.checkpoint.step}", *self.lines))
 
 
 def find_start(
@@ -173,11 +179,3 @@ def _by_task(names: Iterable[str], tasks: Iterable[str]) -> str:
 
 def _counted(count: int) -> str:
     return "1 parameter or buffer" if count == 1 else f"{count} parameters and buffers"
-
-
-def describe_folder(start: StartPoint) -> str:
-    """Where the run goes on, as a line for people."""
-    folder: Path = start.found.folder
-    if start.is_own:
-        return "\n  ".join((f"going on from {folder}", *start.lines))
-    return "\n  ".join((f"beginning from {folder}, after step {start.found.checkpoint.step}", *start.lines))

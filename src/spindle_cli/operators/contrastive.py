@@ -8,18 +8,19 @@ an entry for every pair.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.operators.gathered import ShareRows, gather_rows
+from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.pairs.find import arguments_of
-from spindle_cli.workload.pairs.recipe import make_recipe
-from spindle_cli.workload.pairs.record import record_share
+from spindle_cli.workload.pairs.recipe import recipe_of_share
 from spindle_cli.workload.pairs.steps import (
     Action,
     Count,
@@ -106,11 +107,10 @@ class PairsOverShares(nn.Module):
         )
         key = (autocast, share, *((tensor.dtype, tensor.device) for tensor in tensors))
         if key not in self._recipes:
-            given = arguments_of(self._task, self._described, tensors)
             try:
-                counts = self._task.loss_shares.num_counts
-                recording = record_share(self.op, given, counts, share, self._cuts[-1])
-                self._recipes[key] = make_recipe(recording)
+                self._recipes[key] = recipe_of_share(
+                    self.op, self._task, self._described, share, self._cuts[-1], tensors
+                )
             except MixesError as error:  # it is run otherwise than where it was analysed
                 raise WorkloadError(
                     f"task {self._task.task.name!r}: its contrastive loss cannot be split here: {error}",
@@ -202,3 +202,51 @@ class _ShareRun:
         every = torch.arange(self._rows.size, device=source.device) * action.step
         sizes = [self._rows.size if dim == action.dim else n for dim, n in enumerate(source.shape)]
         return every.to(source.dtype).view(shape).expand(sizes)
+
+
+class ShareRows:
+    """Which samples of a batch one device has, and what it gathers of the others in one run.
+
+    Attributes:
+        first, count: its own samples; `size`: those of the batch.
+        per_share: how many each share has, in order.
+    """
+
+    def __init__(self, group: TensorGroup, cuts: Sequence[int], gathered: list[Tensor] | None = None) -> None:
+        """`gathered`: keeps what is gathered; where it has something, that is taken in its place."""
+        self.per_share = tuple(last - first for first, last in pairwise(cuts))
+        self.first, self.count, self.size = cuts[group.member], self.per_share[group.member], cuts[-1]
+        self._group = group
+        self._gathered = gathered
+        self._replayed = iter(tuple(gathered)) if gathered else None
+
+    def gather(self, own: Tensor) -> Tensor:
+        """Give the rows of all shares, along the first dimension, for this share's own."""
+        if self._replayed is not None:
+            return next(self._replayed)
+        whole = self._group.gather(own, self.per_share)
+        if self._gathered is not None:
+            self._gathered.append(whole)
+        return whole
+
+    def scatter_sum(self, whole: Tensor) -> Tensor:
+        """Sum rows over the shares, along the first dimension, and give this share's own."""
+        return self._group.scatter_sum(whole, self.per_share)
+
+
+def gather_rows(own: Tensor, dim: int, rows: ShareRows) -> Tensor:
+    """The rows of all shares, which lie along a dimension; differentiable."""
+    return applied(_Gathered, own, dim, rows)
+
+
+class _Gathered(Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, dim: int, rows: ShareRows) -> Tensor:
+        ctx.dim, ctx.rows = dim, rows
+        return rows.gather(own.detach().movedim(dim, 0).contiguous()).movedim(0, dim)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        whole = gradients[0].movedim(ctx.dim, 0).contiguous()
+        return ctx.rows.scatter_sum(whole).movedim(0, ctx.dim), None, None

@@ -4,13 +4,15 @@ activations are summed, and whose gradients are parts.
 As in Megatron (Shoeybi et al., arXiv 1909.08053, section 3): a "colwise" linear map has its outputs split, a
 "rowwise" one its inputs. Each pair of the two needs one sum of an activation in the forward pass, behind the
 rowwise map, and one of its gradient in the backward pass, before the colwise one. What lies outside of such
-pairs every device of the group computes alike.
+pairs every device of the group computes alike. A layer whose code runs once more in its backward pass, as
+with `torch.utils.checkpoint`, stays whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +23,17 @@ from spindle_cli.operators.experts.find import NotByExpertsError, find_experts
 from spindle_cli.operators.experts.types import ExpertSplit
 from spindle_cli.operators.heads.vocabulary import FoundWords, OwnWords, find_words
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
+from spindle_cli.operators.sequence.calling import called_on_meta
 from spindle_cli.operators.sequence.exchange import SequencePart
 from spindle_cli.operators.sequence.find import SplitParts, find_sequence
 from spindle_cli.operators.sequence.recording import NotBySequenceError
-from spindle_cli.operators.sequence.running_again import runs_again
 from spindle_cli.operators.sequence.types import SequenceSplit
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tp_plans import Way, adapted, by_experts, experts_of, plan_of, unknown_ways
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
+from spindle_cli.workload.tracing.behaviour import behaviour_of
 from spindle_cli.workload.types import Workload
+from spindle_cli.workload.unread import Unread
 
 # Dimension of a linear map's [out, in] weight that is split.
 _SPLIT_DIMS: Mapping[Way, int] = {"colwise": 0, "rowwise": 1}
@@ -339,3 +343,42 @@ def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
         for why in found_words(graph.workload, task, task.ops[-1]).why_not:
             found.setdefault(f"tensor parallelism: {name}: the head {why}; it stays whole")
     return tuple(found)
+
+
+def runs_again(task: TaskGraph, op: Op) -> bool:
+    """Whether some part of an op's layer with parameters does: it would run without the parts of parameters,
+    and the sums around them, that a device has in the forward pass alone.
+    """
+    if op.target is None:
+        return False
+    layer = task.root.get_submodule(op.target)
+    key = "runs again", behaviour_of(layer)
+    if key not in task.findings:
+        task.findings[key] = _runs_again(task, op, layer)
+    return bool(task.findings[key])
+
+
+def _runs_again(task: TaskGraph, op: Op, layer: nn.Module) -> bool:
+    found = False
+
+    def called(*_: Any) -> None:
+        nonlocal found
+        # With `use_reentrant=True` the first pass has no gradients, else hooks for what it saves.
+        saving = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        found = found or saving is not None or not torch.is_grad_enabled()
+
+    specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
+    holders = [module for module in layer.modules() if module._parameters]
+    try:
+        with called_on_meta(task, op, specs) as (args, kwargs), Unread():
+            hooks = [module.register_forward_pre_hook(called) for module in holders]
+            try:
+                layer(*args, **kwargs)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+    except NotBySequenceError:
+        return False
+    except Exception:  # the user's code, which may not do without data
+        return found
+    return found

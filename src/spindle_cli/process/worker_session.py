@@ -1,6 +1,7 @@
 """A worker's life as `launch` sees it: its output in a log of its own, and its error, if any, in a file.
 
-Any worker module runs its work inside `worker_session`, so that `launch` can show the error that ended it.
+Any worker module runs its work inside `worker_session`, so that `launch` can show the error that ended it. A
+script that is run by itself shows such an error as the command would (`show_errors_plainly`).
 """
 
 from __future__ import annotations
@@ -15,15 +16,30 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
 from spindle_cli.errors import PeerLostError, RunFailedError, SpindleError, WorkerLostError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import WorkerError, done_path, error_path, log_path, pid_path, stack_path
-from spindle_cli.process.parent_death import die_with_parent
+from spindle_cli.process.lifetime import die_with_parent
 
 # Kept free on the disk, so that even the error of a full disk can be written down.
 RESERVED_BYTES = 64 * 1024
+_TIMED_OUT_SIGNS = ("imed out", "imeout")
+_LOST_PEER_SIGNS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Connection was likely closed",
+    "Broken pipe",
+    "Socket closed",
+    "Socket Timeout",
+    "Timed out waiting",
+    "pair closure",
+    "failed to recv, got 0 bytes",
+    "remote process exited",
+)
 
 
 @contextmanager
@@ -147,22 +163,6 @@ def _any_text(error: BaseException, signs: tuple[str, ...]) -> bool:
     return any(sign in str(seen) for seen in _chain(error) for sign in signs)
 
 
-_TIMED_OUT_SIGNS = ("imed out", "imeout")
-_LOST_PEER_SIGNS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Connection was likely closed",
-    "Broken pipe",
-    "Socket closed",
-    "Socket Timeout",
-    "Timed out waiting",
-    "pair closure",
-    "failed to recv, got 0 bytes",
-    "remote process exited",
-)
-
-
 def _place_of(error: BaseException) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     libraries = (
@@ -176,3 +176,24 @@ def _place_of(error: BaseException) -> str | None:
         return None
     frame = (own or frames)[-1]
     return f"{frame.filename}:{frame.lineno} in {frame.name}"
+
+
+def show_errors_plainly() -> None:
+    """From now on an uncaught `SpindleError` ends this process with its message and its exit code."""
+    before = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, SpindleError):
+            before(kind, error, trace)
+            return
+        message = "\n  ".join((error.message, *getattr(error, "__notes__", ())))
+        hint = "" if error.hint is None else f"\n  {error.hint}"
+        sys.stdout.flush()
+        # In a process group torch has a hook of its own around this one, for which sys.stderr is a buffer
+        # that it prints when this one returns.
+        stream = sys.__stderr__ or sys.stderr
+        stream.write(f"error: {message}{hint}\n")
+        stream.flush()
+        os._exit(error.exit_code)  # communicators' threads can hang the interpreter's own shutdown
+
+    sys.excepthook = show

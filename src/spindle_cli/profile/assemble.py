@@ -13,8 +13,14 @@ from spindle_cli.files.cluster import MAX_DEVICES, Cluster
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.checking.matrices import Matrices
-from spindle_cli.profile.curves.fit import choose_measured, fit_curve, fitted_point
-from spindle_cli.profile.curves.memory_fit import Shares, op_memory, selective_share
+from spindle_cli.profile.curves.fit import (
+    Shares,
+    choose_measured,
+    fit_curve,
+    fitted_point,
+    op_memory,
+    selective_share,
+)
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.jobs import JobTable, OpRef, degrees_beyond, is_cut, valid_degrees
 from spindle_cli.profile.parameters.sizes import KeptByOptimizers, parameter_sizes
@@ -40,8 +46,7 @@ from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, Workloa
 from spindle_cli.workload.optimizing.groups import groups_of_graph
 from spindle_cli.workload.optimizing.kept import StateSizes, kept_per_param
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.sampling.sets import sampled_sets
-from spindle_cli.workload.sampling.turns import turns_of
+from spindle_cli.workload.sampling import sampled_sets, turns_of
 from spindle_cli.workload.splitting.shared_statistics import changes_buffers
 
 

@@ -1,8 +1,8 @@
-"""`spindle profile`'s two ways to a profile file."""
+"""The three ways to a profile file: it is measured, estimated, or put together from others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,9 +15,8 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.heads.chunked import whole_losses
 from spindle_cli.operators.tensor_parallel import kept_whole
 from spindle_cli.operators.whole.compiled import require_compiler
-from spindle_cli.process.cores import usable_cores
+from spindle_cli.process.devices import places_on_gpus, usable_cores
 from spindle_cli.process.environment import chosen_threads
-from spindle_cli.process.gpus import places_on_gpus
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers, with_whole
 from spindle_cli.profile.estimating.estimate import EstimateSettings, estimate
 from spindle_cli.profile.machine.cluster_file import write_cluster
@@ -70,7 +69,7 @@ class ProfileOptions:
         threads: of each process; if None as OMP_NUM_THREADS says, or else a device's share of this machine's
             cores.
         cluster_out: where to write this machine, as measured, as a cluster file.
-        limits: when a measurement may stop.
+        time_limit_s: for one op on one share.
         max_tp: layers are also timed in parts, 2, 4 and 8 ways up to this; with a cluster, for its links.
         reuse: another profile, of which what was measured of equal ops is taken.
         accept_noise: write times of a busy machine, too.
@@ -83,7 +82,7 @@ class ProfileOptions:
     nproc: int | None = None
     threads: int | None = None
     cluster_out: Path | None = None
-    limits: Limits = field(default_factory=Limits)
+    time_limit_s: float = Limits.max_s
     max_tp: int = 1
     reuse: Path | None = None
     accept_noise: bool = False
@@ -177,7 +176,9 @@ def _measure_settings(options: ProfileOptions, machine: _Measured, train: TrainS
         threads=machine.threads,
         max_devices=machine.processes if cluster is None else cluster.num_devices,
         max_points=MAX_POINTS,
-        limits=shared_limits(options.limits, machine.device, machine.processes, machine.threads),
+        limits=shared_limits(
+            Limits(max_s=options.time_limit_s), machine.device, machine.processes, machine.threads
+        ),
         degrees=tuple(
             degree for degree in degrees_on(cluster, machine.type_in_cluster) if degree <= options.max_tp
         ),
@@ -313,6 +314,17 @@ def estimate_profile(
     _say_what_is_in_chunks(profile, audience)
     write_json(out, profile)
     return profile
+
+
+def merge_profiles(paths: Sequence[Path], out: Path) -> Profile:
+    """Put the profiles of several types of device together in one, and write it to `out`.
+
+    Raises:
+        InputError: a profile is missing, malformed, or does not belong to the others.
+    """
+    made = merge([(path, Profile.read(path)) for path in paths])
+    write_json(out, made)
+    return made
 
 
 def _of_type(cluster: Cluster | None, device: str | None) -> Cluster | None:

@@ -1,14 +1,19 @@
-"""Where a task runs that is only evaluated: its ops go to the devices that hold what they take of trained
-tasks.
+"""What an evaluation runs: the forward passes of one task alone, and where, if the task is only evaluated.
 
-The plan knows nothing of such a task. From where the plan has put the trained ones follows a plan of its own,
-the same on every rank: of forward passes alone, in which no parameter moves.
+Its ops then go to the devices that hold what they take of trained tasks. The plan knows nothing of such a
+task. From where the plan has put the trained ones follows a plan of its own, the same on every rank: of
+forward passes alone, in which no parameter moves.
+
+What the passes of a program post is what the whole program posts of them, in the same order: the order that
+all devices share stays one when all leave out the same. Nothing is made that a device does not post, as a
+pass that makes a message is left in with it. So the reasons why the whole cannot hang
+(docs/design/program.md) hold for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from spindle_cli.costs.shares.sizes import largest_samples
@@ -16,6 +21,7 @@ from spindle_cli.costs.shares.times import times_of
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice, Wave
 from spindle_cli.profile.types import CurvePoint
+from spindle_cli.program.types import Action, Kind, Program
 
 
 class NeededOp(Protocol):
@@ -217,3 +223,38 @@ def _sample_s(plan: Plan, piece: Slice) -> float | None:
     metaop = plan.by_name[piece.metaop]
     op = times_of(metaop, piece, plan.cluster)
     return None if op is None else op.forward_s / largest_samples(piece, metaop.batch_size)
+
+
+def forward_only(program: Program, task: str, gathering: Collection[int] = ()) -> Program:
+    """Leave of a program nothing but the task's forward passes and what they hand to each other, which they
+    keep to their end.
+
+    Batch norms take their running statistics, so that passes sum nothing over shares inside; but those of the
+    slices `gathering` gather what a loss compares.
+    """
+    pieces = {
+        index for index, piece in enumerate(program.slices) if program.plan.by_name[piece.metaop].task == task
+    }
+    actions = {
+        device: tuple(
+            replace(action if action.piece in gathering else _without_statistics(program, action), left=())
+            for action in own
+            if _is_of(action, pieces)
+        )
+        for device, own in program.actions.items()
+    }
+    return replace(program, actions=actions)
+
+
+def _is_of(action: Action, pieces: set[int]) -> bool:
+    if action.kind is Kind.FORWARD:
+        return action.piece in pieces
+    if action.kind in (Kind.SEND, Kind.RECV):
+        return action.transfer is not None and action.transfer.producer in pieces
+    return False
+
+
+def _without_statistics(program: Program, action: Action) -> Action:
+    if action.kind is Kind.FORWARD and action.piece is not None and program.layouts[action.piece].sums_shares:
+        return replace(action, communicator=None)
+    return action

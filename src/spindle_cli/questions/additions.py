@@ -16,8 +16,8 @@ from spindle_cli.files.cluster import MAX_DEVICES, Cluster
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.mixed.seen import devices_of, is_known_as
 from spindle_cli.profile.types import Profile, TaskShare
-from spindle_cli.questions.clusters import with_more_nodes
 from spindle_cli.questions.compare import of_sets
+from spindle_cli.questions.edit import with_more_nodes
 from spindle_cli.questions.on_cluster import OnCluster, on_cluster
 from spindle_cli.questions.spending import FIGURES, PRICE, known_figures
 from spindle_cli.units import format_bytes, format_seconds, parse_counts

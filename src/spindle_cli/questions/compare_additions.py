@@ -16,8 +16,8 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile, TaskShare
 from spindle_cli.questions.additions import Aim, Wanted
-from spindle_cli.questions.clusters import with_more_nodes
 from spindle_cli.questions.compare import StrategyOutcome, of_sets, outcomes_on
+from spindle_cli.questions.edit import with_more_nodes
 from spindle_cli.questions.spending import FIGURES, PRICE, Figure, known_figures
 from spindle_cli.units import format_seconds
 

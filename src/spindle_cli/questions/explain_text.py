@@ -1,14 +1,20 @@
-"""An explanation as text and tables for people."""
+"""An explanation as text and tables for people: of the plan, of why each MetaOp got its types of device, and
+of what islands would take with other settings.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
 
 from rich import box
 from rich.table import Table
 
+from spindle_cli.plan.islands.other_settings import OtherSettings, OuterSteps
 from spindle_cli.questions.explain import Explanation
 from spindle_cli.questions.explaining.chain import Cause, Link
+from spindle_cli.questions.explaining.of_types import OnTypes, Taken, TypeReason, TypeReasons, TypeShares
 from spindle_cli.questions.explaining.worth import Choice, OtherSize, Reason, Worth
-from spindle_cli.units import counted, format_seconds
+from spindle_cli.units import counted, format_bytes, format_seconds
 
 _CAUSES = {
     Cause.START: "starts the chain",
@@ -18,6 +24,8 @@ _CAUSES = {
     Cause.FORWARD: "follows its forward pass",
     Cause.DEVICE: "waits for devices",
 }
+# Of seconds and costs: what differs by less is as fast, or costs as much.
+SAME = 1e-6
 
 
 def headline(explanation: Explanation) -> str:
@@ -143,3 +151,163 @@ def _shown(reason: Reason) -> list[Choice]:
 
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def islands_table(found: OtherSettings | None) -> Table | str:
+    """A row for each number of steps between outer steps, and columns for each number of bits; the plan's
+    are marked.
+    """
+    if found is None:
+        return ""
+    sums = "summing in every step" if found.without_s is not None else "an outer step after every step"
+    table = Table(
+        title=f"outer steps of {found.islands} islands: what an iteration takes in the mean, what a device "
+        f"sends in it at most, and what it saves against {sums}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for name in ("every", *(n for own in found.of_bits for n in (f"{own.bits} bits", "sends", "saves"))):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for rows in zip(*(own.steps for own in found.of_bits), strict=True):
+        every = rows[0].every
+        mark = f"<- the plan, in {found.bits} bits" if every == found.every else ""
+        table.add_row(str(every), *(cell for row in rows for cell in _cells(row)), mark)
+    return table
+
+
+def _cells(row: OuterSteps) -> tuple[str, str, str]:
+    saved_s = row.saved_to_every_step_s if row.saved_s is None else row.saved_s
+    return format_seconds(row.iteration_s), format_bytes(row.bytes_per_iteration), format_seconds(saved_s)
+
+
+def islands_text(found: OtherSettings | None) -> str:
+    """From where on islands save time, and who says these settings."""
+    if found is None:
+        return ""
+    inner = f"an iteration takes {format_seconds(found.inner_s)} without outer steps"
+    if found.without_s is None:
+        lines = [f"{inner}; with gradients summed over all devices in every step there is no plan"]
+    else:
+        lines = [f"{inner}, {format_seconds(found.without_s)} with gradients summed over all devices"]
+        lines += [_from(found)]
+    lines.append(
+        "`every` and `bits` are part of what is trained, so the workload file says them (train.local_sgd); "
+        "`steps` and `eval_every` are multiples of `every`"
+    )
+    return "\n".join(lines)
+
+
+def _from(found: OtherSettings) -> str:
+    """From which `every` on each number of bits saves time."""
+    known = [f"{own.saves_from} in {own.bits} bits" for own in found.of_bits if own.saves_from is not None]
+    if not known:
+        return "islands save no time, however seldom they average"
+    return f"islands save time if `every` is at least {', '.join(known)}"
+
+
+def type_reasons_text(found: TypeReasons | None) -> str:
+    """A heading with what types are worth, and the lines of each MetaOp."""
+    if found is None:
+        return ""
+    lines = [f"why these types: {_worths(found.prices)}"]
+    lines += ["'wastes' is what an op costs by these prices over the cheapest allocation"]
+    for reason in found.metaops:
+        lines += _lines(reason)
+    return "\n".join(lines)
+
+
+def _worths(prices: Mapping[str, float]) -> str:
+    """What a second of each type is worth, in seconds of the one that is worth least but something."""
+    priced = {kind: price for kind, price in prices.items() if price > 0}
+    if not priced:
+        return "by the program's prices no device is worth anything: chains of MetaOps hold up all"
+    unit = min(priced, key=lambda kind: priced[kind])
+    worth = [
+        f"of {kind} {priced[kind] / priced[unit]:.3g}" if kind in priced else f"of {kind} nothing"
+        for kind in prices
+        if kind != unit
+    ]
+    return f"by the program's prices a second of {unit} is worth 1, {', '.join(worth)}"
+
+
+def _lines(reason: TypeReason) -> Iterator[str]:
+    taken, *others = reason.in_plan
+    critical = f" (critical {reason.critical:.2f})" if reason.critical else ""
+    yield f"{reason.metaop}{critical}: {_ops(taken, reason)}"
+    if reason.shares_out:
+        yield "    its devices share out its parameters, so it cannot run on others alone"
+    instead = _instead(taken, reason)
+    if instead:
+        yield f"    instead {instead}"
+    yield f"    {_shares(taken, reason)}{_one_more(taken)}"
+    for other in others:
+        yield f"    also {_ops(other, reason)}; {_shares(other, reason)}"
+
+
+def _ops(taken: Taken, reason: TypeReason) -> str:
+    ops = f"{taken.ops:.3g} of {reason.num_ops} ops"
+    return f"{ops} on {on_types(taken)} in {format_seconds(taken.op_s)} each, wastes {taken.priced:.1%}"
+
+
+def _instead(taken: Taken, reason: TypeReason) -> str:
+    """The allocations that it is compared with, each once, with how many times as long an op takes."""
+    named = [("on", alone) for alone in taken.alone]
+    if reason.fastest.op_s < taken.op_s * (1 - SAME):
+        named.append(("fastest on", reason.fastest))
+    if reason.cheapest.priced < taken.priced - SAME:
+        named.append(("wasting least on", reason.cheapest))
+    once = {(*each.of_types.items(), each.tp): (name, each) for name, each in named}
+    return "; ".join(
+        f"{name} {on_types(each)} {format_seconds(each.op_s)} ({each.op_s / taken.op_s:.3g}x), "
+        f"wastes {each.priced:.1%}"
+        for name, each in once.values()
+    )
+
+
+def _shares(taken: Taken, reason: TypeReason) -> str:
+    """Which shares are whose, how far apart they end, and whether another cut would end earlier."""
+    of = " of a micro-batch" if reason.micro_batches > 1 else ""
+    seconds = [share.share_s for share in taken.shares]
+    listed = ", ".join(map(_share, taken.shares))
+    if max(seconds) - min(seconds) <= SAME * max(seconds):
+        return f"shares{of}: {listed}" + (", end together" if len(seconds) > 1 else "")
+    if taken.best_cut_s is None:
+        best = ""
+    elif taken.best_cut_s < taken.op_s * (1 - SAME):
+        best = f"; the best cut takes {format_seconds(taken.best_cut_s)}"
+    else:
+        best = ", and no cut of whole samples ends earlier"
+    apart = 1 - min(seconds) / max(seconds)
+    return f"shares{of}: {listed}, the first through {apart:.1%} before the last{best}"
+
+
+def _share(share: TypeShares) -> str:
+    samples = f"{share.samples} sample{'s' * (share.samples != 1)}"
+    return f"{share.num_shares} x {samples} on {share.device} {format_seconds(share.share_s)}"
+
+
+def _one_more(taken: Taken) -> str:
+    """What one more share on each type would bring; types that bring the same together."""
+    one = f"{taken.tp} more" if taken.tp > 1 else "one more"
+    kinds: dict[str, list[str]] = {}
+    for more in taken.one_more:
+        kinds.setdefault(_brings(taken, more.op_s), []).append(more.device)
+    return "".join(f"; {one} {' or '.join(own)}: {brings}" for brings, own in kinds.items())
+
+
+def _brings(taken: Taken, op_s: float | None) -> str:
+    if op_s is None:
+        is_full = all(share.samples == 1 for share in taken.shares)
+        return "no sample is left for it" if is_full else "not known"
+    if op_s < taken.op_s * (1 - SAME):
+        return f"{format_seconds(op_s)} ({op_s / taken.op_s - 1:.1%})"
+    return "no faster"
+
+
+def on_types(allocation: OnTypes) -> str:
+    """'4 h800-80gb + 8 h20-96gb', and of how many a share is."""
+    devices = " + ".join(f"{count} {kind}" for kind, count in allocation.of_types.items())
+    return f"{devices} (tp {allocation.tp})" if allocation.tp > 1 else devices

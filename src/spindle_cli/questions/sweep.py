@@ -16,8 +16,8 @@ from spindle_cli.files.artifact import Artifact
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile, TaskShare
-from spindle_cli.questions.clusters import with_devices
 from spindle_cli.questions.compare import of_sets
+from spindle_cli.questions.edit import with_devices
 from spindle_cli.questions.on_cluster import OnCluster, on_cluster
 from spindle_cli.questions.spending import COST, known_figures
 from spindle_cli.units import format_bytes, format_seconds

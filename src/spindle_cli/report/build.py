@@ -1,7 +1,8 @@
 """The report's data from a plan, and from its profile and a run where they are given.
 
 That is the planned schedule, its MetaOps and its memory, and what the whole cluster computes over a simulated
-step, in floating-point operations per second.
+step, in floating-point operations per second; and beside the plan every other strategy's for the same profile
+and cluster.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from spindle_cli.check.structure import names_and_ranges, rows_of_shares
 from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
 from spindle_cli.costs.shares.sizes import cuts_by_share
 from spindle_cli.costs.work import flops_by_metaop, flops_by_pass
-from spindle_cli.errors import InputError
-from spindle_cli.plan.types import Plan, Slice, StrategyName
+from spindle_cli.errors import InputError, NoPlanError
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.types import Plan, Slice, StrategyName, strategies_on
 from spindle_cli.profile.types import Profile
 from spindle_cli.report.rows import Rows, rows_by
 from spindle_cli.report.run import run_view
 from spindle_cli.report.runs import equal_runs, runs_of
-from spindle_cli.report.strategies import other_plans, strategy_views
 from spindle_cli.report.timeline import timeline_of
 from spindle_cli.report.types import (
     ClusterView,
@@ -34,9 +35,14 @@ from spindle_cli.report.types import (
     MetaOpView,
     ReportData,
     SliceView,
+    StrategyView,
 )
 from spindle_cli.simulate.run import simulate
 from spindle_cli.simulate.types import Activity, Simulation, Span
+
+BESIDE: StrategyName = "sequential"
+# Decimals of seconds: nanoseconds. What differs by less has been added up in another order.
+_DECIMALS = 9
 
 
 def build_report(
@@ -112,9 +118,6 @@ def _cluster(plan: Plan) -> ClusterView:
     )
 
 
-BESIDE: StrategyName = "sequential"
-
-
 def work_views(
     simulation: Simulation, profile: Profile | None, others: Mapping[StrategyName, Plan]
 ) -> Iterator[ClusterWork]:
@@ -147,10 +150,6 @@ def _view(simulation: Simulation, profile: Profile | None, *, is_this: bool) -> 
             for run, (least, most) in equal_runs([(min(own), max(own)) for own in held])
         ),
     )
-
-
-# Decimals of seconds: nanoseconds. What differs by less has been added up in another order.
-_DECIMALS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,3 +293,32 @@ def memory_views(plan: Plan) -> tuple[MemoryUse, ...]:
         )
         for run, _ in equal_runs(both)
     )
+
+
+def other_plans(plan: Plan, profile: Profile) -> dict[StrategyName, Plan | NoPlanError]:
+    """The plans of the strategies that are not the plan's own, in the contract's order; or why there is
+    none.
+    """
+    names = strategies_on(plan.cluster)
+    return {name: _made(plan, profile, name) for name in names if name != plan.strategy}
+
+
+def _made(plan: Plan, profile: Profile, strategy: StrategyName) -> Plan | NoPlanError:
+    try:
+        return make_plan(profile, plan.cluster, strategy)
+    except NoPlanError as error:  # said in the report, where it is part of the comparison
+        return error
+
+
+def strategy_views(plan: Plan, others: Mapping[StrategyName, Plan | NoPlanError]) -> tuple[StrategyView, ...]:
+    """Strategies in the contract's order; the plan's own is the plan as it is."""
+    names = strategies_on(plan.cluster)
+    return tuple(
+        _strategy_view(name, plan if name == plan.strategy else others[name], plan) for name in names
+    )
+
+
+def _strategy_view(strategy: StrategyName, made: Plan | NoPlanError, this: Plan) -> StrategyView:
+    if isinstance(made, NoPlanError):
+        return StrategyView(strategy=strategy, is_this=False, predicted=None, failure=made.message)
+    return StrategyView(strategy=strategy, is_this=made is this, predicted=made.predicted)

@@ -12,6 +12,7 @@ from spindle_cli.account.sums.gathered import gathered_matrices
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.journal import JournalWriter
 from spindle_cli.files.request import RunRequest
+from spindle_cli.operators.factors.capture import capture
 from spindle_cli.process.allocator import keep_freed_memory
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.averages import FollowingParameters
@@ -39,11 +40,10 @@ from spindle_cli.runtime.part.replicas import check_replicas, require_like_devic
 from spindle_cli.runtime.part.warm_up import compile_layers
 from spindle_cli.runtime.ready import Ready, make_ready
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
-from spindle_cli.runtime.saving.going_on import Start, resume
+from spindle_cli.runtime.saving.restore import Start, resume
 from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.saving.train_state import TrainState
 from spindle_cli.runtime.seat import Seat
-from spindle_cli.runtime.step.capturing import capture
 from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.host_copies import HostMemory
 from spindle_cli.runtime.step.losses import LossBoard
@@ -162,7 +162,8 @@ def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> Gra
         runs=frozenset(model.steps[0].slices) if len(model.steps) == 1 else None,
         steady=frozenset(reached_alike(model)),
     )
-    capture(model.slices.values(), {id(each.parameter): each for each in pool.gathered})
+    modules = (module for local in model.slices.values() for module in local.runnable)
+    capture(modules, {id(each.parameter): each for each in pool.gathered})
     return pool
 
 

@@ -1,31 +1,41 @@
-"""How a worker gets its device, and joins the world of all workers."""
+"""How a worker gets its device, and joins the world of all workers, with what it asks of CUDA and NCCL where
+the user does not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from spindle_cli.costs.communicators import MESSAGE_CHANNELS
 from spindle_cli.errors import InputError
-from spindle_cli.files.request import RunRequest
+from spindle_cli.files.request import RunRequest, workers_dir
 from spindle_cli.process.allocator import give_back_freed_memory
+from spindle_cli.process.devices import gpu_of, places_on_gpus, sharing_settings
 from spindle_cli.process.environment import (
     WorkerEnvironment,
     join_environment,
     set_unless_chosen,
     without_ranks,
 )
-from spindle_cli.process.gpus import gpu_of, places_on_gpus, sharing_settings
-from spindle_cli.runtime.backends.nccl import nccl_settings
 from spindle_cli.runtime.backends.strict_backend import STRICT_BACKENDS, register_strict_backends
 from spindle_cli.runtime.islands.counterparts import Counterparts
 from spindle_cli.runtime.islands.island import Island
 from spindle_cli.workload.one_process import show_one_process
+
+# Every communicator has a stream of its own, in which a receive may wait long for its sender. Streams beyond
+# this number share a hardware queue, and what is behind the waiting one waits with it. CUDA takes 1 to 32,
+# and has 8 by itself.
+_HARDWARE_QUEUES = "32"
+# The last so many operations of each rank are kept for a dump.
+_TRACED = "2000"
 
 
 def settle_process(request: RunRequest, environment: WorkerEnvironment) -> None:
@@ -38,7 +48,7 @@ def settle_process(request: RunRequest, environment: WorkerEnvironment) -> None:
 
 
 def select_device(request: RunRequest, environment: WorkerEnvironment) -> torch.device:
-    """This worker's device; of a node's CUDA devices, the one of its local rank (`process/gpus.py`).
+    """This worker's device; of a node's CUDA devices, the one of its local rank (`process/devices.py`).
 
     Raises:
         InputError: there is no such CUDA device.
@@ -101,3 +111,18 @@ def _on_island(
     with without_ranks():
         yield Counterparts(island, store, request.timeout_s)
     dist.destroy_process_group()
+
+
+def nccl_settings(run_dir: Path) -> dict[str, str]:
+    """Environment variables, to be set before CUDA and torch's process groups are in use.
+
+    When an operation times out, torch's watchdog writes what every communicator of the rank had under way
+    (the 'flight recorder', read by `torchfrtrace`) beside the worker's log.
+    """
+    return {
+        "CUDA_DEVICE_MAX_CONNECTIONS": _HARDWARE_QUEUES,
+        "NCCL_MAX_P2P_NCHANNELS": str(MESSAGE_CHANNELS),
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": _TRACED,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(workers_dir(run_dir) / "nccl-rank-"),
+    }

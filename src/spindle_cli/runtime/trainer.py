@@ -27,8 +27,7 @@ from spindle_cli.files.writing import write_text
 from spindle_cli.plan.file import read_plan, write_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.environment import WorkerEnvironment
-from spindle_cli.process.plain_errors import show_errors_plainly
-from spindle_cli.process.worker_session import is_lost_peer
+from spindle_cli.process.worker_session import is_lost_peer, show_errors_plainly
 from spindle_cli.runtime.assembling import assemble
 from spindle_cli.runtime.connecting import connected, select_device, settle_process
 from spindle_cli.runtime.following.callback import Callback

@@ -1,4 +1,4 @@
-"""What `spindle show` says in numbers: the prediction, each device's use, each MetaOp's allocation."""
+"""The documents of `spindle show --json`: a plan's numbers, and with `--rank` one rank's program."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pydantic import Field
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.sharding import Sharding, WeightReport, weight_reports
 from spindle_cli.plan.types import Plan
+from spindle_cli.program.communicators import communicator_memory
+from spindle_cli.program.text import format_action
+from spindle_cli.program.types import Program
 from spindle_cli.show.grid import length_s
 
 
@@ -137,3 +140,43 @@ def _metaops(plan: Plan) -> tuple[MetaOpSummary, ...]:
             )
         )
     return tuple(summaries)
+
+
+class CommunicatorView(Model):
+    """A communicator of a rank: what actions name as `on INDEX`. `memory_bytes`: of the rank's device.
+    `senders`: of messages, whose go over it.
+    """
+
+    index: int
+    purpose: str
+    devices: tuple[int, ...]
+    memory_bytes: int
+    senders: tuple[int, ...] = ()
+
+
+class RankReport(Artifact):
+    """One rank's program: its actions in their text form, in order, and its communicators."""
+
+    KIND: ClassVar[str] = "rank-program"
+
+    schema_: Annotated[Literal["spindle.rank-program/1"], Field(alias="schema")] = "spindle.rank-program/1"
+    rank: int
+    actions: tuple[str, ...]
+    communicators: tuple[CommunicatorView, ...] = ()
+
+    @classmethod
+    def of(cls, program: Program, rank: int) -> RankReport:
+        """The program of a rank that the plan has."""
+        taken = communicator_memory(program, rank)
+        own = tuple(
+            CommunicatorView(
+                index=index,
+                purpose=str(program.communicators[index].purpose),
+                devices=program.communicators[index].ranks,
+                memory_bytes=num_bytes,
+                senders=program.communicators[index].senders,
+            )
+            for index, num_bytes in taken.items()
+        )
+        actions = tuple(map(format_action, program.actions[rank]))
+        return cls(rank=rank, actions=actions, communicators=own)

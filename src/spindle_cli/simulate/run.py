@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from spindle_cli.costs.shares.times import times_of
 from spindle_cli.plan.types import Plan
-from spindle_cli.program.forward import forward_only
+from spindle_cli.program.evaluated import forward_only
 from spindle_cli.program.link import link
-from spindle_cli.program.proof.proof import prove
-from spindle_cli.program.proof.proof_forward import prove_forward
+from spindle_cli.program.proof.proof import prove, prove_forward
 from spindle_cli.program.types import StepSettings
 from spindle_cli.simulate.engine import Engine
 from spindle_cli.simulate.types import Simulation

@@ -29,7 +29,7 @@ from spindle_cli.files.request import CaptureStage, RunRequest, capture_path
 from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
 from spindle_cli.files.runs.evaluations import append_evaluation
 from spindle_cli.plan.types import Plan
-from spindle_cli.process.parent_death import die_with_parent
+from spindle_cli.process.lifetime import die_with_parent
 from spindle_cli.process.worker_session import worker_session
 from spindle_cli.verify.counted import CountedLoss, counted_losses
 from spindle_cli.verify.evaluated import evaluate_all
@@ -48,7 +48,7 @@ from spindle_cli.workload.data.reading import first_samples, open_batches
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.lengths import Lengths
-from spindle_cli.workload.settings.loss_scale import LossScaleSettings
+from spindle_cli.workload.settings.updates import LossScaleSettings
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.precision import (
     compute_convolutions_in_float32,

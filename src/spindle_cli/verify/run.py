@@ -24,8 +24,8 @@ from spindle_cli.verify.compare import (
     operators_may_explain,
     rounding_may_explain,
 )
-from spindle_cli.verify.runs import Runs, VerifyOptions, build_runs, train
-from spindle_cli.verify.types import VerifyReport
+from spindle_cli.verify.runs import Runs, build_runs, train
+from spindle_cli.verify.types import VerifyOptions, VerifyReport
 
 if TYPE_CHECKING:
     from spindle_cli.workload.graph import WorkloadGraph

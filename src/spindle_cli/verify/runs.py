@@ -8,37 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spindle_cli.errors import RunFailedError
-from spindle_cli.files.request import DtypeName, island_dir
+from spindle_cli.files.request import island_dir
+from spindle_cli.launch.attempts import run_once
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.devices import threads_per_worker
-from spindle_cli.launch.run_dir import hand_on, prepare_run_dir
 from spindle_cli.launch.starting.network import whole_cluster_here
-from spindle_cli.launch.starting.process import run_launch
-from spindle_cli.launch.types import RUNTIME_WORKER, Launch, LaunchOptions
-from spindle_cli.launch.watching.cause import failure_of
-from spindle_cli.launch.watching.finished import require_done
+from spindle_cli.launch.types import Launch, LaunchOptions
 from spindle_cli.plan.types import Plan
-from spindle_cli.process.cores import usable_cores
+from spindle_cli.process.devices import usable_cores
 from spindle_cli.verify.rounding import ROUNDING_FLAG
 from spindle_cli.verify.stepping.operator_noise import DRAWS, OPERATOR_NOISE_FLAG
-from spindle_cli.verify.types import ArithmeticName
+from spindle_cli.verify.types import ArithmeticName, VerifyOptions
 from spindle_cli.workload.file import Precision
 
 if TYPE_CHECKING:
     from spindle_cli.workload.memo import AnalysisMemo
-
-DEFAULT_STEPS = 3
-
-
-@dataclass(frozen=True)
-class VerifyOptions:
-    """What the user asks of a verification; `worker_module` is the runtime under test."""
-
-    steps: int = DEFAULT_STEPS
-    dtype: DtypeName | None = None
-    no_randomness: bool = False
-    run_dir: Path | None = None
-    worker_module: str = RUNTIME_WORKER
 
 
 @dataclass(frozen=True)
@@ -113,18 +97,12 @@ def train(launch: Launch, name: str, memo: AnalysisMemo | None = None) -> None:
     Raises:
         RunFailedError: a process failed.
     """
-    prepare_run_dir(launch.run_dir)
-    capture_dir_of(launch).mkdir()
-    if memo is not None:
-        launch = hand_on(launch, memo)
-    ending = run_launch(launch, lambda: None)
-    if ending.code != 0:
-        failure = failure_of(launch, ending.stuck, code=ending.code, ranks=range(launch.processes))
+    failure = run_once(launch, memo)
+    if failure is not None:
         said = failure.message.removeprefix("worker 0: ") if launch.processes == 1 else failure.message
         failed = RunFailedError(f"{name} failed: {said}", hint=failure.hint)
         failed.exit_code = failure.exit_code
         raise failed
-    require_done(launch, range(launch.processes))
 
 
 def capture_dir_of(launch: Launch, island: int = 0) -> Path:

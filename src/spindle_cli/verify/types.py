@@ -1,16 +1,20 @@
-"""What `verify` compares by, and what it finds."""
+"""What is asked of `verify`, what it compares by, and what it finds."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.request import DtypeName
+from spindle_cli.launch.types import RUNTIME_WORKER
 
 # The dtype asked for, or the precision of the train settings.
 ArithmeticName = Literal["float32", "float64", "bf16-autocast", "fp16-autocast", "bf16"]
-
+DEFAULT_STEPS = 3
 # What the plan's run and the plain one may differ by, relative to the size of what is compared: rounding
 # alone.
 TOLERANCE: dict[ArithmeticName, float] = {
@@ -69,10 +73,21 @@ NOISE_FLOOR: dict[ArithmeticName, float] = {
     "fp16-autocast": 2.5e-3,
     "bf16": 1e-2,
 }
-
 # A small gradient within a tensor: below this share of the tensor's largest. Rounding, some 1e-7 of the
 # largest, is then more than 1e-4 of it, and of Adam's step.
 SMALL_ELEMENT = 1e-3
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """What the user asks of a verification; `worker_module` is the runtime under test."""
+
+    steps: int = DEFAULT_STEPS
+    dtype: DtypeName | None = None
+    no_randomness: bool = False
+    run_dir: Path | None = None
+    worker_module: str = RUNTIME_WORKER
+
 
 What = Literal[
     "initial parameters",

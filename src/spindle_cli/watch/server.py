@@ -21,12 +21,12 @@ from urllib.parse import urlsplit
 
 from spindle_cli.errors import UsageError
 from spindle_cli.files.artifact import to_compact_json
+from spindle_cli.launch.starting.network import is_loopback
 from spindle_cli.report.page import ALL_BUT_MAIN, Page, make_page
 from spindle_cli.report.types import MeasuredIteration, ReportData
 from spindle_cli.watch.session import WatchSession
 from spindle_cli.watch.types import WatchData
 
-LOOPBACK = "127.0.0.1"
 PORT = 8421
 _IDLE_S = 30  # a connection that sends nothing is closed
 _SAFE = {
@@ -36,16 +36,6 @@ _SAFE = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def is_ours(header: str | None, host: str) -> bool:

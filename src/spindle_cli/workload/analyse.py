@@ -23,10 +23,10 @@ from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.naming import component_path, short_names
 from spindle_cli.workload.metaops.sharing import SharedBlocks, find_sharing
 from spindle_cli.workload.metaops.task import analyse_task
-from spindle_cli.workload.names.modules import root_of
+from spindle_cli.workload.parameters import root_of
 from spindle_cli.workload.settings.lengths import Lengths, TaskLengths
 from spindle_cli.workload.splitting.moved_parameters import refuse_shared_moves
-from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.tracing.behaviour import Kinds
 from spindle_cli.workload.tracing.regions import Region
 from spindle_cli.workload.types import FlowTask, Task, Workload
 from spindle_cli.workload.values.step_values import StepValues

@@ -13,16 +13,22 @@ from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model, require_known_keys
 from spindle_cli.files.parsing import shown
 from spindle_cli.workload.names.init_from import InitSources
-from spindle_cli.workload.settings.average import Average
-from spindle_cli.workload.settings.groups import GroupRule, groups_of, require_distinct
 from spindle_cli.workload.settings.loader import LoaderSettings
 from spindle_cli.workload.settings.local_sgd import LocalSgd, require_with_islands
-from spindle_cli.workload.settings.loss_scale import LossScaleSettings
-from spindle_cli.workload.settings.optimizers import Contract, OptimizerChoice
 from spindle_cli.workload.settings.sampling import Sampling
-from spindle_cli.workload.settings.schedule import Ramp, RampSettings
-from spindle_cli.workload.settings.schedule import Schedule as Schedule
-from spindle_cli.workload.settings.task_weights import TaskWeightSettings
+from spindle_cli.workload.settings.updates import (
+    Average,
+    Contract,
+    GroupRule,
+    LossScaleSettings,
+    OptimizerChoice,
+    Ramp,
+    RampSettings,
+    TaskWeightSettings,
+    groups_of,
+    require_distinct,
+)
+from spindle_cli.workload.settings.updates import Schedule as Schedule
 
 Precision = Literal["full", "bf16-autocast", "fp16-autocast", "bf16"]
 CompileBackend = Literal["inductor", "aot_eager"]

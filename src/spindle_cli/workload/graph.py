@@ -6,7 +6,7 @@ tensor that one op hands to another. Everything here but the graphs themselves i
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -312,3 +312,20 @@ class WorkloadGraph:
             if task.left_out_of_items
         )
         return (*coupled, *fixed, *moved, *drawing, *left_out, *self.kept)
+
+
+def reached(first: Iterable[fx.Node], onward: Callable[[fx.Node], Iterable[fx.Node]]) -> dict[fx.Node, None]:
+    """These nodes of a graph and all that one comes to from them, as `onward` leads from each."""
+    found: dict[fx.Node, None] = {}
+    pending = list(first)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found[node] = None
+            pending.extend(onward(node))
+    return found
+
+
+def made_of(nodes: Iterable[fx.Node]) -> dict[fx.Node, None]:
+    """These nodes and all that they are made of."""
+    return reached(nodes, lambda node: node.all_input_nodes)

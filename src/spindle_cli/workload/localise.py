@@ -32,7 +32,7 @@ from spindle_cli.workload.initial.matching import InitialValues, fill_whole, fin
 from spindle_cli.workload.initial.own import OwnPart, OwnValues
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.metaops.cut import names_used
-from spindle_cli.workload.names.modules import root_of
+from spindle_cli.workload.parameters import root_of
 from spindle_cli.workload.settings.lengths import Lengths
 from spindle_cli.workload.tracing.builds import NoTwinError, Twins
 from spindle_cli.workload.tracing.flow import flow_graph

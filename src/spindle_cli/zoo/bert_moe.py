@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo.experts import MixtureOfExperts, capacity_of
 from spindle_cli.zoo.layers import Attention, EncoderLayer
-from spindle_cli.zoo.options import Size, check_option, choose_batch_sizes
+from spindle_cli.zoo.options import Size, choose_spec
 from spindle_cli.zoo.synthetic import FloatField, SyntheticDataset, TokenField
 
 # Of the mean of the gates' balance in the loss, as in GShard.
@@ -151,12 +151,10 @@ def build(size: Size = "paper", batch_sizes: Mapping[str, int] | None = None) ->
     Raises:
         WorkloadError: a size that there is not, or `batch_sizes` for an unknown task.
     """
-    check_option("bert_moe: size", size, tuple(MODELS))
-    spec = MODELS[size]
-    sizes = choose_batch_sizes("bert_moe", {"fill_in": spec.batch_size}, batch_sizes)
+    spec, batch_size = choose_spec("bert_moe", MODELS, size, "fill_in", batch_sizes)
     return Workload(
         name="bert-moe" if size == "paper" else f"bert-moe-{size}",
-        tasks=[Task("fill_in", BertMoe(spec), sizes["fill_in"], MaskedTexts(spec.tokens, spec.vocabulary))],
+        tasks=[Task("fill_in", BertMoe(spec), batch_size, MaskedTexts(spec.tokens, spec.vocabulary))],
         operators=(LayerPair,),
         tp_plans={LayerPair: {"sparse.mixture.experts": "expertwise"}},
     )

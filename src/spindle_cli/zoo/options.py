@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 from spindle_cli.errors import WorkloadError
 
@@ -33,3 +33,29 @@ def choose_batch_sizes(
     for task in chosen or {}:
         check_option(f"{workload}: batch_sizes", task, tuple(defaults))
     return {**defaults, **(chosen or {})}
+
+
+class _Spec(Protocol):
+    @property
+    def batch_size(self) -> int: ...
+
+
+_S = TypeVar("_S", bound=_Spec)
+
+
+def choose_spec(
+    workload: str,
+    specs: Mapping[Size, _S],
+    size: Size,
+    task: str,
+    batch_sizes: Mapping[str, int] | None,
+) -> tuple[_S, int]:
+    """The sizes of a model that one task trains, and the task's samples per iteration: as chosen, or the
+    spec's.
+
+    Raises:
+        WorkloadError: there is no such size, or `batch_sizes` names another task.
+    """
+    check_option(f"{workload}: size", size, tuple(specs))
+    spec = specs[size]
+    return spec, choose_batch_sizes(workload, {task: spec.batch_size}, batch_sizes)[task]

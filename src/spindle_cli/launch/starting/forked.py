@@ -21,8 +21,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from spindle_cli.process.environment import join_environment
-from spindle_cli.process.imports import lasting_imports
-from spindle_cli.process.parent_death import die_with_parent
+from spindle_cli.process.lifetime import die_with_parent, lasting_imports
 
 # What torch imports the first time that it makes an optimizer, or runs on tensors without values.
 IMPORTED_LATE = ("torch._dynamo",)

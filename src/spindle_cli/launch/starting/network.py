@@ -79,7 +79,7 @@ def interface_towards(master: Address) -> str:
             f"--master {master}: this node cannot reach it: {error.strerror or error}",
             hint="Give an address of node 0 in the network between the nodes.",
         ) from error
-    if ipaddress.ip_address(local).is_loopback and not _means_loopback(master.host):
+    if ipaddress.ip_address(local).is_loopback and not is_loopback(master.host):
         raise UsageError(
             f"--master {master}: on this node {master.host!r} is the loopback address {target[0]}, "
             "which no other node can reach",
@@ -88,8 +88,8 @@ def interface_towards(master: Address) -> str:
     return interface_of(local)
 
 
-def _means_loopback(host: str) -> bool:
-    """Whether the user wrote loopback on purpose: several 'nodes' on one machine."""
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
     if host == "localhost":
         return True
     try:

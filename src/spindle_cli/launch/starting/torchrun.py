@@ -26,7 +26,7 @@ from typing import Any
 
 from spindle_cli.launch.starting.forked import IMPORTED_LATE, fork_workers, preload
 from spindle_cli.launch.starting.head_start import WAIT, Orders
-from spindle_cli.process.parent_death import die_with_parent
+from spindle_cli.process.lifetime import die_with_parent
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ from types import FrameType
 
 from spindle_cli.errors import ExitCode
 from spindle_cli.files.request import stop_path
-from spindle_cli.process.at_once import ends_at_once
+from spindle_cli.process.lifetime import ends_at_once
 
 
 @dataclass

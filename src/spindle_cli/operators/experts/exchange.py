@@ -8,6 +8,7 @@ device has to wait to be told.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,33 +77,23 @@ class Dispatch:
 
 def dispatched(own: Tensor, dispatch: Dispatch) -> Tensor:
     """`Dispatch.to_experts`, differentiable."""
-    return applied(_ToExperts, own, dispatch)
+    return applied(_Exchanged, own, dispatch.to_experts, dispatch.to_samples)
 
 
 def combined(own: Tensor, dispatch: Dispatch) -> Tensor:
     """`Dispatch.to_samples`, differentiable."""
-    return applied(_ToSamples, own, dispatch)
+    return applied(_Exchanged, own, dispatch.to_samples, dispatch.to_experts)
 
 
-class _ToExperts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, dispatch: Dispatch) -> Tensor:
-        ctx.dispatch = dispatch
-        return dispatch.to_experts(own)
+class _Exchanged(torch.autograd.Function):
+    """What an exchange gives; its gradient goes the way back."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.dispatch.to_samples(gradients[0], is_gradient=True), None
-
-
-class _ToSamples(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, dispatch: Dispatch) -> Tensor:
-        ctx.dispatch = dispatch
-        return dispatch.to_samples(own)
+    def forward(ctx: Any, own: Tensor, there: Callable[..., Tensor], back: Callable[..., Tensor]) -> Tensor:
+        ctx.back = back
+        return there(own)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.dispatch.to_experts(gradients[0], is_gradient=True), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(gradients[0], is_gradient=True), None, None

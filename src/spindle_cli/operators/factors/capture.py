@@ -8,10 +8,11 @@ factors, to whoever takes them. All else (inputs, biases, autocast) is different
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -117,3 +118,36 @@ class _Factors(torch.autograd.Function):
         outputs = gradients[0]
         ctx.taker.take_factors(outputs.reshape(-1, outputs.shape[-1]), inputs.reshape(-1, inputs.shape[-1]))
         return outputs, None, None, None
+
+
+def capture(modules: Iterable[nn.Module], takers: Mapping[int, Taker]) -> None:
+    """Have modules hand over what gathered gradients are made of, whenever they run, also when they run again
+    in a backward pass. `takers`: by the matrix's id.
+    """
+    seen: set[int] = set()
+    for module in modules:
+        own = {id(each): takers[id(each)] for each in module.parameters() if id(each) in takers}
+        if own and id(module) not in seen:
+            seen.add(id(module))
+            _Switch(own).put_on(module)
+
+
+class _Switch:
+    """Turns capturing on for as long as a module runs, in whichever thread that is."""
+
+    def __init__(self, takers: Mapping[int, Taker]) -> None:
+        self._takers = takers
+        self._on: list[Capturing] = []
+
+    def put_on(self, module: nn.Module) -> None:
+        """On a module."""
+        module.register_forward_pre_hook(self._enter)
+        module.register_forward_hook(self._leave, always_call=True)
+
+    def _enter(self, *_: Any) -> None:
+        mode = Capturing(self._takers)
+        mode.__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self._on.append(mode)
+
+    def _leave(self, *_: Any) -> None:
+        self._on.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]  # as above

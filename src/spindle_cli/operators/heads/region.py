@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.fixed.marks import rows_of
-from spindle_cli.workload.graph import ValueSpec
+from spindle_cli.workload.graph import ValueSpec, made_of, reached
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.tracing.inplace import changed_in_place
 from spindle_cli.workload.tracing.randomness import draws_random_numbers
@@ -149,7 +149,7 @@ def find_region(
     if len(exits) != 1 or not _is_scalar(values[exits[0]]):
         raise NotInPartsError(f"its widest value leads to {len(exits)} results, not to one number")
     inputs = _inputs(graph, members, root)
-    behind = _behind(exits[0])
+    behind = reached(exits[0].users, lambda node: node.users)
     if any(node in behind for node in inputs):
         raise NotInPartsError("what comes of its widest value goes into it again")
     for node in nodes:
@@ -180,41 +180,18 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() == 0
 
 
-def _up_to(graph: fx.Graph, target: str | None) -> set[fx.Node]:
+def _up_to(graph: fx.Graph, target: str | None) -> Collection[fx.Node]:
     """The layer's node, and all that it is made of."""
-    found: set[fx.Node] = set()
-    pending = [node for node in graph.nodes if node.op == "call_module" and node.target == target]
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending.extend(node.all_input_nodes)
-    return found
+    return made_of(node for node in graph.nodes if node.op == "call_module" and node.target == target)
 
 
 def _down_to_scalars(wide: Sequence[fx.Node], values: Mapping[fx.Node, Any]) -> set[fx.Node]:
     """These nodes and all that is made of them, as far as the first scalar tensors."""
-    found: set[fx.Node] = set()
-    pending = list(wide)
-    while pending:
-        node = pending.pop()
-        if node in found or node.op == "output":
-            continue
-        found.add(node)
-        if not _is_scalar(values[node]):
-            pending.extend(node.users)
-    return found
 
+    def users_but_the_end(node: fx.Node) -> list[fx.Node]:
+        return [] if _is_scalar(values[node]) else [user for user in node.users if user.op != "output"]
 
-def _behind(node: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    pending = list(node.users)
-    while pending:
-        user = pending.pop()
-        if user not in found:
-            found.add(user)
-            pending.extend(user.users)
-    return found
+    return set(reached(wide, users_but_the_end))
 
 
 def _inputs(graph: fx.Graph, members: Collection[fx.Node], root: nn.Module) -> tuple[fx.Node, ...]:

@@ -1,9 +1,9 @@
 """Layers through torch.compile: the equal layers of a process share one piece of compiled code.
 
 Dynamo takes a layer's parameters as inputs and keeps what it compiles by code object. So each kind of layer
-(kind.py) is called through a function with a code object of its own: equal layers find each other's code, and
-other layers and shapes count towards no common limit. Shapes are compiled as they are (`dynamic=False`): a
-rank knows few, and kernels for one shape are the fastest.
+(tracing/behaviour.py) is called through a function with a code object of its own: equal layers find each
+other's code, and other layers and shapes count towards no common limit. Shapes are compiled as they are
+(`dynamic=False`): a rank knows few, and kernels for one shape are the fastest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.tracing.behaviour import Kinds
 from spindle_cli.workload.values.step_values import reads_step_values
 
 # Shares of a batch, with and without gradients, that one kind of layer may meet on a rank; torch's 8 is less

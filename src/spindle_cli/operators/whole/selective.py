@@ -6,12 +6,15 @@ What is kept took nearly all of the forward pass; what is computed again is memo
 `create_selective_checkpoint_contexts`. Here what no gradient asks for is let go besides, such as what the
 last map of a transformer layer gives; and the second pass may cast a parameter that autocast had cast for
 another op before the first, which torch refuses.
+
+Torch runs an op again whenever a backward pass needs what it did not keep, also a pass that the op itself
+asks for: so contexts are entered more than once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,8 +24,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
-
-from spindle_cli.operators.whole.entering import EnteredAnew
 
 _aten = torch.ops.aten
 # The CPU's fused attention has no entry in torch's registry of what is counted in operations.
@@ -224,3 +225,19 @@ class _Taking(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     ) -> Any:
         result = self._kept.take(func, args) if is_kept(func, args, kwargs or {}) else None
         return func(*args, **(kwargs or {})) if result is None else result.taken(func, args)
+
+
+class EnteredAnew(AbstractContextManager[None]):
+    """A context that is made whenever it is entered."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._make = make
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(self._make())
+            self._entered.append(stack.pop_all())
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.links import BetweenLink, Link, Links
-from spindle_cli.files.nodes.group import MAX_MEMORY_GIB, NodeGroup
+from spindle_cli.files.nodes import MAX_MEMORY_GIB, BetweenLink, Link, Links, NodeGroup
 from spindle_cli.units import GIB
 
 

@@ -13,7 +13,7 @@ from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import IGNORED_LABEL, Op, TaskGraph, ValueSpec
 from spindle_cli.workload.training.item_draws import seed_of
 from spindle_cli.workload.training.precision import convert_constants, dtype_in
-from spindle_cli.workload.wide.constants import constants_of_modules
+from spindle_cli.workload.wide import constants_of_modules
 
 # Enough that orders and neighbours among the samples show.
 MOST_SAMPLES = 6

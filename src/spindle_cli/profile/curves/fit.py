@@ -1,4 +1,5 @@
-"""Scaling curves between their measured points: piecewise alpha-beta, and how far it is off.
+"""Scaling curves between their measured points: piecewise alpha-beta, and how far it is off; memory, linear
+in the samples.
 
 On each segment between two neighbouring points, T(n) = alpha + beta * c + gamma * w / n (system.md, section
 4): alpha does not shrink with more devices, beta * c is what the op itself communicates, gamma * w / n is its
@@ -11,12 +12,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import median
 
 from spindle_cli.profile.curves.isotonic import non_increasing
 from spindle_cli.profile.points import Fit, FitSegment
-from spindle_cli.profile.types import CurvePoint
+from spindle_cli.profile.types import CurvePoint, OpMemory, ShareMemory
+
+_KEYS = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
 
 
 @dataclass(frozen=True)
@@ -141,3 +144,68 @@ def _pooled(knots: Sequence[_Knot]) -> list[_Knot]:
     """Replace the work of knots by the nearest that does not increase."""
     work = non_increasing([knot.work_s for knot in knots])
     return [_Knot(knot.n, work_s, knot.communication_s) for knot, work_s in zip(knots, work, strict=True)]
+
+
+# Of one op: (samples, what that share takes), each number of samples once.
+Shares = Sequence[tuple[int, ShareMemory]]
+
+
+def op_memory(
+    ops: Sequence[Shares], tp: int, batch_size: int, joined: Sequence[int] = ()
+) -> tuple[OpMemory, ...]:
+    """What the ops of a MetaOp take, neighbours that take the same together; none if one is not known.
+
+    `joined`: of each op, as `OpMemory.joined_bytes`; absent: 0.
+    """
+    if not all(ops):
+        return ()
+    fits = [tuple(_fit(shares, key, batch_size) for key in _KEYS) for shares in ops]
+    kept = [_selective(shares, fit[0][0], batch_size) for shares, fit in zip(ops, fits, strict=True)]
+    found: list[OpMemory] = []
+    first = 0
+    for (fit, whole, selective), run in groupby(zip(fits, joined or [0] * len(fits), kept, strict=True)):
+        pairs = dict(zip(_KEYS, fit, strict=True))
+        found.append(OpMemory(tp=tp, first_op=first, joined_bytes=whole, selective_bytes=selective, **pairs))
+        first += len(list(run))
+    return tuple(found)
+
+
+def selective_share(ops: Sequence[Shares]) -> float | None:
+    """The share of the ops' forward passes that runs again, on average, where all but what takes longest is
+    recomputed: by the largest shares for which this is known. None where it is not known of an op.
+    """
+    largest = [
+        max(
+            ((rows, memory.selective.share) for rows, memory in shares if memory.selective is not None),
+            default=None,
+        )
+        for shares in ops
+    ]
+    known = [each[1] for each in largest if each is not None]
+    return sum(known) / len(known) if known and len(known) == len(largest) else None
+
+
+def _selective(shares: Shares, fixed: int, batch_size: int) -> tuple[int, int] | None:
+    """What is kept where an op is recomputed but for what takes longest, of the shares that this is known
+    of; of one alone as much whatever the share as where nothing is recomputed (`fixed`): parameters that were
+    cast are kept in any case.
+    """
+    points = [(rows, each.selective.kept_bytes) for rows, each in shares if each.selective is not None]
+    if len(points) == 1:
+        points.append((0, min(fixed, points[0][1])))
+    return _line(points, batch_size) if points else None
+
+
+def _fit(shares: Shares, key: str, batch_size: int) -> tuple[int, int]:
+    """(whatever the share, for the whole batch): the line through the smallest and the largest share, raised
+    until no share lies above it.
+    """
+    return _line([(rows, getattr(memory, key)) for rows, memory in shares], batch_size)
+
+
+def _line(known: Sequence[tuple[int, int]], batch_size: int) -> tuple[int, int]:
+    points = sorted(known)
+    (few, least), (many, most) = points[0], points[-1]
+    slope = max(0.0, (most - least) / (many - few)) if many > few else most / many
+    fixed = max(0.0, *(taken - slope * rows for rows, taken in points))
+    return round(fixed), round(slope * batch_size)

@@ -10,7 +10,7 @@ import torch
 
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import CPU, is_cpu
-from spindle_cli.process.cores import cpu_model
+from spindle_cli.process.devices import cpu_model
 from spindle_cli.process.environment import ranks_per_gpu
 from spindle_cli.profile.types import Device
 

@@ -9,7 +9,7 @@ import torch
 
 from spindle_cli.files.artifact import sha256_of
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.process.cores import cores_of_time, cpu_model
+from spindle_cli.process.devices import cores_of_time, cpu_model
 from spindle_cli.profile.machine.machine import DeviceType, own_cores
 from spindle_cli.profile.op.timings import GRANTED_TIME_BLOCK_S, SHARED_CORES_BLOCK_S, Limits
 from spindle_cli.profile.types import Source

@@ -30,7 +30,7 @@ from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.operators.whole.compiled import LayerCompiler
 from spindle_cli.operators.whole.selective import selective_checkpoint
 from spindle_cli.process.allocator import keep_freed_memory
-from spindle_cli.process.gpus import gpu_of
+from spindle_cli.process.devices import gpu_of
 from spindle_cli.profile.machine.link_speed import measure_link
 from spindle_cli.profile.measuring.messages import (
     Failed,
@@ -47,6 +47,7 @@ from spindle_cli.profile.measuring.messages import (
     Started,
     WorkerSettings,
 )
+from spindle_cli.profile.op.failing import failures_told, is_out_of_memory, split_failures_told
 from spindle_cli.profile.op.inputs import ChainInputs
 from spindle_cli.profile.op.op_memory import LEAST_SELECTED_BYTES, may_select, with_selective
 from spindle_cli.profile.op.op_run import Clock, CudaClock, OpRun, TurnsClock, WallClock
@@ -57,7 +58,6 @@ from spindle_cli.profile.op.tensor_parallel import OwnPositions
 from spindle_cli.profile.op.timings import Limits, Sample, is_enough
 from spindle_cli.profile.types import SelectiveMemory, ShareMemory
 from spindle_cli.units import MIB
-from spindle_cli.workload.metaops.failing import failures_told, is_out_of_memory, split_failures_told
 from spindle_cli.workload.training.precision import Computing, set_matmul_precision, widen_gradients
 
 if TYPE_CHECKING:

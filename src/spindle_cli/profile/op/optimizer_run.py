@@ -17,7 +17,7 @@ from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.optimizing.groups import groups_of_graph
 from spindle_cli.workload.optimizing.optimizer import make_optimizer
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.settings.optimizers import OptimizerChoice
+from spindle_cli.workload.settings.updates import OptimizerChoice
 
 # More than fits any cache; with gradients and state several times that.
 _ENOUGH_BYTES = 64 * MIB

@@ -20,7 +20,7 @@ from spindle_cli.plan.problem import Node, make_problem
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
-from spindle_cli.questions.clusters import with_devices, with_one_more
+from spindle_cli.questions.edit import with_devices, with_one_more
 
 # A MetaOp is critical when the bound grows by at least this much of each second added to it.
 CRITICAL = 1e-6

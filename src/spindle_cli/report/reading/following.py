@@ -17,8 +17,7 @@ from spindle_cli.files.artifact import validate
 from spindle_cli.files.parsing import parse_json
 from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
 from spindle_cli.files.runs.evaluations import EVALUATIONS_FILE, Evaluation
-from spindle_cli.files.runs.pace import Pace
-from spindle_cli.files.runs.tail import NewLines, Tail
+from spindle_cli.files.runs.tail import NewLines, Pace, Tail
 from spindle_cli.report.reading.series import MAX_POINTS, Series
 from spindle_cli.report.types import EvaluationPoint
 

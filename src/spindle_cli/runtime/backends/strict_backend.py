@@ -3,14 +3,17 @@
 gloo forgives what NCCL does not: its messages wait for nobody but their own two ends, and its collectives for
 nobody who sends. Here every communicator runs its operations one after another in the order in which its rank
 posted them, whatever their peers; a send ends when its receiver has taken it; tags say nothing; types of
-numbers that NCCL does not know are refused. With
-`SERIAL` all communicators of a process share one queue, as on a device with room for one operation alone.
+numbers that NCCL does not know are refused. With `SERIAL` all communicators of a process share one queue, as
+on a device with room for one operation alone.
+
+Gathers and reduce-scatters of unequal ranges, which gloo has not, are as torch makes them over NCCL: a
+broadcast of each range, or a reduction of each, in the order of the ranks.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache, partial
 from queue import SimpleQueue
@@ -22,12 +25,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from spindle_cli.operators.wire import KNOWN
-from spindle_cli.runtime.backends import unequal
 
 STRICT = "strict"
 SERIAL = "strict-serial"
 STRICT_BACKENDS = (STRICT, SERIAL)
-
 # torch's names for gloo's collectives, beside gloo's own where they differ.
 _COLLECTIVES = {
     **{
@@ -38,6 +39,56 @@ _COLLECTIVES = {
     "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base",
 }
+
+
+def gather(gloo: Any, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> None:
+    """An `allgather` over torch's group for gloo, to its end."""
+    (ranges,), (own,) = outputs, inputs
+    if _are_equal(ranges):
+        gloo.allgather(outputs, inputs, *_given(options)).wait()
+        return
+    ranges[gloo.rank()].copy_(own)  # nothing, where it is a part of what is gathered
+    for root, each in enumerate(ranges):
+        if each.numel():  # gloo has no message of nothing
+            gloo.broadcast([each], _from(root)).wait()
+
+
+def reduce_scatter(gloo: Any, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None) -> None:
+    """A `reduce_scatter` over torch's group for gloo, to its end."""
+    (own,), (ranges,) = outputs, inputs
+    if _are_equal(ranges):
+        gloo.reduce_scatter(outputs, inputs, *_given(options)).wait()
+        return
+    for root, each in enumerate(ranges):
+        if each.numel():
+            total = each.clone()  # gloo leaves sums of some ranks in what the others gave
+            gloo.reduce([total], _to(root, options)).wait()
+            if root == gloo.rank():
+                own.copy_(total)
+
+
+def _are_equal(ranges: Sequence[Tensor]) -> bool:
+    return len({each.numel() for each in ranges}) == 1
+
+
+def _given(options: Any) -> tuple[Any, ...]:
+    return () if options is None else (options,)
+
+
+def _from(root: int) -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    return options
+
+
+def _to(root: int, of_all: Any) -> Any:
+    options = dist.ReduceOptions()
+    options.rootRank = root
+    if of_all is not None:
+        options.reduceOp = of_all.reduceOp
+    return options
+
+
 _DATA, _TAKEN = 0, 1  # gloo's tags: of a message, and of the answer to it
 
 
@@ -176,5 +227,5 @@ def _queued(operation: Callable[..., object]) -> Callable[..., dist.Work]:
 for _name, _gloo_name in _COLLECTIVES.items():
     setattr(StrictGroup, _name, _queued(_of_gloo(_gloo_name)))
 # Groups of broadcasts or reductions over NCCL, where sizes differ: one operation here too.
-for _name, _operation in (("allgather", unequal.gather), ("reduce_scatter", unequal.reduce_scatter)):
+for _name, _operation in (("allgather", gather), ("reduce_scatter", reduce_scatter)):
     setattr(StrictGroup, _name, _queued(_operation))

@@ -1,8 +1,9 @@
-"""Evaluate tasks of a run on this rank, together with the others.
+"""Evaluate tasks of a run on this rank, together with the others, without a trace: what is trained goes on as
+if nothing had been evaluated.
 
 A task is made ready for another length than the planned one when that comes, and is kept. What forward
-returns for each sample goes from the ranks that have it to rank 0, in the samples' order. There the
-user's metrics are called on it; all ranks get what they give, or why one fails.
+returns for each sample goes from the ranks that have it to rank 0, in the samples' order. There the user's
+metrics are called on it; all ranks get what they give, or why one fails.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from spindle_cli.errors import RunFailedError, UsageError, WorkloadError
 from spindle_cli.files.runs.evaluations import Evaluation
@@ -29,14 +30,15 @@ from spindle_cli.runtime.communication.rows import Samples, share_shape
 from spindle_cli.runtime.communication.wiring import Wiring
 from spindle_cli.runtime.evaluating.passes import BatchRun, Fields, present
 from spindle_cli.runtime.evaluating.prepared import Prepared, Preparing
-from spindle_cli.runtime.evaluating.untouched import untouched
 from spindle_cli.runtime.loading.passes import NodePasses
 from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.runtime.step.held_state import HeldState
 from spindle_cli.units import format_seconds
 from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.building.writes import RefusingWrites
 from spindle_cli.workload.data.kind import is_stream
-from spindle_cli.workload.evaluated.at_lengths import EvaluationTracer
 from spindle_cli.workload.evaluated.in_order import InOrder, Pass, ReadBatch, StreamInOrder, require_fields
+from spindle_cli.workload.evaluated.trace import EvaluationTracer
 from spindle_cli.workload.graph import IGNORED_LABEL, TaskGraph, ValueSpec
 from spindle_cli.workload.losses.shares import share_of_samples
 from spindle_cli.workload.refuse import place_of_error
@@ -48,6 +50,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
+
+# Lengths of each task that are kept; of more, those that came last.
+_KEPT = 64
 
 
 class Evaluator:
@@ -237,9 +242,6 @@ def _loss_arguments(size: int, counts: Sequence[Tensor], there: Samples) -> Sequ
 
 
 Shape = tuple[int, ...]  # of one sample
-
-# Lengths of each task that are kept; of more, those that came last.
-_KEPT = 64
 
 
 class EvaluatedAtLengths:
@@ -461,3 +463,55 @@ def _given(task: TaskGraph, gathered: Mapping[str, Tensor]) -> str:
     given = ", ".join(gathered) or "nothing"
     left = f"; left out, as they have no row for each sample: {', '.join(task.left_out)}"
     return f" (forward gives {given} beside its loss{left if task.left_out else ''})"
+
+
+@contextmanager
+def untouched(
+    modules: Sequence[nn.Module], device: torch.device, moved: Sequence[nn.Parameter] = ()
+) -> Iterator[None]:
+    """Inside, modules are in eval mode; afterwards they have the modes, attributes and buffers of before, and
+    generators of random numbers go on as if nothing had been drawn.
+
+    Args:
+        moved: parameters that forward changes, which have their values of before, too.
+
+    Raises:
+        WorkloadError: a module's own `eval` changes parameters (as one that merges adapters does).
+    """
+    with ExitStack() as stack:
+        stack.enter_context(generators_kept())
+        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        with torch.no_grad():
+            values = [(parameter, parameter.detach().clone()) for parameter in moved]
+        stack.callback(_put_back, values)
+        for module in modules:
+            stack.callback(HeldState(module).restore)
+            versions = _versions(module)
+            with RefusingWrites(module.named_parameters, partial(_refusal, module)):
+                module.eval()
+            changed = [name for name, version in _versions(module).items() if versions.get(name) != version]
+            if changed:
+                raise _refusal(module, changed[0])
+        yield
+
+
+def _put_back(values: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+    for parameter, before in values:
+        parameter.data.copy_(before)
+
+
+def _refusal(module: nn.Module, name: str) -> WorkloadError:
+    return WorkloadError(
+        f"{type(module).__name__}: putting it into eval mode changes parameter {name!r}, which would not be "
+        "trained any more as it was",
+        hint="Let `train(False)` leave parameters as they are (loralib: merge_weights=False); compute with "
+        "them in forward.",
+    )
+
+
+def _versions(module: nn.Module) -> dict[str, tuple[int, int, int]]:
+    """Which tensor each parameter is, in which memory it lies, and how often it was changed."""
+    return {
+        name: (id(held), held.untyped_storage()._cdata, held._version)
+        for name, held in module.named_parameters()
+    }

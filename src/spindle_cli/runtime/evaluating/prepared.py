@@ -12,10 +12,9 @@ import torch
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.plan_splits import PlanSplits
 from spindle_cli.operators.tensor_group import TensorGroup
-from spindle_cli.program.forward import forward_only
+from spindle_cli.program.evaluated import forward_only
 from spindle_cli.program.link import link
-from spindle_cli.program.proof.proof import prove
-from spindle_cli.program.proof.proof_forward import prove_forward
+from spindle_cli.program.proof.proof import prove, prove_forward
 from spindle_cli.program.types import Program
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool

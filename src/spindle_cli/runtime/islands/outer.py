@@ -25,7 +25,7 @@ from torch import Tensor
 
 from spindle_cli.checkpoint.names import COMMON_KEY, OUTER_MOMENTUM_KEY
 from spindle_cli.errors import RunFailedError
-from spindle_cli.files.fragments import parse_key
+from spindle_cli.files.tensors import parse_key
 from spindle_cli.runtime.islands.counterparts import Counterparts
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.settings.local_sgd import LocalSgd

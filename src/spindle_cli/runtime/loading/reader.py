@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from spindle_cli.process.parent_death import die_with_parent
+from spindle_cli.process.lifetime import die_with_parent
 from spindle_cli.runtime.loading import wire
 from spindle_cli.runtime.loading.failure import Failure
 from spindle_cli.runtime.loading.lost_worker import cause_of, leave_workers_unwatched

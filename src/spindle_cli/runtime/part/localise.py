@@ -1,7 +1,7 @@
 """Localise: from the request to what this rank holds of the model, and the program that it runs on it.
 
-Every rank analyses the same workload and derives the same program, but only the parameters of its own ops
-ever take memory.
+Every rank analyses the same workload and derives the same program, but only the parameters of its own ops,
+and of tasks that are evaluated where it is, ever take memory.
 
 A plan may be written by hand: one that cuts a batch where ops need all of its samples is refused.
 """
@@ -16,29 +16,25 @@ from torch import nn
 
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.check.task_sets import require_planned
-from spindle_cli.checkpoint.same_run import settings_of_run
+from spindle_cli.checkpoint.carry_over import settings_of_run
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.operators.plan_splits import PlanSplits, plan_splits
 from spindle_cli.operators.whole.compiled import LayerCompiler
 from spindle_cli.plan.types import Plan
+from spindle_cli.program.evaluated import place_evaluated
 from spindle_cli.program.link import Programs, link_sets
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.types import Program, StepSettings
 from spindle_cli.runtime.communication.wiring import WiredSlice, Wiring, wire
 from spindle_cli.runtime.part.blocks import gathered_names, parameters_of_ops, sharding_of
-from spindle_cli.runtime.part.evaluated import (
-    EvaluatedPart,
-    InitialPart,
-    evaluated_parts,
-    initial_parts_of_evaluated,
-)
 from spindle_cli.runtime.part.local_ops import LocalOps, Place
 from spindle_cli.runtime.part.own_ranges import own_parts
 from spindle_cli.runtime.part.shards import Cuts, find_cuts
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.building.source import resolve
+from spindle_cli.workload.evaluated.needs import names_of_all, needs_of
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.initial.own import OwnPart, OwnValues
@@ -46,12 +42,46 @@ from spindle_cli.workload.localise import LocalWorkload, PartsOf, load_local
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.optimizing.groups import OptimizerGroups, groups_of_graph, require_elementwise
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.sampling.schedule import Schedule
-from spindle_cli.workload.sampling.sets import sets_of
-from spindle_cli.workload.sampling.turns import Turns, turns_of
+from spindle_cli.workload.sampling import Schedule, Turns, sets_of, turns_of
 from spindle_cli.workload.splitting.shared_statistics import changes_buffers
 from spindle_cli.workload.tracing.regions import place_of_buffer
 from spindle_cli.workload.training.precision import in_dtype, number_format
+
+# The parameter, the memory of a part of it, and [first, last) of each dimension; None: all of it.
+InitialPart = tuple[str, torch.Tensor, tuple[tuple[int, int], ...] | None]
+
+
+@dataclass(frozen=True)
+class EvaluatedPart:
+    """By what plan such a task runs, and how that splits its layers."""
+
+    plan: Plan
+    splits: PlanSplits
+
+
+def evaluated_parts(plan: Plan, graph: WorkloadGraph) -> dict[str, EvaluatedPart]:
+    """Where the tasks run that are only evaluated, by name. Parameters have to have their shapes.
+
+    Raises:
+        InputError: no device holds what one of their ops takes.
+    """
+    found: dict[str, EvaluatedPart] = {}
+    for task in graph.workload.evaluated:
+        own = place_evaluated(plan, needs_of(graph, task.name))
+        where = f"the plan to evaluate {task.name!r} by"
+        splits = plan_splits(own, graph.only_evaluated(task.name), where, only_evaluated=True)
+        found[task.name] = EvaluatedPart(own, splits)
+    return found
+
+
+def initial_parts_of_evaluated(graph: WorkloadGraph, table: ParameterTable) -> dict[str, InitialPart]:
+    """The parameters, as far as they are here, that only tasks use which are never trained."""
+    found = names_of_all(graph).parameters.items()
+    return {
+        name: (name, parameter, None)
+        for name, parameter in found
+        if not (parameter.is_meta or table.users.get(name))
+    }
 
 
 @dataclass(frozen=True)
@@ -79,7 +109,7 @@ class LocalModel:
         sums: the parameter groups of all of these programs together.
         slices: that this rank runs at any step, by index in `plan.every_slice`; those of `program` first.
         parameters: that this rank holds, by canonical name; of those that tensor parallelism splits the
-            fragments, by the keys of files/fragments.py. `trained`: those of them that take a gradient.
+            fragments, by the keys of files/tensors.py. `trained`: those of them that take a gradient.
         table: of the names of all parameters and buffers.
         cuts: into which parts all parameters of the workload are cut.
         ops: what the slices are built by. `dtype`: of everything floating-point; None: that of the workload.

@@ -16,7 +16,7 @@ from torch import nn
 
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.errors import WorkloadError
-from spindle_cli.files.fragments import Fragment, fragment_key
+from spindle_cli.files.tensors import Fragment, fragment_key
 from spindle_cli.operators.plan_splits import PlanSplits
 from spindle_cli.plan.types import Plan
 from spindle_cli.workload.graph import WorkloadGraph

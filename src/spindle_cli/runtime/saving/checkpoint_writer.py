@@ -47,7 +47,7 @@ from spindle_cli.checkpoint.index import (
     shard_name,
     sums_text,
 )
-from spindle_cli.checkpoint.regions import Region
+from spindle_cli.checkpoint.names import Region
 from spindle_cli.checkpoint.tensor_file import TensorSpec, write_tensors
 from spindle_cli.checkpoint.tensors import HeldTensor
 from spindle_cli.errors import InputError

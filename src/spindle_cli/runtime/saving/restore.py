@@ -1,15 +1,22 @@
-"""Put a checkpoint into a rank's part of the model, whatever plan and number of ranks wrote it."""
+"""Where a rank's training begins: anew, or with a checkpoint of its own run or another's put into its part of
+the model, whatever plan and number of ranks wrote it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from spindle_cli.checkpoint.carry_over import CarryOver
+from spindle_cli.checkpoint.carried import carried_over, require_same_optimizer
+from spindle_cli.checkpoint.carry_over import CarryOver, require_same_run
+from spindle_cli.checkpoint.files import find_checkpoint, require_steps_left
 from spindle_cli.checkpoint.index import Checkpoint, SavedTensor
 from spindle_cli.checkpoint.names import (
     AVERAGE_KEY,
@@ -24,7 +31,10 @@ from spindle_cli.checkpoint.names import (
 )
 from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.errors import InputError
+from spindle_cli.files.request import RunRequest
+from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.islands.outer import OuterOptimizer
+from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.saving.train_state import TrainState, place_of
 from spindle_cli.runtime.update.masters import MASTER_KEY
 from spindle_cli.runtime.update.optimizers import GroupOptimizer
@@ -32,7 +42,7 @@ from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.learning_rate import advance, resume_schedule
 from spindle_cli.workload.optimizing.optimizer import number_keys, state_keys
-from spindle_cli.workload.settings.optimizers import OptimizerChoice
+from spindle_cli.workload.settings.updates import OptimizerChoice
 
 
 def restore(
@@ -262,3 +272,52 @@ def _hand_over(group: GroupOptimizer, found: list[dict[str, Tensor]]) -> None:
         state = optimizer.state[owned.tensor]
         for key, value in content["state"].get(index, {}).items():
             state[key] = numbers[key](value.item()) if key in numbers else state[key].to(value.dtype)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where training begins: steps that are done, where streams were behind them, by task, and the numbers
+    that callbacks have set, by name.
+    """
+
+    step: int = 0
+    streams: Mapping[str, Any] = field(default_factory=dict)
+    step_values: Mapping[str, float] = field(default_factory=dict)
+
+
+def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) -> Start:
+    """Put the run's newest whole checkpoint in place, or one of another run, where the request says so;
+    collective.
+
+    Raises:
+        InputError: there is no checkpoint, or it does not belong to this workload and its train settings.
+    """
+    run_dir, step = request.run_dir, request.resume_step
+    if not request.resume:
+        if request.begin_from is None:
+            return Start()
+        run_dir, step = request.begin_from, request.begin_step
+    # Rank 0 chooses, so that all ranks take the same one whatever happens to the files meanwhile.
+    chosen = [find_checkpoint(run_dir, step=step) if rank == 0 else None]
+    dist.broadcast_object_list(chosen, group=host_group())
+    (found,) = chosen
+    assert found is not None
+    require_steps_left(found, total_steps)
+    carried = None
+    if request.resume:
+        model = state.model
+        require_same_run(
+            found.checkpoint,
+            model.graph.fingerprint,
+            model.train,
+            model.groups.names(),
+            request.dtype,
+            found.folder,
+        )
+    else:
+        carried = carried_over(found.checkpoint, state.model.graph)
+        require_same_optimizer(found.checkpoint, carried, state.model.groups, found.folder)
+    restore(found.folder, found.checkpoint, state, rank, carried)
+    there = {key: value for key, value in state.model.parameters.items() if key not in state.fetched}
+    check_replicas(state.model.cuts.keys, there)
+    return Start(found.checkpoint.step, found.checkpoint.streams, found.checkpoint.step_values)

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from spindle_cli.checkpoint.tensor_file import Digest, TensorSpec, file_order, put_tensors
 from spindle_cli.errors import InputError
-from spindle_cli.files.fragments import Fragment, fragment_key, fragments_by_name
-from spindle_cli.files.joining import joined
 from spindle_cli.files.run_files import model_path
+from spindle_cli.files.tensors import Fragment, fragment_key, fragments_by_name, joined
 from spindle_cli.files.writing import written_whole
 from spindle_cli.runtime.backends.host_group import host_group
 
@@ -42,7 +41,7 @@ def save_model(
 
     Args:
         names: canonical names of all parameters, the same on every rank; what no rank holds is left out.
-        held: this rank's, or fragments of them by the keys of files/fragments.py.
+        held: this rank's, or fragments of them by the keys of files/tensors.py.
         whole: makes those whole that are shared out.
 
     Raises:

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spindle_cli.checkpoint.names import AVERAGE_KEY, buffer_key, model_key, random_key, state_key
-from spindle_cli.checkpoint.regions import Region
+from spindle_cli.checkpoint.names import AVERAGE_KEY, Region, buffer_key, model_key, random_key, state_key
 from spindle_cli.checkpoint.tensors import HeldTensor, HeldTensors
-from spindle_cli.files.fragments import parse_key
+from spindle_cli.files.tensors import parse_key
 from spindle_cli.runtime.islands.outer import OuterOptimizer
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.saving.frozen import moved_here

@@ -24,7 +24,7 @@ from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.counting import Counting, Portion, rows_of
 from spindle_cli.workload.data.reading import BatchSource
 from spindle_cli.workload.graph import IGNORED_LABEL
-from spindle_cli.workload.sampling.schedule import Schedule
+from spindle_cli.workload.sampling import Schedule
 from spindle_cli.workload.training.item_draws import DrawsError
 from spindle_cli.workload.training.precision import dtype_in
 

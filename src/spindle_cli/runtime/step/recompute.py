@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from spindle_cli.operators.batch_norm import OverShares
 from spindle_cli.operators.contrastive import PairsOverShares
 from spindle_cli.operators.heads.chunked import values_only
-from spindle_cli.operators.whole.entering import EnteredAnew
-from spindle_cli.operators.whole.selective import selective_checkpoint
+from spindle_cli.operators.whole.selective import EnteredAnew, selective_checkpoint
 from spindle_cli.runtime.step.held_state import HeldState
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spindle_cli.runtime.update.owned_ranges import Elements, OwnedRange
-from spindle_cli.workload.settings.average import Average
+from spindle_cli.workload.settings.updates import Average
 
 
 class WeightAverage:

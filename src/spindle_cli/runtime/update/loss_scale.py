@@ -14,7 +14,7 @@ import torch
 
 from spindle_cli.checkpoint.index import SavedLossScale
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.settings.loss_scale import LossScaleSettings
+from spindle_cli.workload.settings.updates import LossScaleSettings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.files.fragments import parse_key
+from spindle_cli.files.tensors import parse_key
 from spindle_cli.runtime.update.average import WeightAverage
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
@@ -20,7 +20,7 @@ from spindle_cli.workload.moving import Constrained
 from spindle_cli.workload.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.optimizing.learning_rate import make_schedule
 from spindle_cli.workload.optimizing.optimizer import make_optimizer
-from spindle_cli.workload.settings.optimizers import OptimizerChoice
+from spindle_cli.workload.settings.updates import OptimizerChoice
 
 
 class Constraints:

@@ -12,10 +12,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from spindle_cli.errors import RunFailedError
-from spindle_cli.files.fragments import Fragment, fragment_key, parse_key
-from spindle_cli.files.joining import joined
 from spindle_cli.files.parsing import shown
 from spindle_cli.files.request import CaptureStage, capture_path
+from spindle_cli.files.tensors import Fragment, fragment_key, joined, parse_key
 
 # Characters of what the reader of a damaged file says, which may quote all of it.
 MOST_SHOWN = 200

@@ -16,7 +16,7 @@ from spindle_cli.verify.flow import root_of
 from spindle_cli.workload.building.load import LoadedWorkload
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.groups import optimizer_groups
-from spindle_cli.workload.optimizing.named import imported
+from spindle_cli.workload.optimizing.optimizer import imported
 from spindle_cli.workload.types import FlowTask, Task
 
 # Arguments of schedules that may be lists over optimizer groups.

@@ -18,7 +18,7 @@ from spindle_cli.workload.building.checks import check_workload
 from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.initial.matching import InitialValues, fill_whole, find_initial
-from spindle_cli.workload.names.modules import flow_modules
+from spindle_cli.workload.parameters import flow_modules
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.types import FlowTask, Task, Workload
 from spindle_cli.workload.values.step_values import StepValues

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from spindle_cli.workload.names.modules import root_of
+from spindle_cli.workload.parameters import root_of
 from spindle_cli.workload.types import Workload
 
 # PEFT puts a layer that it adapts one step further down, under this name.

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import read_data
-from spindle_cli.files.dtypes import DTYPES
 from spindle_cli.files.parsing import shown
+from spindle_cli.files.tensors import DTYPES
 
 SINGLE_FILES = ("model.safetensors", "adapter_model.safetensors")
 HF_INDEX_FILE = "model.safetensors.index.json"

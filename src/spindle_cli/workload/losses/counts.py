@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from spindle_cli.workload.graph import reached
 from spindle_cli.workload.losses.expressions import Attribute, Copy, Count, Expression, Writer, parts_of
 from spindle_cli.workload.losses.forms import Form, Kind, NotKnownError
 from spindle_cli.workload.tracing.inplace import changed_in_place
@@ -117,14 +118,13 @@ class Counts:
 
     def _closure(self, expressions: Sequence[Expression]) -> list[fx.Node]:
         """The nodes that expressions need, in the trace's order."""
-        found: set[fx.Node] = set()
-        pending = [part.node for part in parts_of(list(expressions)) if isinstance(part, Copy)]
-        while pending:
-            node = pending.pop()
-            if node not in found:
-                found.add(node)
-                answer = self._answer(node)
-                pending.extend(node.all_input_nodes if answer is None else [answer])
+
+        def needs(node: fx.Node) -> list[fx.Node]:
+            answer = self._answer(node)
+            return node.all_input_nodes if answer is None else [answer]
+
+        copied = (part.node for part in parts_of(list(expressions)) if isinstance(part, Copy))
+        found = reached(copied, needs)
         return [node for node in next(iter(found)).graph.nodes if node in found] if found else []
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import builtins
 import operator
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from spindle_cli.workload.losses.counts import Counts
 from spindle_cli.workload.losses.expressions import (
     Call,
     Copy,
+    Expression,
     Share,
     over_count,
     whole_number,
@@ -37,6 +38,7 @@ from spindle_cli.workload.losses.functions import loss_call
 from spindle_cli.workload.losses.missing import NANMEANS, Missing, count_present, sum_present
 from spindle_cli.workload.losses.operations import (
     ADDITIONS,
+    ARITHMETIC,
     GUARDS,
     JOINS,
     LINEAR,
@@ -48,6 +50,7 @@ from spindle_cli.workload.losses.operations import (
     ROW_BY_ROW,
     SUMS,
 )
+from spindle_cli.workload.splitting.coupling import Trace
 from spindle_cli.workload.tracing.faithful import NO_AUTOCAST
 from spindle_cli.workload.tracing.regions import Region
 from spindle_cli.workload.tracing.shapes import Shapes, growth
@@ -392,3 +395,71 @@ def _name(node: fx.Node, root: nn.Module) -> str:
     if node.op == "call_module":
         return type(root.get_submodule(str(node.target))).__name__
     return str(getattr(node.target, "__name__", node.target))
+
+
+@dataclass(frozen=True)
+class LossPart:
+    """A share's part of a loss, and the counts that it needs."""
+
+    part: Expression | Any
+    counts: Counts
+
+
+def find_part(
+    trace: Trace, mixed: Collection[fx.Node], reordering: Collection[fx.Node], own_losses: Collection[fx.Node]
+) -> LossPart:
+    """The part of a loss that each share computes; see `LossForms` for the arguments.
+
+    Raises:
+        NotKnownError: the loss is not known to be what the task says, a sum or a mean.
+    """
+    return _find(trace, mixed, reordering, own_losses, is_whole=False)
+
+
+def find_part_of_whole(trace: Trace, members: Collection[fx.Node]) -> LossPart:
+    """The part that one of a step's batches has of a loss that is computed for the whole batch.
+
+    Args:
+        members: nodes of the op that computes it.
+    """
+    mixed: set[fx.Node] = set()
+    for node in trace.graph.nodes:
+        if node in members and _is_made_of_all(node, trace, mixed):
+            mixed.add(node)
+    return _find(trace, mixed, (), (), is_whole=True)
+
+
+def _is_made_of_all(node: fx.Node, trace: Trace, mixed: Collection[fx.Node]) -> bool:
+    """Whether a node's value is made of all samples of the batch."""
+    shapes = trace.shapes
+    if not shapes.is_tensor(node):
+        return False
+    inputs = node.all_input_nodes
+    if any(source in mixed for source in inputs):
+        return True
+    tensors = [source for source in inputs if shapes.is_tensor(source)]
+    if shapes.batch_dim(node).dim is None:
+        return any(shapes.batch_dim(source).dim is not None for source in tensors)
+    grows = any(
+        not shapes.is_tensor(source)
+        and not shapes.holds_tensors(source)
+        and shapes.values[source] != shapes.doubled[source]
+        for source in inputs
+    )
+    return grows and node.target in ARITHMETIC
+
+
+def _find(
+    trace: Trace,
+    mixed: Collection[fx.Node],
+    reordering: Collection[fx.Node],
+    own_losses: Collection[fx.Node],
+    *,
+    is_whole: bool,
+) -> LossPart:
+    degree = 1 if trace.task.reduction == "sum" else 0
+    counts = Counts(trace.shapes, trace.root, trace.operators)
+    forms = LossForms(
+        trace.shapes, trace.root, mixed, reordering, own_losses, degree, counts, is_whole=is_whole
+    )
+    return LossPart(forms.part(trace.loss, degree).expression, counts)

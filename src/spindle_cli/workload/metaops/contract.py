@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import fx
-
-from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.tracing.kind import Kinds, nodes_signature
+from spindle_cli.workload.graph import Op, TaskGraph, made_of
+from spindle_cli.workload.tracing.behaviour import Kinds, nodes_signature
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class _Glue:
             return cls(None, "", "", ())
         nodes = list(op.graph.nodes)
         layer = next(node for node in nodes if node.op == "call_module" and node.target == op.target)
-        needed = _upstream(layer)
+        needed = made_of(layer.all_input_nodes)
         pre = [node for node in nodes if node in needed and node.op != "placeholder"]
         post = [
             node
@@ -113,17 +111,6 @@ class _Glue:
             nodes_signature(post, task.root, op.target, kinds),
             tuple(layer.meta.get("arguments", ())),
         )
-
-
-def _upstream(node: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    pending = list(node.all_input_nodes)
-    while pending:
-        source = pending.pop()
-        if source not in found:
-            found.add(source)
-            pending.extend(source.all_input_nodes)
-    return found
 
 
 def _chains(links: dict[int, _Link]) -> list[Sequence[_Link]]:

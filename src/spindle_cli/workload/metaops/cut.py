@@ -12,15 +12,15 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.workload.autocast import copy_without_autocast
 from spindle_cli.workload.fixed.fields import is_check
-from spindle_cli.workload.graph import LossShares, Op, ValueSpec
+from spindle_cli.workload.graph import LossShares, Op, ValueSpec, reached
 from spindle_cli.workload.losses.counts import SHARE
 from spindle_cli.workload.losses.expressions import Count, Writer, parts_of
 from spindle_cli.workload.metaops.glue import Homes
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.rules.batch_norms import shared_norms
 from spindle_cli.workload.splitting.coupling import LISTED, Trace
+from spindle_cli.workload.tracing.behaviour import Kinds, nodes_signature
 from spindle_cli.workload.tracing.faithful import NO_AUTOCAST
-from spindle_cli.workload.tracing.kind import Kinds, nodes_signature
 from spindle_cli.workload.tracing.questions import ask, can_answer, question_of
 from spindle_cli.workload.tracing.regions import Region, names_of
 
@@ -81,24 +81,18 @@ class Cutter:
         return sorted(own, key=key), sorted(taken, key=key)
 
     def _closure(self, op: int, is_leaf: Callable[[fx.Node], bool]) -> tuple[set[fx.Node], set[fx.Node]]:
-        own: set[fx.Node] = set()
-        taken: set[fx.Node] = set()
-        pending = [node for node, home in self._homes.op.items() if home == op]
+        first = [node for node, home in self._homes.op.items() if home == op]
         if self._is_loss(op):
-            pending.append(self._trace.loss)
-        pending.extend(self._results.get(op, {}).values())
+            first.append(self._trace.loss)
+        first.extend(self._results.get(op, {}).values())
         if op == 0:  # every sample goes through it
-            pending.extend(node for node in self._order if is_check(node))
-        while pending:
-            node = pending.pop()
-            if node in own or node in taken:
-                continue
-            if self._homes.op.get(node, op) != op:
-                taken.add(node)
-            else:
-                own.add(node)
-                pending.extend([] if is_leaf(node) else node.all_input_nodes)
-        return own, taken
+            first.extend(node for node in self._order if is_check(node))
+
+        def is_taken(node: fx.Node) -> bool:
+            return self._homes.op.get(node, op) != op
+
+        found = reached(first, lambda node: () if is_taken(node) or is_leaf(node) else node.all_input_nodes)
+        return {node for node in found if not is_taken(node)}, {node for node in found if is_taken(node)}
 
     def _asked(self, question: fx.Node, own: Iterable[fx.Node], taken: Iterable[fx.Node]) -> fx.Node | None:
         """A tensor that comes into the op from outside and can answer a question."""

@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 
 from torch import fx, nn
 
-from spindle_cli.workload.losses.find import LossPart, find_part, find_part_of_whole
+from spindle_cli.workload.graph import reached
 from spindle_cli.workload.losses.forms import NotKnownError
 from spindle_cli.workload.losses.operations import ARITHMETIC
+from spindle_cli.workload.losses.reduction import LossPart, find_part, find_part_of_whole
 from spindle_cli.workload.metaops.sharing import AtHand
 from spindle_cli.workload.rules.batch_norms import has_other_norms, shared_norms
 from spindle_cli.workload.rules.states import Batch, Whole
@@ -136,14 +137,8 @@ class _Placement:
         for node in self._order:
             if node.op == "output" or node in self._home or not self._happens_once(node):
                 continue
-            found: set[int] = set()
-            pending = list(node.users)
-            while pending:
-                user = pending.pop()
-                if user in self._home:
-                    found.add(self._home[user])
-                else:
-                    pending.extend(user.users)
+            users = reached(node.users, lambda user: () if user in self._home else user.users)
+            found = {self._home[user] for user in users if user in self._home}
             if len(found) > 1:
                 self._home[node] = min(found)
 
@@ -169,15 +164,12 @@ class _Placement:
 
     def _users_behind_glue(self, node: fx.Node) -> set[fx.Node]:
         """The nodes with a home that use a node, seen through what is computed where it is used."""
-        found: set[fx.Node] = set()
-        pending = list(node.users)
-        while pending:
-            user = pending.pop()
-            if user in self._home:
-                found.add(user)
-            elif question_of(user, self._shapes) is None:
-                pending.extend(user.users)
-        return found
+
+        def is_seen_through(user: fx.Node) -> bool:
+            return user not in self._home and question_of(user, self._shapes) is None
+
+        users = reached(node.users, lambda user: user.users if is_seen_through(user) else ())
+        return {user for user in users if user in self._home}
 
     def _place_glue(self, node: fx.Node) -> None:
         if not self._shapes.gives_tensors(node) or is_put_together(node):
@@ -393,15 +385,15 @@ class _Placement:
 
     def _homed_inputs(self, node: fx.Node) -> list[fx.Node]:
         """Values of ops that a node needs, seen through what is computed where it is used."""
-        found: dict[fx.Node, None] = {}
-        pending = list(node.all_input_nodes)
-        while pending:
-            source = pending.pop()
-            if source in self._home:
-                found[source] = None
-            elif source not in self._mixed and question_of(source, self._shapes) is None:
-                pending.extend(source.all_input_nodes)
-        return list(found)
+
+        def is_seen_through(source: fx.Node) -> bool:
+            in_passing = source not in self._home and source not in self._mixed
+            return in_passing and question_of(source, self._shapes) is None
+
+        sources = reached(
+            node.all_input_nodes, lambda source: source.all_input_nodes if is_seen_through(source) else ()
+        )
+        return [source for source in sources if source in self._home]
 
     def _find_consumers(self) -> dict[fx.Node, set[int]]:
         """For each node, the operators that it reaches through glue."""

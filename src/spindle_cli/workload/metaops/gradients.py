@@ -24,7 +24,7 @@ from spindle_cli.workload.memo import FlowRecord, key_of, portable
 from spindle_cli.workload.pairs.find import described
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
-from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.tracing.behaviour import Kinds
 from spindle_cli.workload.tracing.observe import Observer, failures_unlogged
 from spindle_cli.workload.unread import Unread
 

@@ -1,1 +1,1 @@
-"""What a user calls things by: patterns of names, files by their names, modules of a task."""
+"""What a user calls things by: patterns of names, and files by their names."""

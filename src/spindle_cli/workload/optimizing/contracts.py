@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.optimizing.named import where_raised
-from spindle_cli.workload.optimizing.optimizer import make_optimizer
-from spindle_cli.workload.settings.optimizers import OptimizerChoice
+from spindle_cli.workload.optimizing.optimizer import make_optimizer, where_raised
+from spindle_cli.workload.settings.updates import OptimizerChoice
 
 # What checkpoints keep of a parameter under keys of their own, beside an optimizer's.
 RESERVED_KEYS = ("master", "ema", "common", "outer_momentum")

@@ -16,15 +16,13 @@ import torch
 from torch import nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.files.fragments import parse_key
 from spindle_cli.files.parsing import shown
+from spindle_cli.files.tensors import parse_key
 from spindle_cli.workload.building.source import settled_module_name
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.optimizing.named import imported, where_raised
-from spindle_cli.workload.optimizing.optimizer import make_optimizer
-from spindle_cli.workload.settings.groups import GroupRule, Kind
-from spindle_cli.workload.settings.optimizers import OptimizerChoice
+from spindle_cli.workload.optimizing.optimizer import imported, make_optimizer, where_raised
+from spindle_cli.workload.settings.updates import GroupRule, Kind, OptimizerChoice
 
 _SHOWN = 3
 # Why an optimizer cannot work on a part of a parameter.

@@ -13,9 +13,8 @@ from torch.optim import lr_scheduler
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.contracts import require_contract
-from spindle_cli.workload.optimizing.named import imported, where_raised
-from spindle_cli.workload.optimizing.optimizer import class_named, make_optimizer
-from spindle_cli.workload.settings.schedule import Schedule
+from spindle_cli.workload.optimizing.optimizer import class_named, imported, make_optimizer, where_raised
+from spindle_cli.workload.settings.updates import Schedule
 
 # These take no learning rate from the optimizer.
 _SETS_ALL_RATES = ("CyclicLR", "OneCycleLR")

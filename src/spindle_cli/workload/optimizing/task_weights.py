@@ -9,8 +9,8 @@ from typing import Any
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.parsing import shown
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.named import imported, where_raised
-from spindle_cli.workload.settings.task_weights import between
+from spindle_cli.workload.optimizing.optimizer import imported, where_raised
+from spindle_cli.workload.settings.updates import between
 from spindle_cli.workload.types import FlowTask, Task
 
 _KEY = "train.task_weights"

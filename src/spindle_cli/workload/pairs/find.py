@@ -11,16 +11,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from spindle_cli.workload.building.attributes import swapped_tensors
-from spindle_cli.workload.graph import LossShares, Op, TaskGraph, ValueSpec
+from spindle_cli.workload.graph import LossShares, Op, TaskGraph
 from spindle_cli.workload.memo import key_of, portable
-from spindle_cli.workload.pairs.follow import Argument
 from spindle_cli.workload.pairs.judged import NO_ROW
-from spindle_cli.workload.pairs.recipe import make_recipe
-from spindle_cli.workload.pairs.record import record_share
+from spindle_cli.workload.pairs.recipe import recipe_of_share
+from spindle_cli.workload.pairs.record import arguments_of
 from spindle_cli.workload.pairs.steps import Gather
 from spindle_cli.workload.rules.states import MixesError
-from spindle_cli.workload.tracing.behaviour import name_of
-from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.tracing.behaviour import Kinds, name_of
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.types import Workload
 
@@ -97,11 +95,10 @@ def _check(task: TaskGraph, loss: Op) -> None:
     if not loss.inputs or any(task.values[name].batch_dim is None for name in loss.inputs):
         raise MixesError(_WHOLE)
     module = fx.GraphModule(task.root, loss.shares.graph)
-    counts = loss.shares.num_counts
-    if counts and not _counts_add_up(task, loss.shares):
+    if loss.shares.num_counts and not _counts_add_up(task, loss.shares):
         raise MixesError(_COUNTS_PAIRS)
-    recording = record_share(module, arguments_of(task, loss), counts, 1.0, task.task.batch_size)
-    if not any(isinstance(action, Gather) for action in make_recipe(recording).actions):
+    recipe = recipe_of_share(module, task, loss, 1.0, task.task.batch_size)
+    if not any(isinstance(action, Gather) for action in recipe.actions):
         raise MixesError(_NO_PAIRS)
 
 
@@ -177,16 +174,3 @@ def _behaviour(node: fx.Node, task: TaskGraph, kinds: Kinds, numbered: int) -> s
     if isinstance(held, Tensor):
         return f"{type(held).__name__} {tuple(held.shape)} {held.dtype} {held.requires_grad}"
     return repr(held)
-
-
-def arguments_of(task: TaskGraph, op: Op, tensors: Sequence[Tensor] = ()) -> list[Argument]:
-    """What an op is given; `tensors`: a share of it, for their dtypes and devices."""
-    specs = [*(task.fields[name] for name in op.fields), *(task.values[name] for name in op.inputs)]
-    cpu = torch.device("cpu")
-    if not tensors:
-        return [_argument(spec, spec.dtype, cpu) for spec in specs]
-    return [_argument(spec, t.dtype, t.device) for spec, t in zip(specs, tensors, strict=True)]
-
-
-def _argument(spec: ValueSpec, dtype: torch.dtype, device: torch.device) -> Argument:
-    return Argument(spec.shape, dtype, device, spec.batch_dim, spec.rows_per_sample)

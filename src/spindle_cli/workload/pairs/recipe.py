@@ -7,11 +7,15 @@ the form that its user needs, so that a loss that goes both ways has a strip of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor, nn
+
+from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.pairs.follow import Numbered, Recording, Step
 from spindle_cli.workload.pairs.judged import BOTH_WAYS, Along
+from spindle_cli.workload.pairs.record import arguments_of, record_share
 from spindle_cli.workload.pairs.rules import ADDS
 from spindle_cli.workload.pairs.steps import (
     ALL,
@@ -34,6 +38,23 @@ from spindle_cli.workload.pairs.steps import (
 )
 from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, MixesError, Pairs, Part
 from spindle_cli.workload.rules.tape import Varying
+
+
+def recipe_of_share(
+    module: nn.Module, task: TaskGraph, loss: Op, share: float, size: int, tensors: Sequence[Tensor] = ()
+) -> Recipe:
+    """The steps of a share of a contrastive loss, for a whole batch of `size` samples.
+
+    Args:
+        module: computes the loss as shares do.
+        share: the batch's part of the step's samples.
+        tensors: a share of what the loss is given, for their dtypes and devices.
+
+    Raises:
+        MixesError: the loss cannot be computed by shares.
+    """
+    counts = task.loss_shares.num_counts
+    return make_recipe(record_share(module, arguments_of(task, loss, tensors), counts, share, size))
 
 
 def make_recipe(recording: Recording) -> Recipe:

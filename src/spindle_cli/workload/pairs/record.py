@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from spindle_cli.workload.building.attributes import Changes, swapped_tensors, watching
+from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.pairs.follow import Argument, PairsFollower, Recording
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.rules.states import Mixed, MixesError
@@ -91,6 +92,19 @@ def record_share(
         return module(*taken[:given], share, *taken[given:])
 
     return record(run, module, [*arguments, *counts], size)
+
+
+def arguments_of(task: TaskGraph, op: Op, tensors: Sequence[Tensor] = ()) -> list[Argument]:
+    """What an op is given; `tensors`: a share of it, for their dtypes and devices."""
+    specs = [*(task.fields[name] for name in op.fields), *(task.values[name] for name in op.inputs)]
+    cpu = torch.device("cpu")
+    if not tensors:
+        return [_argument(spec, spec.dtype, cpu) for spec in specs]
+    return [_argument(spec, t.dtype, t.device) for spec, t in zip(specs, tensors, strict=True)]
+
+
+def _argument(spec: ValueSpec, dtype: torch.dtype, device: torch.device) -> Argument:
+    return Argument(spec.shape, dtype, device, spec.batch_dim, spec.rows_per_sample)
 
 
 def _run(run: Callable[..., Any], tensors: Sequence[Tensor], size: int) -> Any:

@@ -1,7 +1,8 @@
 """How each of torch's operators treats pairs of samples, and what is made of them.
 
-Beside the rules for samples one by one (`rules/table.py`): a product of every sample with every other, what
-acts on its entries one by one, what works along its rows or its columns, and sums and means over all of it.
+Beside the rules for samples one by one (`rules/table.py`): a product of every sample with every other and
+tensors by the batch's size, which make pairs; what acts on their entries one by one, what works along their
+rows or their columns, and sums and means over all of them.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from contextlib import suppress
 
 import torch
 
-from spindle_cli.workload.pairs import along, making
+from spindle_cli.workload.pairs import along
 from spindle_cli.workload.pairs.judged import (
     NO_ROW,
     NO_SUM,
     SIZED,
+    Along,
     Judged,
     broadcast,
     growing,
     have_all_samples,
     joined,
+    sample_dims,
 )
 from spindle_cli.workload.rules.states import WHOLE, Mixed, MixesError, Pairs, Part, Reduced, State
 from spindle_cli.workload.rules.table import POINTWISE, states_of
@@ -30,6 +33,12 @@ from spindle_cli.workload.rules.views import positive
 Rule = Callable[[Call], Judged]
 _RANDOM = "it draws random numbers"
 _UNKNOWN = "nothing is known of how {name} treats pairs of samples"
+ADDS = frozenset({"add", "sub", "rsub"})
+_LINEAR = frozenset(
+    {"neg", "clone", "detach", "alias", "_to_copy", "view", "_unsafe_view", "reshape", "squeeze", "sum"}
+    | {"unsqueeze", "expand", "t", "permute", "transpose", "select", "slice", "mean", "add", "sub", "rsub"}
+    | {"stack", "cat"}
+)
 
 
 def judge(call: Call) -> Judged:
@@ -55,7 +64,7 @@ def judge(call: Call) -> Judged:
         if rule is None:
             raise MixesError(_UNKNOWN.format(name=call.name))
         return rule(call)
-    makes = making.RULES.get(call.name)
+    makes = MAKING.get(call.name)
     made = None if makes is None else makes(call)
     return made or _of_samples(call)
 
@@ -146,16 +155,65 @@ def _of_parts(call: Call) -> Judged:
     raise MixesError(NO_SUM)
 
 
-ADDS = frozenset({"add", "sub", "rsub"})
-_LINEAR = frozenset(
-    {"neg", "clone", "detach", "alias", "_to_copy", "view", "_unsafe_view", "reshape", "squeeze", "sum"}
-    | {"unsqueeze", "expand", "t", "permute", "transpose", "select", "slice", "mean", "add", "sub", "rsub"}
-    | {"stack", "cat"}
-)
 RULES: dict[str, Rule] = {
     **along.RULES,
     **dict.fromkeys(("t", "transpose", "permute", "view", "_unsafe_view", "reshape"), _moved),
     **dict.fromkeys(("unsqueeze", "squeeze", "expand"), _moved),
     "slice": _sliced,
     **dict.fromkeys(("zeros_like", "ones_like", "full_like"), _like),
+}
+
+
+MakingRule = Callable[[Call], Judged | None]  # None: it makes no pairs
+
+
+def _product(**letters: str) -> MakingRule:
+    """A product by the letters of its arguments' dimensions, `out` being the result's; of samples with
+    samples where two letters are theirs.
+    """
+    out = letters.pop("out")
+    names = {name.rstrip("_"): dims for name, dims in letters.items()}
+
+    def rule(call: Call) -> Judged | None:
+        if sum(operand.state != WHOLE for operand in call.operands) < 2:
+            return None
+        along: list[Along] = []
+        for name, value in call.arguments.items():
+            if not isinstance(value, Operand):
+                continue
+            if name not in names:
+                along.append(broadcast(value, len(out)))
+                continue
+            own = [(dim, names[name][dim]) for dim in sample_dims(value.state)]
+            if any(letter not in out for _, letter in own):
+                raise MixesError("it sums over the batch")
+            along.append(tuple((dim, out.index(letter)) for dim, letter in own))
+        state = joined(call, along)
+        return Judged((state,), tuple(along)) if isinstance(state, Pairs) else None
+
+    return rule
+
+
+def _sized(call: Call) -> Judged | None:
+    """Entries for all pairs, by the batch's size: full and its like, eye, expanded numbers."""
+    shapes = call.results[0]
+    dims = growing(shapes)
+    if len(dims) != 2:
+        return None
+    if not have_all_samples(dims, shapes, call.sizes):
+        raise MixesError(NO_ROW)
+    others = [value for name, value in call.arguments.items() if name not in ("size", "n", "m")]
+    if any(isinstance(value, Varying) for value in others):
+        raise MixesError(SIZED)
+    along = tuple(broadcast(operand, len(shapes[0])) for operand in call.operands)
+    return Judged((Pairs.of(*dims),), along)
+
+
+MAKING: dict[str, MakingRule] = {
+    "mm": _product(self="ij", mat2="jk", out="ik"),
+    "bmm": _product(self="bij", mat2="bjk", out="bik"),
+    "addmm": _product(mat1="ij", mat2="jk", out="ik"),
+    "baddbmm": _product(batch1="bij", batch2="bjk", out="bik"),
+    "outer": _product(self="i", vec2="j", out="ij"),
+    **dict.fromkeys(("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "eye", "expand"), _sized),
 }

@@ -23,8 +23,7 @@ from spindle_cli.workload.memo import key_of, portable
 from spindle_cli.workload.own_draws import generators_kept
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.splitting.samples import Verdicts
-from spindle_cli.workload.tracing.behaviour import name_of
-from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.tracing.behaviour import Kinds, name_of
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.randomness import draws_by_itself, draws_random_numbers
 from spindle_cli.workload.tracing.shapes import BatchDim, Shapes, growth

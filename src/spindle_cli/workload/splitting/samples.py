@@ -20,8 +20,7 @@ from spindle_cli.workload.fixed.marks import describe, is_fixed, rows_for
 from spindle_cli.workload.memo import FindingsRecord, key_of, portable
 from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, Reduced, State
 from spindle_cli.workload.splitting.examine import Findings, Inputs, empty_like, examine
-from spindle_cli.workload.tracing.behaviour import name_of
-from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.tracing.behaviour import Kinds, name_of
 from spindle_cli.workload.tracing.observe import Observer, again
 from spindle_cli.workload.tracing.shapes import Shapes, growth, leaves_of
 

@@ -36,7 +36,7 @@ from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, PythonDraws
 from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
-from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.tracing.behaviour import Kinds
 from spindle_cli.workload.tracing.modes import SeenModes
 from spindle_cli.workload.tracing.proxies.row_by_row import USE
 from spindle_cli.workload.tracing.proxies.scratch import SeenAttributes

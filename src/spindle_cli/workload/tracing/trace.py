@@ -22,9 +22,9 @@ from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.building.attributes import Changes, Memories
 from spindle_cli.workload.fixed.refusal import FRAMES, ReadsValuesError
 from spindle_cli.workload.moving import Move
-from spindle_cli.workload.names.modules import root_of
 from spindle_cli.workload.one_process import is_of_distributed, refuse_call
 from spindle_cli.workload.own_draws import unseeded
+from spindle_cli.workload.parameters import root_of
 from spindle_cli.workload.reads import Reads
 from spindle_cli.workload.refuse import (
     frames_of_caller,
@@ -67,8 +67,7 @@ from spindle_cli.workload.tracing.signature import check_signature, place_of_fun
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.workload.unread import not_validated
 from spindle_cli.workload.values.step_values import StepValues, TracedValues
-from spindle_cli.workload.wide.casts import l1_loss_weight
-from spindle_cli.workload.wide.constants import MadeInFloat64, forget_equal_twins
+from spindle_cli.workload.wide import MadeInFloat64, forget_equal_twins, l1_loss_weight
 
 _WRAP_HINT = (
     "Put this part into an nn.Module of its own and list its class in the workload's `operators` (it is then "

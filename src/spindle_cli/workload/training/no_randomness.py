@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.workload.mode_in_backward import ModeInBackward
 from spindle_cli.workload.training.precision import constants_in
-from spindle_cli.workload.wide.casts import handed_on
+from spindle_cli.workload.wide import handed_on
 
 # Arguments of torch's operations that are a probability to drop something; `p` where the name says dropout.
 _RATES = ("dropout_p", "dropout")

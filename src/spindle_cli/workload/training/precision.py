@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import TaskGraph, ValueSpec, WorkloadGraph
-from spindle_cli.workload.wide.casts import WideCasts
-from spindle_cli.workload.wide.constants import constants_of_modules, twin_of
+from spindle_cli.workload.wide import WideCasts, constants_of_modules, twin_of
 
 
 def number_format(train: TrainSettings) -> torch.dtype | None:

@@ -22,9 +22,9 @@ from torch import fx, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.parsing import shown
-from spindle_cli.workload.names.modules import root_of
+from spindle_cli.workload.parameters import root_of
 from spindle_cli.workload.refuse import place_of_caller, place_of_error, refusal
-from spindle_cli.workload.settings.task_weights import between
+from spindle_cli.workload.settings.updates import between
 from spindle_cli.workload.types import FlowTask, StepSchedule, Workload
 from spindle_cli.workload.values.places import Place, find_places, is_number
 

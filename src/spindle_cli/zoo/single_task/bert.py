@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo.layers import TP_PLANS, EncoderLayer, TokenLoss
-from spindle_cli.zoo.options import Size, check_option, choose_batch_sizes
+from spindle_cli.zoo.options import Size, choose_spec
 from spindle_cli.zoo.synthetic import SyntheticDataset, TokenField
 
 TASK = "read"
@@ -80,13 +80,11 @@ def build(size: Size = "paper", batch_sizes: Mapping[str, int] | None = None) ->
     Raises:
         WorkloadError: a size that there is not, or `batch_sizes` for an unknown task.
     """
-    check_option("bert: size", size, tuple(MODELS))
-    spec = MODELS[size]
-    sizes = choose_batch_sizes("bert", {TASK: spec.batch_size}, batch_sizes)
+    spec, batch_size = choose_spec("bert", MODELS, size, TASK, batch_sizes)
     field = TokenField(spec.tokens, spec.vocabulary)
     return Workload(
         name="bert-base" if size == "paper" else "bert-laptop",
-        tasks=[Task(TASK, Bert(spec), sizes[TASK], SyntheticDataset({"text": field, "original": field}))],
+        tasks=[Task(TASK, Bert(spec), batch_size, SyntheticDataset({"text": field, "original": field}))],
         operators=(Words, EncoderLayer, TokenLoss),
         tp_plans=TP_PLANS,
     )

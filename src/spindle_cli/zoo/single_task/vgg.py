@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from spindle_cli.workload.types import Task, Workload
-from spindle_cli.zoo.options import Size, check_option, choose_batch_sizes
+from spindle_cli.zoo.options import Size, choose_spec
 from spindle_cli.zoo.synthetic import FloatField, LabelField, SyntheticDataset
 
 TASK = "classify"
@@ -107,6 +107,11 @@ class Vgg(nn.Module):
         return loss
 
 
+def pictures() -> SyntheticDataset:
+    """Made-up pictures of CIFAR-10's size, with a class each."""
+    return SyntheticDataset({"image": FloatField((COLOURS, PICTURE, PICTURE)), "label": LabelField(CLASSES)})
+
+
 def build(size: Size = "paper", batch_sizes: Mapping[str, int] | None = None) -> Workload:
     """One task, on synthetic pictures of CIFAR-10's size.
 
@@ -117,12 +122,9 @@ def build(size: Size = "paper", batch_sizes: Mapping[str, int] | None = None) ->
     Raises:
         WorkloadError: a size that there is not, or `batch_sizes` for an unknown task.
     """
-    check_option("vgg: size", size, tuple(MODELS))
-    spec = MODELS[size]
-    sizes = choose_batch_sizes("vgg", {TASK: spec.batch_size}, batch_sizes)
-    data = SyntheticDataset({"image": FloatField((COLOURS, PICTURE, PICTURE)), "label": LabelField(CLASSES)})
+    spec, batch_size = choose_spec("vgg", MODELS, size, TASK, batch_sizes)
     return Workload(
         name="vgg19" if size == "paper" else "vgg-laptop",
-        tasks=[Task(TASK, Vgg(spec), sizes[TASK], data)],
+        tasks=[Task(TASK, Vgg(spec), batch_size, pictures())],
         operators=(ConvStage, DenseLayer, ClassLoss),
     )

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo.layers import TP_PLANS, EncoderLayer
-from spindle_cli.zoo.options import Size, check_option, choose_batch_sizes
-from spindle_cli.zoo.single_task.vgg import CLASSES, COLOURS, PICTURE, TASK, ClassLoss
-from spindle_cli.zoo.synthetic import FloatField, LabelField, SyntheticDataset
+from spindle_cli.zoo.options import Size, choose_spec
+from spindle_cli.zoo.single_task.vgg import CLASSES, COLOURS, PICTURE, TASK, ClassLoss, pictures
 
 PATCH = 4
 
@@ -76,13 +75,10 @@ def build(size: Size = "paper", batch_sizes: Mapping[str, int] | None = None) ->
     Raises:
         WorkloadError: a size that there is not, or `batch_sizes` for an unknown task.
     """
-    check_option("vit: size", size, tuple(MODELS))
-    spec = MODELS[size]
-    sizes = choose_batch_sizes("vit", {TASK: spec.batch_size}, batch_sizes)
-    data = SyntheticDataset({"image": FloatField((COLOURS, PICTURE, PICTURE)), "label": LabelField(CLASSES)})
+    spec, batch_size = choose_spec("vit", MODELS, size, TASK, batch_sizes)
     return Workload(
         name="vit" if size == "paper" else "vit-laptop",
-        tasks=[Task(TASK, Vit(spec), sizes[TASK], data)],
+        tasks=[Task(TASK, Vit(spec), batch_size, pictures())],
         operators=(Patches, EncoderLayer, ClassLoss),
         tp_plans=TP_PLANS,
     )

@@ -2,14 +2,15 @@
 
 `x[:, 0] = y`, `x.masked_fill_(m, 0)` and `x += y` change a tensor that others may look at through views. A
 trace that is cut into ops has no shared memory to show the change to them; so it has the changed tensor as
-another value, and refuses where someone looks at the old one later.
+another value, and refuses where someone looks at the old one later, or where the change reads what it writes:
+what torch gives then depends on which entry comes first.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from spindle_cli.workload.tracing.faithful import NO_GRAD
 from spindle_cli.workload.tracing.inplace import HINT, is_in_place_name, way_out
 from spindle_cli.workload.tracing.moves import DECLARE
 from spindle_cli.workload.tracing.observe import Observer, storage_of
-from spindle_cli.workload.tracing.proxies.overlap import reads_what_it_writes
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
 
 # Keys of a node's meta: the node whose value it has put another in the place of; of a changed part that was
@@ -44,6 +44,7 @@ _OF_CONTAINERS = frozenset(
     {"update", "pop", "popitem", "setdefault", "clear", "move_to_end", "append", "extend", "insert", "remove"}
     | {"reverse", "sort", "add", "discard", "appendleft", "popleft"}
 )
+_FEW = 2  # of many rows: if any of them meet, a row meets the next one
 
 
 def assigned(tensor: Tensor, index: Any, value: Any) -> Tensor:
@@ -321,3 +322,45 @@ class _Memory:
 
 def _tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor's entries lie in memory."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    first: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Place:
+        return cls(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+    @property
+    def end(self) -> int:
+        steps = (size - 1 for size in self.sizes)
+        return self.first + 1 + sum(step * stride for step, stride in zip(steps, self.strides, strict=True))
+
+    def in_few_rows(self, stride: int) -> _Place:
+        pairs = zip(self.sizes, self.strides, strict=True)
+        sizes = tuple(min(size, _FEW) if own == stride else size for size, own in pairs)
+        return replace(self, sizes=sizes)
+
+
+def reads_what_it_writes(written: Tensor, read: Iterable[Tensor]) -> bool:
+    """Whether tensors have entries of another one that is changed, at other places than it has them."""
+    storage, place = storage_of(written), _Place.of(written)
+    others = [_Place.of(tensor) for tensor in read if storage_of(tensor) == storage]
+    return any(other != place and _meet(place, other) for other in others)
+
+
+def _meet(one: _Place, other: _Place) -> bool:
+    if 0 in (*one.sizes, *other.sizes):
+        return False
+    widest = [max((0, *place.strides)) for place in (one, other)]
+    if widest[0] == widest[1] and abs(one.first - other.first) < widest[0]:
+        one, other = one.in_few_rows(widest[0]), other.in_few_rows(widest[0])
+    first = min(one.first, other.first)
+    memory = torch.zeros(max(one.end, other.end) - first, dtype=torch.bool)
+    memory.as_strided(one.sizes, one.strides, one.first - first).fill_(True)
+    return bool(memory.as_strided(other.sizes, other.strides, other.first - first).any())

@@ -1,20 +1,44 @@
-"""Names of tensors in files, and of parts of them, in the one notation that all files use.
+"""How files name tensors, parts of them, and the types of their elements, in the one notation that all use.
 
 `<name>` is all of a tensor, `<name>[<range>,...]` a part: one range for each dimension, from the first to the
 last that is cut, `first:last` (half-open) or `:` for all of it. A *fragment*, what a worker has under tensor
-parallelism, is cut along one dimension only; a checkpoint's regions (checkpoint/regions.py) along any.
+parallelism, is cut along one dimension only; a checkpoint's regions (checkpoint/names.py) along any.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _KEY = re.compile(r"(?P<name>.*)\[(?P<ranges>(?:\d+)?:(?:\d+)?(?:,(?:\d+)?:(?:\d+)?)*)\]", re.DOTALL)
 _RANGE = re.compile(r"(\d+):(\d+)")
 
 Range = tuple[int, int] | None  # [first, last) of a dimension; None: all of it
+# torch's name -> the name in safetensors files, and the bytes of an element
+DTYPES = {
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "complex64": ("C64", 8),
+    "int64": ("I64", 8),
+    "int32": ("I32", 4),
+    "int16": ("I16", 2),
+    "int8": ("I8", 1),
+    "uint64": ("U64", 8),
+    "uint32": ("U32", 4),
+    "uint16": ("U16", 2),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
+}
 
 
 def part_key(name: str, ranges: Sequence[Range]) -> str:
@@ -75,3 +99,14 @@ def fragments_by_name(keys: Iterable[str]) -> dict[str, list[Fragment | None]]:
 def in_order(fragments: Sequence[Fragment | None]) -> list[Fragment | None]:
     """Whole tensors first, then by where they begin."""
     return sorted(fragments, key=lambda each: (each is not None, each or Fragment(0, 0, 0)))
+
+
+def joined(fragments: Mapping[Fragment | None, Tensor]) -> Tensor:
+    """A tensor from its fragments, which lie side by side along one dimension; None: the tensor itself."""
+    ordered = in_order(list(fragments))
+    first = ordered[0]
+    if first is None or len(ordered) == 1:
+        return fragments[first]
+    import torch  # not above: nothing else here, and nobody who plans, needs it
+
+    return torch.cat([fragments[each] for each in ordered], first.dim)

@@ -1,5 +1,9 @@
 """Which tasks run at which step: a pure function of the train settings and the step, the same on every rank,
 under every plan, and wherever a run goes on.
+
+A step has the same number of batches of each task that runs in it; a task's batches are taken one after the
+other, at the steps that run it. The sets of tasks that steps run are found before a run: one plan is made for
+each.
 """
 
 from __future__ import annotations
@@ -7,22 +11,28 @@ from __future__ import annotations
 import threading
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
+from math import lcm
 from typing import TYPE_CHECKING
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.parsing import shown
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.settings.sampling import Draw, Every, Sampling
+from spindle_cli.workload.settings.sampling import Draw, Every, Sampling, TaskShare
 
 if TYPE_CHECKING:
     from spindle_cli.workload.types import FlowTask, Task
 
+
 KEY = "train.sampling"
 # Steps that are drawn in one go.
 _BLOCK = 256
+# Each set takes a plan of its own, which is made, checked and linked.
+MOST_SETS = 16
+LONGEST_PERIOD = 10_000
 
 
 def drawn_number(seed: int, step: int) -> float:
@@ -118,3 +128,88 @@ class Turns:
 def turns_of(train: TrainSettings, tasks: Iterable[Task | FlowTask]) -> Turns:
     """The turns of a workload's tasks; raises what `Turns` raises."""
     return Turns(train.sampling, (task.name for task in tasks), train.seed)
+
+
+def sets_of(turns: Turns) -> tuple[TaskShare, ...]:
+    """The sets that occur and the share of the steps of each, the most frequent first; by name where equal.
+
+    What `every` makes comes back after the least common multiple of its periods, so these are all of them. Of
+    a draw every task is drawn sooner or later.
+
+    Raises:
+        WorkloadError: a step would have no task, the period is too long to go through, or there are too many
+            sets.
+    """
+    period = lcm(*(each.every for each in turns.periods)) if turns.periods else 1
+    if period > LONGEST_PERIOD:
+        found = ", ".join(str(each.every) for each in turns.periods)
+        raise WorkloadError(
+            f"{KEY}: `every` of {found} come back to the same tasks after {period} steps only, more than "
+            f"{LONGEST_PERIOD}",
+            hint="Choose numbers with common factors, such as 2, 4 and 8.",
+        )
+    shares: dict[tuple[str, ...], float] = {}
+    for step in range(period):
+        undrawn = turns.undrawn(step)
+        drawn = [({name}, share) for name, share in turns.probabilities.items()] or [(set(), 1.0)]
+        for names, share in drawn:
+            due = turns.in_order(undrawn | names)
+            if not due:
+                raise WorkloadError(
+                    f"{KEY}: no task runs at step {step} (counted from 0), nor every {period} steps after it",
+                    hint="Leave a task out of `every`, so that it runs at every step, or give one the offset "
+                    "that is missing.",
+                )
+            shares[due] = shares.get(due, 0.0) + share / period
+    if len(shares) > MOST_SETS:
+        raise WorkloadError(
+            f"{KEY}: the steps run {len(shares)} different sets of tasks, and each takes a plan of its own; "
+            f"at most {MOST_SETS} are planned",
+            hint="Give tasks the same `every` and `offset`, or draw among fewer.",
+        )
+    ordered = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(TaskShare(tasks=tasks, share=share) for tasks, share in ordered)
+
+
+def sampled_sets(turns: Turns) -> tuple[TaskShare, ...]:
+    """What `sets_of` gives, or nothing where every step runs all tasks; raises what `sets_of` raises."""
+    found = sets_of(turns)
+    return () if [each.tasks for each in found] == [turns.names] else found
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`batches_per_step`: of each task that runs. Steps and batches are counted from 0. `islands`: that train
+    on a batch of their own each, at the same time; `island`: of which this is the schedule.
+    """
+
+    turns: Turns
+    batches_per_step: int = 1
+    islands: int = 1
+    island: int = 0
+
+    def of_step(self, step: int) -> tuple[str, ...]:
+        """The tasks that run at a step."""
+        return self.turns.due(step)
+
+    def of_batch(self, number: int) -> tuple[str, ...]:
+        """The tasks of which a batch of the run, in the order in which all are run, has samples."""
+        return self.of_step(number // self.batches_per_step)
+
+    def own_number(self, task: str, number: int) -> int:
+        """Which of a task's own batches the run's batch `number` takes."""
+        step, place = divmod(number, self.batches_per_step)
+        own = self.turns.before(task, step) * self.batches_per_step + place
+        return own * self.islands + self.island
+
+    def own_numbers(self, steps: range) -> Mapping[str, range]:
+        """By task, which of its batches these steps take."""
+        per_step, before = self.batches_per_step * self.islands, self.turns.before
+        return {
+            task: range(
+                before(task, steps.start) * per_step + self.island,
+                before(task, steps.stop) * per_step + self.island,
+                self.islands,
+            )
+            for task in self.turns.names
+        }

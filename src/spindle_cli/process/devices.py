@@ -1,9 +1,13 @@
-"""Which CPU this is, and how much of it a process may use: its affinity, and the time that its container
-grants it.
+"""What of the machine's CPUs and GPUs a process may use: the cores of its affinity, the time that its
+container grants it, and which GPU is its own.
 
 Linux's control groups (cgroups) limit a container to so many microseconds of processor time in each period,
 over all its cores (kernel documentation, admin-guide/cgroup-v2.rst "cpu.max" and scheduler/sched-bwc.rst).
 Affinity does not show that.
+
+SPINDLE_RANKS_PER_GPU=N puts N ranks on every GPU, so that one GPU shows what several would, as in tests. NCCL
+refuses two ranks on one device of one host; ranks that each name another host are taken for ranks on several
+hosts, which talk through sockets, here of the loopback device.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from spindle_cli.process.environment import ranks_per_gpu
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
@@ -89,3 +95,27 @@ def _version_1(folder: Path) -> float | None:
 
 def _cores(quota_us: int, period_us: int) -> float | None:
     return quota_us / period_us if quota_us > 0 and period_us > 0 else None
+
+
+def places_on_gpus() -> int:
+    """How many processes of this node may each have a GPU, or their part of one."""
+    import torch  # not above: launching for CPUs asks for none of it
+
+    return torch.cuda.device_count() * ranks_per_gpu()
+
+
+def gpu_of(local_rank: int) -> int:
+    """The number of the GPU of a process, which has one of the node's places."""
+    import torch
+
+    return local_rank % torch.cuda.device_count()
+
+
+def sharing_settings(rank: int) -> dict[str, str]:
+    """What NCCL is told, before it starts, in a process that shares its GPU; nothing where none does.
+
+    The first of them is the rank's alone: it must not be what the user has set for all.
+    """
+    if ranks_per_gpu() == 1:
+        return {}
+    return {"NCCL_HOSTID": f"rank-{rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}

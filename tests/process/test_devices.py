@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spindle_cli.process import cores
-from spindle_cli.process.cores import cores_of_time, granted_cores, usable_cores
+from spindle_cli.process import devices
+from spindle_cli.process.devices import cores_of_time, granted_cores, usable_cores
 
 
 def groups(folder: Path, own: str, **files: str) -> tuple[Path, Path]:
@@ -58,7 +58,7 @@ def test_the_quota_limits_what_affinity_allows_to_whole_cores(
     monkeypatch: pytest.MonkeyPatch, granted: float | None, usable: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr(cores, "granted_cores", lambda: granted)
+    monkeypatch.setattr(devices, "granted_cores", lambda: granted)
     assert usable_cores() == usable
 
 
@@ -67,5 +67,5 @@ def test_time_is_granted_in_parts_of_cores(
     monkeypatch: pytest.MonkeyPatch, granted: float | None, time: float
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr(cores, "granted_cores", lambda: granted)
+    monkeypatch.setattr(devices, "granted_cores", lambda: granted)
     assert cores_of_time() == time

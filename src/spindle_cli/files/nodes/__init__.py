@@ -1,1 +1,0 @@
-"""What a cluster is made of."""

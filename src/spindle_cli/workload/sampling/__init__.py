@@ -1,1 +1,0 @@
-"""Which tasks run at which step, and which sets of tasks that makes."""

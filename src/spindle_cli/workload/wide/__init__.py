@@ -1,1 +1,0 @@
-"""What is computed in float64, whatever code and traces say of float32."""
