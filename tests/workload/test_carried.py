@@ -552,6 +552,65 @@ def test_forward_is_refused_where_it_reads_what_an_earlier_one_has_left(
     assert "list its class in the workload's `operators`" in str(raised.value.hint)
 
 
+def _after_three(keeper: Any, y: Tensor) -> Any:
+    keeper.namespace.mean += 1
+    return y if keeper.namespace.mean > 3 else 0.5 * y
+
+
+def _after_three_in_a_list(keeper: Any, y: Tensor) -> Any:
+    keeper.tuple[1].append(y.detach())
+    return y if len(keeper.tuple[1]) > 3 else 0.5 * y
+
+
+def _after_three_in_a_dict(keeper: Any, y: Tensor) -> Any:
+    keeper.counts["n"] += 1
+    return y if keeper.counts["n"] == 3 else 0.5 * y
+
+
+def _after_three_in_the_file(keeper: Any, y: Tensor) -> Any:
+    global CALLS
+    CALLS += 1
+    return y if CALLS > 3 else 0.5 * y
+
+
+def _after_three_of_the_class(keeper: Any, y: Tensor) -> Any:
+    type(keeper).calls += 1
+    return y if keeper.calls > 3 else 0.5 * y
+
+
+AFTER_THREE = [
+    _after_three,
+    _after_three_in_a_list,
+    _after_three_in_a_dict,
+    _after_three_in_the_file,
+    _after_three_of_the_class,
+]
+
+
+@pytest.mark.parametrize("keep", AFTER_THREE)
+def test_forward_is_refused_where_it_changes_after_some_steps(keep: Keep, nothing_kept: None) -> None:
+    """The first forwards compute the same."""
+    workload = Workload("w", [Task("t", Around(keep), 6, Items(x=(4, WIDTH)))], (Block,))
+    with pytest.raises(WorkloadError, match="what an earlier forward has left in"):
+        analyse(workload)
+
+
+def _counted_everywhere(keeper: Any, y: Tensor) -> Any:
+    keeper.namespace.mean += 1
+    keeper.counts["n"] += 1
+    keeper.tuple[1].append(y.detach())
+    keeper.counter["calls"] += 1
+    return y
+
+
+def test_what_goes_on_growing_and_nobody_reads_is_no_matter(nothing_kept: None) -> None:
+    net = Around(_counted_everywhere)
+    graph = analyse(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], (Block,)))
+    assert not any(op.coupled or op.kept for op in graph.tasks["t"].ops)
+    assert (net.keeper.namespace.mean, net.keeper.counts["n"], net.keeper.tuple[1]) == (0.0, 0, [])
+    assert net.keeper.counter["calls"] == 0
+
+
 def _generator(keeper: Any, y: Tensor) -> Any:
     return y * next(keeper.generator)
 

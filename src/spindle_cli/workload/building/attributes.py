@@ -319,7 +319,7 @@ class Memories:
                     changes.elsewhere.append(memory.name)
         for names in self._names:
             for name, value, old in _others(names):
-                is_plain = isinstance(value, _PLAIN) and not (type(value) is type(old) and value == old)
+                is_plain = _is_plain_other(value, old)
                 if is_plain or _has_tensors([value]):
                     (changes.elsewhere if is_plain else changes.held).append(f"{names.name}.{name}")
 
@@ -328,6 +328,41 @@ class Memories:
         changes = Changes()
         self.compare(changes)
         return bool(changes)
+
+    @contextlib.contextmanager
+    def changed_replaced(self, other: Callable[[object, str], object]) -> Iterator[bool]:
+        """Inside, something else is in the place of plain values that have changed in objects, dicts, classes
+        and files, and lists that have grown are much longer; gives whether there was any.
+
+        Args:
+            other: gives it, for who holds the value and by which name.
+        """
+        with contextlib.ExitStack() as undo:
+            found = [self._replace(memory, other, undo) for memory in self._memories.values()]
+            for names in self._names:
+                for name, value, old in list(_others(names)):
+                    if _is_plain_other(value, old):
+                        undo.callback(setattr, names.holder, name, value)
+                        setattr(names.holder, name, other(names.holder, name))
+                        found.append(True)
+            yield any(found)
+
+    def _replace(
+        self, memory: _Memory, other: Callable[[object, str], object], undo: contextlib.ExitStack
+    ) -> bool:
+        held, kept, kind = memory.held, memory.kept, _container(memory.holder)
+        if isinstance(held, dict):
+            fields: Any = fields_of(memory.holder) if memory.by_names else memory.holder
+            changed = {key: value for key, value in held.items() if _is_plain_other(value, kept.get(key))}
+            undo.callback(fields.update, changed)
+            fields.update({key: other(memory.holder, str(key)) for key in changed})
+            return bool(changed)
+        if kind not in (list, deque) or len(held) <= len(kept):
+            return False
+        undo.callback(kind.extend, memory.holder, held)
+        undo.callback(kind.clear, memory.holder)
+        kind.extend(memory.holder, held * _MOST)
+        return True
 
     def restore(self) -> None:
         """Let them hold what they held; those of classes and files where they have got tensors or plain
@@ -414,6 +449,11 @@ def _others(names: _Memory) -> Iterator[tuple[str, Any, Any]]:
         old = names.kept.get(name, _MISSING)
         if value is not old and not name.startswith("__"):
             yield name, value, old
+
+
+def _is_plain_other(value: Any, old: Any) -> bool:
+    """Whether a value is plain, and another than before."""
+    return isinstance(value, _PLAIN) and not (type(value) is type(old) and value == old)
 
 
 def _inside(cell: types.CellType, nothing: Any = None) -> Any:
@@ -559,7 +599,7 @@ def _compare(before: _Part, changes: Changes) -> None:
             continue
         if isinstance(value, Tensor):
             changes.tensors[prefix + key] = value
-        elif isinstance(value, _PLAIN) and not (type(value) is type(old) and value == old):
+        elif _is_plain_other(value, old):
             changes.counted.append(prefix + key)
         elif _has_tensors([value]):
             changes.held.append(f"self.{prefix}{key}")

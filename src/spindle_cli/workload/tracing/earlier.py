@@ -1,21 +1,23 @@
 """What a forward finds of an earlier one between operators: in a list, an object, a class or a file.
 
 A trace would have what was there when it was made. So where a trace has left something, forward is traced
-once more, and finds it: it has to compute the same. What is kept of sizes and numbers alone, a table of
-angles say, is no matter: it is made anew in every step.
+once more, and finds it: it has to compute the same. What that has changed again goes on changing, and may
+count up to something: so it is traced a third time, where nobody may look at such numbers and lists are long.
+What is kept of sizes and numbers alone, a table of angles say, is no matter: it is made anew in every step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import fx
 
-from spindle_cli.workload.building.attributes import Changes
+from spindle_cli.workload.building.attributes import Changes, Memories
 from spindle_cli.workload.graph import CONSTANT
 from spindle_cli.workload.refuse import refusal
-from spindle_cli.workload.tracing.proxies.counters import SetsPlainError
+from spindle_cli.workload.tracing.proxies.counters import SetsPlainError, Unknown
 from spindle_cli.workload.tracing.randomness import draws_by_itself
 from spindle_cli.workload.tracing.signature import place_of_function
 from spindle_cli.workload.types import Task
@@ -33,7 +35,11 @@ def refuse_earlier(task: Task, first: fx.Graph, left: Changes, again: Callable[[
         WorkloadError: with what is kept, and what to do.
     """
     try:
+        memories = Memories.of(task.module)
         is_same = _work(again()) == _work(first)
+        if is_same:
+            with memories.changed_replaced(partial(Unknown, task.name)) as is_some:
+                is_same = not is_some or _work(again()) == _work(first)
     except SetsPlainError:
         raise
     except Exception:  # of what it finds there

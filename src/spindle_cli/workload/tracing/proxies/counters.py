@@ -36,9 +36,9 @@ class SetsPlainError(BaseException):
 
 
 class Unknown:
-    """What an earlier forward has left in an attribute."""
+    """What an earlier forward has left in an attribute of a module, or of something else that holds it."""
 
-    def __init__(self, task: str, module: nn.Module, name: str) -> None:
+    def __init__(self, task: str, module: object, name: str) -> None:
         self._task, self._module, self._name = task, module, name
 
     def refuse(self) -> NoReturn:
