@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -646,6 +647,7 @@ def test_iterators_that_forward_moves_are_refused(keep: Keep, inside: bool) -> N
         analyse(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], operators))
     said = "from call to call; looking at a forward moves it"
     assert said in raised.value.message
+    assert re.match(r".*test_carried\.py:\d+: task 't': forward goes on in self\.", raised.value.message)
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task, Workload
@@ -417,3 +419,45 @@ def test_a_place_is_in_the_users_code_not_in_what_it_calls() -> None:
             fails()
         place = place_of_error(error.value)
         assert place is not None and "test_refusals.py:" in place
+
+
+class Hides(nn.Module):
+    """Has a layer where torch does not look."""
+
+    def __init__(self, hide: Callable[[nn.Module, nn.Module], None]) -> None:
+        super().__init__()
+        self.first = Block()
+        hide(self, nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        held: Any = self.held
+        layer = held if isinstance(held, nn.Module) else held[0]
+        return layer(self.first(x)).square().mean()  # type: ignore[no-any-return]
+
+
+HIDES: list[Callable[[nn.Module, nn.Module], None]] = [
+    lambda net, layer: net.__setattr__("held", [layer]),
+    lambda net, layer: net.__setattr__("held", {0: layer}),
+    lambda net, layer: net.__dict__.__setitem__("held", layer),
+]
+
+
+def hidden(net: nn.Module, operators: tuple[type[nn.Module], ...]) -> WorkloadGraph:
+    return analyse(Workload("w", [Task("t", net, 4, Items(x=(WIDTH,)))], operators))
+
+
+@pytest.mark.parametrize("operators", [(Block,), (Block, nn.Linear)])
+@pytest.mark.parametrize("hide", HIDES)
+def test_a_layer_that_torch_does_not_see_is_refused(
+    hide: Callable[[nn.Module, nn.Module], None], operators: tuple[type[nn.Module], ...]
+) -> None:
+    said = r"test_refusals\.py:\d+: task 't': Hides keeps a Linear in self\.held, where torch does not see it"
+    with pytest.raises(WorkloadError, match=said) as raised:
+        hidden(Hides(hide), operators)
+    assert "nn.ModuleList" in str(raised.value.hint)
+
+
+def test_a_layer_that_is_in_a_list_too_is_a_part() -> None:
+    net = Hides(HIDES[0])
+    net.part = net.held[0]  # type: ignore[index, union-attr]
+    assert len(hidden(net, (Block,)).tasks["t"].ops) == 1

@@ -411,7 +411,8 @@ class Weighed(Keeping):
     def forward(self, x: Tensor) -> Tensor:
         loss = self.first(x).square().mean()
         weight = 1.0 if len(self.history) < 2 else self.history[-1] / self.history[-2]
-        self.history.append(loss.item())
+        if loss > 0:
+            self.history.append(loss.item())
         return loss * weight
 
 
@@ -423,7 +424,8 @@ class WeighedByMethod(Keeping):
 
     def forward(self, x: Tensor) -> Tensor:
         loss = self.first(x).square().mean() * self.rate()
-        self.history.append(loss.item())
+        if loss > 0:
+            self.history.append(loss.item())
         return loss
 
 
@@ -432,7 +434,8 @@ class Logged(Keeping):
 
     def forward(self, x: Tensor) -> Tensor:
         loss: Tensor = self.first(x).square().mean()
-        self.history.append(loss.item())
+        if loss > 0:
+            self.history.append(loss.item())
         return loss
 
 

@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.artifact import sha256_of
 from spindle_cli.workload.after_update import described, find_constraints, find_following, hold_followed
+from spindle_cli.workload.building.attributes import GoesOneWayError
 from spindle_cli.workload.data.lengths import varying_dims
 from spindle_cli.workload.evaluated.trace import trace_evaluations
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
@@ -24,6 +26,8 @@ from spindle_cli.workload.metaops.naming import component_path, short_names
 from spindle_cli.workload.metaops.sharing import SharedBlocks, find_sharing
 from spindle_cli.workload.metaops.task import analyse_task
 from spindle_cli.workload.parameters import root_of
+from spindle_cli.workload.reads import OF_MODULES, Reads
+from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.settings.lengths import Lengths, TaskLengths
 from spindle_cli.workload.splitting.moved_parameters import refuse_shared_moves
 from spindle_cli.workload.tracing.behaviour import Kinds
@@ -80,7 +84,11 @@ class _Analyst:
 
     def _task(self, task: Task | FlowTask, workload: Workload, lengths: TaskLengths | None) -> TaskGraph:
         shapes = None if lengths is None else lengths.planned
-        made = analyse_task(task, workload, self.training, shapes=shapes)
+        _refuse_hidden(task)
+        try:
+            made = analyse_task(task, workload, self.training, shapes=shapes)
+        except GoesOneWayError as error:
+            raise refusal(task.name, error.message, _reads(task).place_of(error.key), error.hint) from error
         return replace(made, varying=varying_dims(lengths))
 
     def analyse(self, workload: Workload, lengths: Lengths, *, evaluates: bool) -> WorkloadGraph:
@@ -112,6 +120,46 @@ class _Analyst:
             evaluations=found,
             evaluated_metaops=_make_metaops(only, self.evaluation.observer.kinds),
         )
+
+
+def _reads(task: Task | FlowTask) -> Reads:
+    """What a task's forward, and the modules in it, may read."""
+    found = Reads()
+    for module in root_of(task).modules():
+        found.of_module(module)
+    found.finish()
+    return found
+
+
+def _refuse_hidden(task: Task | FlowTask) -> None:
+    """Refuse modules that forward uses and that are no parts of the task's to torch: in a list, a dict, or an
+    attribute that was set past nn.Module.
+
+    Raises:
+        WorkloadError: there is one with parameters or buffers of its own.
+    """
+    root = root_of(task)
+    own = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
+    hidden = [
+        (module, key, part)
+        for module in root.modules()
+        for key, value in vars(module).items()
+        if key not in OF_MODULES and isinstance(value, nn.Module | list | tuple | dict)
+        for part in pytree.tree_leaves(value)
+        if isinstance(part, nn.Module)
+        and not own.issuperset(id(each) for each in (*part.parameters(), *part.buffers()))
+    ]
+    reads = _reads(task) if hidden else None
+    for module, key, part in hidden:
+        if reads is not None and key in reads.names:
+            raise refusal(
+                task.name,
+                f"{type(module).__name__} keeps a {type(part).__name__} in self.{key}, "
+                "where torch does not see it: parameters() has none of it, so it is not trained, moved or saved",
+                reads.place_of(key),
+                "Let it be a part: an attribute of its own, nn.ModuleList or nn.ModuleDict; with "
+                "requires_grad_(False) if it is not to be trained.",
+            )
 
 
 def _check_operators_occur(workload: Workload, tasks: dict[str, TaskGraph]) -> None:

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import functools
 import itertools
+import re
 import sys
 import types
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
@@ -38,6 +39,24 @@ _EXACT = (list, dict, set, OrderedDict, defaultdict, Counter, deque)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
 _MISSING = object()
 _MOST_ELEMENTS = 4096  # of an array of numpy's whose values are looked at
+
+
+class GoesOneWayError(WorkloadError):
+    """A forward moves an iterator, which nothing moves back. `key`: the last name by which it has it."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        super().__init__(
+            f"forward goes on in {name}, a {kind}, from call to call; looking at a forward moves it, and "
+            "nothing moves it back",
+            hint="Count in a number (self.calls += 1) and take what belongs to it from a list; or "
+            "declare what changes from step to step: Task(..., step_values={'beta': function}).",
+        )
+        self.key = last_name(name)
+
+
+def last_name(path: str) -> str:
+    """The name that code has for something, of how it is come to ('self.layer.cache[2]': 'cache')."""
+    return str(re.findall(r"\w+", re.sub(r"\[.*?\]|'s default", "", path))[-1])
 
 
 @dataclass
@@ -250,12 +269,7 @@ class _Memory:
             kind.clear(holder)
             kind.extend(holder, kept) if kind in (list, deque) else kind.update(holder, kept)
         else:
-            raise WorkloadError(
-                f"forward goes on in {self.name}, a {type(holder).__name__}, from call to call; looking at a "
-                "forward moves it, and nothing moves it back",
-                hint="Count in a number (self.calls += 1) and take what belongs to it from a list; or "
-                "declare what changes from step to step: Task(..., step_values={'beta': function}).",
-            )
+            raise GoesOneWayError(self.name, type(holder).__name__)
 
 
 def _container(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.arguments import arguments_of, call_forward
 from spindle_cli.workload.autocast import AutocastSeen
-from spindle_cli.workload.building.attributes import Changes, Memories
+from spindle_cli.workload.building.attributes import Changes, Memories, last_name
 from spindle_cli.workload.fixed.refusal import FRAMES, ReadsValuesError
 from spindle_cli.workload.moving import Move
 from spindle_cli.workload.one_process import is_of_distributed, refuse_call
@@ -497,7 +496,7 @@ def _refuse_kept_apart(task: Task, node: fx.Node, region: Region, observer: Obse
     """
     left = observer.left.get(observer.kinds.behaviour(region))
     for name in () if left is None else left.kept:
-        own = re.findall(r"\w+", re.sub(r"\[.*?\]|'s default", "", name))[-1]
+        own = last_name(name)
         is_around = own in region.names_around()
         if is_around or own in _names_elsewhere(task.module, region):
             made = refusal(
