@@ -155,7 +155,7 @@ def _refuse_hidden(task: Task | FlowTask) -> None:
             raise refusal(
                 task.name,
                 f"{type(module).__name__} keeps a {type(part).__name__} in self.{key}, "
-                "where torch does not see it: parameters() has none of it, so it is neither trained nor saved",
+                "where torch does not see it: its parameters are neither trained nor saved",
                 reads.place_of(key),
                 "Let it be a part: an attribute of its own, nn.ModuleList or nn.ModuleDict; with "
                 "requires_grad_(False) if it is not to be trained.",
