@@ -36,7 +36,7 @@ def goes_on(
 ) -> bool:
     request = RunRequest(plan=Path("p.yaml"), workload="mine.yaml", run_dir=run_dir, resume=True, dtype=dtype)
     workload = SimpleNamespace(
-        graph=SimpleNamespace(fingerprint="sha256:1"),
+        graph=SimpleNamespace(fingerprint="sha256:1", kept=()),
         train=TrainSettings.model_validate({**BEGUN, **now}),
         groups=SimpleNamespace(names=lambda: groups),
     )
