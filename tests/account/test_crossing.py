@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helpers.plans import metaop_of, slice_of
-from spindle_cli.account.crossing import Crossings
+from spindle_cli.account.activations import Crossings
 from spindle_cli.profile.types import MetaOpProfile
 
 MIB = 2**20

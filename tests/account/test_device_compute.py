@@ -8,7 +8,7 @@ from helpers.cut import cuttable
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.several_types import cluster_of_types, metaop_on_types, plan_in_rows, profile_on_types
 from helpers.uneven import uneven_plan
-from spindle_cli.account.device.compute import compute_of_devices
+from spindle_cli.account.compute import compute_of_devices
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.costs.shares.times import times_of_share
 from spindle_cli.files.cluster import GroupLinks, Link

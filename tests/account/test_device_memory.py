@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from helpers.plans import cluster_of, metaop_of
-from spindle_cli.account.device.need import ALLOCATOR_SHARE, UNCOUNTED_SHARE
+from spindle_cli.account.device.account import ALLOCATOR_SHARE, UNCOUNTED_SHARE
 from spindle_cli.account.device_memory import (
     DeviceMemory,
     device_memory,

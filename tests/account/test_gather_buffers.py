@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spindle_cli.account.gather_buffers import Lot, Places, Span, places_of
+from spindle_cli.account.holdings import Lot, Places, Span, places_of
 
 
 def one_after_the_other(*sizes: float) -> list[Lot]:

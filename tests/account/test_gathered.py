@@ -6,7 +6,7 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.device_memory import device_memory
-from spindle_cli.account.sums.gathered import gathered_matrices
+from spindle_cli.account.groups import gathered_matrices
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.account.types import Collective
 from spindle_cli.check.run import check_plan

@@ -9,8 +9,7 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.device.iteration import PassBytes
-from spindle_cli.account.device.needs import find_needs
-from spindle_cli.account.device_memory import memory_by_pass
+from spindle_cli.account.device_memory import find_needs, memory_by_pass
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MetaOpProfile, OpMemory

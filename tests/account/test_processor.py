@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.processor import ProcessorTime, beside_slices, slice_stretches
+from spindle_cli.account.compute import ProcessorTime, beside_slices, slice_stretches
 from spindle_cli.account.types import Collective, Together
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Slice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spindle_cli.account.rows import Chunk, Layout, crossing, route
+from spindle_cli.account.activations import Chunk, Layout, crossing, route
 
 
 def test_each_share_gets_its_rows_and_its_consecutive_devices() -> None:

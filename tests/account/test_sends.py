@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spindle_cli.account.rows import Layout
-from spindle_cli.account.sends import WHOLE, handed_over, part_of
+from spindle_cli.account.activations import WHOLE, Layout, handed_over, part_of
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 
 ONE, TWO = Layout((0,), 1, 1, 8), Layout((0, 1), 2, 1, 8)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.device.needs import find_needs
+from spindle_cli.account.device_memory import find_needs
 from spindle_cli.account.groups import teams_among
-from spindle_cli.account.sums.collectives import between_teams_bytes
+from spindle_cli.account.step_end import between_teams_bytes
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.account.types import Collective, ParameterGroup, Purpose
 from spindle_cli.costs.parameters.sharded import moved_in_passes

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
-from spindle_cli.account.device.need import MemoryByPass
-from spindle_cli.account.device.needs import find_needs
-from spindle_cli.account.device_memory import DeviceMemory, device_memory, memory_by_pass
+from spindle_cli.account.device.account import MemoryByPass
+from spindle_cli.account.device_memory import DeviceMemory, device_memory, find_needs, memory_by_pass
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Slice

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.examples import examples
-from spindle_cli.account.meetings.find import find_meetings
-from spindle_cli.account.meetings.sides import sides_of
-from spindle_cli.account.traffic import peers_bytes
+from spindle_cli.account.traffic import find_meetings, peers_bytes, sides_of
 from spindle_cli.account.types import Purpose
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 

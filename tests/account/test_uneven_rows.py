@@ -6,11 +6,9 @@ import pytest
 
 from helpers.cut import cuttable, shares_of
 from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
-from spindle_cli.account.crossing import Crossings
+from spindle_cli.account.activations import Chunk, Crossings, Layout, crossing, layout_of, route
+from spindle_cli.account.compute import beside_slices
 from spindle_cli.account.device_memory import device_memory, memory_by_pass
-from spindle_cli.account.edges import layout_of
-from spindle_cli.account.processor import beside_slices
-from spindle_cli.account.rows import Chunk, Layout, crossing, route
 from spindle_cli.costs.batch_sums import batch_sums_s, sums_beyond_curve_s
 from spindle_cli.costs.shares.sizes import cuts_by_share, cuts_like_largest, largest_samples
 from spindle_cli.costs.shares.times import times_of

@@ -6,7 +6,7 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.account.device_memory import memory_by_pass
-from spindle_cli.account.sums.update_parts import own_bytes, part_ends, parts_by_device, update_parts
+from spindle_cli.account.step_end import own_bytes, part_ends, parts_by_device, update_parts
 from spindle_cli.account.types import ParameterGroup
 
 MIB = 2**20

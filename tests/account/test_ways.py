@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.meetings.find import find_meetings
-from spindle_cli.account.sums.collectives import collectives_of_step
-from spindle_cli.account.sums.ways import with_ways
+from spindle_cli.account.groups import with_ways
+from spindle_cli.account.step_end import collectives_of_step
+from spindle_cli.account.traffic import find_meetings
 from spindle_cli.account.types import Collective, ParameterGroup, Purpose
 from spindle_cli.costs.links import by_node_s, per_node, spread_all_gather_s, spread_all_reduce_s
 from spindle_cli.costs.parameters.unequal import parts_collective_s

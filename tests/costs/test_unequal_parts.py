@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of
-from spindle_cli.account.sums.ways import with_ways
+from spindle_cli.account.groups import with_ways
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.links import per_node, spread_all_gather_s
 from spindle_cli.costs.parameters.unequal import grouped_s, is_padded, padded_s, parts_collective_s

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from spindle_cli.account.rows import Layout
-from spindle_cli.account.sums import update_parts
+from spindle_cli.account import step_end
+from spindle_cli.account.activations import Layout
 from spindle_cli.program.types import ONCE_A_STEP, Action, Kind, Program, Transfer
 
 
@@ -228,7 +228,7 @@ class _Rank:
         alone = sum(each.num_bytes for each in self._program.groups if each.devices == (self.device,))
         sizes = [(-1, alone), *((each.index, each.num_bytes) for each in self._groups if each.is_trained)]
         total = sum(size for _, size in sizes)
-        least = max(update_parts.PART_BYTES, total / update_parts.MOST_PARTS)
+        least = max(step_end.PART_BYTES, total / step_end.MOST_PARTS)
         found, gone, taken = [], 0, 0
         for index, size in sizes:
             taken += size

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from spindle_cli.account.edges import edges_between
+from spindle_cli.account.activations import edges_between
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.sets.restrict import restricted
 from spindle_cli.plan.slices import equal_rows

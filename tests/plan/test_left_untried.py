@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.plans import SELECTIVE, cluster_of, metaop_of, profile_of, slice_of
-from spindle_cli.account.device import needs
+from spindle_cli.account import device_memory as memory_account
 from spindle_cli.account.device.account import Account
-from spindle_cli.account.device.needs import RolesOf
-from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.device_memory import RolesOf, device_memory
 from spindle_cli.account.joint import joint_of
 from spindle_cli.plan.best import drafts, find_asked
 from spindle_cli.plan.best.asked import Asked
@@ -129,13 +128,13 @@ def test_devices_that_need_the_same_do_so_worked_out_one_by_one(
     monkeypatch: pytest.MonkeyPatch, profile: Profile
 ) -> None:
     seen: list[tuple[Account, list[RolesOf]]] = []
-    original = needs._each_once
+    original = memory_account._each_once
 
     def each_once(account: Account, of_device: list[RolesOf], has_room: object) -> object:
         seen.append((account, of_device))
         return original(account, of_device, has_room)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(needs, "_each_once", each_once)
+    monkeypatch.setattr(memory_account, "_each_once", each_once)
     make_plan(profile, cluster_of(4, devices_per_node=2))
     assert any(len(dict.fromkeys(of_device)) > 1 for _, of_device in seen)
     for account, of_device in seen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of
-from spindle_cli.account.rows import Layout
+from spindle_cli.account.activations import Layout
 from spindle_cli.plan.placing.moving import moving_s
 
 MB = 10**6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.edges import pass_order, slice_edges, slice_layouts
+from spindle_cli.account.activations import pass_order, slice_edges, slice_layouts
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint
 from spindle_cli.program.clock import PassClock

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
-from spindle_cli.account.edges import pass_order, slice_edges
+from spindle_cli.account.activations import pass_order, slice_edges
 from spindle_cli.account.types import Edge
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.clock import PassClock

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.sends import WHOLE
+from spindle_cli.account.activations import WHOLE
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.files.cluster import Link, Links
 from spindle_cli.plan.types import Plan

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.account.device_memory import device_memory
-from spindle_cli.account.sums.collectives import collectives_of_step
+from spindle_cli.account.step_end import collectives_of_step
 from spindle_cli.account.types import Collective
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError

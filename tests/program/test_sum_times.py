@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.edges import pass_order, slice_edges, slice_layouts
+from spindle_cli.account.activations import pass_order, slice_edges, slice_layouts
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.links import all_gather_s, per_node, spread_collective_s
 from spindle_cli.files.sharding import Sharding

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from helpers.plans import SELECTIVE, cluster_of, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.account.activations import slice_edges
 from spindle_cli.account.device_memory import device_memory
-from spindle_cli.account.edges import slice_edges
 from spindle_cli.account.groups import teams_among
 from spindle_cli.files.cluster import Cluster, Link, Links
 from spindle_cli.files.sharding import Sharding

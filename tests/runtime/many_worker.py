@@ -21,8 +21,7 @@ from host_waits import no_host_waits
 from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves
 
-from spindle_cli.account import groups
-from spindle_cli.account.sums import update_parts
+from spindle_cli.account import groups, step_end
 from spindle_cli.errors import SpindleError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import RunRequest, error_path
@@ -175,7 +174,7 @@ def refuse_all_but_steps_on_the_world() -> None:
 def sum_little_at_a_time() -> None:
     """Toys have few bytes, which would be summed, and updated, in one go."""
     groups._SUM_BYTES = (256,)
-    update_parts.PART_BYTES = 1
+    step_end.PART_BYTES = 1
 
 
 def main(argv: list[str]) -> None:

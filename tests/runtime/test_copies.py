@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spindle_cli.account.rows import Layout, route
+from spindle_cli.account.activations import Layout, route
 from spindle_cli.runtime.communication.rows import Samples, gradient_of_copy
 from spindle_cli.runtime.communication.transfers import Arrival, Batch
 from spindle_cli.workload.graph import ValueSpec

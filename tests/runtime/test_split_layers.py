@@ -26,7 +26,7 @@ from test_training_is_exact import TOLERANCE, close
 from torch import Tensor
 
 from helpers.analysed import analysed
-from spindle_cli.account.sends import WHOLE
+from spindle_cli.account.activations import WHOLE
 from spindle_cli.files.request import CaptureStage
 from spindle_cli.files.run_files import model_path, read_metrics
 from spindle_cli.files.tensors import parse_key

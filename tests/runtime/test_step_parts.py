@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from spindle_cli.account.sums.update_parts import UpdatePart
+from spindle_cli.account.step_end import UpdatePart
 from spindle_cli.errors import RunFailedError
 from spindle_cli.runtime.step.step_end import rank_parts
 from spindle_cli.runtime.training import Training

@@ -11,7 +11,7 @@ from hypothesis import given
 from helpers.examples import examples
 from helpers.plans import SELECTIVE, cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
-from spindle_cli.account.device.compute import compute_of_devices
+from spindle_cli.account.compute import compute_of_devices
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import communicator_bytes, traffic_of
 from spindle_cli.account.types import Collective

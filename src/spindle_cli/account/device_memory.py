@@ -2,21 +2,31 @@
 
 A device's iteration is gone through op by op, forward and backward, and the fullest moment counts.
 Parameters, optimizer state, and the gradients of parameters that other devices hold too are there all the
-time; activations come with each op's forward pass and go with its backward pass.
+time; activations come with each op's forward pass and go with its backward pass. Devices that do the same are
+looked at once (`find_needs`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from spindle_cli.account.device.account import OptimizerNumbers
-from spindle_cli.account.device.need import MemoryByPass, Need
-from spindle_cli.account.device.needs import NoRoomError, Turn, find_needs
-from spindle_cli.account.device.parts import KnownUses
+from spindle_cli.account.activations import Crossings, OwnOrder
+from spindle_cli.account.device.account import Account, MemoryByPass, Need, OptimizerNumbers
+from spindle_cli.account.device.iteration import Role, Setting
+from spindle_cli.account.device.parts import Kinds, KnownUses, Part
+from spindle_cli.account.groups import gathered_matrices
+from spindle_cli.account.holdings import Holders
+from spindle_cli.account.joint import beside
 from spindle_cli.account.types import DeviceMemory as DeviceMemory
+from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape
+from spindle_cli.costs.parameters.blocks import Block
+from spindle_cli.costs.parameters.sharded import level_of
+from spindle_cli.costs.shares.sizes import cuts_by_share, cuts_like_largest
+from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.profile.types import MetaOp
 
 # Which account of memory this is, as plans note it. The first added up the most of everything, the second had
@@ -27,6 +37,12 @@ from spindle_cli.profile.types import MetaOp
 # allocator held more of what comes and goes alone, the reserve of GPUs had no room for NCCL's start,
 # communicators took as much between nodes as inside of one, and gradients of inputs stayed to the end.
 MEMORY_FORMULA = 10
+
+# Plans that run in turn, and which of them is meant; None: there is one alone.
+Turn = tuple[Joint, int] | None
+# What a device does, what it only holds, its passes where they have an order of their own, and its weight
+# among the devices that share something out.
+RolesOf = tuple[tuple[Role, ...], tuple[Role, ...], tuple[Pass, ...] | None, int]
 
 
 def device_memory(
@@ -59,13 +75,13 @@ def device_memory(
     * Gradient sums take buffers (`SUM_BUFFER_BYTES`) from when the backward pass is through with the first op
       that uses the parameters.
     * So does what several teams hand on of parameters that they share out, from the update until the first
-      forward pass that uses them (`handed_on.py`): all that a device sends and gets. Between two teams with
-      the same ranges it goes without, and of a sum what is sent does.
+      forward pass that uses them (`device.iteration.HandedOn`): all that a device sends and gets. Between two
+      teams with the same ranges it goes without, and of a sum what is sent does.
     * What the update takes comes behind the sums; where parts are updated early, on top of them.
     * Where devices share out gradients, each has its range of them all the time, and where parameters, of
       these too. What is whole besides, while ops run backward (`holdings.py`), is shown as gradients; the
-      memory that parameters are gathered into (`gather_buffers.py`), which is there all the time, as buffers.
-      Under gloo a scatter takes a buffer as large as its gradients.
+      memory that parameters are gathered into (`holdings.places_of`), which is there all the time, as
+      buffers. Under gloo a scatter takes a buffer as large as its gradients.
     * Of an op whose activations are moved to host memory, the device has what it hands on to an op that does
       not do so, no more; and while a forward pass runs the activations of one op on their way out, while a
       backward pass does those of the op that runs, or of the next one that needs any, and of its neighbour
@@ -146,3 +162,209 @@ def outside_bytes(cluster: Cluster, communicator_bytes: Sequence[int] | None) ->
     """Of each device, what is outside of torch's allocator."""
     communicators = communicator_bytes or (0,) * cluster.num_devices
     return tuple(reserve + own for reserve, own in zip(cluster.reserve_bytes, communicators, strict=True))
+
+
+class NoRoomError(Exception):
+    """A device has less memory than it needs."""
+
+
+def find_needs(
+    metaops: Iterable[MetaOp],
+    slices: Sequence[SliceShape],
+    cluster: Cluster,
+    optimizer: OptimizerNumbers,
+    turn: Turn,
+    has_room: Callable[[Need, int], bool] | None = None,
+    known: KnownUses | None = None,
+) -> list[Need]:
+    """Of each device; devices that need the same share one object.
+
+    Raises:
+        NoRoomError: `has_room` says so of a device, those that run most slices first.
+    """
+    by_name = {metaop.name: metaop for metaop in metaops}
+    known = known or KnownUses()
+    others: Sequence[SliceShape] = ()
+    if turn is not None:
+        by_name, others = {**turn[0].by_name}, beside(*turn)
+    in_order = sorted(slices, key=lambda piece: piece.start_s)
+    crossings = Crossings(in_order, by_name)
+    parts = _parts(in_order, others, by_name, crossings, known)
+    order = OwnOrder.of(in_order, crossings.edges)
+    passes = order.by_device(in_order, cluster.num_devices)
+    held = _held_only(others, len(in_order), cluster.num_devices)
+    weights = optimizer.shard_weights
+    takes, only_teams = _who_takes_buffers(slices, by_name, cluster, optimizer)
+    shares_out = bool(optimizer.sharding)
+    kinds = known.kinds(parts, [*in_order, *others], op_by_op=takes, ends_apart=shares_out)
+    roles = _roles(in_order, cluster.num_devices, crossings, parts, by_name, known)
+    due = {kind for runs in kinds.runs[: len(in_order)] for run in runs for kind in run.kinds}
+    # Most devices do the same as others; each of these sets of roles is added up once.
+    of_device = [
+        (
+            tuple(own),
+            tuple(only),
+            None if passes is None else tuple(passes[device]),
+            weights[device] if weights else 1,
+        )
+        for device, (own, only) in enumerate(zip(roles, held, strict=True))
+    ]
+    matrices = gathered_matrices(slices, by_name, optimizer.accumulate)
+    setting = Setting(
+        parts=parts,
+        kinds=kinds,
+        holders=Holders([*in_order, *others], _uses(kinds), weights),
+        sums_take_buffers=takes,
+        only_teams_take_buffers=only_teams,
+        buffers_are_small=cluster.talks_by != "gloo",
+        gradient_width=optimizer.gradient_bytes_per_param,
+        shares_out=shares_out,
+        on_cpu=cluster.is_cpu,
+        order=order,
+        unreached=_unreached([*in_order, *others], by_name, optimizer.sharding),
+    )
+    account = Account(setting, cluster.is_cpu, optimizer, optimizer.sharding, due, matrices)
+    return _each_once(account, of_device, has_room)
+
+
+def _who_takes_buffers(
+    slices: Sequence[SliceShape],
+    by_name: Mapping[str, MetaOp],
+    cluster: Cluster,
+    optimizer: OptimizerNumbers,
+) -> tuple[bool, bool]:
+    """Whether any sums of gradients take buffers, and whether those of teams alone may.
+
+    Under gloo all sums of ranges take buffers, else those of unequal ranges, where they are padded, and what
+    teams exchange.
+    """
+    ranges_take = cluster.talks_by == "gloo" or bool(optimizer.shard_weights)
+    may_take = ranges_take or _has_teams(slices, by_name, optimizer.sharding)
+    return optimizer.optimizer_state_sharded and may_take, not ranges_take
+
+
+def _has_teams(slices: Iterable[SliceShape], by_name: Mapping[str, MetaOp], sharding: ShardingOf) -> bool:
+    """Whether parameters are shared out by several sets of devices."""
+    run_on: dict[str, set[frozenset[int]]] = {}
+    for piece in slices:
+        if level_of(by_name[piece.metaop], sharding).is_fetched:
+            key = by_name[piece.metaop].parameters or piece.metaop
+            run_on.setdefault(key, set()).add(frozenset(piece.devices))
+    return any(len(found) > 1 for found in run_on.values())
+
+
+def _parts(
+    in_order: Sequence[SliceShape],
+    others: Sequence[SliceShape],
+    by_name: Mapping[str, MetaOp],
+    crossings: Crossings,
+    known: KnownUses,
+) -> list[Part]:
+    """Of all slices; `others`: those that other plans alone run, and hand nothing on here."""
+    return [
+        Part(
+            index,
+            piece,
+            by_name,
+            cuts_like_largest(piece),
+            crossings.taken_by(index) if index < len(in_order) else (),
+            is_handed_on=index < len(in_order) and crossings.is_handed_on(index),
+            known=known,
+        )
+        for index, piece in enumerate((*in_order, *others))
+    ]
+
+
+def _uses(kinds: Kinds) -> Iterator[tuple[int, Block, bool]]:
+    """Of each part, the blocks that it uses, one of each kind, and whether all of it although others split
+    it; a part that does both says both.
+    """
+    for index, runs in enumerate(kinds.runs):
+        for kind, is_whole in dict.fromkeys((kind, use.is_whole) for run in runs for kind, use in run.uses):
+            yield index, kinds.block[kind], is_whole
+
+
+def _unreached(
+    slices: Sequence[SliceShape], by_name: Mapping[str, MetaOp], sharding: ShardingOf
+) -> frozenset[int]:
+    """Slices to which no gradients come; none where nothing is kept, as nothing asks for it then."""
+    if Sharding.KEPT not in sharding.values():
+        return frozenset()
+    reached = reached_by_gradients(by_name.values())
+    return frozenset(index for index, piece in enumerate(slices) if not reached[piece.metaop])
+
+
+def _held_only(others: Sequence[SliceShape], first: int, num_devices: int) -> list[list[Role]]:
+    """What each device has to do of slices that other plans alone run: nothing, but it holds their
+    parameters. `first`: the number of the first of their parts.
+    """
+    held: list[list[Role]] = [[] for _ in range(num_devices)]
+    for index, piece in enumerate(others, first):
+        for position, device in enumerate(piece.devices):
+            held[device].append((index, position % piece.tp, 0.0, 0.0))
+    return held
+
+
+def _each_once(
+    account: Account, of_device: Sequence[RolesOf], has_room: Callable[[Need, int], bool] | None
+) -> list[Need]:
+    """What each device needs, by what it has to do; those that run most slices first."""
+    needs: dict[RolesOf, Need] = {}
+    found: dict[int, Need] = {}
+    for device in sorted(range(len(of_device)), key=lambda device: -len(of_device[device][0])):
+        role = of_device[device]
+        need = needs.get(role)  # one look, as its hash goes through all that a device does
+        if need is None:
+            need = needs[role] = account.need(*role)
+        if has_room is not None and not has_room(need, device):
+            raise NoRoomError
+        found[device] = need
+    return [found[device] for device in range(len(of_device))]
+
+
+def _roles(
+    in_order: Sequence[SliceShape],
+    num_devices: int,
+    crossings: Crossings,
+    parts: list[Part],
+    by_name: Mapping[str, MetaOp],
+    known: KnownUses,
+) -> list[list[Role]]:
+    """What each device does of the slices. Shares that are not equal have parts of their own, which are added
+    to `parts`.
+    """
+    roles: list[list[Role]] = [[] for _ in range(num_devices)]
+    for index, piece in enumerate(in_order):
+        received, returned = crossings.received_by(index), crossings.returned_to(index)
+        number_of = None
+        if piece.rows is not None:
+            number_of = _parts_by_share(index, piece, crossings, parts, by_name, known)
+        for position, device in enumerate(piece.devices):
+            crossing = (received[position] if received else 0.0, returned[position] if returned else 0.0)
+            number = index if number_of is None else number_of[position // piece.tp]
+            roles[device].append((number, position % piece.tp, *crossing))
+    return roles
+
+
+def _parts_by_share(
+    index: int,
+    piece: SliceShape,
+    crossings: Crossings,
+    parts: list[Part],
+    by_name: Mapping[str, MetaOp],
+    known: KnownUses,
+) -> list[int]:
+    """The number of the part of each share of a slice whose shares are not equal; new ones are added to
+    `parts`, where the slice's own is of its largest.
+    """
+    own = parts[index]
+    number_of = {own.shares: index}
+    found = []
+    for shares in cuts_by_share(piece):
+        if shares not in number_of:
+            number_of[shares] = len(parts)
+            taken = crossings.taken_by(index)
+            part = Part(index, piece, by_name, shares, taken, is_handed_on=own.is_handed_on, known=known)
+            parts.append(part)
+        found.append(number_of[shares])
+    return found

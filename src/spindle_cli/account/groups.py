@@ -1,20 +1,36 @@
-"""Parameter groups: which parameters are summed together, over which devices, and when each sum can start."""
+"""Parameter groups: which parameters are summed together, over which devices, when each sum can start, and
+how it is made.
+
+A group is summed and gathered in ranges of equal or unequal sizes, padded or each by itself, inside of nodes
+and then between them, or as a sum of all of it (`with_ways`). The gradient of a matrix may be gathered as
+what it is made of (`gathered_matrices`): a holder's share is all that it looks up or maps of the matrix in a
+step, and shares are padded to the largest, so that one gather of a fixed size does for all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from math import lcm
+from dataclasses import dataclass, field, replace
+from math import ceil, inf, lcm
 from operator import attrgetter
 from typing import NamedTuple
 
 from spindle_cli.account.types import ParameterGroup
-from spindle_cli.costs.links import Spread, per_node, spread_all_reduce_s
+from spindle_cli.costs.links import (
+    Spread,
+    by_node_s,
+    per_node,
+    spread_all_gather_s,
+    spread_all_reduce_s,
+)
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.parameters.blocks import BlockUse, blocks_of
+from spindle_cli.costs.parameters.gradient_sums import MatrixGradient, Summing
+from spindle_cli.costs.parameters.unequal import is_padded
+from spindle_cli.costs.shares.sizes import cuts_by_share
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
-from spindle_cli.profile.types import MetaOp
+from spindle_cli.profile.types import Matrix, MetaOp
 from spindle_cli.units import GIB, KIB
 
 # Sizes of a sum to choose from, and one that takes its links' full bandwidth.
@@ -351,3 +367,196 @@ def _join_small(parts: Sequence[_Part], width: float) -> list[_Part]:
     joined.extend(waiting.values())
     joined.sort(key=_when)
     return joined
+
+
+# By nodes some devices need two communicators more, each with more than half a GiB of every device: their
+# sums and gathers have to take so much less of a step together.
+_WORTH_S = 0.01
+
+
+def with_ways(
+    groups: Iterable[ParameterGroup],
+    weights: Sequence[int],
+    cluster: Cluster,
+    *,
+    sharded: bool,
+    by_node: bool = True,
+) -> tuple[ParameterGroup, ...]:
+    """Groups with the weights of their devices, where these differ, and the fastest way of each collective.
+
+    Args:
+        weights: of each device of the cluster; none: all ranges are equal.
+        sharded: devices share optimizer state.
+        by_node: something may go by nodes.
+    """
+    found = [_with_weights(group, weights, cluster) if weights else group for group in groups]
+    if not sharded or cluster.talks_by != "nccl":
+        return tuple(found)
+    of_devices: dict[tuple[int, ...], list[int]] = {}
+    for place, group in enumerate(found):
+        if _has_ways(group):
+            of_devices.setdefault(group.devices, []).append(place)
+    for devices, places in of_devices.items():
+        ways = _Ways(devices, cluster)
+        nodes = ways.nodes_worth([found[place] for place in places]) if by_node else ()
+        for place in places:
+            found[place] = ways.fastest(found[place], nodes)
+    return tuple(found)
+
+
+def _with_weights(group: ParameterGroup, weights: Sequence[int], cluster: Cluster) -> ParameterGroup:
+    own = tuple(weights[device] for device in group.devices)
+    is_whole = group.is_gathered or group.sharding is Sharding.NONE
+    if is_whole or len(set(own)) == 1:
+        return group
+    spread = per_node(group.devices, cluster)
+    return replace(
+        group,
+        weights=own,
+        pads_sum=is_padded(group.num_bytes, own, spread, cluster),
+        pads_gather=is_padded(group.parameter_bytes, own, spread, cluster),
+    )
+
+
+def _has_ways(group: ParameterGroup) -> bool:
+    """Whether it lies whole on all of its devices, and they share out nothing but the optimizer's state, in
+    equal ranges.
+    """
+    return (
+        len(group.devices) > 1
+        and group.sharding is Sharding.OPTIMIZER
+        and group.is_trained
+        and not (group.is_gathered or group.weights)
+    )
+
+
+class _Ways:
+    """Of groups of the same devices."""
+
+    def __init__(self, devices: tuple[int, ...], cluster: Cluster) -> None:
+        self._devices, self._cluster = devices, cluster
+        self._spread = per_node(devices, cluster)
+        self._seconds: dict[int, tuple[float, float, float]] = {}
+
+    def _of(self, num_bytes: int) -> tuple[float, float, float]:
+        """Seconds of as many bytes summed whole, scattered or gathered at once, and by nodes."""
+        if num_bytes not in self._seconds:
+            at = num_bytes, self._spread, self._cluster
+            by_node = by_node_s(*at) if self._spread.goes_by_node else inf
+            self._seconds[num_bytes] = spread_all_reduce_s(*at), spread_all_gather_s(*at), by_node
+        return self._seconds[num_bytes]
+
+    def nodes_worth(self, groups: Iterable[ParameterGroup]) -> tuple[tuple[int, ...], ...]:
+        """The devices by nodes, where that is worth it for all of the groups together; none where it is not.
+        Ranges lie in other places then, whichever way each group goes.
+        """
+        if not self._spread.goes_by_node:
+            return ()
+        saved_s = 0.0
+        for group in groups:
+            for whole_s, at_once_s, by_s in map(self._of, (group.num_bytes, group.parameter_bytes)):
+                saved_s += min(whole_s, at_once_s) - min(whole_s, by_s)
+        if saved_s < _WORTH_S:
+            return ()
+        found: dict[int, list[int]] = {}
+        for device in self._devices:
+            found.setdefault(self._cluster.node_of[device], []).append(device)
+        return tuple(map(tuple, found.values()))
+
+    def fastest(self, group: ParameterGroup, nodes: tuple[tuple[int, ...], ...]) -> ParameterGroup:
+        """A group with its ways."""
+        is_whole = [
+            whole_s < (by_s if nodes else at_once_s)
+            for whole_s, at_once_s, by_s in map(self._of, (group.num_bytes, group.parameter_bytes))
+        ]
+        if not (nodes or any(is_whole)):
+            return group
+        return replace(group, sums_whole=is_whole[0], gathers_whole=is_whole[1], nodes=nodes)
+
+
+@dataclass(frozen=True)
+class GatheredMatrix:
+    """A matrix under a plan.
+
+    Attributes:
+        matrix: as one of its ops uses it.
+        devices: that hold it, ascending.
+        share_tokens: of the largest share.
+    """
+
+    matrix: Matrix
+    devices: tuple[int, ...]
+    share_tokens: int
+
+    @property
+    def way(self) -> Summing:
+        """How its gradient is summed."""
+        return Summing(self.matrix.way)
+
+    def gradient(self, gradient_bytes_per_param: float) -> MatrixGradient:
+        """For the cost of each way."""
+        matrix = self.matrix
+        width = matrix.num_bytes // (matrix.outputs * matrix.inputs)
+        return MatrixGradient(
+            matrix.outputs,
+            matrix.inputs,
+            self.share_tokens * len(self.devices),
+            round(width * gradient_bytes_per_param),
+            matrix.factor_width,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """That each device has in the end of the gather."""
+        gradient = self.gradient(1)
+        return gradient.rows_bytes if self.way is Summing.ROWS else gradient.factors_bytes
+
+    @property
+    def product_s(self) -> float:
+        """Seconds by which each device multiplies longer than if it made the gradient of its own share."""
+        if self.way is not Summing.FACTORS or self.matrix.flops_per_s is None:
+            return 0.0
+        return self.gradient(1).extra_flops(len(self.devices)) / self.matrix.flops_per_s
+
+    @property
+    def buffer_bytes(self) -> float:
+        """That each device keeps for it: what is gathered, and while the gradient is made of it a copy."""
+        return 2 * self.num_bytes
+
+
+def gathered_matrices(
+    slices: Sequence[SliceShape],
+    by_name: Mapping[str, MetaOp],
+    accumulate: int,
+    matrices_of: Mapping[str, Sequence[Matrix]] | None = None,
+) -> dict[str, GatheredMatrix]:
+    """By the name of the parameter, all of a plan.
+
+    Args:
+        accumulate: batches in a step.
+        matrices_of: by MetaOp, which to look at; None: those that are gathered.
+    """
+    tokens: dict[str, dict[int, int]] = {}
+    first: dict[str, Matrix] = {}
+    for piece in slices:
+        metaop = by_name[piece.metaop]
+        known = metaop.gathered if matrices_of is None else matrices_of.get(piece.metaop, ())
+        for matrix in known:
+            if not piece.ops[0] <= matrix.op < piece.ops[1]:
+                continue
+            first.setdefault(matrix.parameter, matrix)
+            of_device = tokens.setdefault(matrix.parameter, {})
+            for device, count in _tokens(piece, matrix):
+                of_device[device] = of_device.get(device, 0) + count
+    return {
+        name: GatheredMatrix(first[name], tuple(sorted(found)), accumulate * max(found.values()))
+        for name, found in tokens.items()
+    }
+
+
+def _tokens(piece: SliceShape, matrix: Matrix) -> Iterator[tuple[int, int]]:
+    """Of each device of a slice, how many tokens its share has in a batch."""
+    cuts = cuts_by_share(piece)
+    for position, device in enumerate(piece.devices):
+        share = matrix.tokens / cuts[position // piece.tp] if cuts[position // piece.tp] else 0.0
+        yield device, matrix.fixed_tokens + ceil(share - 1e-9)

@@ -5,25 +5,40 @@ In every batch the activations go forward over the edges, and their gradients ba
 last batch, the losses are summed, and the gradients of each parameter group; where its devices share the
 optimizer's state (ZeRO-1), each takes its part of the sum alone, and the parts that it has updated are
 gathered before the next batch uses them.
+
+Devices that exchange messages form two halves, so that as few as can be exchange them inside of a half
+(`sides_of`). What a device posts on a communicator runs in order, and a receive waits for its sender. Where a
+device sends over the communicator of its own half, and those that it receives from are in the other one, no
+receive is ahead of what it sends.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from spindle_cli.account.edges import backward_order, edge_bytes, pass_order, slice_edges, slice_layouts
-from spindle_cli.account.groups import ParameterUses, parameter_groups, planned_parameters
+from spindle_cli.account.activations import (
+    Layout,
+    backward_order,
+    edge_bytes,
+    handed_over,
+    pass_order,
+    slice_edges,
+    slice_layouts,
+)
+from spindle_cli.account.groups import (
+    GatheredMatrix,
+    ParameterUses,
+    gathered_matrices,
+    parameter_groups,
+    planned_parameters,
+    with_ways,
+)
 from spindle_cli.account.joint import groups_of_member, joint_groups, plans_in_turn
-from spindle_cli.account.meetings.find import find_meetings
-from spindle_cli.account.rows import Layout
-from spindle_cli.account.sends import handed_over
-from spindle_cli.account.sums.collectives import collectives_of_step
-from spindle_cli.account.sums.gathered import GatheredMatrix, gathered_matrices
-from spindle_cli.account.sums.ways import with_ways
+from spindle_cli.account.step_end import collectives_of_step
 from spindle_cli.account.types import Edge, Meeting, ParameterGroup, PlacedPlan, Purpose, Together
 from spindle_cli.costs.communicators import collectives_bytes, messages_bytes
 from spindle_cli.files.cluster import Cluster
@@ -238,3 +253,85 @@ def _exchange(plan: PlacedPlan, layouts: Sequence[Layout], edge: Edge, *, is_gra
     over = handed_over(layouts[sender], layouts[taker], whole, plan.cluster)
     messages = tuple(Message(send.source, send.destination, send.num_bytes) for send in over.sends)
     return Exchange(sender, taker, messages, over.gather_s)
+
+
+def find_meetings(
+    num_devices: int,
+    pairs: Iterable[tuple[int, int]],
+    groups: Iterable[ParameterGroup],
+    layouts: Iterable[Layout],
+) -> tuple[Meeting, ...]:
+    """All of them, in the order in which all devices make them.
+
+    Args:
+        num_devices: of the cluster.
+        pairs: (source, destination) of each message.
+        groups: parameters that are summed together.
+        layouts: of all slices.
+    """
+    everyone = tuple(range(num_devices))
+    groups = tuple(groups)
+    summing = {group.devices for group in groups if len(group.devices) > 1 and group.is_trained} - {everyone}
+    summing |= {part for group in groups for part in (*group.nodes, *group.across)}
+    sharing = {
+        team for group in groups if group.sharding.is_by_pass for team in group.teams or (group.devices,)
+    }
+    inside = {
+        (tuple(sorted(partners)), Purpose.STATISTICS if layout.sums_shares else Purpose.TENSOR)
+        for layout in layouts
+        for share in range(1 if layout.sums_shares else layout.dp)
+        if (partners := layout.partners(share))
+    }
+    return (
+        Meeting(everyone, Purpose.EVERYONE),
+        *_exchanging(list(pairs)),
+        *(Meeting(ranks, Purpose.SUMS) for ranks in sorted(summing)),
+        *(Meeting(ranks, Purpose.SHARDS) for ranks in sorted(sharing)),
+        *(Meeting(*each) for each in sorted(inside) if each[1] is Purpose.TENSOR),
+        *(Meeting(*each) for each in sorted(inside) if each[1] is Purpose.STATISTICS),
+    )
+
+
+def _exchanging(pairs: Sequence[tuple[int, int]]) -> list[Meeting]:
+    """One for what each half of the devices sends, where it sends anything."""
+    sides = sides_of(pairs)
+    found = []
+    for side in (0, 1):
+        own = [pair for pair in pairs if sides[pair[0]] == side]
+        if own:
+            senders = tuple(sorted({source for source, _ in own}))
+            ranks = tuple(sorted({device for pair in own for device in pair}))
+            found.append(Meeting(ranks, Purpose.MESSAGES, senders))
+    return found
+
+
+def sides_of(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Of each device that exchanges messages, its half: 0 or 1. Takes time in proportion to the pairs.
+
+    Devices are gone through from the least of each connected part outwards, and each goes to the half with
+    which it exchanges fewer messages, as far as that is told, of equals to the first. So no two of one half
+    exchange any wherever that can be: those that are told of its peers are then all as far from the first.
+
+    Args:
+        pairs: (source, destination) of each message, in any order.
+    """
+    peers: dict[int, dict[int, int]] = {}  # of each device, messages by its peers
+    for (source, destination), count in Counter(pairs).items():
+        for one, other in ((source, destination), (destination, source)):
+            own = peers.setdefault(one, {})
+            own[other] = own.get(other, 0) + count
+    sides: dict[int, int] = {}
+    seen: set[int] = set()
+    for first in sorted(peers):
+        waiting = deque(() if first in seen else (first,))
+        while waiting:
+            device = waiting.popleft()
+            if device in seen:
+                continue
+            seen.add(device)
+            there = [0, 0]
+            for peer in peers[device].keys() & sides.keys():
+                there[sides[peer]] += peers[device][peer]
+            sides[device] = int(there[1] < there[0])
+            waiting.extend(sorted(peers[device].keys() - seen))
+    return sides

@@ -1,7 +1,7 @@
 """What the processors do beside the slices, as far as a run tells it from the slices themselves.
 
 Planned, a slice takes its curve's seconds times its stretch: 1 + T / X, where T is what its device does
-beside its slices and X what it computes by the curves (`account/processor.py`). Measured, only the product is
+beside its slices and X what it computes by the curves (`account/compute.py`). Measured, only the product is
 known; and what the device did outside of all that is timed (`other_s`): so much of T is in no slice.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from spindle_cli.account.processor import beside_slices
+from spindle_cli.account.compute import beside_slices
 from spindle_cli.account.traffic import Traffic
 from spindle_cli.calibrate.reading import Run
 from spindle_cli.plan.types import Slice

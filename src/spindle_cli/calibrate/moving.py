@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from spindle_cli.account.sums.collectives import together_s
+from spindle_cli.account.step_end import together_s
 from spindle_cli.account.traffic import Traffic
 from spindle_cli.account.types import Collective
 from spindle_cli.calibrate.reading import Run

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spindle_cli.account.sums.gathered import gathered_matrices
+from spindle_cli.account.groups import gathered_matrices
 from spindle_cli.check.types import Violation, place_of
 from spindle_cli.costs.memory import parameter_block
 from spindle_cli.files.sharding import Sharding

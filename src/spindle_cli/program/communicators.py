@@ -19,9 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from spindle_cli.account.meetings.find import find_meetings
-from spindle_cli.account.rows import Layout
-from spindle_cli.account.traffic import peers_bytes
+from spindle_cli.account.activations import Layout
+from spindle_cli.account.traffic import find_meetings, peers_bytes
 from spindle_cli.account.types import ParameterGroup, Purpose
 from spindle_cli.costs.communicators import collectives_bytes
 from spindle_cli.program.types import Communicator, Program, Transfer

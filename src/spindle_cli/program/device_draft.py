@@ -9,9 +9,9 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
+from spindle_cli.account.activations import Layout
 from spindle_cli.account.device.iteration import PASSES_AHEAD
-from spindle_cli.account.rows import Layout
-from spindle_cli.account.sums.update_parts import update_parts
+from spindle_cli.account.step_end import update_parts
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Slice

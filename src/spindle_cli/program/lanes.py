@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spindle_cli.account.rows import Layout
+from spindle_cli.account.activations import Layout
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.communicators import Directory

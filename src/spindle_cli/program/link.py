@@ -1,6 +1,6 @@
 """Derive every device's program from a plan.
 
-1. edges: which slice takes whose output; one order of all passes           (account/edges.py)
+1. edges: which slice takes whose output; one order of all passes           (account/activations.py)
 2. clock: when each pass would run, behind chunks and gathers that it needs  (clock.py)
 3. transfers: these chunks, forward and back, in one order                   (transfers.py)
 4. groups: parameters summed together, in the order they are complete        (account/groups.py)
@@ -20,14 +20,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from spindle_cli.account.activations import Layout, backward_order, pass_order, slice_edges, slice_layouts
 from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
-from spindle_cli.account.edges import backward_order, pass_order, slice_edges, slice_layouts
-from spindle_cli.account.groups import ParameterUses, parameter_groups
+from spindle_cli.account.groups import ParameterUses, gathered_matrices, parameter_groups, with_ways
 from spindle_cli.account.joint import groups_of_member, joint_groups
-from spindle_cli.account.rows import Layout
-from spindle_cli.account.sums.gathered import gathered_matrices
-from spindle_cli.account.sums.update_parts import own_bytes
-from spindle_cli.account.sums.ways import with_ways
+from spindle_cli.account.step_end import own_bytes
 from spindle_cli.account.traffic import uses_of, with_matrices
 from spindle_cli.account.types import Edge, ParameterGroup, Pass
 from spindle_cli.plan.types import Plan, Slice

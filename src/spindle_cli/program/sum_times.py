@@ -15,8 +15,8 @@ from fractions import Fraction
 from math import ceil
 from typing import NamedTuple
 
-from spindle_cli.account.rows import Layout
-from spindle_cli.account.sums.collectives import collectives_of_step, together_s
+from spindle_cli.account.activations import Layout
+from spindle_cli.account.step_end import collectives_of_step, together_s
 from spindle_cli.account.types import Collective, ParameterGroup
 from spindle_cli.costs.links import per_node
 from spindle_cli.plan.types import Plan, Slice

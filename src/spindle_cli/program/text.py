@@ -26,7 +26,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from spindle_cli.account.sends import WHOLE
+from spindle_cli.account.activations import WHOLE
 from spindle_cli.plan.types import format_devices
 from spindle_cli.program.communicators import communicator_memory
 from spindle_cli.program.types import COMPUTES, TRANSFERS, Action, Kind, Program, Transfer

@@ -12,10 +12,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from spindle_cli.account.activations import WHOLE, HandedOver, Layout, edge_bytes, handed_over
 from spindle_cli.account.device.iteration import EARLY_BYTES, PASSES_AHEAD
-from spindle_cli.account.edges import edge_bytes
-from spindle_cli.account.rows import Layout
-from spindle_cli.account.sends import WHOLE, HandedOver, handed_over
 from spindle_cli.account.types import Edge
 from spindle_cli.costs.links import all_gather_s, transfer_s
 from spindle_cli.plan.types import Plan

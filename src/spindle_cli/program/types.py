@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from spindle_cli.account.rows import Layout
-from spindle_cli.account.sends import WHOLE
-from spindle_cli.account.sums.collectives import collectives_of_step
-from spindle_cli.account.sums.update_parts import UpdatePart, parts_by_device
+from spindle_cli.account.activations import WHOLE, Layout
+from spindle_cli.account.step_end import UpdatePart, collectives_of_step, parts_by_device
 from spindle_cli.account.types import Edge, ParameterGroup, Pass, Purpose, Together
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.reached import reached_slices

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from spindle_cli.account.sums.gathered import gathered_matrices
+from spindle_cli.account.groups import gathered_matrices
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.journal import JournalWriter
 from spindle_cli.files.request import RunRequest

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
+from spindle_cli.account.compute import slice_stretches
 from spindle_cli.account.device_memory import device_memory, memory_by_pass, optimizer_steps_s
-from spindle_cli.account.processor import slice_stretches
 from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.account.types import Collective, Together
 from spindle_cli.costs.beyond_curve import BeyondCurve

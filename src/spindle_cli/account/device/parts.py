@@ -8,7 +8,7 @@ from enum import IntEnum
 from itertools import count, pairwise
 from typing import NamedTuple
 
-from spindle_cli.account.crossing import Taken
+from spindle_cli.account.activations import Taken
 from spindle_cli.costs.memory import OpNeeds, SliceShape, op_needs, slice_output_bytes
 from spindle_cli.costs.offload import HOST_BLOCK_BYTES, is_offloaded
 from spindle_cli.costs.parameters.blocks import Block, BlockUse, blocks_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spindle_cli.account.activations import pass_order, slice_edges
 from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
-from spindle_cli.account.edges import pass_order, slice_edges
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.placing.predict import Prediction, predict

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from spindle_cli.account.edges import edges_between, pass_order
+from spindle_cli.account.activations import edges_between, pass_order
 from spindle_cli.account.types import Pass
 from spindle_cli.plan.best.micro_batches import MicroBatched
 from spindle_cli.plan.ordering.orders import as_they_come, in_groups, mirrored

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from spindle_cli.account.edges import edges_between
+from spindle_cli.account.activations import edges_between
 from spindle_cli.account.types import Pass
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.types import Slice

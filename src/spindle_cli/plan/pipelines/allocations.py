@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import le
 
-from spindle_cli.account.rows import Layout
+from spindle_cli.account.activations import Layout
 from spindle_cli.costs.memory import inner_bytes
 from spindle_cli.costs.shares.times import times_of
 from spindle_cli.plan.placing.calendar import first_devices

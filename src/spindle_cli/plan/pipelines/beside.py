@@ -1,12 +1,12 @@
 """What lanes have to do beside their passes: the update of what they hold, and where devices are processors
-that communicate and read samples themselves (`account/processor.py`), messages and samples.
+that communicate and read samples themselves (`account/compute.py`), messages and samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spindle_cli.account.processor import costs_nothing
+from spindle_cli.account.compute import costs_nothing
 from spindle_cli.plan.pipelines.cuts import Assignment, Piece
 from spindle_cli.plan.pipelines.lanes import Lanes
 from spindle_cli.plan.pipelines.sections import Section

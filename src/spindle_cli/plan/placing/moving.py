@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spindle_cli.account.rows import Layout
-from spindle_cli.account.sends import busiest_s, handed_over
+from spindle_cli.account.activations import Layout, busiest_s, handed_over
 from spindle_cli.files.cluster import Cluster
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spindle_cli.account.edges import pass_order
-from spindle_cli.account.processor import slice_stretches
+from spindle_cli.account.activations import pass_order
+from spindle_cli.account.compute import slice_stretches
 from spindle_cli.account.traffic import Exchange, Traffic
 from spindle_cli.costs.links import transfer_s
 from spindle_cli.costs.offload import Stalls, stalls

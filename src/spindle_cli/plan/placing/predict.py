@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from heapq import heappop, heapreplace
 from typing import NamedTuple
 
-from spindle_cli.account.sums.collectives import together_s
-from spindle_cli.account.sums.update_parts import updates_early
+from spindle_cli.account.step_end import together_s, updates_early
 from spindle_cli.account.traffic import Traffic, products_s
 from spindle_cli.account.types import Collective, Together
 from spindle_cli.costs.links import Spread, per_node

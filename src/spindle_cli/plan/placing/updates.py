@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from spindle_cli.account.sums.update_parts import own_bytes, update_parts
+from spindle_cli.account.step_end import own_bytes, update_parts
 from spindle_cli.account.types import ParameterGroup
 
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from spindle_cli.account.edges import edge_bytes, edges_between, layout_of
-from spindle_cli.account.rows import Layout
+from spindle_cli.account.activations import Layout, edge_bytes, edges_between, layout_of
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.placing.moving import moving_s
 from spindle_cli.plan.problem import Node, Problem

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from spindle_cli.account.sums.gathered import GatheredMatrix, gathered_matrices
+from spindle_cli.account.groups import GatheredMatrix, gathered_matrices
 from spindle_cli.costs.links import Spread, per_node, spread_collective_s
 from spindle_cli.costs.parameters.gradient_sums import Summing, fastest, seconds_by_way
 from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from spindle_cli.account.sums import update_parts
+from spindle_cli.account import step_end
 from spindle_cli.program.proof.faults import fault
 from spindle_cli.program.proof.proof_communicators import check_communicators
 from spindle_cli.program.proof.proof_moves import early_ops
@@ -331,7 +331,7 @@ def _check_parts(program: Program, device: int, own: int) -> None:
 
 def _is_enough(size: int, total: int) -> bool:
     """Whether some bytes are worth an update, of so many that the device updates in all."""
-    return size >= update_parts.PART_BYTES and size * update_parts.MOST_PARTS >= total
+    return size >= step_end.PART_BYTES and size * step_end.MOST_PARTS >= total
 
 
 def _may_be_cut(sizes: Sequence[int], total: int) -> bool:

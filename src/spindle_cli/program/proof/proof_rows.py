@@ -4,8 +4,7 @@ every gradient, exactly once; or its part of them, where the devices that hold t
 
 from __future__ import annotations
 
-from spindle_cli.account.rows import Layout
-from spindle_cli.account.sends import WHOLE
+from spindle_cli.account.activations import WHOLE, Layout
 from spindle_cli.program.proof.faults import fault
 from spindle_cli.program.types import Kind, Program
 

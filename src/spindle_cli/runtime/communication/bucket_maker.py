@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from spindle_cli.account.gather_buffers import Lot, Span, places_of
+from spindle_cli.account.holdings import Lot, Span, places_of
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.parameters.gradient_sums import Summing
 from spindle_cli.files.sharding import Sharding

@@ -3,7 +3,7 @@
 Libraries have them for equal ranges. Unequal ones are padded to the largest and go around in a copy; or each
 range goes by itself, one call for all, which moves no more than there is and waits longer. Over many nodes a
 sum of everything may be faster than either. Which way a group of parameters takes is known beforehand
-(`account/sums/ways.py`).
+(`account/groups.py`).
 """
 
 from __future__ import annotations

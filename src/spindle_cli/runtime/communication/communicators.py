@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from spindle_cli.account.rows import Layout
+from spindle_cli.account.activations import Layout
 from spindle_cli.account.types import Purpose
 from spindle_cli.program.communicators import Directory
 from spindle_cli.program.types import Communicator, Program

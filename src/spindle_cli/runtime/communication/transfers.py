@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from spindle_cli.account.rows import Chunk, route
-from spindle_cli.account.sends import WHOLE, part_of
+from spindle_cli.account.activations import WHOLE, Chunk, part_of, route
 from spindle_cli.errors import PeerLostError
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.wire import as_sent, fill_with_nothing, unless_nothing

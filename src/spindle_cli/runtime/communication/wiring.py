@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from spindle_cli.account.rows import Layout
+from spindle_cli.account.activations import Layout
 from spindle_cli.account.types import Edge
 from spindle_cli.plan.types import Slice
 from spindle_cli.program.types import Program

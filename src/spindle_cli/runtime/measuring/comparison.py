@@ -7,7 +7,7 @@ from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from spindle_cli.account.device.compute import compute_of_devices
+from spindle_cli.account.compute import compute_of_devices
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.costs.recomputing import forwards_again
 from spindle_cli.costs.shares.sizes import tells_shares_apart

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from spindle_cli.account.sums.collectives import NUMBERS_OF_A_RANK
+from spindle_cli.account.step_end import NUMBERS_OF_A_RANK
 from spindle_cli.errors import RunFailedError
 from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.communication.rows import Samples

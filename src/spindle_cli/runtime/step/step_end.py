@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from spindle_cli.account.sums.update_parts import UpdatePart
+from spindle_cli.account.step_end import UpdatePart
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.runtime.update.update import Update

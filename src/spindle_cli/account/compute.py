@@ -1,8 +1,12 @@
-"""Processor time of communication and loading, where the devices are processors that do this work themselves.
+"""How long each device computes in an iteration, by the times that its plan was made from, with the time that
+communication and loading take of it where it is a processor that does this work itself.
+
+A slice lasts as long as the slowest of its shares, and a plan has times of slices. A device itself computes
+its own shares alone, on its own type (`compute_of_devices`).
 
 gloo moves bytes by threads of the rank's own process, and so are samples loaded. On a machine whose cores all
 compute, that time is missing to the slices. It is spread evenly over what a device computes: a slice takes
-longer by the device's share of such work over its compute.
+longer by the device's share of such work over its compute (`slice_stretches`).
 """
 
 from __future__ import annotations
@@ -10,9 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from spindle_cli.account.traffic import Traffic
 from spindle_cli.account.types import Together
+from spindle_cli.costs.beyond_curve import BeyondCurve
 from spindle_cli.costs.memory import SliceShape
+from spindle_cli.costs.offload import stalls_of_share
+from spindle_cli.costs.recomputing import forwards_again
 from spindle_cli.costs.shares.sizes import cuts_by_share
+from spindle_cli.costs.shares.times import times_of, times_of_share
+from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import MetaOp
 
 # In a round of n devices, such as a reduce-scatter, each sends to n - 1 others and receives from as many.
@@ -133,3 +143,49 @@ def beside_slices(
 def costs_nothing(costs: ProcessorSeconds) -> bool:
     """Whether other processors do all this work."""
     return not (costs.message_s or costs.s_per_byte or any(costs.load_s.values()))
+
+
+def compute_of_devices(plan: Plan, traffic: Traffic) -> tuple[float, ...]:
+    """Seconds that each device computes for one batch of every task, forward and backward, on average over
+    the batches of a step.
+
+    Args:
+        plan: one that passes `check`.
+        traffic: what it moves.
+    """
+    seconds = [0.0] * plan.cluster.num_devices
+    beyond = BeyondCurve(plan.by_name, plan.cluster, plan)
+    for piece in plan.slices:
+        for share, share_s in enumerate(_shares_s(plan, piece, beyond)):
+            for device in piece.devices[share * piece.tp : (share + 1) * piece.tp]:
+                seconds[device] += share_s
+    if costs_nothing(plan.processor):
+        return tuple(seconds)
+    beside = beside_slices(
+        plan.processor,
+        plan.cluster.num_devices,
+        plan.slices,
+        plan.by_name,
+        traffic.messages(),
+        traffic.collectives,
+        plan.accumulate,
+    )
+    return tuple(own_s + other_s for own_s, other_s in zip(seconds, beside.seconds, strict=True))
+
+
+def _shares_s(plan: Plan, piece: Slice, beyond: BeyondCurve) -> list[float]:
+    """Of all ops of a slice, by its shares: both passes, what is computed again, and what comes on top.
+
+    Of unequal shares on devices of one type a plan need know the largest alone; one that it does not know
+    counts as that.
+    """
+    metaop, found = plan.by_name[piece.metaop], []
+    for share in range(piece.dp):
+        op = times_of_share(metaop, piece, share, plan.cluster) or times_of(metaop, piece, plan.cluster)
+        assert op is not None, "`check` has seen to it"
+        again_s = op.forward_s * forwards_again(piece, metaop) / piece.num_ops
+        more_s = beyond.op_s(piece, metaop, op.forward_s, op.backward_s + again_s)
+        waits = stalls_of_share(piece, metaop, plan.cluster, share, op)
+        own_s = piece.num_ops * (op.forward_s + op.backward_s + again_s + sum(more_s))
+        found.append(own_s + waits.forward_s + waits.backward_s)
+    return found

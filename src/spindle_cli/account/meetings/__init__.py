@@ -1,1 +1,0 @@
-"""Which devices meet over which communicator."""
