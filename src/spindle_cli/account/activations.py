@@ -141,7 +141,7 @@ def route(source: Layout, destination: Layout) -> tuple[Chunk, ...]:
 
 
 def crossing(source: Layout, destination: Layout) -> list[Chunk]:
-    """Of `route`, the chunks that one device sends to another, in no particular order."""
+    """The chunks of `route` that one device sends to another, in no particular order."""
     if source == destination:
         return []
     if source.tp == destination.tp == 1 and source.cuts == destination.cuts:  # share by share, as mostly
@@ -247,7 +247,9 @@ def backward_order(order: Sequence[Pass]) -> tuple[int, ...]:
 
 
 def _sorted(starts: Sequence[float], before: Sequence[tuple[int, int]]) -> list[int]:
-    """0, 1, ... by their starts, of each pair in `before` the first before the second."""
+    """The numbers from 0 on, sorted by their starts, with the first of each pair in `before` ahead of the
+    second.
+    """
     followers: dict[int, list[int]] = {}
     missing = [0] * len(starts)
     for first, second in before:
@@ -280,7 +282,10 @@ class Taken(NamedTuple):
 
 
 class Crossings:
-    """Between all slices of a plan, which are in the order in which they start."""
+    """What crosses between all slices of a plan, which are in the order in which they start.
+
+    A share that lies on the device already is not copied.
+    """
 
     def __init__(self, slices: Sequence[SliceShape], by_name: Mapping[str, MetaOp]) -> None:
         self._slices = slices
@@ -305,7 +310,9 @@ class Crossings:
         return self._missing(index, self._sources[index])
 
     def returned_to(self, index: int) -> list[float] | None:
-        """The same for the gradients of its outputs: those received, and the sum of several."""
+        """Bytes of gradients of its outputs that each device of a slice receives, and of the sum of several;
+        None: nothing.
+        """
         takers = self._takers[index]
         missing = self._missing(index, takers)
         if len(takers) < 2:
@@ -446,7 +453,7 @@ def _send(chunk: Chunk, part: tuple[int, int], num_bytes: int, layout: Layout) -
 
 
 def _gather_s(layout: Layout, whole: Sequence[Send], cluster: Cluster) -> float:
-    """Of the share whose devices take longest to gather its chunks one after another."""
+    """Seconds that the devices of a share take to gather its chunks one after another, for the slowest share."""
     gathers_s = dict.fromkeys(range(layout.dp), 0.0)
     for send in whole:
         share = layout.share_of[send.destination]
@@ -468,7 +475,7 @@ class OwnOrder:
 
     @classmethod
     def of(cls, slices: Sequence[SliceShape], edges: Sequence[Edge]) -> OwnOrder:
-        """Of slices in order of start, with the edges between them."""
+        """Find the order of the passes of slices, which are in order of start, with the edges between them."""
         if all(piece.backward_start_s is None for piece in slices):
             there = range(len(slices))
             forward = [Pass(index, is_backward=False) for index in there]
@@ -477,7 +484,7 @@ class OwnOrder:
         return cls(order_passes(slices, edges), mirrors=False)
 
     def by_device(self, slices: Sequence[SliceShape], num_devices: int) -> list[list[Pass]] | None:
-        """Of each device its passes; None where they are mirrored."""
+        """The passes of each device, in its order; None where they are mirrored."""
         if self.mirrors:
             return None
         passes: list[list[Pass]] = [[] for _ in range(num_devices)]
@@ -488,12 +495,12 @@ class OwnOrder:
 
     @cached_property
     def forward_at(self) -> Sequence[int]:
-        """Of each slice, the place of its forward pass among all passes."""
+        """The place of each slice's forward pass among all passes."""
         return self._places(is_backward=False)
 
     @cached_property
     def backward_at(self) -> Sequence[int]:
-        """The same of its backward pass."""
+        """The place of each slice's backward pass among all passes."""
         return self._places(is_backward=True)
 
     def place_of(self, each: Pass) -> int:

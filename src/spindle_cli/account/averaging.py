@@ -49,8 +49,8 @@ def outer_step_s(plan: _Planned, asked: LocalSgd, whole: Cluster) -> float:
 
 
 def _exchange_s(sent: Sequence[int], asked: LocalSgd, island: Cluster, whole: Cluster) -> float:
-    """Until every device has what its counterparts have sent: rings of one device of each island, one hop
-    after the other. Devices behind one network card share it.
+    """Seconds until every device has what its counterparts have sent: rings of one device of each island, one
+    hop after the other. Devices behind one network card share it.
     """
     by_card: dict[tuple[int, int], int] = {}
     for device, num_bytes in enumerate(sent):
@@ -69,7 +69,7 @@ def _exchange_s(sent: Sequence[int], asked: LocalSgd, island: Cluster, whole: Cl
 
 
 def _gathers_s(plan: _Planned) -> float:
-    """Of the new parameters inside of an island, on the device that takes part in most of them."""
+    """Seconds of the gathers of new parameters inside of an island, on the device that spends most on them."""
     taken = [0.0] * plan.cluster.num_devices
     for each in traffic_of(plan).collectives:
         if each.kind is Collective.GATHER:

@@ -49,12 +49,12 @@ class ProcessorTime:
         self._read: dict[tuple[int, str, int], float] = {}
 
     def message(self, source: int, destination: int, num_bytes: float) -> None:
-        """A message from one device to another."""
+        """Add a message from one device to another."""
         for device in (source, destination):
             self._seconds[device] += self._costs.message_s + num_bytes * self._costs.s_per_byte
 
     def together(self, collective: Together, times: float = 1.0) -> None:
-        """A collective, so many times; one device alone has nothing to do."""
+        """Add a collective, so many times; one device alone has nothing to do."""
         count = len(collective.devices)
         ends = times * collective.rounds * _ENDS_PER_PARTNER * (count - 1)
         moved = ends * collective.num_bytes / count
@@ -62,14 +62,16 @@ class ProcessorTime:
             self._seconds[device] += ends * self._costs.message_s + moved * self._costs.s_per_byte
 
     def read(self, device: int, task: str, samples: float, micro_batch: int = 0) -> None:
-        """A device reads so many samples of a micro-batch; of several readings of one the largest counts."""
+        """Add that a device reads so many samples of a micro-batch; of several readings of one the largest
+        counts.
+        """
         seconds = samples * self._costs.load_s.get(task, 0.0)
         key = device, task, micro_batch
         self._read[key] = max(self._read.get(key, 0.0), seconds)
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """Of each device."""
+        """Seconds that all of it takes of each device."""
         seconds = list(self._seconds)
         for (device, _, _), read_s in self._read.items():
             seconds[device] += read_s
@@ -174,7 +176,8 @@ def compute_of_devices(plan: Plan, traffic: Traffic) -> tuple[float, ...]:
 
 
 def _shares_s(plan: Plan, piece: Slice, beyond: BeyondCurve) -> list[float]:
-    """Of all ops of a slice, by its shares: both passes, what is computed again, and what comes on top.
+    """Seconds of all ops of a slice for each of its shares: both passes, what is computed again, and what
+    comes on top.
 
     Of unequal shares on devices of one type a plan need know the largest alone; one that it does not know
     counts as that.

@@ -102,9 +102,9 @@ def memory_within(
     capacities: Sequence[int],
     known: KnownUses | None = None,
 ) -> tuple[DeviceMemory, ...] | None:
-    """The same without communicators, for slices that may not fit: None as soon as a device, by those that
-    run most slices, has less than it needs. `capacities`: bytes of each device. `known`: what was found for
-    other slices of the same MetaOps.
+    """Work out `device_memory` without communicators, for slices that may not fit: None as soon as a device
+    has less than it needs, those that run most slices being looked at first. `capacities`: bytes of each
+    device. `known`: what was found for other slices of the same MetaOps.
     """
     outside = outside_bytes(cluster, None)
     left = [capacity - own for capacity, own in zip(capacities, outside, strict=True)]
@@ -151,7 +151,9 @@ def memory_by_pass(
     communicator_bytes: Sequence[int] | None = None,
     turn: Turn = None,
 ) -> tuple[MemoryByPass, ...]:
-    """The same account over time: of every device, the most it holds in each pass and what it holds after."""
+    """Work out `device_memory` over time: the most that every device holds in each pass, and what it holds
+    after.
+    """
     needs = find_needs(metaops, slices, cluster, optimizer, turn)
     order = sorted(range(len(slices)), key=lambda index: slices[index].start_s)
     outside = outside_bytes(cluster, communicator_bytes)
@@ -159,7 +161,7 @@ def memory_by_pass(
 
 
 def outside_bytes(cluster: Cluster, communicator_bytes: Sequence[int] | None) -> tuple[int, ...]:
-    """Of each device, what is outside of torch's allocator."""
+    """Bytes of each device that are outside of torch's allocator."""
     communicators = communicator_bytes or (0,) * cluster.num_devices
     return tuple(reserve + own for reserve, own in zip(cluster.reserve_bytes, communicators, strict=True))
 
@@ -177,7 +179,7 @@ def find_needs(
     has_room: Callable[[Need, int], bool] | None = None,
     known: KnownUses | None = None,
 ) -> list[Need]:
-    """Of each device; devices that need the same share one object.
+    """Find what each device needs; devices that need the same share one object.
 
     Raises:
         NoRoomError: `has_room` says so of a device, those that run most slices first.
@@ -260,7 +262,7 @@ def _parts(
     crossings: Crossings,
     known: KnownUses,
 ) -> list[Part]:
-    """Of all slices; `others`: those that other plans alone run, and hand nothing on here."""
+    """The parts of all slices; `others`: the slices that other plans alone run, which hand nothing on here."""
     return [
         Part(
             index,
@@ -276,8 +278,8 @@ def _parts(
 
 
 def _uses(kinds: Kinds) -> Iterator[tuple[int, Block, bool]]:
-    """Of each part, the blocks that it uses, one of each kind, and whether all of it although others split
-    it; a part that does both says both.
+    """Say for each part which blocks it uses, one of each kind, and whether it uses all of a block although
+    others split it; a part that does both says both.
     """
     for index, runs in enumerate(kinds.runs):
         for kind, is_whole in dict.fromkeys((kind, use.is_whole) for run in runs for kind, use in run.uses):

@@ -85,7 +85,7 @@ def planned_parameters(
 
 
 def _planned_blocks(use: BlockUse, sharding: ShardingOf) -> Iterator[ParameterBlock]:
-    """Of a block what is trained, and what is not, where the latter is shared out."""
+    """Give the trained parameters of a block, and those that are not trained where they are shared out."""
     key, number, is_split = use.block
     if use.is_gathered:
         yield ParameterBlock(key, number, round(use.num_bytes), False, Sharding.NONE, is_gathered=True)
@@ -149,9 +149,9 @@ def parameter_groups(
 def _teams(
     fragment: _Fragment, users: Iterable[_User], slices: Sequence[SliceShape]
 ) -> tuple[tuple[int, ...], ...]:
-    """Of the devices that hold some parameters, those that run the same slices that use them, so that they
-    can gather and sum together in each of their passes; none where any slice runs on some of such devices
-    only, or on one alone.
+    """The teams among the devices that hold some parameters. A team runs the same slices that use them, so
+    that it can gather and sum together in each of their passes; there are none where any slice runs on some
+    devices of a team only, or on one alone.
     """
     return teams_among(
         [frozenset(fragment.devices).intersection(slices[index].devices) for index, *_ in users]
@@ -431,7 +431,7 @@ def _has_ways(group: ParameterGroup) -> bool:
 
 
 class _Ways:
-    """Of groups of the same devices."""
+    """The ways in which groups of the same devices can be summed and gathered, and what each takes."""
 
     def __init__(self, devices: tuple[int, ...], cluster: Cluster) -> None:
         self._devices, self._cluster = devices, cluster
@@ -439,7 +439,7 @@ class _Ways:
         self._seconds: dict[int, tuple[float, float, float]] = {}
 
     def _of(self, num_bytes: int) -> tuple[float, float, float]:
-        """Seconds of as many bytes summed whole, scattered or gathered at once, and by nodes."""
+        """Seconds that so many bytes take summed whole, scattered or gathered at once, and by nodes."""
         if num_bytes not in self._seconds:
             at = num_bytes, self._spread, self._cluster
             by_node = by_node_s(*at) if self._spread.goes_by_node else inf
@@ -464,7 +464,7 @@ class _Ways:
         return tuple(map(tuple, found.values()))
 
     def fastest(self, group: ParameterGroup, nodes: tuple[tuple[int, ...], ...]) -> ParameterGroup:
-        """A group with its ways."""
+        """A group, with the faster way of its sum and of its gather."""
         is_whole = [
             whole_s < (by_s if nodes else at_once_s)
             for whole_s, at_once_s, by_s in map(self._of, (group.num_bytes, group.parameter_bytes))
@@ -494,7 +494,7 @@ class GatheredMatrix:
         return Summing(self.matrix.way)
 
     def gradient(self, gradient_bytes_per_param: float) -> MatrixGradient:
-        """For the cost of each way."""
+        """What the cost of each way to sum the gradient depends on."""
         matrix = self.matrix
         width = matrix.num_bytes // (matrix.outputs * matrix.inputs)
         return MatrixGradient(
@@ -507,7 +507,7 @@ class GatheredMatrix:
 
     @property
     def num_bytes(self) -> int:
-        """That each device has in the end of the gather."""
+        """Bytes that each device has in the end of the gather."""
         gradient = self.gradient(1)
         return gradient.rows_bytes if self.way is Summing.ROWS else gradient.factors_bytes
 
@@ -520,7 +520,7 @@ class GatheredMatrix:
 
     @property
     def buffer_bytes(self) -> float:
-        """That each device keeps for it: what is gathered, and while the gradient is made of it a copy."""
+        """Bytes that each device keeps for it: what is gathered, and while the gradient is made of it a copy."""
         return 2 * self.num_bytes
 
 
@@ -530,7 +530,7 @@ def gathered_matrices(
     accumulate: int,
     matrices_of: Mapping[str, Sequence[Matrix]] | None = None,
 ) -> dict[str, GatheredMatrix]:
-    """By the name of the parameter, all of a plan.
+    """All gathered matrices of a plan, by the name of the parameter.
 
     Args:
         accumulate: batches in a step.
@@ -555,7 +555,7 @@ def gathered_matrices(
 
 
 def _tokens(piece: SliceShape, matrix: Matrix) -> Iterator[tuple[int, int]]:
-    """Of each device of a slice, how many tokens its share has in a batch."""
+    """Say for each device of a slice how many tokens its share has in a batch."""
     cuts = cuts_by_share(piece)
     for position, device in enumerate(piece.devices):
         share = matrix.tokens / cuts[position // piece.tp] if cuts[position // piece.tp] else 0.0

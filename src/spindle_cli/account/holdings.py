@@ -56,7 +56,7 @@ class Holders:
         self._counts: dict[tuple[tuple[tuple[int, int], ...], int], tuple[Sharers, ...]] = {}
 
     def of(self, block: Block) -> tuple[Sharers, ...]:
-        """Of each of the finest common fragments of the block, which are equal, the devices that hold it."""
+        """The devices that hold each of the finest common fragments of the block, which are equal."""
         if block not in self._of:
             users = self._users[block]
             self._of[block] = self._among(users, lcm(*(parts for _, parts in users)))
@@ -71,7 +71,9 @@ class Holders:
         return self._counts[users, count]
 
     def in_team(self, block: Block, piece: int) -> tuple[Sharers, ...]:
-        """As `of`, among the devices that run the slices of the block that this one's devices run."""
+        """Like `of`, but only among the devices that run those slices of the block that the devices of
+        `piece` run.
+        """
         devices = frozenset(self._slices[piece].devices)
         own = [user for user in self._users[block] if devices.issuperset(self._slices[user[0]].devices)]
         return self._among(tuple(own), lcm(*(parts for _, parts in self._users[block])))
@@ -177,7 +179,7 @@ class Held:
 
     @property
     def _whole(self) -> float:
-        """Of what is trained, the share that each device steps whole."""
+        """The share of what is trained that each device steps whole."""
         if self.sharding is Sharding.NONE:
             return 1.0
         return 0.0 if self.optimizer is None else self.optimizer.whole_share
@@ -207,7 +209,7 @@ class Held:
 
     @property
     def kept_bytes(self) -> float:
-        """Of what is gathered, that which stays from a slice's forward pass to its backward pass."""
+        """Gathered bytes that stay from a slice's forward pass to its backward pass."""
         return sum(self.gathered_lots) if self.sharding is Sharding.KEPT else 0.0
 
     @property
@@ -245,7 +247,7 @@ class Held:
 
     @property
     def _exchanged_bytes(self) -> float:
-        """Of what it keeps as one of a team, what it sends to other teams or gets from them."""
+        """Bytes that the device, as one of a team, sends to other teams or gets from them."""
         others = (self.num_teams - 1) / self.num_teams
         return others * self.kept * self.trained_bytes * (1 - self._whole)
 
@@ -311,7 +313,9 @@ class SharedOut:
 
 
 def shared_out(uses: Sequence[Sequence[BlockUse]], held: Mapping[Block, Held]) -> SharedOut | None:
-    """Of a slice whose ops use these blocks, on a device that holds them so; None: it shares out none."""
+    """Work out the shared-out gradients of a slice whose ops use these blocks, on a device that holds them as
+    `held` says; None: it shares out none.
+    """
     spans: dict[Block, tuple[int, int]] = {}
     for position, of_op in enumerate(uses):
         for use in of_op:
@@ -375,7 +379,7 @@ def places_of(lots: Sequence[Lot]) -> Places:
 
 
 def _placed(lots: Sequence[Lot], beside: Sequence[Set[int]], order: Sequence[int]) -> Places:
-    """`beside`: of each lot, those that are there with it."""
+    """Give lots their places in this order. `beside`: of each lot, those that are there with it."""
     offsets = [0.0] * len(lots)
     placed: set[int] = set()
     for number in order:
@@ -390,7 +394,7 @@ def _placed(lots: Sequence[Lot], beside: Sequence[Set[int]], order: Sequence[int
 
 
 def _there_at_once(lots: Sequence[Lot]) -> Iterator[tuple[int, int]]:
-    """Pairs of lots, some of them twice."""
+    """Pairs of lots that are there at once, some of them twice."""
     spans = sorted((span, number) for number, lot in enumerate(lots) for span in lot.spans)
     still: list[tuple[Span, int]] = []
     for span, number in spans:

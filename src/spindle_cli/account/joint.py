@@ -19,7 +19,9 @@ from spindle_cli.profile.types import MetaOp
 
 
 def joint_of(plans: Sequence[Sequence[SliceShape]], by_name: Mapping[str, MetaOp]) -> Joint:
-    """Of plans by their slices, in the order in which they start; a slice that several have is there once."""
+    """Join plans, each given by its slices in the order in which they start; a slice that several have is
+    there once.
+    """
     found: dict[object, int] = {}
     slices: list[SliceShape] = []
     members = []
@@ -62,7 +64,7 @@ def joint_groups(
 def groups_of_member(
     joint: Joint, groups: Sequence[ParameterGroup], member: int
 ) -> tuple[ParameterGroup, ...]:
-    """Of the groups of all plans those that one of them adds to, with its own slices, in the same order."""
+    """The groups of all plans that one of them adds to, with its own slices, in the same order."""
     place = {index: own for own, index in enumerate(joint.members[member])}
     found: list[ParameterGroup] = []
     for group in groups:

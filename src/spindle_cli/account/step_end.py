@@ -32,8 +32,8 @@ FLAG_BYTES = 1
 def collectives_of_step(
     plan: PlacedPlan, groups: Sequence[ParameterGroup], *, sharded: bool, clips: bool, scales: bool
 ) -> tuple[Together, ...]:
-    """All of a step: the losses, the sums in the order of their groups, each set of devices' flags, the norm,
-    the gathers, which are those of the sums from the last to the first.
+    """All collectives of a step: the losses, the sums in the order of their groups, each set of devices'
+    flags, the norm, the gathers, which are those of the sums from the last to the first.
 
     Groups that are summed inside of each backward pass have no sum here, and those whose parameters are
     gathered inside of passes no gather, but what teams sum and hand on among each other.
@@ -146,7 +146,7 @@ class UpdatePart:
     product_s: float
 
     def seconds(self, step_s: float) -> float:
-        """Of its update, where that of all parts takes `step_s` without products."""
+        """Seconds of its update, where that of all parts takes `step_s` without products."""
         return step_s * self.share + self.product_s
 
 

@@ -103,7 +103,7 @@ class Traffic:
 
     @cached_property
     def communicators(self) -> tuple[Meeting, ...]:
-        """All of them, in the order in which all devices make them."""
+        """All communicators, in the order in which all devices make them."""
         return find_meetings(self.plan.cluster.num_devices, self.pairs, self.groups, self.layouts)
 
     @property
@@ -112,7 +112,7 @@ class Traffic:
         return ((source, destination) for source, destination, _ in self.messages())
 
     def messages(self) -> Iterator[Message]:
-        """Of one batch, forward and back."""
+        """All messages of one batch, forward and back."""
         return (message for exchange in (*self.activations, *self.gradients) for message in exchange.messages)
 
     def bytes_by_pair(self) -> Counter[tuple[int, int]]:
@@ -261,7 +261,7 @@ def find_meetings(
     groups: Iterable[ParameterGroup],
     layouts: Iterable[Layout],
 ) -> tuple[Meeting, ...]:
-    """All of them, in the order in which all devices make them.
+    """Find all communicators, in the order in which all devices make them.
 
     Args:
         num_devices: of the cluster.
@@ -293,7 +293,7 @@ def find_meetings(
 
 
 def _exchanging(pairs: Sequence[tuple[int, int]]) -> list[Meeting]:
-    """One for what each half of the devices sends, where it sends anything."""
+    """The communicators of messages: one for what each half of the devices sends, where it sends anything."""
     sides = sides_of(pairs)
     found = []
     for side in (0, 1):
@@ -306,7 +306,7 @@ def _exchanging(pairs: Sequence[tuple[int, int]]) -> list[Meeting]:
 
 
 def sides_of(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Of each device that exchanges messages, its half: 0 or 1. Takes time in proportion to the pairs.
+    """The half, 0 or 1, of each device that exchanges messages. Takes time in proportion to the pairs.
 
     Devices are gone through from the least of each connected part outwards, and each goes to the half with
     which it exchanges fewer messages, as far as that is told, of equals to the first. So no two of one half

@@ -203,8 +203,8 @@ class ParameterGroup:
         return not self.sharding.is_fetched or (bool(self.teams) and self.is_trained)
 
     def awaited_ops(self, slices: Sequence[SliceShape]) -> Iterator[tuple[int, int]]:
-        """Of each of its slices, the first op that waits for what is handed on: the first that uses it; of
-        what a team gathers for its passes the one before, with which that gather starts.
+        """Say for each of its slices which op is the first that waits for what is handed on: the first that
+        uses it; where a team gathers it for its passes the one before, with which that gather starts.
         """
         for index, op in zip(self.slices, self.first_ops, strict=True):
             yield index, max(slices[index].ops[0], op - 1) if self.teams else op
@@ -220,7 +220,7 @@ class ParameterGroup:
 
     @property
     def moved_bytes(self) -> int:
-        """That each device brings to its sum, or has in the end of the gather in its place."""
+        """Bytes that each device brings to its sum, or has in the end of the gather in its place."""
         return self.gathered_bytes if self.is_gathered else self.num_bytes
 
 
@@ -285,12 +285,12 @@ class DeviceMemory:
         return self.tensor_bytes + self.allocator_bytes + self.outside_bytes
 
     def with_communicators(self, num_bytes: int) -> DeviceMemory:
-        """The same with what communicators take, if that was not counted."""
+        """Add what communicators take, if that was not counted."""
         return replace(self, outside_bytes=self.outside_bytes + num_bytes)
 
     @property
     def tensor_bytes(self) -> int:
-        """Of all, what tensors take."""
+        """Bytes that tensors take."""
         return (
             self.parameter_bytes
             + self.gradient_bytes

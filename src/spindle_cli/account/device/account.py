@@ -59,11 +59,11 @@ class Need:
     in_host: float = 0.0
 
     def peak(self) -> DeviceMemory:
-        """At the fullest moment of all."""
+        """What the device holds at the fullest moment of all."""
         return self.at(max((each.fullest for each in self.passes), key=lambda fullest: fullest.total))
 
     def at(self, moment: Fullest) -> DeviceMemory:
-        """At a moment."""
+        """What the device holds at a moment."""
         lasting = self.parameters + self.state + round(self.summed_gradients) + round(self.gathered)
         tensors = lasting + moment.total
         uncounted = UNCOUNTED_SHARE * tensors
@@ -80,7 +80,9 @@ class Need:
         )
 
     def by_pass(self, order: Sequence[int], outside: int) -> MemoryByPass:
-        """`order`: indices of slices, in the order of their numbers here; `outside`: of the allocator."""
+        """What the device holds pass by pass. `order`: indices of slices, in the order of their numbers here;
+        `outside`: bytes outside of the allocator.
+        """
 
         def total(moment: Fullest) -> int:
             return self.at(moment).total_bytes + outside
@@ -175,7 +177,7 @@ class Account:
         held: Mapping[int, Held],
         gathered: float,
     ) -> Need:
-        """`gathered`: bytes of the memory that parameters are gathered into."""
+        """Work out what a device needs. `gathered`: bytes of the memory that parameters are gathered into."""
         sharded = self.optimizer.optimizer_state_sharded
         of_all = held.values()
         updated = sum(there.count * there.updated_bytes(sharded=sharded) for there in of_all)

@@ -24,7 +24,7 @@ from spindle_cli.units import KIB, MIB
 
 
 class HandedOn:
-    """Bytes of it, from pass to pass.
+    """Bytes of what teams hand to each other of what they have stepped, in buffers, from pass to pass.
 
     All exchanges start behind the update. What a pass uses is gathered with the op before it, and what was
     handed on of it is taken to where it belongs first: its buffers go then. What other plans' slices alone
@@ -41,18 +41,18 @@ class HandedOn:
 
     @property
     def is_any(self) -> bool:
-        """Whether anything of it is left."""
+        """Whether anything that was handed on is left in its buffers."""
         return bool(self._waiting)
 
     def come_to(self, part: Part, run: Run) -> None:
-        """Ops of a slice run forward."""
+        """Free what ops of a slice take, which run forward now."""
         for of_op in part.uses[run.position : run.position + run.num_ops + 1]:
             for use in of_op:
                 self.num_bytes -= self._waiting.pop(use.block, 0.0)
 
 
 class KeptGathered:
-    """Bytes of it, from pass to pass.
+    """Bytes of the parameters that a device has gathered and keeps, from pass to pass.
 
     What a slice keeps is taken to be there from the begin of its forward pass to the end of the backward one:
     it comes op by op, and all of it is there between the two. A slice to which no gradients come keeps
@@ -77,7 +77,7 @@ class KeptGathered:
         return self._kept + self._passing
 
     def begin_forward(self, part: Part) -> None:
-        """A slice's forward pass begins."""
+        """Have what a slice keeps, whose forward pass begins."""
         if self.is_any and part.piece in self._unreached:
             self._of_ops = self._beside_ops(part)
             return
@@ -86,16 +86,16 @@ class KeptGathered:
             self._open[block] += 1
 
     def come_to(self, run: Run) -> None:
-        """Ops of it run: the most that is there beside any of them."""
+        """Have the most that is there beside any of these ops of the slice, which run now."""
         if self._of_ops:
             self._passing = max(self._of_ops[run.position : run.position + run.num_ops])
 
     def end_forward(self) -> None:
-        """All its ops have run."""
+        """Free what went with the slice's ops, all of which have run."""
         self._of_ops, self._passing = (), 0.0
 
     def end_backward(self, part: Part) -> None:
-        """A slice's backward pass ends."""
+        """Free what a slice kept, whose backward pass ends."""
         if part.piece in self._unreached:
             return
         for block, num_bytes in self._blocks(part):
@@ -111,7 +111,7 @@ class KeptGathered:
                     yield block, num_bytes
 
     def _beside_ops(self, part: Part) -> Sequence[float]:
-        """Of a slice that keeps nothing, what is gathered for each op and the one behind it."""
+        """What is gathered for each op and the one behind it, in a slice that keeps nothing."""
         there = [0.0] * len(part.uses)
         for block, num_bytes in self._blocks(part):
             if not self._open[block]:
@@ -156,7 +156,7 @@ class KeptCasts:
             self.num_bytes = sum(self._of_ops.values())
 
     def staying(self, part: Part, run: Run) -> float:
-        """Of each op of a run, what does not go with its backward pass, as a later forward pass uses it."""
+        """Bytes of each op of a run that do not go with its backward pass, as a later forward pass uses them."""
         if not self.are_kept or not any(self._to_come[kind] > 0 for kind in run.trained):
             return 0.0
         return part.needs[run.segment][1].cast
@@ -199,7 +199,7 @@ class Fullest:
         self.gradients = self.activations = self.buffers = self.total = 0.0
 
     def see(self, gradients: float, activations: float, buffers: float) -> None:
-        """A moment."""
+        """Take note of a moment."""
         total = gradients + activations + buffers
         if total > self.total:
             self.gradients, self.activations, self.buffers = gradients, activations, buffers
@@ -310,9 +310,9 @@ class Iteration:
             self._sums_at_most = max(SUM_BUFFER_BYTES, self._width * largest)
 
     def run(self, own: float, update: float, *, by_parts: bool = False) -> list[PassBytes]:
-        """Pass by pass, the optimizer's update last; `own`: gradients that are not shared, `update`: what the
-        update takes. `by_parts`: some parameters are updated while sums, and what is on its way back, are
-        still there. Which ones is not looked at: no part takes more than the whole.
+        """Go through the iteration pass by pass, the optimizer's update last; `own`: gradients that are not
+        shared, `update`: what the update takes. `by_parts`: some parameters are updated while sums, and what
+        is on its way back, are still there. Which ones is not looked at: no part takes more than the whole.
         """
         passes = self._mirrored() if self._passes is None else self._in_order(self._passes)
         early, handed_on = update if by_parts else 0.0, self._handed_on.num_bytes
@@ -325,8 +325,8 @@ class Iteration:
         return passes
 
     def _mirrored(self) -> list[PassBytes]:
-        """All slices forward, then backward in reverse. What a slice receives has its place before the first
-        one runs in that direction.
+        """Go through all slices forward, then backward in reverse. What a slice receives has its place before
+        the first one runs in that direction.
         """
         passes: list[PassBytes] = []
         pieces = [self._setting.parts[role[0]].piece for role in self._roles]
@@ -345,8 +345,8 @@ class Iteration:
         return passes
 
     def _in_order(self, order: Sequence[Pass]) -> list[PassBytes]:
-        """The passes in an order of their own. What one receives has its place from `PASSES_AHEAD` before it
-        on; what is small, from the start.
+        """Go through the passes in an order of their own. What one receives has its place from `PASSES_AHEAD`
+        before it on; what is small, from the start.
         """
         passes: list[PassBytes] = []
         self._own_numbers = [self._setting.order.place_of(each) for each in order]
@@ -367,7 +367,7 @@ class Iteration:
         return passes
 
     def _sum_of_others(self) -> None:
-        """What other plans' slices alone hold is summed whenever the others are ready."""
+        """Count what other plans' slices alone hold as being summed: it is whenever the others are ready."""
         self._summing = sum(
             self._width * there.count * self._buffer_of(there)
             for there in self._held.values()
@@ -497,7 +497,7 @@ class Iteration:
                 self._retained += num_bytes
 
     def _moved_bytes(self, part: Part, run: Run) -> float:
-        """Of each op of a run, what is copied out and back."""
+        """Bytes of each op of a run that are copied out and back."""
         return part.needs[run.segment][1].kept + self._joined(part, run)
 
     def _move_out(self, part: Part, run: Run) -> None:
@@ -533,13 +533,15 @@ class Iteration:
         )
 
     def _advance(self, ops: int, gone: float, made: float, summing: float) -> None:
-        """Behind the backward pass of so many ops."""
+        """Take note of what has come and gone behind the backward pass of so many ops."""
         self._kept -= ops * gone
         self._gradients += ops * made
         self._summing += ops * summing
 
     def _shared_out(self, index: int) -> SharedOut | None:
-        """Of a slice, once for all that use the same parameters in the same way."""
+        """What a slice holds of shared-out gradients, worked out once for all slices that use the same
+        parameters in the same way.
+        """
         if not self._setting.shares_out:
             return None
         part = self._setting.parts[index]
@@ -558,15 +560,17 @@ class Iteration:
         return min(taken, SUM_BUFFER_BYTES) if self._setting.buffers_are_small else taken
 
     def _backward_bytes(self, needs: OpNeeds, run: Run, made: float) -> float:
-        """Of each op, with the gradients that it makes, `made` bytes in parameters' width: those of
-        parameters that the device alone holds.
+        """Bytes that each op takes backward with the gradients that it makes: `made` bytes in parameters'
+        width of parameters that the device alone holds.
         """
         trained = sum(self._held[kind].share * use.trained_bytes for kind, use in run.uses)
         new = made / trained if trained else 0.0
         return needs.backward + new * (needs.first_backward - needs.backward)
 
     def _joined(self, part: Part, run: Run) -> float:
-        """Of each op, copies of parameters that the device holds in finer fragments than the slice uses."""
+        """Bytes of each op's copies of parameters that the device holds in finer fragments than the slice
+        uses.
+        """
         if not self._joins:
             return 0.0
         return sum(
@@ -576,7 +580,7 @@ class Iteration:
         )
 
     def _buffer_of(self, there: Held) -> float:
-        """Of the sum of its gradients that goes once around in a step."""
+        """Bytes of the buffer of the sum of a block's gradients that goes once around in a step."""
         is_taken = there.num_teams > 1 or not self._setting.only_teams_take_buffers
         return there.summed_bytes if is_taken else 0.0
 
@@ -585,7 +589,7 @@ class Iteration:
         return self._received + self._retained + self._gathered.num_bytes + self._handed_on.num_bytes
 
     def _buffers(self) -> float:
-        """The same with what sums under way take."""
+        """All buffers: the lasting ones, and what sums under way take."""
         return self._lasting_buffers() + self._sums()
 
     def _sums(self) -> float:

@@ -48,7 +48,7 @@ class KnownUses:
         self._kinds: dict[object, Kinds] = {}
 
     def of(self, metaop: MetaOp) -> tuple[tuple[BlockUse, ...], ...]:
-        """Of each op of a MetaOp."""
+        """The blocks of parameters that each op of a MetaOp uses."""
         if metaop.name not in self._of_metaop:
             self._of_metaop[metaop.name] = tuple(blocks_of(metaop, op) for op in range(metaop.num_ops))
         return self._of_metaop[metaop.name]
@@ -56,7 +56,7 @@ class KnownUses:
     def kinds(
         self, parts: Sequence[Part], slices: Sequence[SliceShape], *, op_by_op: bool, ends_apart: bool
     ) -> Kinds:
-        """Of the parts of these slices. They do not depend on devices, times and numbers of shares."""
+        """The kinds of the parts of these slices. They do not depend on devices, times and numbers of shares."""
         shapes = tuple(
             (piece.metaop, piece.ops, piece.tp, piece.recompute, piece.selective, piece.offload)
             for piece in slices
@@ -127,7 +127,7 @@ class Part:
         self.uses = known.of(metaop)[first:last]
 
     def kept_of(self, needs: OpNeeds, keeping: Keeping) -> float:
-        """Of an op, on the device from forward to backward."""
+        """Bytes that an op keeps on the device from forward to backward."""
         if keeping is Keeping.ALL:
             return needs.kept
         if keeping is Keeping.SELECTED:
@@ -150,12 +150,12 @@ class Part:
         return self.kept_inputs + most - (needs.kept - needs.recomputed)
 
     def segments(self) -> Iterator[int]:
-        """Of each op, which of `needs` it has."""
+        """Say for each op which of `needs` it has."""
         return (number for number, (count, _) in enumerate(self.needs) for _ in range(count))
 
 
 def _keeping(piece: SliceShape) -> tuple[Keeping, ...]:
-    """Of each op of a slice."""
+    """What the device keeps of each op of a slice."""
     on_device = Keeping.ALL
     if piece.recompute:
         on_device = Keeping.SELECTED if piece.selective else Keeping.INPUTS
