@@ -57,11 +57,12 @@ DESCRIBED = {
     "workload": "Keys of the workload file",
     "cluster": "Keys of the cluster file",
     "profile": "Keys of the profile file",
+    "plan": "Keys of the plan file",
     "metrics": "Keys of a line of metrics.jsonl",
     "predicted": "Keys of predicted.json",
     "checkpoint": "Keys of checkpoint.json",
 }
-_ENTRY = re.compile(r"^ {4}(\w+): (.*)$")
+_ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*)$")  # an attribute, or several of which the same is said
 ARTIFACTS: tuple[type[Artifact], ...] = (
     WorkloadFile,
     InitReport,
@@ -101,14 +102,16 @@ def attributes_of(model: type[BaseModel]) -> dict[str, str]:
     """What the docstrings of a type, and of those that it is derived from, say of its attributes."""
     found: dict[str, str] = {}
     for each in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
-        name = ""
+        names: list[str] = []
         for line in (
             inspect.cleandoc(each.__dict__.get("__doc__") or "").partition("Attributes:\n")[2].splitlines()
         ):
             if entry := _ENTRY.match(line):
-                name, found[name] = entry[1], entry[2]
-            elif name and line.strip():
-                found[name] += " " + line.strip()
+                names = entry[1].split(", ")
+                found.update(dict.fromkeys(names, entry[2]))
+            elif line.strip():
+                for name in names:
+                    found[name] += " " + line.strip()
     return found
 
 
@@ -182,8 +185,26 @@ def _meaning_of(key: dict[str, Any]) -> str:
     return text if default in (None, "", [], {}) else f"{text} By default `{json.dumps(default)}`.".strip()
 
 
-# Types that are on another page.
-_PAGE_OF = {"TrainSettings": "workload"}
+# Types that are on another page; a page's own type has no section there.
+_PAGE_OF = {
+    "TrainSettings": "workload",
+    "LocalSgd": "workload",
+    "Cluster": "cluster",
+    **dict.fromkeys(
+        (
+            "BatchSum",
+            "CurvePoint",
+            "Matrix",
+            "OpMemory",
+            "OptimizerBytes",
+            "ProcessorCosts",
+            "ShareTime",
+            "TiedParameters",
+            "WorkloadRef",
+        ),
+        "profile",
+    ),
+}
 _NAMES = {"integer": "whole number", "string": "text", "boolean": "true or false", "null": "null"}
 
 
@@ -191,7 +212,8 @@ def _type_of(said: dict[str, Any], kind: str) -> str:
     if "$ref" in said:
         name = said["$ref"].rpartition("/")[2]
         page = _PAGE_OF.get(name, kind)
-        return f"[{name}]({'' if page == kind else f'{page}.md'}#{name.lower()})"
+        section = "" if name.lower() == page else f"#{name.lower()}"
+        return f"[{name}]({'' if page == kind else f'{page}.md'}{section})"
     if "const" in said:
         return f"`{said['const']}`"
     if "enum" in said:

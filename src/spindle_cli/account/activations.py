@@ -453,7 +453,9 @@ def _send(chunk: Chunk, part: tuple[int, int], num_bytes: int, layout: Layout) -
 
 
 def _gather_s(layout: Layout, whole: Sequence[Send], cluster: Cluster) -> float:
-    """Seconds that the devices of a share take to gather its chunks one after another, for the slowest share."""
+    """Seconds that the devices of a share take to gather its chunks one after another, for the slowest
+    share.
+    """
     gathers_s = dict.fromkeys(range(layout.dp), 0.0)
     for send in whole:
         share = layout.share_of[send.destination]
@@ -475,7 +477,9 @@ class OwnOrder:
 
     @classmethod
     def of(cls, slices: Sequence[SliceShape], edges: Sequence[Edge]) -> OwnOrder:
-        """Find the order of the passes of slices, which are in order of start, with the edges between them."""
+        """Find the order of the passes of slices, which are in order of start, with the edges between
+        them.
+        """
         if all(piece.backward_start_s is None for piece in slices):
             there = range(len(slices))
             forward = [Pass(index, is_backward=False) for index in there]

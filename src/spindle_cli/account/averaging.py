@@ -69,7 +69,9 @@ def _exchange_s(sent: Sequence[int], asked: LocalSgd, island: Cluster, whole: Cl
 
 
 def _gathers_s(plan: _Planned) -> float:
-    """Seconds of the gathers of new parameters inside of an island, on the device that spends most on them."""
+    """Seconds of the gathers of new parameters inside of an island, on the device that spends most on
+    them.
+    """
     taken = [0.0] * plan.cluster.num_devices
     for each in traffic_of(plan).collectives:
         if each.kind is Collective.GATHER:

@@ -262,7 +262,9 @@ def _parts(
     crossings: Crossings,
     known: KnownUses,
 ) -> list[Part]:
-    """The parts of all slices; `others`: the slices that other plans alone run, which hand nothing on here."""
+    """The parts of all slices; `others`: the slices that other plans alone run, which hand nothing on
+    here.
+    """
     return [
         Part(
             index,

@@ -520,7 +520,9 @@ class GatheredMatrix:
 
     @property
     def buffer_bytes(self) -> float:
-        """Bytes that each device keeps for it: what is gathered, and while the gradient is made of it a copy."""
+        """Bytes that each device keeps for it: what is gathered, and while the gradient is made of it a
+        copy.
+        """
         return 2 * self.num_bytes
 
 

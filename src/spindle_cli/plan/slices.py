@@ -64,10 +64,32 @@ RowOffset = Annotated[int, Field(ge=0, le=2**40)]  # samples
 class Slice(Model):
     """Consecutive ops [first, last) of one MetaOp on a list of devices.
 
-    From `start_s` to `end_s` it runs forward and backward together; where it says when it runs backward
-    (version 2), forward alone. Each consecutive `tp` devices of the list hold one batch share; the dp shares
-    go in the order of the list: equal ones, or share i the samples from `rows[i]` to `rows[i + 1]` of the
-    batch, or micro-batch.
+    For every micro-batch the slices of a MetaOp cover every op once, in order. A pass lasts at least the
+    number of its ops times what the profile says of one op on these devices.
+
+    Attributes:
+        metaop: Name of the MetaOp.
+        ops: The first op, and the one behind the last.
+        devices: Numbers, and inclusive ranges 'first-last'. Each consecutive `tp` of them hold one batch
+            share; the shares go in the order of the list.
+        dp: How many shares of the batch, or micro-batch, there are.
+        tp: How many devices hold each share, and split the op between them (tensor parallelism).
+        rows: Shares of unequal size, as offsets that ascend from 0 to the size of the batch, or micro-batch:
+            share i has the samples from `rows[i]` to `rows[i + 1]`, at least one. Losses and gradients are
+            those of the whole batch, however it is cut. Absent: equal shares. In version 2 alone.
+        start_s: When it starts to run: forward and backward together, in version 2 forward alone.
+        end_s: When it ends.
+        backward_start_s: When its backward pass starts, which includes what is recomputed; not before its
+            forward pass and the backward passes of all that takes its output have ended. In version 2 alone.
+        backward_end_s: When its backward pass ends.
+        recompute: Whether its activations are recomputed in the backward pass instead of kept.
+        selective: With `recompute`, whether what matrix products, convolutions and attention give is kept
+            nevertheless, so that only `selective_share` of the forward pass runs again.
+        offload: Ranges of its ops, [first, last) as in `ops`, whose activations are in host memory from
+            forward to backward. These are not recomputed, whatever `recompute` says.
+        micro_batch: Which of its task's micro-batches it runs, counted from 0: the k-th of K has the samples
+            [k B / K, (k + 1) B / K) of a batch of B. It takes only from slices of the same one.
+        micro_batches: How many of them there are, as the plan says for its task; not in files.
     """
 
     metaop: str
@@ -80,13 +102,9 @@ class Slice(Model):
     end_s: Seconds
     backward_start_s: Seconds | None = None
     backward_end_s: Seconds | None = None
-    recompute: bool = False  # activations are recomputed in the backward pass instead of kept
-    # of an op that recomputes, what its matrix products, convolutions and attention give is kept nevertheless
+    recompute: bool = False
     selective: bool = False
-    # ranges of its ops, [first, last) as in `ops`, whose activations are in host memory from forward to
-    # backward; these are never recomputed
     offload: tuple[tuple[OpNumber, NumOps], ...] = ()
-    # which of its task's micro-batches it runs, and of how many: the plan says that for each task
     micro_batch: Annotated[int, Field(ge=0, le=2**31)] = 0
     micro_batches: Annotated[int, Field(ge=1, exclude=True)] = 1
 
@@ -168,7 +186,14 @@ class Slice(Model):
 
 
 class Wave(Model):
-    """Slices that run side by side on disjoint devices."""
+    """Slices that run side by side on disjoint devices.
+
+    Attributes:
+        index: Its number, counted from 0.
+        start_s: When the first of its slices starts.
+        end_s: When the last of them has ended.
+        slices: What runs in it.
+    """
 
     index: Annotated[int, Field(ge=0, le=2**31)]
     start_s: Seconds

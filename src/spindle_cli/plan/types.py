@@ -45,42 +45,68 @@ ON_SEVERAL_TYPES: tuple[StrategyName, ...] = ("spindle", "sequential", "dp-even"
 
 
 def strategies_on(cluster: Cluster) -> tuple[StrategyName, ...]:
-    """Those that plan for a cluster."""
+    """The strategies that plan for a cluster."""
     return ON_SEVERAL_TYPES if cluster.is_mixed else ON_ONE_TYPE
 
 
 class Predicted(Model):
-    """What the plan is expected to do; docs/contracts.md says each key. The parts add up to `iteration_s`."""
+    """What the plan is expected to do. `compute_s` and the parts below it add up to `iteration_s`.
+
+    Attributes:
+        iteration_s: Seconds of one batch of every task, on average over the batches of a step.
+        compute_s: When the last pass of the schedule ends.
+        lower_bound_s: The optimum of the linear program over the whole graph: no schedule in which slices run
+            forward and backward together ends before it. A plan of version 2 may.
+        lower_bound_any_s: What no schedule ends before, into however many micro-batches and shares batches
+            are cut. Absent: the planner has not said.
+        peak_memory_bytes: Bytes of each device at its fullest moment. With `task_sets`, what it uses in any
+            of them counts.
+        host_memory_bytes: Bytes of activations in the memory of each node, under `offload`. Absent: none are
+            there.
+        memory_formula: Which account of memory is behind `peak_memory_bytes`. Absent: that of versions that
+            did not note it.
+        transfer_s: Added by transfers, copies and gathers that passes wait for.
+        processor_s: Added by what communication and reading take of the time of processors that compute.
+        gradient_sum_s: Added by gradient sums, and by gathers of the parameters that they have updated.
+        optimizer_s: Added by the optimizer's step.
+        held_up_s: Added by what runs have shown beyond all that, where the profile is calibrated.
+    """
 
     iteration_s: Seconds
     compute_s: Seconds
     lower_bound_s: Seconds
-    # of every schedule, however batches are cut; None: the planner has not said
     lower_bound_any_s: Seconds | None = None
     peak_memory_bytes: tuple[Bytes, ...]
-    host_memory_bytes: tuple[Bytes, ...] = ()  # of activations, per node; absent: none are there
-    memory_formula: Annotated[int, Field(ge=1)] = 1  # of account/device_memory.py, behind peak_memory_bytes
-    transfer_s: Seconds = 0.0  # added to the iteration by transfers that do not overlap with compute
-    processor_s: Seconds = 0.0  # by what communication and reading take of the processors that compute
-    gradient_sum_s: Seconds = 0.0  # the same for gradient sums
-    optimizer_s: Seconds = 0.0  # added by the optimizer's step
-    held_up_s: Seconds = 0.0  # by what runs have shown beyond all that, where the profile is calibrated
+    host_memory_bytes: tuple[Bytes, ...] = ()
+    memory_formula: Annotated[int, Field(ge=1)] = 1
+    transfer_s: Seconds = 0.0
+    processor_s: Seconds = 0.0
+    gradient_sum_s: Seconds = 0.0
+    optimizer_s: Seconds = 0.0
+    held_up_s: Seconds = 0.0
 
 
 class PlanMetaOp(MetaOp):
     """A MetaOp as the plan needs it: the profile's entry, with only the curve points and shares that the plan
     uses.
+
+    Attributes:
+        flops_per_op: As in the profile.
+        curve: Those points of the profile's curve that the plan's allocations use.
+        shares: Times of shares that the plan's micro-batches and unequal shares use.
     """
 
-    flops_per_op: Annotated[float, Field(ge=0)] | None = None  # as in the profile
+    flops_per_op: Annotated[float, Field(ge=0)] | None = None
     curve: tuple[CurvePoint, ...] = ()
-    shares: tuple[ShareTime, ...] = ()  # those that the plan's micro-batches and unequal shares use
+    shares: tuple[ShareTime, ...] = ()
 
 
 class ProfileRef(Model):
-    """Which profile the plan was made from: sha256 of its canonical JSON.
+    """Which profile the plan was made from.
 
-    `processors`: on a cluster with CPUs of several types, the model on which each type was measured.
+    Attributes:
+        sha256: Of its canonical JSON. In a plan that another tool wrote it may also be that of its bytes.
+        processors: On a cluster with CPUs of several types, the model on which each type was measured.
     """
 
     sha256: str
@@ -91,6 +117,10 @@ class PlannedSet(TaskShare):
     """What the steps run that run just these tasks: their slices, and what is predicted of them.
 
     Devices hold what they use in any set, and in the plan of all tasks: `peak_memory_bytes` counts it.
+
+    Attributes:
+        predicted: What is predicted of such a step.
+        waves: Slices of the MetaOps of these tasks.
     """
 
     predicted: Predicted
@@ -101,12 +131,12 @@ class PlannedIslands(Model):
     """Where the islands of `train.local_sgd` are, and what outer steps take; the rest of a plan is of one.
 
     Attributes:
-        cluster: the cluster file's content. Island i has the i-th of as many equal runs of its nodes; the
+        cluster: The cluster file's content. Island i has the i-th of as many equal runs of its nodes; the
             plan's `cluster` is the first of them.
-        outer_step_bytes: by device of an island, what it sends to its counterparts in each outer step.
-        outer_step_s: seconds that an outer step adds to the step before it.
-        without_s: predicted seconds of an iteration with a plan for all devices, which average gradients in
-            every step; None: there is no such plan, or nobody knows.
+        outer_step_bytes: By device of an island, what it sends to its counterparts in each outer step.
+        outer_step_s: Seconds that an outer step adds to the step before it.
+        without_s: Predicted seconds of an iteration with a plan for all devices, which average gradients in
+            every step. Absent: there is no such plan, or nobody knows.
     """
 
     cluster: Cluster
@@ -116,45 +146,71 @@ class PlannedIslands(Model):
 
 
 class Plan(TrainedArtifact):
-    """The plan file."""
+    """The plan file: waves of slices on a cluster, with all that is needed to check, draw, simulate and run
+    them.
+
+    In version 1 the times of a slice cover its forward and backward pass together, the backward passes
+    mirroring the forward ones. In version 2 the two are jobs of their own. Version 1 is still written
+    wherever an order of the passes of its own would gain next to nothing, and with `task_sets`.
+
+    Attributes:
+        strategy: Which strategy made it.
+        workload: The workload that it is for.
+        profile: The profile that it was made from.
+        cluster: The cluster file's content; with `islands`, the part of it that the first island has.
+        threads_per_process: torch's threads of each process in which the curves were measured: launch gives
+            its workers as many.
+        compile: By what `torch.compile` compiled the layers that were measured. Absent: by nothing.
+        unchecked: By the name of a MetaOp that the plan splits over the batch, or of a task as a whole, why
+            the profile has not checked by numbers that it is trained as in one process.
+        notes: What the planner has to say, such as that no plan beats `sequential`.
+        predicted: What is predicted of an iteration; with `task_sets`, of one of all tasks.
+        metaops: What the slices run. Absent from a plan that another tool wrote: `spindle check --profile`
+            fills it in.
+        micro_batches: By task, into how many equal parts its batch is cut; K divides the batch. Tasks that
+            exchange values have as many, and one where an op needs the whole batch. Absent: one. In version 2
+            alone.
+        sharding: By key of parameters (`parameters` of a MetaOp, or its name), what the devices that hold
+            them share out among themselves (ZeRO-0 to 3): `none`, not even optimizer state, `optimizer`,
+            their state, `gradients`, or `parameters`. Absent: as the train settings say. In version 2 alone,
+            with `optimizer_state_sharded`.
+        sharding_kept: Those of the keys with `parameters` whose parameters, once gathered for a slice's
+            forward pass, stay whole until its backward pass is through (FSDP's
+            `reshard_after_forward=False`). Absent: none.
+        shard_weights: Of each device, how much it has of what devices share out: of every component, those
+            that hold it have ranges in proportion to their own, cut at multiples of 64 bytes of parameters,
+            in the order of the devices. Ranges of small parameters may be empty. Absent: equal ranges. It
+            needs `optimizer_state_sharded`.
+        sums_by_node: Whether what devices of several nodes sum and gather may go inside of these and between
+            them by itself, where that is worth it.
+        waves: Groups of slices that run side by side; in version 2, of their forward passes.
+        task_sets: Where not every step runs all tasks (`train.sampling`), a plan for each set of tasks that
+            some steps run; `waves` and `predicted` stay those of a step of all tasks.
+        islands: Where `local_sgd` has islands; all else is then of each of them.
+    """
 
     KIND: ClassVar[str] = "plan"
 
     MAJORS: ClassVar[tuple[int, ...]] = (1, 2)
 
-    # 2: slices say when they run forward and when backward
     schema_: Annotated[Literal["spindle.plan/1", "spindle.plan/2"], Field(alias="schema")] = "spindle.plan/1"
     strategy: StrategyName
     workload: WorkloadRef
     profile: ProfileRef
     cluster: Cluster
-    # torch threads of each process in which the curves were measured: launch gives its workers as many
     threads_per_process: Annotated[int, Field(ge=1)] | None = None
-    # by what torch.compile compiled the layers that were measured; None: by nothing
     compile: str | None = None
-    # what the profile has not checked by numbers of what is split over the batch, and of tasks as wholes; why
     unchecked: dict[str, str] = Field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # what the planner has to say, e.g. that no plan beats `sequential`
+    notes: tuple[str, ...] = ()
     predicted: Predicted
-    # what the slices run; absent from a plan that another tool wrote: `with_metaops_of` fills it in
     metaops: tuple[PlanMetaOp, ...] = ()
-    # by task, into how many equal parts its batch is cut, each run forward and backward by slices of its own;
-    # absent: one
     micro_batches: dict[str, Annotated[int, Field(ge=2, le=2**31)]] = Field(default_factory=dict)
-    # by key of parameters, what their devices share out among themselves; absent: as the train settings say
     sharding: dict[str, SharingOut] = Field(default_factory=dict)
-    # of the keys that share out `parameters`, those that stay whole from a slice's forward pass to its
-    # backward pass: in a file alone; here `sharding` says it
     sharding_kept: tuple[str, ...] = ()
-    # of each device, how much it has of what devices share out: of each component, among those that hold it,
-    # a range in proportion to its own; absent: equal ranges
     shard_weights: tuple[Annotated[int, Field(ge=1, le=LARGEST_WEIGHT)], ...] = ()
-    # whether what devices of several nodes sum and gather may go inside of these and between them by itself
     sums_by_node: bool = True
     waves: Annotated[tuple[Wave, ...], Field(min_length=1)]
-    # where not every step runs all tasks: a plan for each set of tasks that some steps run
     task_sets: tuple[PlannedSet, ...] = ()
-    # where `local_sgd` has islands: all else is of each of them
     islands: PlannedIslands | None = None
     _joint: Joint | None = PrivateAttr(default=None)
     _member: int = PrivateAttr(default=0)
@@ -290,7 +346,7 @@ class Plan(TrainedArtifact):
 
     @property
     def outer_share_s(self) -> float:
-        """Of an iteration's mean seconds, what outer steps are; nothing without islands."""
+        """Seconds that outer steps add to an iteration on average; nothing without islands."""
         if self.islands is None or self.local_sgd is None:
             return 0.0
         return self.islands.outer_step_s / (self.local_sgd.every * self.accumulate)

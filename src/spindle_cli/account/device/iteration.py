@@ -156,7 +156,9 @@ class KeptCasts:
             self.num_bytes = sum(self._of_ops.values())
 
     def staying(self, part: Part, run: Run) -> float:
-        """Bytes of each op of a run that do not go with its backward pass, as a later forward pass uses them."""
+        """Bytes of each op of a run that do not go with its backward pass, as a later forward pass uses
+        them.
+        """
         if not self.are_kept or not any(self._to_come[kind] > 0 for kind in run.trained):
             return 0.0
         return part.needs[run.segment][1].cast

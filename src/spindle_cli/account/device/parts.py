@@ -56,7 +56,9 @@ class KnownUses:
     def kinds(
         self, parts: Sequence[Part], slices: Sequence[SliceShape], *, op_by_op: bool, ends_apart: bool
     ) -> Kinds:
-        """The kinds of the parts of these slices. They do not depend on devices, times and numbers of shares."""
+        """The kinds of the parts of these slices. They do not depend on devices, times and numbers of
+        shares.
+        """
         shapes = tuple(
             (piece.metaop, piece.ops, piece.tp, piece.recompute, piece.selective, piece.offload)
             for piece in slices
