@@ -67,6 +67,17 @@ def test_every_key_of_a_page_has_a_meaning(page: Path) -> None:
     assert [key for key, meaning in rows if not meaning.strip()] == []
 
 
+def test_every_key_of_a_schema_has_a_meaning() -> None:
+    bare = [
+        f"{kind}: {name}.{key}"
+        for kind, made in make_schemas().all_schemas().items()
+        for name, model in {kind: made, **made.get("$defs", {})}.items()
+        for key, said in model.get("properties", {}).items()
+        if not said.get("description")
+    ]
+    assert not bare
+
+
 def test_docstrings_describe_keys_that_there_are() -> None:
     script = make_schemas()
     for model in _models_of(script.ARTIFACTS):

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
 
 class CurveSummary(BaseModel):
-    """One MetaOp of a `ProfileSummary`; errors and spread are relative, null with too few points."""
+    """One MetaOp of a profile. Errors and spread are relative, null with too few points.
+
+    Attributes:
+        name: Its name.
+        num_ops: How many ops it has.
+        num_devices: Numbers of devices of its best allocations.
+        op_s: Seconds of an op on each of these.
+        spread: The largest spread of a measured point.
+        leave_one_out_error: Median error of the fit at a point that it does not know.
+        worst_error: Largest error of the fit at such a point.
+    """
 
     name: str
     num_ops: int
@@ -28,7 +38,16 @@ class CurveSummary(BaseModel):
 
 
 class ProfileSummary(Artifact):
-    """What `spindle profile --json` prints."""
+    """What `spindle profile --json` prints.
+
+    Attributes:
+        profile: The profile file.
+        workload: The workload's name.
+        fingerprint: Hash of its MetaGraph.
+        device: Name of the device.
+        sources: How points were obtained.
+        metaops: One entry for each MetaOp.
+    """
 
     KIND: ClassVar[str] = "profile-summary"
 

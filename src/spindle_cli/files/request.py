@@ -38,36 +38,41 @@ class RunRequest(Artifact):
     """One run of a plan, as every worker of it reads it. All paths are absolute.
 
     Attributes:
-        plan: the plan file.
-        workload: source of the workload (file or function), as `workload.load` takes it.
-        steps: iterations to train; None: as many as the workload's train settings say.
-        memo: what the launcher has just found of the workload (workload/memo.py), for workers to read; None:
+        plan: The plan file.
+        workload: Source of the workload (file or function), as `workload.load` takes it.
+        memo: What the launcher has just found of the workload (workload/memo.py), for workers to read; None:
             they find it all by themselves.
-        run_dir: where metrics.jsonl, predicted.json, checkpoints/ and workers/ go. It exists.
-        resume: go on from the newest checkpoint in `run_dir`. `resume_step`: from the one after this step.
-        begin_from: where there is nothing to resume, begin from the checkpoint of this other run, possibly of
-            other tasks. `begin_step`: after this step; None: from its newest.
-        checkpoint_every: steps from one checkpoint to the next; None: only at the end. `keep`: how many are
-            kept. `async_checkpoints`: they are written while training goes on.
-        datasets: what was seen of each task's data, for the checkpoints.
-        device_type: torch device type of every worker, 'cpu' or 'cuda'.
-        backend: of torch.distributed, 'gloo' or 'nccl'.
-        threads: torch threads of each process.
-        timeout_s: seconds without an answer after which a collective or transfer fails.
-        dtype: convert every floating-point parameter, buffer and batch field to this; None: leave them be.
-        no_randomness: dropout drops nothing, and other draws are their means.
-        timeline_steps: so many of the last steps go into timeline.json. `traces`: with the time that each sum
-        and
-            gather takes, which costs a little.
-        begun_s, started_s: when the command began, and when it started the workers (seconds since the epoch);
-            None where nobody measures.
-        islands: groups of workers, in the order of their ranks, that train copies of the model
-            (`train.local_sgd`). `island`: which of them a request is for, as its workers see it; what it
-            writes is in `island_dir`. `outer_every`: steps from one average of them to the next, in
-            place of what the train settings say.
-        script: a script of the user's, which the workers run instead of training by themselves, and
-            `script_args`: its arguments; None: there is none.
-        capture_dir: where each rank writes what `verify` compares (see `capture_path`); None: nothing.
+        steps: Iterations to train; None: as many as the workload's train settings say.
+        run_dir: Where metrics.jsonl, predicted.json, checkpoints/ and workers/ go. It exists.
+        resume: Go on from the newest checkpoint in `run_dir`.
+        resume_step: Go on from the checkpoint after this step instead.
+        begin_from: Where there is nothing to resume, begin from the checkpoint of this other run, possibly of
+            other tasks.
+        begin_step: Begin from its checkpoint after this step; null: from its newest.
+        checkpoint_every: Steps from one checkpoint to the next; null: only at the end.
+        keep: How many checkpoints are kept.
+        async_checkpoints: Whether they are written while training goes on.
+        datasets: What was seen of each task's data, for the checkpoints.
+        device_type: Torch device type of every worker, 'cpu' or 'cuda'.
+        backend: Of torch.distributed, 'gloo' or 'nccl'.
+        threads: Torch threads of each process.
+        timeout_s: Seconds without an answer after which a collective or transfer fails.
+        dtype: Convert every floating-point parameter, buffer and batch field to this; None: leave them be.
+        no_randomness: Dropout drops nothing, and other draws are their means.
+        timeline_steps: So many of the last steps go into timeline.json.
+        traces: Whether it has the time that each sum and gather takes, which costs a little.
+        begun_s: When the command began, and when it started the workers (seconds since the epoch); None where
+            nobody measures.
+        started_s: When the command began, and when it started the workers (seconds since the epoch); None
+            where nobody measures.
+        islands: Groups of workers, in the order of their ranks, that train copies of the model
+            (`train.local_sgd`).
+        island: Which of them a request is for, as its workers see it; what it writes is in `island_dir`.
+        outer_every: Steps from one average of them to the next, in place of what the train settings say.
+        script: A script of the user's, which the workers run instead of training by themselves; null: there
+            is none.
+        script_args: Its arguments.
+        capture_dir: Where each rank writes what `verify` compares (see `capture_path`); None: nothing.
     """
 
     KIND: ClassVar[str] = "run-request"
@@ -113,18 +118,19 @@ class WorkerError(Artifact):
     """The error that ended one worker, written to `error_path` before it exits.
 
     Attributes:
-        rank: of the worker.
-        type: name of the exception's class.
-        message: for people; with `hint` it is all that is shown of a `SpindleError`.
+        rank: Of the worker.
+        type: Name of the exception's class.
+        message: What has failed, for people.
+        hint: What to do about it; with `message` all that is shown of a `SpindleError`.
         place: 'file:line in function' of the innermost frame in the user's own code, else of all frames.
-        traceback: the whole of it, for the log; None where `self_explaining`.
-        lost_peer: it lost its connection to another worker, so that one's error is what matters.
-        timed_out: and that because the other did not answer in time.
-        may_pass: what failed is outside of the program (a disk, a network, a device), so that to start again
+        traceback: The whole of it, for the log; None where `self_explaining`.
+        lost_peer: It lost its connection to another worker, so that one's error is what matters.
+        timed_out: And that because the other did not answer in time.
+        may_pass: What failed is outside of the program (a disk, a network, a device), so that to start again
             may help.
-        self_explaining: the exception is a `SpindleError`: its message stands without a traceback.
-        exit_code: what the command should end with.
-        time_s: seconds since the epoch, to tell the first error from those that follow from it.
+        self_explaining: The exception is a `SpindleError`: its message stands without a traceback.
+        exit_code: What the command should end with.
+        time_s: Seconds since the epoch, to tell the first error from those that follow from it.
     """
 
     KIND: ClassVar[str] = "worker-error"

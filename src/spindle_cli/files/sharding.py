@@ -38,7 +38,13 @@ LARGEST_WEIGHT = 1_000_000
 
 
 class WeightReport(Model):
-    """Each of devices [first, last], of type `device`, has a range in proportion to `weight`."""
+    """How much of what devices share out each of some devices has.
+
+    Attributes:
+        devices: The first and the last device.
+        device: Their type.
+        weight: What their ranges are in proportion to.
+    """
 
     devices: tuple[int, int]
     device: str

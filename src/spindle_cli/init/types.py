@@ -83,9 +83,13 @@ class TaskDraft:
 class Block(Model):
     """A class of which a model repeats equal modules: a candidate for `operators`.
 
-    `module`, `name`: where the class is imported from. `count`: modules of it; `equal`: of these, the most
-    that are equal in all shapes. `first`: the first one's dotted name, behind the task's. `parameters`: of
-    all of them, each counted once.
+    Attributes:
+        module: Module that the class is imported from.
+        name: Its name there.
+        count: Modules of it.
+        equal: Of these, the most that are equal in all shapes.
+        first: The first one's dotted name, behind the task's.
+        parameters: Parameters of all of them, each counted once.
     """
 
     module: str
@@ -97,7 +101,13 @@ class Block(Model):
 
 
 class InitTask(Model):
-    """A task of an `InitReport`: its batch's fields with the shapes of one sample, and its loss."""
+    """A task of the workload that was written.
+
+    Attributes:
+        name: Its name.
+        fields: Its batch's fields, with the shape of one sample of each.
+        loss: Its loss, as the stub says it.
+    """
 
     name: str
     fields: dict[str, tuple[int, ...]]
@@ -105,7 +115,13 @@ class InitTask(Model):
 
 
 class CoupledOp(Model):
-    """An op whose samples depend on each other, and why."""
+    """An op whose samples depend on each other.
+
+    Attributes:
+        task: Its task.
+        op: Its name.
+        because: Why.
+    """
 
     task: str
     op: str
@@ -113,9 +129,17 @@ class CoupledOp(Model):
 
 
 class InitReport(Artifact):
-    """What `spindle init --json` prints. `metaops`: of the workload as written, with their ops.
+    """What `spindle init --json` prints.
 
-    `has_measured`: the cluster file is new; else it was there, and is as it was.
+    Attributes:
+        workload: The workload file.
+        stub: The Python file with the function that it names.
+        cluster: The cluster file.
+        has_measured: Whether the cluster file is new; else it was there, and is as it was.
+        tasks: The tasks.
+        operators: Classes of which the model repeats equal modules, which the workload names as operators.
+        coupled: Ops that run whole.
+        metaops: By MetaOp of the workload as written, how many ops it has.
     """
 
     KIND: ClassVar[str] = "init"

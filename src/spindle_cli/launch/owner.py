@@ -92,11 +92,14 @@ class Owner(Artifact):
     """A claim to a run's folder.
 
     Attributes:
-        run: the same for all nodes of one launch, and for no other.
-        node_rank: of the node that claims.
-        host, pid: of the launcher's process. `space`: where the id means this process. `started_s`: when the
-            process was started, and `since_s`: when it claimed (seconds since the epoch).
-        ended: it is a claim no more.
+        run: The same for all nodes of one launch, and for no other.
+        node_rank: The node that claims.
+        host: The host of the launcher's process.
+        pid: The id of that process.
+        space: Where the id means this process.
+        started_s: When the process was started, in seconds since the epoch.
+        since_s: When it claimed.
+        ended: Whether it is a claim no more.
     """
 
     KIND: ClassVar[str] = "owner"

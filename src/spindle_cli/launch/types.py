@@ -71,14 +71,17 @@ class Launch(Artifact):
     """One node's part of a run: the file to write, the command to start, and what its environment adds.
 
     Attributes:
-        num_nodes, node_rank: of the run; this is node `node_rank`.
-        processes: workers on this node, one per device.
-        run_dir: the run's folder; made if missing.
-        request_file: where `request` is written for the workers.
-        environment: variables added to the launcher's own.
-        argv: the command; its output goes to `log`, each worker's to a log of its own beside it.
-        exits_file: where the command tells which workers died, and how.
-        restarts: how often this is started again, from the newest checkpoint, after a worker was lost.
+        num_nodes: Nodes of the run.
+        node_rank: Which of them this is.
+        processes: Workers on this node, one per device.
+        run_dir: The run's folder; made if missing.
+        request_file: Where `request` is written for the workers.
+        request: What all workers read.
+        environment: Variables added to the launcher's own.
+        argv: The command.
+        log: Where the command's output goes; each worker's goes to a log of its own beside it.
+        exits_file: Where the command tells which workers died, and how.
+        restarts: How often this is started again, from the newest checkpoint, after a worker was lost.
     """
 
     KIND: ClassVar[str] = "launch"

@@ -17,9 +17,13 @@ from spindle_cli.units import counted, format_bytes, format_seconds
 
 
 class SetReport(Model):
-    """Of the steps that run the same tasks: which part of all steps they are, and what is predicted of one.
+    """What is predicted of the steps that run the same tasks.
 
-    `peak_memory_bytes`: on the fullest device.
+    Attributes:
+        tasks: The tasks.
+        share: Which part of all steps they are.
+        iteration_s: Seconds of such a step.
+        peak_memory_bytes: Bytes on the fullest device.
     """
 
     tasks: tuple[str, ...]
@@ -29,14 +33,26 @@ class SetReport(Model):
 
 
 class PlanReport(Artifact):
-    """The document of `spindle plan --json`. `gap`: share by which `compute_s` is above `lower_bound_s`.
+    """The document of `spindle plan --json`.
 
-    Where not every step runs all tasks, `predicted` is of one that would, `mean_iteration_s` the mean of all
-    steps by the shares of `task_sets`, and `peak_memory_bytes` the most that a device needs in any.
-    `islands`: where these average now and then alone, what that takes; all else is of one of them.
-    `shard_weights`: how much of what devices share out each has, where that is not the same for all.
-    `memory`: of the fullest device at its fullest moment, by what takes it; empty where steps run several
-    sets of tasks.
+    Attributes:
+        plan: The plan file.
+        strategy: Which strategy made it.
+        num_devices: Devices of the cluster; with islands, of each of them.
+        num_slices: Slices of the plan.
+        num_waves: Waves of the plan.
+        gap: Share by which `compute_s` is above `lower_bound_s`.
+        predicted: What is predicted; where not every step runs all tasks, of one that would.
+        mean_iteration_s: Mean seconds of all steps, by the shares of `task_sets`.
+        peak_memory_bytes: The most bytes that a device needs in any step.
+        micro_batches: By task, into how many micro-batches its batch is cut.
+        sharding: By key of parameters, what devices share out.
+        shard_weights: How much of what devices share out each has, where that is not the same for all.
+        memory: Bytes of the fullest device at its fullest moment, by what takes them; empty where steps run
+            several sets of tasks.
+        task_sets: The sets of tasks that steps run, where not every step runs all.
+        islands: Where these average only now and then, what that takes; all else is of one of them.
+        notes: What the planner has to say.
     """
 
     KIND: ClassVar[str] = "planned"

@@ -18,7 +18,15 @@ DeviceRun = tuple[int, int]
 
 
 class ClusterView(Model):
-    """The cluster. `node_starts`: the first device of each node; `memory_bytes`: of the smallest device."""
+    """The cluster.
+
+    Attributes:
+        name: Its name.
+        device: The type of its devices.
+        num_devices: How many there are.
+        node_starts: The first device of each node.
+        memory_bytes: Bytes of the smallest device.
+    """
 
     name: str
     device: str
@@ -30,8 +38,17 @@ class ClusterView(Model):
 class MetaOpView(Model):
     """A MetaOp and its curve.
 
-    `short`: its name without the task. `curve`: of the profile, or only the points that the plan uses.
-    `device_s`: seconds of its slices times their devices.
+    Attributes:
+        name: Its name.
+        short: Its name without the task.
+        task: Its task.
+        component: Key of its parameters, or its own name.
+        num_ops: How many ops it has.
+        batch_size: Samples of a batch.
+        inputs: The MetaOps that it takes from.
+        curve: Points of the profile, or only those that the plan uses.
+        fit: The fit through them; null: there is none.
+        device_s: Seconds of its slices times their devices.
     """
 
     name: str
@@ -49,13 +66,24 @@ class MetaOpView(Model):
 class SliceView(Model):
     """A slice as planned.
 
-    `backward_s`: start and end of its backward pass, where the plan tells passes apart; `start_s` and `end_s`
-    are then of the forward pass. `part`: ' 2/4', which of how many micro-batches it is of.
-
-    `rows`: offsets of its shares into the batch, or micro-batch, where they are not equal.
-
-    `task_row`, `component_row`: where it is drawn when the rows are tasks or components: as many rows as
-    it has devices, from this one on.
+    Attributes:
+        metaop: Its MetaOp.
+        ops: The first op, and the one behind the last.
+        wave: Its wave.
+        runs: Its devices.
+        num_devices: How many these are.
+        dp: Shares of the batch.
+        tp: Devices that hold each.
+        rows: Offsets of its shares into the batch, or micro-batch, where they are not equal.
+        part: ' 2/4': which of how many micro-batches it is of.
+        recompute: Whether activations are recomputed.
+        selective: Whether what takes longest is kept nevertheless.
+        offload: Ranges of ops whose activations are in host memory.
+        start_s: When it starts; its forward pass, where there is `backward_s`.
+        end_s: When it ends.
+        backward_s: Start and end of its backward pass, where the plan tells passes apart.
+        task_row: Where it is drawn when rows are tasks: as many rows as it has devices, from this one on.
+        component_row: The same when rows are components.
     """
 
     metaop: int
@@ -78,7 +106,13 @@ class SliceView(Model):
 
 
 class Band(Model):
-    """The rows of one task or component: `num_rows` of them, from `first_row` on."""
+    """The rows of one task or component.
+
+    Attributes:
+        name: Its name.
+        first_row: The first row.
+        num_rows: How many rows.
+    """
 
     name: str
     first_row: int
@@ -89,15 +123,19 @@ class Happening(Sparse):
     """What devices do at the same time in the simulated iteration, or what one does in a measured one.
 
     Attributes:
-        kind: forward and backward are computes of `slice`. A transfer carries an activation to `slice` from
+        kind: Forward and backward are computes of `slice`. A transfer carries an activation to `slice` from
             `source_slice`, or a gradient back the same way. A wait is before `slice`, or before the optimizer
             step where that is None. The optimizer updates all parameters of its devices. Measured alone: a
             gather of a parameter group's new values; data, a wait for the input pipeline.
-        runs: the devices; of a transfer, senders and receivers.
-        cause: what a wait is for.
-        is_gradient: a transfer on the way back.
-        num_bytes: of all transfers or sums in it together.
-        count: how many transfers.
+        start_s: When it starts.
+        end_s: When it ends.
+        runs: The devices; of a transfer, senders and receivers.
+        slice: The slice that it is of.
+        source_slice: Where a transfer comes from.
+        cause: What a wait is for.
+        is_gradient: A transfer on the way back.
+        num_bytes: Of all transfers or sums in it together.
+        count: How many transfers.
     """
 
     kind: Literal["forward", "backward", "transfer", "sum", "wait", "optimizer", "gather", "data"]
@@ -116,7 +154,14 @@ class Happening(Sparse):
 
 
 class DeviceUse(Model):
-    """What each device of a run does in the simulated iteration; the three make up the whole of it."""
+    """What each device of a run does in the simulated iteration; the three times make up the whole of it.
+
+    Attributes:
+        run: The devices.
+        compute_s: Seconds that it computes.
+        waiting_s: Seconds that it waits.
+        done_early_s: Seconds behind its last action.
+    """
 
     run: DeviceRun
     compute_s: float
@@ -125,9 +170,14 @@ class DeviceUse(Model):
 
 
 class WaitTotal(Model):
-    """Device-seconds that a MetaOp's slices wait for another's; None: the optimizer step, gradient sums.
+    """Device-seconds that a MetaOp's slices wait for another's.
 
-    `moving_share`: of them, the share in which what they wait for was on its way.
+    Attributes:
+        waiter: The MetaOp that waits; null: the optimizer step.
+        source: What it waits for; null: gradient sums.
+        cause: What a wait is for.
+        device_s: How many device-seconds.
+        moving_share: The share of them in which what they wait for was on its way.
     """
 
     waiter: str | None
@@ -138,9 +188,16 @@ class WaitTotal(Model):
 
 
 class Timeline(Model):
-    """One simulated step, `iteration_s` long, of so many `batches`.
+    """One simulated step.
 
-    `use` covers every device; `waits` are the largest, most first.
+    Attributes:
+        iteration_s: How long it is.
+        batches: Batches in it.
+        mean_use: Share of it in which devices compute.
+        transferred_bytes: Bytes that devices send in it.
+        happenings: What happens in it.
+        use: What each device does; covers every device.
+        waits: The largest waits, most first.
     """
 
     iteration_s: float
@@ -153,7 +210,13 @@ class Timeline(Model):
 
 
 class HeldRange(Model):
-    """The least and the most that each device of a run holds in the simulated step."""
+    """The least and the most that each device of a run holds in the simulated step.
+
+    Attributes:
+        run: The devices.
+        least_bytes: The least.
+        most_bytes: The most.
+    """
 
     run: DeviceRun
     least_bytes: int
@@ -164,13 +227,14 @@ class ClusterWork(Model):
     """What all devices of a plan together compute over its simulated step, and what each holds.
 
     Attributes:
-        is_this: the plan of the report.
-        step_s: seconds of the step, of all its batches.
+        strategy: Which strategy made the plan.
+        is_this: The plan of the report.
+        step_s: Seconds of the step, of all its batches.
         flops_per_s: [seconds, floating-point operations per second from then on], ascending; forward and
             backward, nothing counted that is done again. None where the profile has not counted them.
-        mean_flops_per_s: over the step; `peak_share`: as a share of all devices' published peak, None where
-            that is not known.
-        memory: covers every device.
+        mean_flops_per_s: Mean over the step.
+        peak_share: The mean as a share of all devices' published peak; null: that is not known.
+        memory: Covers every device.
     """
 
     strategy: str
@@ -183,7 +247,19 @@ class ClusterWork(Model):
 
 
 class MemoryUse(Model):
-    """Predicted peak bytes of each device of a run, by what takes them, and what it has."""
+    """Predicted peak bytes of each device of a run, by what takes them, and what it has.
+
+    Attributes:
+        run: The devices.
+        parameter_bytes: Of parameters.
+        gradient_bytes: Of gradients.
+        optimizer_bytes: Of optimizer state.
+        activation_bytes: Of activations.
+        buffer_bytes: Of buffers.
+        allocator_bytes: What torch's allocator holds beyond the tensors.
+        outside_bytes: What is outside of it: the reserve, and communicators.
+        capacity_bytes: What a device has.
+    """
 
     run: DeviceRun
     parameter_bytes: int
@@ -199,7 +275,11 @@ class MemoryUse(Model):
 class StrategyView(Model):
     """A strategy's plan for the same profile and cluster, or why it has none.
 
-    `is_this`: the plan of the report.
+    Attributes:
+        strategy: The strategy.
+        is_this: Whether it is the plan of the report.
+        predicted: What is predicted; null: there is no plan.
+        failure: Why there is none.
     """
 
     strategy: str
@@ -212,15 +292,23 @@ class StepPoint(Sparse):
     """Means over consecutive steps, `step` the last of them; what is not known is left out.
 
     Attributes:
-        loss, task_losses: None where one of the steps' is not finite.
-        loss_range, task_loss_ranges, iteration_range_s: the least and the most of the steps; of losses, of
-            those that are finite. Left out where there is one step.
-        flops_per_s: floating-point operations of a device in the mean, forward and backward, from what the
+        step: The last of the steps.
+        loss: None where one of the steps' is not finite.
+        loss_range: The least and the most of the steps; of losses, of those that are finite. Left out where
+            there is one step.
+        task_losses: None where one of the steps' is not finite.
+        task_loss_ranges: The least and the most of the steps; of losses, of those that are finite. Left out
+            where there is one step.
+        iteration_s: Mean seconds of an iteration.
+        iteration_range_s: The least and the most of the steps; of losses, of those that are finite. Left out
+            where there is one step.
+        flops_per_s: Floating-point operations of a device in the mean, forward and backward, from what the
             profile has counted (costs/work.py).
-        peak_share: the same as a share of the devices' published peak.
-        least_memory_bytes, most_memory_bytes: of all ranks and steps.
-        data_wait_s: for which the rank that waited longest for its data did so; `data_wait_most_s`: of the
-            step in which that was most.
+        peak_share: `flops_per_s` as a share of the devices' published peak.
+        least_memory_bytes: Of all ranks and steps.
+        most_memory_bytes: Of all ranks and steps.
+        data_wait_s: Seconds for which the rank that waited longest for its data did so.
+        data_wait_most_s: The same of the step in which that was most.
     """
 
     step: int
@@ -239,7 +327,16 @@ class StepPoint(Sparse):
 
 
 class EvaluationPoint(Model):
-    """A task evaluated after `step` steps. What is not finite is None."""
+    """A task evaluated. What is not finite is null.
+
+    Attributes:
+        step: After how many steps.
+        task: The task.
+        num_samples: On how many samples.
+        loss: Its loss.
+        metrics: Its metrics, by name.
+        seconds: How long it took.
+    """
 
     step: int
     task: str
@@ -250,9 +347,12 @@ class EvaluationPoint(Model):
 
 
 class Attempt(Model):
-    """The workers were started, at `time_s` (since the epoch), to go on after `step` steps.
+    """A start of the workers.
 
-    `cause`: why the attempt before failed; None where there was none, or the launch before had ended.
+    Attributes:
+        time_s: When, in seconds since the epoch.
+        step: After how many steps they went on.
+        cause: Why the attempt before failed; null: there was none, or the launch before had ended.
     """
 
     time_s: float
@@ -261,7 +361,13 @@ class Attempt(Model):
 
 
 class TimePair(Model):
-    """A predicted and a measured time."""
+    """A predicted and a measured time.
+
+    Attributes:
+        name: What it is of.
+        predicted_s: Predicted seconds.
+        measured_s: Measured seconds.
+    """
 
     name: str
     predicted_s: float
@@ -272,7 +378,9 @@ class SetPair(TimePair):
     """Predicted and measured times of the steps that ran just these tasks, where steps run several sets of
     them.
 
-    `steps`: how many the times are the median of.
+    Attributes:
+        tasks: The tasks.
+        steps: How many steps the times are the median of.
     """
 
     tasks: tuple[str, ...]
@@ -280,7 +388,15 @@ class SetPair(TimePair):
 
 
 class MeasuredDevice(Model):
-    """Where one device's measured iteration went: seconds of the median step."""
+    """Where one device's measured iteration went: seconds of the median step.
+
+    Attributes:
+        device: Its number.
+        compute_s: Seconds that it computed.
+        wait_s: Seconds that it waited for others.
+        data_s: Seconds that it waited for data.
+        optimizer_s: Seconds of the optimizer's step.
+    """
 
     device: int
     compute_s: float
@@ -290,9 +406,13 @@ class MeasuredDevice(Model):
 
 
 class MeasuredIteration(Model):
-    """One step of a run (counted from 1) as it was measured.
+    """One step of a run as it was measured.
 
-    `clock_error_s`: no two devices' times are further apart than twice this for the clocks' sake.
+    Attributes:
+        step: Which step, counted from 1.
+        iteration_s: How long it was.
+        clock_error_s: No two devices' times are further apart than twice this for the clocks' sake.
+        happenings: What devices did in it.
     """
 
     step: int
@@ -305,15 +425,22 @@ class RunView(Model):
     """A run by this plan.
 
     Attributes:
-        last_step: that it has done; None before the first.
-        steps_per_point: steps behind each of `points`.
-        tasks: of all points.
-        predicted_s: of a step, as the plan predicts it; None where the plan is not known.
-        iteration: where steps run several sets of tasks, means over the steps.
-        task_sets: of the sets that ran, in the order in which they first did; empty where every step runs all
+        folder: The run's folder.
+        num_steps: Steps that are known.
+        last_step: That it has done; None before the first.
+        tasks: Of all points.
+        predicted_s: Of a step, as the plan predicts it; None where the plan is not known.
+        steps_per_point: Steps behind each of `points`.
+        points: Means over consecutive steps.
+        measured_steps: How many steps the medians below are over; null: the run has not ended.
+        iteration: Where steps run several sets of tasks, means over the steps.
+        task_sets: Of the sets that ran, in the order in which they first did; empty where every step runs all
             tasks.
-        evaluations: in order of steps.
-        attempts: each start of its workers; empty for runs of older versions.
+        metaops: Predicted and measured times of each MetaOp.
+        devices: Where the time of each device went.
+        timeline: A step as it was measured; null: the run has left none.
+        evaluations: In order of steps.
+        attempts: Each start of its workers; empty for runs of older versions.
     """
 
     folder: str
@@ -337,13 +464,26 @@ class ReportData(Artifact):
     """The document of `spindle report --json`.
 
     Attributes:
-        gap: how far `compute_s` is above the lower bound, as a share of it; None if the bound is zero.
-        violations: what `spindle check` says against the plan; with any, there is no timeline.
-        has_profile: the curves are the whole profile's.
-        task_bands, component_bands: the rows when they are tasks or components.
+        workload: The workload's name.
+        strategy: Which strategy made the plan.
+        plan_sha256: Of the plan.
+        cluster: The cluster.
+        predicted: What the plan predicts.
+        gap: How far `compute_s` is above the lower bound, as a share of it; None if the bound is zero.
+        num_waves: Waves of the plan.
+        notes: What the planner has to say.
+        violations: What `spindle check` says against the plan; with any, there is no timeline.
+        has_profile: The curves are the whole profile's.
+        metaops: The MetaOps.
+        slices: The slices.
+        task_bands: The rows when they are tasks or components.
+        component_bands: The rows when they are tasks or components.
+        memory: Predicted memory, by runs of devices.
+        timeline: The simulated step; null: the plan breaks rules.
         strategies: None without the profile.
-        work: of this plan, and of that of `sequential` if it is another and there is the profile; empty for a
+        work: Of this plan, and of that of `sequential` if it is another and there is the profile; empty for a
             plan that breaks rules.
+        run: The run that was given; null: none.
     """
 
     KIND: ClassVar[str] = "report"

@@ -17,7 +17,14 @@ from spindle_cli.show.grid import length_s
 
 
 class Allocation(Model):
-    """`num_ops` ops of a MetaOp on `dp` x `tp` devices, in shares of as many samples or not."""
+    """Ops of a MetaOp on `dp` x `tp` devices.
+
+    Attributes:
+        num_ops: How many ops.
+        dp: Shares of the batch.
+        tp: Devices that hold each.
+        equal_shares: Whether all shares have as many samples.
+    """
 
     num_ops: int
     dp: int
@@ -26,9 +33,18 @@ class Allocation(Model):
 
 
 class MetaOpSummary(Model):
-    """A MetaOp as planned. `busy_s`: its slices' seconds; `device_s`: those times their devices.
+    """A MetaOp as planned.
 
-    `batch_size`: None where the plan has no `metaops` to say it.
+    Attributes:
+        name: Its name.
+        task: Its task.
+        num_ops: How many ops it has.
+        batch_size: Samples of a batch; null where the plan has no `metaops` to say it.
+        allocations: What its ops run on, the widest first.
+        start_s: When its first slice starts.
+        end_s: When its last slice ends.
+        busy_s: Its slices' seconds.
+        device_s: These times their devices.
     """
 
     name: str
@@ -46,11 +62,27 @@ class ShowReport(Artifact):
     """The document of `spindle show --json`.
 
     Attributes:
-        gap: how far the schedule is above the lower bound, as a share of the bound; None if the bound is
+        strategy: Which strategy made the plan.
+        workload: The workload's name.
+        cluster: The cluster's name.
+        num_devices: Devices of the cluster.
+        num_waves: Waves of the plan.
+        num_slices: Slices of the plan.
+        iteration_s: Predicted seconds of an iteration.
+        compute_s: When the schedule ends.
+        lower_bound_s: Seconds that no schedule can be shorter than.
+        gap: How far the schedule is above the lower bound, as a share of the bound; None if the bound is
             zero.
-        device_use: share of the schedule in which each device runs a slice.
-        sharding: what is shared out of which parameters, where the plan says so.
-        shard_weights: how much of it each device has, where that is not the same for all.
+        device_use: Share of the schedule in which each device runs a slice.
+        peak_memory_bytes: Predicted bytes of each device at its fullest moment.
+        num_recomputed: Ops of all slices that are recomputed.
+        num_selective: Of these, ops that keep what takes longest.
+        num_offloaded: Ops whose activations are in host memory.
+        host_memory_bytes: Predicted bytes of activations in the memory of each node.
+        sharding: What is shared out of which parameters, where the plan says so.
+        shard_weights: How much of it each device has, where that is not the same for all.
+        metaops: One entry for each MetaOp.
+        notes: What the planner has to say.
     """
 
     KIND: ClassVar[str] = "show"
@@ -143,8 +175,14 @@ def _metaops(plan: Plan) -> tuple[MetaOpSummary, ...]:
 
 
 class CommunicatorView(Model):
-    """A communicator of a rank: what actions name as `on INDEX`. `memory_bytes`: of the rank's device.
-    `senders`: of messages, whose go over it.
+    """A communicator of a rank.
+
+    Attributes:
+        index: Its number: what actions name as `on INDEX`.
+        purpose: What it is for.
+        devices: Its devices.
+        memory_bytes: Bytes that it takes of the rank's device.
+        senders: Of messages, the devices whose go over it.
     """
 
     index: int
@@ -155,7 +193,13 @@ class CommunicatorView(Model):
 
 
 class RankReport(Artifact):
-    """One rank's program: its actions in their text form, in order, and its communicators."""
+    """One rank's program.
+
+    Attributes:
+        rank: The rank.
+        actions: Its actions in their text form, in order.
+        communicators: Its communicators.
+    """
 
     KIND: ClassVar[str] = "rank-program"
 

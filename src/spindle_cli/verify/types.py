@@ -128,9 +128,15 @@ class Difference(Model):
 
 
 class Check(Model):
-    """One kind of comparison: how many, the largest difference, and all that are beyond the tolerance.
+    """One kind of comparison.
 
-    `explained`: beyond the tolerance too, but not beyond what rounding alone moves in plain PyTorch.
+    Attributes:
+        what: What is compared.
+        compared: How many were.
+        tolerance: Relative difference that is allowed.
+        largest: The largest difference.
+        failures: All that are beyond the tolerance.
+        explained: Those beyond it, too, but not beyond what rounding alone moves in plain PyTorch.
     """
 
     what: What
@@ -170,15 +176,22 @@ class VerifyReport(Artifact):
     """The result of `spindle verify`, its document for `--json`.
 
     Attributes:
-        same: every check has passed.
-        no_randomness: both runs drew nothing.
-        rounding: where final parameters were beyond the tolerance, how far rounding alone moves them in plain
+        same: Every check has passed.
+        workload: The workload's name.
+        strategy: Which strategy made the plan.
+        workers: Workers of the run.
+        steps: Steps that both runs trained.
+        dtype: The arithmetic of both.
+        no_randomness: Both runs drew nothing.
+        checks: The comparisons.
+        rounding: Where final parameters were beyond the tolerance, how far rounding alone moves them in plain
             PyTorch (verify/rounding.py); their check's tolerance then rests on it. None where not needed.
-        islands: groups of devices that train copies of the model, each of which is compared with a plain one,
-            and `outer_every`: after so many steps they average; None: there is one group of all devices.
-        noise_floor: relative to the model's largest gradient; see `Noise`.
-        unused: parameters that no operator uses; neither run changes them.
-        draws: so often plain PyTorch was trained with operators that round once more
+        islands: Groups of devices that train copies of the model, each of which is compared with a plain one.
+        outer_every: After so many steps these average; null: there is one group of all devices.
+        noise_floor: Relative to the model's largest gradient; see `Noise`.
+        noise: Elements that are not compared, as their gradients are too close to zero.
+        unused: Parameters that no operator uses; neither run changes them.
+        draws: So often plain PyTorch was trained with operators that round once more
             (verify/comparing/spread.py), as differences were beyond the tolerances.
     """
 

@@ -43,7 +43,12 @@ class NotPortableError(Exception):
 
 
 class StateRecord(Model):
-    """A `rules.states.State`: the name of its class and its attributes."""
+    """A `rules.states.State` as data.
+
+    Attributes:
+        kind: Name of its class.
+        attributes: What the class has, by name.
+    """
 
     kind: Literal["Whole", "Batch", "Reduced", "Mixed"]
     attributes: dict[str, bool | int | str | None]
@@ -68,7 +73,16 @@ Packed = Annotated[JsonValue, AfterValidator(_can_be_unpacked)]
 
 
 class FindingsRecord(Model):
-    """`splitting.examine.Findings` of one call; values as `packed` gives them."""
+    """`splitting.examine.Findings` of one call; values as `packed` gives them.
+
+    Attributes:
+        results: What the call gives for each size of the batch; null: it failed.
+        states: How every tensor in a result treats the samples of the batch.
+        why_not: Why the call must not be split, whatever it gives.
+        changed: Parameters and buffers that it changes.
+        draws_own: Whether it draws from a generator that somebody holds.
+        kept: What it leaves for the next call where no checkpoint has it.
+    """
 
     results: tuple[Packed, ...] | None
     states: tuple[StateRecord, ...]
@@ -79,8 +93,12 @@ class FindingsRecord(Model):
 
 
 class FlowRecord(Model):
-    """How gradients flow through an op (`metaops/gradients.py`): the places of the inputs that it gives one
-    for, and whether its forward asks for gradients itself; `is_seen`: it could be run.
+    """How gradients flow through an op (`metaops/gradients.py`).
+
+    Attributes:
+        given: Places of the inputs that it gives a gradient for.
+        asks: Whether its forward asks for gradients itself.
+        is_seen: Whether it could be run.
     """
 
     given: tuple[int, ...]

@@ -45,8 +45,14 @@ class Evaluation(Model):
 
 
 class EvaluationTimes(Model):
-    """How long a task's evaluations on so many samples were predicted to take, and the median of the `times`
-    that they took. `predicted_s`: None where the plan does not know what the task takes.
+    """How long a task's evaluations on so many samples were predicted to take, and took.
+
+    Attributes:
+        task: The task.
+        num_samples: On how many samples.
+        times: How often it was evaluated.
+        predicted_s: Predicted seconds; null: the plan does not know what the task takes.
+        measured_s: The median of the seconds that they took.
     """
 
     task: str

@@ -23,16 +23,20 @@ class MeasuredSpan(Sparse):
     """Something that a device did from `start_s` to `end_s`.
 
     Attributes:
-        kind: forward and backward compute `slice`. A transfer takes an activation from `source_slice` to
+        kind: Forward and backward compute `slice`. A transfer takes an activation from `source_slice` to
             `slice`, or a gradient back the same way; it lasts from when this device, its sender, posts it to
             when the taker has it and uses it. A sum is of a parameter group's gradients, a gather of its new
             values. Data: waiting for the input pipeline.
-        slice: of a wait, the slice that waits; None: the step.
-        cause: of a wait, what is waited for; before a slice or one of its ops runs forward that may also be
+        start_s: When it began.
+        end_s: When it ended.
+        slice: Of a wait, the slice that waits; None: the step.
+        source_slice: Where a transfer comes from.
+        is_gradient: Whether a transfer is on the way back.
+        cause: Of a wait, what is waited for; before a slice or one of its ops runs forward that may also be
             new values of its parameters. `leaving`: what the device has sent, and gives up.
-        peer: of a transfer, the device that takes it.
-        group: of a sum or gather, which of the parameter groups of all programs.
-        num_bytes: of transfers, sums and gathers; of transfers as the plan predicts them.
+        peer: Of a transfer, the device that takes it.
+        group: Of a sum or gather, which of the parameter groups of all programs.
+        num_bytes: Of transfers, sums and gathers; of transfers as the plan predicts them.
     """
 
     kind: Literal["forward", "backward", "wait", "data", "optimizer", "transfer", "sum", "gather"]
@@ -61,9 +65,13 @@ class MeasuredSpan(Sparse):
 
 
 class MeasuredStep(Sparse):
-    """One step (counted from 1), or one of the batches of a step that has several, as long as it took rank 0.
+    """One step, or one of the batches of a step that has several, as long as it took rank 0.
 
-    `devices`: each one's spans, by their start.
+    Attributes:
+        step: Which step, counted from 1.
+        start_s: When it began.
+        end_s: When it ended.
+        devices: Each device's spans, by their start.
     """
 
     step: Annotated[int, Field(ge=1)]

@@ -36,13 +36,17 @@ class RunReport(Artifact):
     """The result of a run on one node: the document of `spindle launch --json`.
 
     Attributes:
-        steps: trained in this run. `first` and `last` of them; on a node without rank 0 and without a shared
-            disk,
-            none are known here.
-        samples_per_s: of all tasks together, over the median step.
-        evaluations: of each task that was evaluated, predicted against measured.
-        files: what the run has left, by what it is.
-        skipped: of the steps, so many changed nothing, as a gradient overflowed; None: no loss was scaled.
+        run_dir: The run's folder.
+        node_rank: Which node this is.
+        workers: Workers of this node.
+        steps: Steps trained in this run.
+        first: The first of them; null on a node without rank 0 and without a shared disk.
+        last: The last of them.
+        samples_per_s: Of all tasks together, over the median step.
+        predicted_vs_measured: The run's predicted.json.
+        evaluations: Of each task that was evaluated, predicted against measured.
+        files: What the run has left, by what it is.
+        skipped: Of the steps, so many changed nothing, as a gradient overflowed; None: no loss was scaled.
     """
 
     KIND: ClassVar[str] = "run-report"

@@ -16,11 +16,16 @@ EVERY = (1, 10, 50, 100, 200, 500, 1000)
 
 
 class OuterSteps(Model):
-    """With an outer step after every `every` steps, mean figures of an iteration.
+    """With an outer step after every `every` steps, mean figures of an iteration. What is saved is below 0
+    where it takes longer.
 
-    `bytes_per_iteration`: of the device that sends most, to all its counterparts. `saved_s`: against the time
-    with gradients summed over all devices in every step; None where nobody knows it. `saved_to_every_step_s`:
-    against an outer step after every step. Both are below 0 where it takes longer.
+    Attributes:
+        every: Steps from one outer step to the next.
+        iteration_s: Mean seconds of an iteration.
+        bytes_per_iteration: Bytes that the device that sends most sends to all its counterparts.
+        saved_s: Seconds saved against gradients that are summed over all devices in every step; null: nobody
+            knows.
+        saved_to_every_step_s: Seconds saved against an outer step after every step.
     """
 
     every: int
@@ -31,10 +36,15 @@ class OuterSteps(Model):
 
 
 class InBits(Model):
-    """With so many bits of each number that is sent.
+    """What outer steps take with so many bits of each number that is sent.
 
-    `outer_step_bytes`: of the device that sends most. `saves_from`: the smallest `every` that takes less time
-    than summing gradients over all devices in every step; None where none does, or nobody knows.
+    Attributes:
+        bits: Bits of each number.
+        outer_step_s: Seconds of an outer step.
+        outer_step_bytes: Bytes that the device that sends most sends in it.
+        saves_from: The smallest `every` that takes less time than to sum gradients over all devices in every
+            step; null: none does, or nobody knows.
+        steps: The figures for several values of `every`.
     """
 
     bits: int
@@ -45,8 +55,16 @@ class InBits(Model):
 
 
 class OtherSettings(Model):
-    """`every`, `bits`: the plan's. `step_iterations`: batches of every task in a step (`train.accumulate`).
-    `inner_s`: an iteration without outer steps. `without_s`: with gradients summed over all devices.
+    """What outer steps take as the plan has them, and with other settings.
+
+    Attributes:
+        islands: How many islands there are.
+        every: The plan's `every`.
+        bits: The plan's `bits`.
+        step_iterations: Batches of every task in a step (`train.accumulate`).
+        inner_s: Seconds of an iteration without outer steps.
+        without_s: Seconds of an iteration with gradients summed over all devices; null: nobody knows.
+        of_bits: The figures for each number of bits.
     """
 
     islands: int

@@ -11,12 +11,17 @@ class IslandsReport(Model):
     """What outer steps take. Bytes are what an island sends to all others together.
 
     Attributes:
-        islands: how many; `devices_each`: of how many devices.
-        every: steps from one to the next; `bits`: of each number that is sent.
-        outer_step_bytes, outer_step_s: of each; `bytes_per_step`, `s_per_step`: of these, a step's part.
-        iteration_s: mean seconds of an iteration, with its part of an outer step.
-        without_s: where gradients are summed over all devices in every step; None: there is no such plan.
-        saved_s: the difference; below 0 where outer steps cost time.
+        islands: How many islands there are.
+        devices_each: Devices of each.
+        every: Steps from one outer step to the next.
+        bits: Bits of each number that is sent.
+        outer_step_bytes: Bytes of an outer step.
+        outer_step_s: Seconds of an outer step.
+        bytes_per_step: A step's part of these bytes.
+        s_per_step: A step's part of these seconds.
+        iteration_s: Mean seconds of an iteration, with its part of an outer step.
+        without_s: Where gradients are summed over all devices in every step; None: there is no such plan.
+        saved_s: The difference; below 0 where outer steps cost time.
     """
 
     islands: int

@@ -33,10 +33,14 @@ SOME_OPS = 1e-6
 
 
 class OnTypes(Model):
-    """An allocation of a MetaOp. `of_types`: devices of each type that it has; `tp` of them hold a share.
+    """An allocation of a MetaOp.
 
-    `priced`: its seconds and device-seconds at the program's prices, over the cheapest allocation's, less 1:
-    what it wastes.
+    Attributes:
+        of_types: Devices of each type that it has.
+        tp: Devices that hold a share.
+        op_s: Seconds of an op.
+        priced: Its seconds and device-seconds at the program's prices, over the cheapest allocation's, less
+            1: what it wastes.
     """
 
     of_types: dict[str, int]
@@ -46,7 +50,14 @@ class OnTypes(Model):
 
 
 class TypeShares(Model):
-    """Shares of as many samples on devices of one type, and when these are through with an op."""
+    """Shares of as many samples on devices of one type.
+
+    Attributes:
+        device: The type.
+        num_shares: How many shares there are.
+        samples: Samples of each.
+        share_s: When these are through with an op.
+    """
 
     device: str
     num_shares: int
@@ -55,8 +66,11 @@ class TypeShares(Model):
 
 
 class OneMore(Model):
-    """A slice with one more share on devices of a type, whether or not the cluster has them; None where the
-    batch has no sample for it, or nothing is known of such shares.
+    """A slice with one more share on devices of a type, whether or not the cluster has them.
+
+    Attributes:
+        device: The type.
+        op_s: Seconds of an op; null: the batch has no sample for it, or nothing is known of such shares.
     """
 
     device: str
@@ -66,9 +80,13 @@ class OneMore(Model):
 class Taken(OnTypes):
     """What the plan runs ops on.
 
-    `ops`: how many, of all micro-batches on average. `shares`: type after type. `best_cut_s`: an op's seconds
-    with the batch cut over these devices as well as can be; None where the profile does not know. `alone`: on
-    each single type, as many devices or all that there are.
+    Attributes:
+        ops: How many ops, of all micro-batches on average.
+        shares: Its shares, type after type.
+        best_cut_s: Seconds of an op with the batch cut over these devices as well as can be; null: the
+            profile does not know.
+        alone: Allocations on each single type, of as many devices or all that there are.
+        one_more: The slice with one more share, on each type.
     """
 
     ops: float
@@ -79,7 +97,13 @@ class Taken(OnTypes):
 
 
 class InBound(Model):
-    """What ops run on in the program's optimum: of three types and more, parts of devices as well."""
+    """What ops run on in the program's optimum.
+
+    Attributes:
+        of_types: Devices of each type; of three types and more, parts of devices as well.
+        op_s: Seconds of an op.
+        ops: How many ops.
+    """
 
     of_types: dict[str, float]
     op_s: float
@@ -89,10 +113,17 @@ class InBound(Model):
 class TypeReason(Model):
     """Why a MetaOp got its devices.
 
-    `critical`: seconds that the bound grows by per second added to it. `shares_out`: whether the devices of
-    a slice share out its parameters or gradients, so that it cannot run on others. `in_plan`: what most ops
-    run on first. `fastest`, `cheapest`: of all allocations that plans are made of, by an op's seconds and by
-    the prices.
+    Attributes:
+        metaop: Its name.
+        num_ops: How many ops it has.
+        micro_batches: Into how many micro-batches its batch is cut.
+        critical: Seconds that the bound grows by per second added to it.
+        shares_out: Whether the devices of a slice share out its parameters or gradients, so that it cannot
+            run on others.
+        in_plan: What its ops run on, what most do first.
+        in_bound: What they run on in the program's optimum.
+        fastest: The fastest of all allocations that plans are made of.
+        cheapest: The cheapest of these by the prices.
     """
 
     metaop: str
@@ -107,7 +138,12 @@ class TypeReason(Model):
 
 
 class TypeReasons(Model):
-    """`prices`: by type, of a second of one of its devices, in seconds of the bound."""
+    """Why MetaOps have their types of devices.
+
+    Attributes:
+        prices: By type, seconds of the bound that a second of one of its devices is worth.
+        metaops: One entry for each MetaOp.
+    """
 
     prices: dict[str, float]
     metaops: tuple[TypeReason, ...]
