@@ -12,10 +12,13 @@ from alone import run_case, world_of_one
 from case_runs import Case
 from safetensors.torch import load_file
 
+from spindle_cli.export.run import export_run
+from spindle_cli.export.types import ExportOptions
 from spindle_cli.files.request import capture_path
 from spindle_cli.verify import plain
 from spindle_cli.verify.comparing.captured import open_run
 from spindle_cli.verify.comparing.parameters import compare_buffers, compare_final
+from spindle_cli.workload.building.load import load
 
 STEPS = 4
 CASE = Case(
@@ -65,6 +68,9 @@ def test_a_run_goes_on_with_its_buffers(tmp_path: Path) -> None:
     expected, found = (
         load_file(capture_path(folder, "final-buffers", 0)) for folder in (whole, whole / "again")
     )
-    saved = {name for name in expected if not name.endswith(".last")}
-    assert len(saved) == 2 * 4
-    assert all(torch.equal(expected[name], found[name]) for name in saved)
+    assert expected.keys() == found.keys() and len(expected) == 2 * 5
+    assert {name for name in expected if not torch.equal(expected[name], found[name])} == set()
+    (built,) = load(str(whole / "workload.yaml")).workload.tasks
+    export_run(whole, tmp_path / "model.safetensors", ExportOptions(task="t"))
+    exported = load_file(tmp_path / "model.safetensors")
+    assert exported.keys() == built.module.state_dict().keys(), "no export has what a state_dict has not"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -43,7 +44,7 @@ from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.optimizing.groups import OptimizerGroups, groups_of_graph, require_elementwise
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.sampling import Schedule, Turns, sets_of, turns_of
-from spindle_cli.workload.splitting.shared_statistics import changes_buffers
+from spindle_cli.workload.splitting.shared_statistics import changed_buffers, changes_buffers
 from spindle_cli.workload.tracing.regions import place_of_buffer
 from spindle_cli.workload.training.precision import in_dtype, number_format
 
@@ -144,8 +145,14 @@ class LocalModel:
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
-        """That this rank holds now and that a state_dict would hold, by canonical name."""
-        return buffers_of(self.slices.values(), self.table, persistent=True)
+        """That this rank holds now and checkpoints have, by canonical name: those that a state_dict would
+        hold, and of the others those that forward passes change, without which no run could go on.
+        """
+        return buffers_of(self.slices.values(), self.table, self._changed_buffers)
+
+    @cached_property
+    def _changed_buffers(self) -> frozenset[str]:
+        return changed_buffers(self.graph, self.table)
 
     def with_shape(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """New memory of another shape in the place of a buffer, which forward had made larger or smaller."""
@@ -157,8 +164,8 @@ class LocalModel:
 
     @property
     def all_buffers(self) -> dict[str, torch.Tensor]:
-        """The buffers, with those that a state_dict would not hold."""
-        return buffers_of(self.slices.values(), self.table, persistent=False)
+        """Every buffer that this rank holds now."""
+        return buffers_of(self.slices.values(), self.table, frozenset(self.table.buffers))
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -377,15 +384,15 @@ def dtype_of(request: RunRequest, train: TrainSettings) -> torch.dtype | None:
 
 
 def buffers_of(
-    slices: Collection[LocalSlice], table: ParameterTable, *, persistent: bool
+    slices: Collection[LocalSlice], table: ParameterTable, others: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """Buffers of these slices, by canonical name, as the modules hold them on the device now; `persistent`:
-    without those that are not.
+    """Buffers of these slices that a state_dict would hold, and those of `others` that it would not, by
+    canonical name, as the modules hold them on the device now.
     """
     found: dict[str, torch.Tensor] = {}
     for name, owner, attribute in _buffer_places(slices, table):
         buffer = owner._buffers[attribute]
-        if buffer is not None and not (persistent and attribute in owner._non_persistent_buffers_set):
+        if buffer is not None and (attribute not in owner._non_persistent_buffers_set or name in others):
             found[name] = buffer
     return found
 

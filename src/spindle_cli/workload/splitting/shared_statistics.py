@@ -45,6 +45,15 @@ def changes_buffers(task: TaskGraph, op: Op) -> bool:
     return bool(op.changes) or _changes_any(task, op, op.buffers)
 
 
+def changed_buffers(graph: WorkloadGraph, table: ParameterTable) -> frozenset[str]:
+    """Canonical names of the buffers that the forward pass of some op is known to change."""
+    return frozenset(
+        name
+        for name in table.buffers
+        if any(_changes(graph, table, user, name) for user in table.users[name])
+    )
+
+
 def _changes(graph: WorkloadGraph, table: ParameterTable, user: tuple[str, int], canonical: str) -> bool:
     """Whether an op's forward changes a buffer: a batch norm's statistics, or what the analysis has seen."""
     task, index = user
