@@ -122,6 +122,11 @@ def _autocast(self: Net, x: Tensor) -> Tensor:
         return x @ x.transpose(1, 2)
 
 
+@torch.autocast("cpu", torch.bfloat16)
+def _decorated_autocast(self: Net, x: Tensor) -> Tensor:
+    return x @ x.transpose(1, 2)
+
+
 def _asks_for_autocast(self: Net, x: Tensor) -> Tensor:
     return self.first(x).mean() * (2.0 if torch.is_autocast_enabled("cpu") else 1.0)
 
@@ -153,6 +158,10 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "Python's noise": (lambda self, x: self.first(x).mean() * random.random(), "draws random"),
     "numpy's noise": (lambda self, x: self.first(x).mean() * float(np.random.rand()), "draws random"),
     "autocast": (lambda self, x: self.second(_autocast(self, self.first(x)).sum(-1)).mean(), "autocast on"),
+    "a decorator's autocast": (
+        lambda self, x: self.second(_decorated_autocast(self, self.first(x)).sum(-1)).mean(),
+        "autocast on",
+    ),
     "autocast's state": (_asks_for_autocast, "asks for torch.is_autocast_enabled"),
     "an operator without autocast": (_operator_without_autocast, "autocast off around an operator"),
 }
@@ -211,7 +220,9 @@ def maybe_autocast(device_type: str) -> Any:
     return contextlib.nullcontext()
 
 
+DECORATES = torch.autocast("cpu", enabled=False)  # is made before anything is traced
 OFF: dict[str, Callable[[Tensor], Any]] = {
+    "by a decorator": lambda x: DECORATES,
     "by name": lambda x: torch.autocast("cpu", enabled=False),
     "of the tensor": lambda x: torch.autocast(x.device.type, enabled=False),
     "if it is on": lambda x: maybe_autocast("cpu"),

@@ -59,7 +59,8 @@ class AutocastSeen:
             make(mode, device, dtype, enabled, *args, **kwargs)
 
         def entered(mode: Any) -> Any:
-            self._open.append(mode.seen)
+            # One that decorates a function was made when the user's file was read.
+            self._open.append(getattr(mode, "seen", (mode.device, mode._enabled)))
             return enter(mode)
 
         def left(mode: Any, *error: Any) -> Any:
