@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +31,7 @@ from spindle_cli.process.worker_session import is_lost_peer, show_errors_plainly
 from spindle_cli.runtime.assembling import assemble
 from spindle_cli.runtime.connecting import connected, select_device, settle_process
 from spindle_cli.runtime.following.callback import Callback
+from spindle_cli.runtime.following.changes import LeftAlone
 from spindle_cli.runtime.islands.counterparts import Counterparts
 from spindle_cli.runtime.islands.island import Island
 from spindle_cli.runtime.measuring.comparison import Measured, RankReport, compare, gather_reports
@@ -158,7 +159,21 @@ class Trainer:
             request, environment, device, stop, clock, callbacks, counterparts, ready
         )
         self._has_ended = False
+        self._left_alone = LeftAlone(self._training.model, self._training.pool, request.workload)
         stack.callback(self._training.evaluator.close)
+        self._left_alone.begin()
+
+    def _called(self, *, waits: bool = True) -> AbstractContextManager[None]:
+        """Inside runs what a script has called, and no code of its own."""
+        return self._left_alone.called(self._training.done, waits=waits)
+
+    @contextmanager
+    def _ends_if_failed(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._fail(error)
+            raise
 
     def __iter__(self) -> Iterator[Step]:
         """Train what is left of the steps, and hand each one out.
@@ -169,18 +184,24 @@ class Trainer:
             InputError: the run's folder cannot be written.
             Exception: what the user's modules or datasets raised, with a note of where.
         """
-        try:
-            with not_searched_again():
-                yield from self._training.run()
-        except Exception as error:
-            self._fail(error)
-            raise
+        steps = self._steps()
+        while True:
+            with self._ends_if_failed(), self._called(waits=False):
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
+
+    def _steps(self) -> Iterator[Step]:
+        with not_searched_again():
+            yield from self._training.run()
         self._end()
 
     def train(self) -> None:
         """Train what is left of the steps; raises what iterating raises."""
-        for _ in self:
-            pass
+        with self._ends_if_failed(), self._called():
+            for _ in self._steps():
+                pass
 
     @property
     def rank(self) -> int:
@@ -230,7 +251,8 @@ class Trainer:
                 f"{self.run_dir}: the nodes do not share this folder, so no checkpoint can be written",
                 hint="Choose a folder on a shared disk as the run's.",
             )
-        self._training.save()
+        with self._called():
+            self._training.save()
         return checkpoint_folder(self.run_dir, self.steps_done)
 
     def evaluate(self, task: str, dataset: Any = None) -> Evaluation:
@@ -247,7 +269,8 @@ class Trainer:
             RunFailedError: a metric fails, or a loss before was not finite.
             InputError: the run's folder cannot be written.
         """
-        return self._training.evaluate(task, dataset)
+        with self._called():
+            return self._training.evaluate(task, dataset)
 
     def __enter__(self) -> Trainer:
         return self
@@ -265,16 +288,19 @@ class Trainer:
     def close(self) -> None:
         """End the run where it is, with its last checkpoint, and leave the other workers; collective."""
         if not self._has_ended:
-            self._training.settle()
-            self._end()
+            with self._called():
+                self._training.settle()
+                self._end()
         self._stack.close()
 
     def _end(self) -> None:
         self._has_ended = True
+        self._left_alone.end()
         self._training.feed.close()
         end(self._training)
 
     def _fail(self, error: Exception) -> None:
+        self._left_alone.end()
         if self._has_ended:
             return
         self._has_ended = True

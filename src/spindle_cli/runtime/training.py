@@ -162,8 +162,9 @@ class Training:
     def _after(self, done: int) -> Step:
         """What is due once so many steps have been ordered; gives the last of them."""
         self.done = done
+        newest = self._unread[-1]
         self._look_back(_STEPS_BEHIND)
-        step = Step(done, partial(self._metrics, self._unread[-1], self._uncounted))
+        step = Step(done, partial(self._metrics, newest, self._uncounted))
         self.checkpoints.check()
         if self.checkpoints.is_due(done):
             self.save()
