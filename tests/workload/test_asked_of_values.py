@@ -84,6 +84,11 @@ def _number_of_numpy(h: Tensor, _: Tensor) -> Tensor:
     return np.float64(0.5) * h * np.sqrt(width) / round(steps / 3) / math.ceil(steps / 3)
 
 
+def _numbers_of_shapes(h: Tensor, _: Tensor) -> Tensor:
+    flat = h.reshape(len(h), int(np.prod(h.shape[1:])))
+    return flat * np.prod(h.shape[1:]) / np.sum(h.shape[1:]) / np.max(h.shape[1:]) / np.min(h.shape[1:])
+
+
 def _places_by_a_sample(h: Tensor, _: Tensor) -> Tensor:
     """As DETR and those that copy it make positions: of the size of one sample alone."""
     places = torch.ones_like(h[0, [0]]).cumsum(0) + torch.zeros_like(h[0], dtype=h.dtype)
@@ -114,6 +119,7 @@ USES: dict[str, Use] = {
     "divergence": _divergence,
     "parts changed by an operator": _part_added,
     "numbers of numpy": _number_of_numpy,
+    "numbers of shapes by numpy": _numbers_of_shapes,
 }
 
 

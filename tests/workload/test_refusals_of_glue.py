@@ -41,6 +41,18 @@ def test_an_instance_norm_with_running_statistics_before_an_operator() -> None:
     assert "its forward changes 'running_mean'" in whole["second"]
 
 
+@pytest.mark.parametrize("of", ["a parameter", "a value"])
+def test_a_gradient_that_is_read(of: str) -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.block(x)
+        gradient = self.block.norm.weight.grad if of == "a parameter" else x.grad
+        return x.mean() if gradient is None else x.mean() * gradient.norm()
+
+    message = of_forward(forward)
+    assert "forward reads grad between operators" in message and "torch.autograd.grad" in message
+    assert "test_refusals_of_glue.py:" in message
+
+
 class OwnNorm(nn.Module):
     """A norm of the user's own over the statistics that it keeps."""
 

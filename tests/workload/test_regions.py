@@ -386,6 +386,31 @@ def test_a_buffer_that_is_written_goes_with_what_reads_it_and_with_the_loss(run:
         torch.testing.assert_close(holder._buffers[name], plain.seen, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("run", [written_and_weighed, written_by_a_decorated_method])
+def test_a_check_in_other_numbers_leaves_the_buffer_that_is_written(run: Callable[..., Any]) -> None:
+    """Each run of a check begins with the buffer as it was, whether it is written into or replaced."""
+    task = task_of(run)
+    loss = task.ops[-1]
+    given = {"x": torch.randn(8, 3), "label": LABELS[:8]}
+    given |= {name: torch.randn(task.values[name].shape) for name in loss.inputs}
+
+    def computed(dtype: torch.dtype) -> float:
+        inputs = [given[name] for name in (*loss.fields, *loss.inputs)]
+        inputs = [each.to(dtype) if each.is_floating_point() else each for each in inputs]
+        result = op_module(task, loss)(*inputs)
+        assert result.dtype == dtype
+        return float(result)
+
+    before = computed(torch.float32)
+    values = Values.of_op(task, loss, torch.float64)
+    with values.held():
+        twice = [computed(torch.float64)]
+        values.start_anew()
+        twice.append(computed(torch.float64))
+    assert twice[0] == twice[1]
+    assert computed(torch.float32) != before, "the buffer has gone on from what the first run left"
+
+
 def test_a_buffer_that_an_operator_reads_too_is_refused() -> None:
     class Reads(nn.Module):
         def __init__(self, seen: Tensor) -> None:

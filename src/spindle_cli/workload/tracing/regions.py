@@ -612,7 +612,9 @@ class Region(nn.Module):
 
     @contextlib.contextmanager
     def _tensors_held(self) -> Iterator[None]:
-        """Let the modules that own tensors have those that this one was given in their places."""
+        """Let the modules that own tensors have those that this one was given in their places. Where it was
+        given none, theirs count, whatever they hold at the time: a check in other numbers, say.
+        """
         undo: list[tuple[dict[str, Any], str, Any]] = []
         try:
             for owner, name, own, before in self._places:
@@ -621,10 +623,15 @@ class Region(nn.Module):
                 if ours[own] is not before:
                     undo.append((theirs, name, theirs[name]))
                     theirs[name] = ours[own]
+            begun = [owner._buffers.get(name) for owner, name, _, _ in self._places]
             yield
-            for owner, name, own, _ in self._places:
-                if own in self._buffers:
-                    self._buffers[own] = owner._buffers[name]
+            for number, (owner, name, own, before) in enumerate(self._places):
+                now = owner._buffers.get(name)
+                if now is begun[number] or now is None:
+                    continue
+                if self._buffers[own] is before:
+                    self._places[number] = (owner, name, own, now)
+                self._buffers[own] = now
         finally:
             for theirs, name, held in undo:
                 theirs[name] = held

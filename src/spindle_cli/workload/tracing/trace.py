@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,11 @@ _WRAP_HINT = (
 )
 # What torch has of layers one behind the other, which are worth more apart.
 _STACKS = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
+
+
+# What numpy asks of what it is given no array of (`np.prod(x.shape)`), and how.
+_OF_SHAPES: Mapping[str, Callable[..., Any]] = {"prod": math.prod, "sum": sum, "max": max, "min": min}
+_NUMPYS = {"axis": None, "out": None}
 
 
 class OperatorTracer(fx.Tracer):
@@ -249,7 +255,12 @@ class OperatorTracer(fx.Tracer):
     def _at_once(
         self, kind: str, target: Any, args: Any, kwargs: dict[str, Any]
     ) -> tuple[str, Any, Any, dict[str, Any]]:
-        """A call that works through the samples one after another as one that works on each."""
+        """A call that works through the samples one after another as one that works on each; and numpy's of a
+        shape as Python's.
+        """
+        is_numpys = kind == "call_method" and target in _OF_SHAPES and kwargs == _NUMPYS
+        if is_numpys and self.known.parts(fx.Proxy(args[0], self)) is not None:
+            return "call_function", _OF_SHAPES[target], args, {}
         joined = joined_again(target, args, kwargs)
         if joined is not None:
             batch, is_stack = joined

@@ -38,6 +38,7 @@ _FILLING: Mapping[str, Callable[..., Any]] = {
     "zero_": lambda: 0,
 }
 
+_GRADIENTS = frozenset({"grad", "retain_grad"})
 _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 # What changes a list, dict or set.
 _OF_CONTAINERS = frozenset(
@@ -95,6 +96,8 @@ class TracedValue(fx.Proxy):
             return lambda *_, **__: self._refuse_change(name)
         if name in _HOOKS:
             return lambda *_, **__: self._refuse_hook(name)
+        if name in _GRADIENTS:
+            self._refuse_gradient(name)
         if not is_in_place_name(name):
             return super().__getattr__(name)
 
@@ -128,6 +131,16 @@ class TracedValue(fx.Proxy):
             "Call it in an operator's own forward, on what that computes; or write what it does to the "
             "gradient: c * x + (1 - c) * x.detach() has c times that of x. For parameters: `clip_norm`, "
             "`clip_value` and `groups` of the workload file.",
+        )
+
+    def _refuse_gradient(self, name: str) -> None:
+        raise refusal(
+            self.tracer.task_name,  # type: ignore[attr-defined]
+            f"forward reads {name} between operators, which a trace has as it was when it was made",
+            place_of_caller(),
+            "Gradients are there behind the backward pass alone, and summed over devices. Ask for one where "
+            "it is needed (torch.autograd.grad) in an operator's own forward; for parameters there are "
+            "`clip_norm`, `clip_value` and `groups` of the workload file.",
         )
 
     def _change(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedValue:
