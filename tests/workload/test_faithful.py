@@ -122,6 +122,12 @@ def _autocast(self: Net, x: Tensor) -> Tensor:
         return x @ x.transpose(1, 2)
 
 
+def _frozen_in_turn(self: Net, x: Tensor) -> None:
+    for parameter in self.teacher.parameters():
+        parameter.requires_grad = parameter.requires_grad  # as it was
+    parameter.requires_grad = False
+
+
 @torch.autocast("cpu", torch.bfloat16)
 def _decorated_autocast(self: Net, x: Tensor) -> Tensor:
     return x @ x.transpose(1, 2)
@@ -158,6 +164,22 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "Python's noise": (lambda self, x: self.first(x).mean() * random.random(), "draws random"),
     "numpy's noise": (lambda self, x: self.first(x).mean() * float(np.random.rand()), "draws random"),
     "autocast": (lambda self, x: self.second(_autocast(self, self.first(x)).sum(-1)).mean(), "autocast on"),
+    "frozen parameters": (
+        _does(lambda self, x: self.first.requires_grad_(False)),
+        "forward says whether 'first.norm.weight' takes a gradient",
+    ),
+    "the last of several": (
+        _does(_frozen_in_turn),
+        "forward says whether 'teacher.linear.bias' takes a gradient",
+    ),
+    "one that is frozen by name": (
+        _does(lambda self, x: self.first.norm.weight.requires_grad_(False)),
+        "forward calls requires_grad_ of a Parameter",
+    ),
+    "one whose attribute is set": (
+        _does(lambda self, x: setattr(self.first.norm.weight, "requires_grad", False)),
+        "forward calls setattr('requires_grad') of a Parameter",
+    ),
     "a decorator's autocast": (
         lambda self, x: self.second(_decorated_autocast(self, self.first(x)).sum(-1)).mean(),
         "autocast on",

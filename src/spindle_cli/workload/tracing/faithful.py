@@ -101,6 +101,7 @@ def nothing_is_frozen(
         with (
             _attributes_kept(task, root, scratch, is_looking),
             _memory_kept(task, root, is_looking, moves),
+            _training_kept(task, root, is_looking),
             _NothingDone(task, root, is_looking, moves),
         ):
             yield
@@ -217,6 +218,42 @@ def _memory_kept(task: str, root: nn.Module, is_looking: Callable[[], bool], mov
         yield
     finally:
         del tensor_class.data
+
+
+@contextlib.contextmanager
+def _training_kept(task: str, root: nn.Module, is_looking: Callable[[], bool]) -> Iterator[None]:
+    """Refuse that a parameter which is trained becomes one that is not, or the other way round, which is no
+    operation of torch either: `weight.requires_grad = False`.
+    """
+    names = {id(parameter): name for name, parameter in root.named_parameters()}
+    tensor_class: Any = Tensor
+    original: Any = tensor_class.__base__.requires_grad
+    method: Any = tensor_class.__base__.requires_grad_
+
+    def give(tensor: Tensor, value: bool) -> None:
+        if id(tensor) in names and not is_looking() and original.__get__(tensor) is not value:
+            raise _frozen(
+                task,
+                f"forward says whether {names[id(tensor)]!r} takes a gradient",
+                place_of_caller(),
+                "Say so where the model is built (requires_grad_(False)); in forward, take x.detach() or "
+                "torch.no_grad() around what is not to be trained by this.",
+            )
+        original.__set__(tensor, value)
+
+    def give_by_call(tensor: Tensor, requires_grad: bool = True) -> Tensor:
+        if id(tensor) in names:
+            give(tensor, requires_grad)
+        made: Tensor = method(tensor, requires_grad)
+        return made
+
+    tensor_class.requires_grad = property(original.__get__, give)
+    tensor_class.requires_grad_ = give_by_call
+    try:
+        yield
+    finally:
+        del tensor_class.requires_grad
+        del tensor_class.requires_grad_
 
 
 class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

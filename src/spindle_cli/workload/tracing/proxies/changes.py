@@ -98,6 +98,8 @@ class TracedValue(fx.Proxy):
             return lambda *_, **__: self._refuse_hook(name)
         if name in _GRADIENTS:
             self._refuse_gradient(name)
+        if name == "requires_grad_" and self._is_parameter():
+            self._refuse_change(name)
         if not is_in_place_name(name):
             return super().__getattr__(name)
 
@@ -108,10 +110,13 @@ class TracedValue(fx.Proxy):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A mark of forward's own is kept; of an input's gradient nobody asks.
-        is_own = name in ("node", "tracer", "requires_grad")
+        is_own = name in ("node", "tracer") or (name == "requires_grad" and not self._is_parameter())
         if not is_own and (hasattr(Tensor, name) or not self.tracer.is_tensor(self)):  # type: ignore[attr-defined]
             self._refuse_change(f"setattr({name!r})")
         super().__setattr__(name, value)
+
+    def _is_parameter(self) -> bool:
+        return self.node.op == "get_attr" and isinstance(self.tracer.known.value(self), nn.Parameter)  # type: ignore[attr-defined]
 
     def _refuse_change(self, name: str) -> None:
         kind = type(self.tracer.known.value(self)).__name__  # type: ignore[attr-defined]
