@@ -408,6 +408,7 @@ def test_too_few_open_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({"offload": ((0, 1),)}, "moves activations to host memory"),
         ({"recompute": True}, "recomputes activations"),
+        ({"loss_chunks": {4: 2}}, "computes losses in chunks"),
         ({}, None),
     ],
 )
@@ -419,7 +420,10 @@ def test_hooks_on_gradients_are_refused_where_torch_loses_them(
     monkeypatch.setattr(saved_tensors, "KEEPS_GRADIENT_HOOKS", keeps)
     (_, plan), layer = two_towers(), nn.Linear(2, 2)
     first = plan.waves[0]
-    pieces = (first.slices[0].model_copy(update=changes), *first.slices[1:])
+    of_metaop = {key: changes[key] for key in changes if key == "loss_chunks"}
+    metaops = (*plan.metaops[:-1], plan.metaops[-1].model_copy(update=of_metaop))
+    plan = plan.model_copy(update={"metaops": metaops})
+    pieces = (first.slices[0].model_copy(update={} if of_metaop else changes), *first.slices[1:])
     plan = plan.model_copy(update={"waves": (first.model_copy(update={"slices": pieces}), *plan.waves[1:])})
     if is_hooked:
         layer.weight.register_hook(lambda gradient: 0 * gradient)  # type: ignore[no-untyped-call]

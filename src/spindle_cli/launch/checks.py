@@ -120,22 +120,25 @@ def find_workload(
 
 
 def require_gradient_hooks(plan: Plan, graph: WorkloadGraph) -> None:
-    """Refuse to move activations, or to compute them again, where torch loses hooks on parameters' gradients
-    by it (`KEEPS_GRADIENT_HOOKS`).
+    """Refuse to move activations, to compute them again, or to take a loss's gradients chunk by chunk, where
+    torch loses hooks on parameters' gradients by it (`KEEPS_GRADIENT_HOOKS`).
 
     Raises:
-        WorkloadError: a trained parameter has one, and the plan does either.
+        WorkloadError: a trained parameter has one, and the plan does any of it.
     """
     from spindle_cli.workload.saved_tensors import KEEPS_GRADIENT_HOOKS
 
     if KEEPS_GRADIENT_HOOKS:
         return
-    slices = [piece for each in (plan, *plan.set_plans.values()) for piece in each.slices]
+    plans = (plan, *plan.set_plans.values())
+    slices = [piece for each in plans for piece in each.slices]
+    in_chunks = any(metaop.loss_chunks for each in plans for metaop in each.metaops)
     does = [
         (what, how)
         for what, how, is_done in (
             ("moves activations to host memory", "--no-offload", any(piece.offload for piece in slices)),
             ("recomputes activations", "for more memory", any(piece.recompute for piece in slices)),
+            ("computes losses in chunks", "with loss_chunks: 1", in_chunks),
         )
         if is_done
     ]
