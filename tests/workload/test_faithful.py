@@ -203,6 +203,26 @@ def test_what_a_trace_would_freeze_is_refused(name: str) -> None:
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
 
 
+class Freezing(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        self.norm.weight.requires_grad = False
+        return super().forward(x)
+
+
+def test_an_operator_that_freezes_its_parameter_is_refused() -> None:
+    def run(self: Net, x: Tensor) -> Tensor:
+        return self.extra(self.first(x)).mean()  # type: ignore[no-any-return, operator]
+
+    made = workload(run)
+    net = made.tasks[0].module
+    net.extra = Freezing()
+    with pytest.raises(WorkloadError) as caught:
+        analyse(made)
+    assert "'extra' (Freezing) says in its forward whether its parameter 'norm.weight'" in str(caught.value)
+    assert "test_faithful.py" in str(caught.value)
+    assert net.extra.norm.weight.requires_grad
+
+
 def test_a_tensor_that_is_kept_to_save_work_is_no_state() -> None:
     def run(self: Net, x: Tensor) -> Tensor:
         if self.mask is None:

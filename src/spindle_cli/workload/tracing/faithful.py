@@ -26,6 +26,7 @@ from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, is_seeded
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.modes import MODE
 from spindle_cli.workload.tracing.moves import DECLARE, Moves
+from spindle_cli.workload.tracing.observe import FREEZE_WHERE_BUILT
 from spindle_cli.workload.tracing.proxies.capturing import MARKS
 from spindle_cli.workload.tracing.proxies.counters import SetsPlainError, Unknown
 from spindle_cli.workload.tracing.proxies.grids import keeps_for_generating
@@ -236,8 +237,7 @@ def _training_kept(task: str, root: nn.Module, is_looking: Callable[[], bool]) -
                 task,
                 f"forward says whether {names[id(tensor)]!r} takes a gradient",
                 place_of_caller(),
-                "Say so where the model is built (requires_grad_(False)); in forward, take x.detach() or "
-                "torch.no_grad() around what is not to be trained by this.",
+                FREEZE_WHERE_BUILT,
             )
         original.__set__(tensor, value)
 

@@ -58,8 +58,18 @@ class _ChangesItsInputError(Exception):
     """A module has changed a tensor that it was given."""
 
 
+FREEZE_WHERE_BUILT = (
+    "Say so where the model is built (requires_grad_(False)); in forward, take x.detach() or torch.no_grad() "
+    "around what is not to be trained by this."
+)
+
+
 class _ReplacesParameterError(Exception):
     """A module has put another parameter in the place of the one that is named."""
+
+
+class _FreezesParameterError(Exception):
+    """A module has said of the parameter that is named whether it takes a gradient."""
 
 
 class _DrawsElsewhereError(Exception):
@@ -134,7 +144,12 @@ class Observer:
         def find() -> tuple[Any, tuple[tuple[str, ...], tuple[str, ...]] | None]:
             try:
                 return self._run(module, args, kwargs), None
-            except (_ChangesItsInputError, _ReplacesParameterError, ChangesRecordError):
+            except (
+                _ChangesItsInputError,
+                _ReplacesParameterError,
+                _FreezesParameterError,
+                ChangesRecordError,
+            ):
                 raise
             except Exception as error:
                 if otherwise is None:
@@ -160,6 +175,7 @@ class Observer:
     def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
         versions = [tensor._version for tensor in given]
+        trains = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
         norms = by_fixed_statistics(module, is_whole=True)  # momentum=None reads a value
         with (
             norms,
@@ -176,6 +192,9 @@ class Observer:
             for name, parameter in module.named_parameters():
                 if held.get(name, parameter) is not parameter:
                     raise _ReplacesParameterError(name)
+                if parameter.requires_grad is not trains.get(name, parameter.requires_grad):
+                    parameter.requires_grad_(trains[name])  # as others are to see it
+                    raise _FreezesParameterError(name)
         self.attributes.note(module, changes)
         if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
             raise _ChangesItsInputError
@@ -395,6 +414,15 @@ class Run(fx.Interpreter):
             "keep it in a buffer.",
         )
 
+    def _refusal_of_freezing(self, what: str, node: fx.Node, error: Exception) -> WorkloadError:
+        return refusal(
+            self._task,
+            f"{what} says in its forward whether its parameter {str(error)!r} takes a gradient, which is "
+            "decided once for a run",
+            node.meta.get("place"),
+            FREEZE_WHERE_BUILT,
+        )
+
     def _reading(self, what: str, node: fx.Node, place: str | None, error: Exception) -> WorkloadError:
         """The refusal of what has other shapes for other values, or hands them to other code than torch's."""
         use = node.meta.get(USE)
@@ -410,6 +438,8 @@ class Run(fx.Interpreter):
         place = place_of_error(error) or node.meta.get("place")
         if isinstance(error, _ChangesItsInputError | _ReplacesParameterError):
             return self._refusal_of_changes(what, node, error)
+        if isinstance(error, _FreezesParameterError):
+            return self._refusal_of_freezing(what, node, error)
         if isinstance(error, ChangesRecordError):
             return refusal(
                 self._task,

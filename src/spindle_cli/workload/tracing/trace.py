@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -48,7 +49,7 @@ from spindle_cli.workload.tracing.proxies import selecting
 from spindle_cli.workload.tracing.proxies.asking import classes_are_known, draws_are_sized
 from spindle_cli.workload.tracing.proxies.capturing import is_recorded, record
 from spindle_cli.workload.tracing.proxies.changes import TracedValue
-from spindle_cli.workload.tracing.proxies.counters import SetsPlainError, Unknown, unknown_inside
+from spindle_cli.workload.tracing.proxies.counters import DECLARED, SetsPlainError, Unknown, unknown_inside
 from spindle_cli.workload.tracing.proxies.creators import creators_traced
 from spindle_cli.workload.tracing.proxies.grids import grids_are_calls
 from spindle_cli.workload.tracing.proxies.known import Known, UnknownError, numbers_are_known
@@ -625,6 +626,9 @@ def _untraceable(task: str, error: Exception) -> WorkloadError:
     if "cache_utils" in text:
         what = "forward makes a cache of keys and values, which layers hand on and change"
         return refusal(task, what, place_of_error(error), "Set use_cache=False in the model's configuration.")
+    if re.search(rf"\b(not|got) {Unknown.__name__}\b", text):  # torch looks at its class, and asks it nothing
+        what = "forward sets an attribute between operators and reads what an earlier one has left there"
+        return refusal(task, what, place_of_error(error), DECLARED)
     if isinstance(error, UnknownError | fx.proxy.TraceError) or "Proxy" in text or "symbolic" in text:
         what = "forward depends on values that are known only when it runs, so it cannot be traced"
         what += f": {text}" if text else ""

@@ -17,7 +17,7 @@ from spindle_cli.workload.refuse import place_of_caller, refusal
 
 # Not None, which is asked for by `is`: nobody would see that.
 PLAIN = (bool, int, float, complex, str, bytes)
-_DECLARED = (
+DECLARED = (
     "Leave it out where nothing has to be counted. A number that follows from the step belongs to the task, "
     "and forward reads it alone: Task(..., step_values={'beta': lambda step: min(1.0, (step + 1) / 100)}). "
     "Or put this part into an nn.Module of its own and list its class in the workload's `operators`: it is "
@@ -51,7 +51,7 @@ class Unknown:
             f"forward sets self.{self._name} of {type(self._module).__name__} between operators and "
             "reads what an earlier one has left there"
         )
-        raise refusal(self._task, what, place_of_caller(), _DECLARED)
+        raise refusal(self._task, what, place_of_caller(), DECLARED)
 
     def _counted(self, other: object) -> Any:
         return self if isinstance(other, (*PLAIN, Unknown)) else NotImplemented
