@@ -51,9 +51,11 @@ class MadeInFloat64(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = handed_on(func, kwargs)
+        if self._is_looking():
+            return func(*args, **kwargs)
         given = _leaves((args, kwargs))
         result = func(*args, **kwargs)
-        if self._is_looking() or any(isinstance(each, fx.Proxy) for each in given):
+        if any(isinstance(each, fx.Proxy) for each in given):
             return result
         written = kwargs.get("out", args[0] if args else None) if _writes(func, kwargs) else None
         made = [each for each in _leaves(result) if isinstance(each, Tensor)]

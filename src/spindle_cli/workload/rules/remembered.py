@@ -246,6 +246,13 @@ def _made(result: _Result, given: _Given) -> Any:
     return made[0] if result.kind is None else result.kind(made)
 
 
+def new_fake(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Tensor:
+    """A fake tensor on a device, with the shape, strides and dtype of another one, made without an operator."""
+    spec = _Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype, device)
+    with torch._C.DisableTorchFunction():
+        return _new(spec, mode, None)
+
+
 def _new(spec: _Spec, mode: FakeTensorMode | None, base: Tensor | None) -> Tensor:
     if mode is None:
         return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")

@@ -35,7 +35,7 @@ from spindle_cli.workload.memo import AnalysisMemo, key_of, packed, portable, un
 from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, PythonDraws
 from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
-from spindle_cli.workload.rules.remembered import Remembering
+from spindle_cli.workload.rules.remembered import Remembering, new_fake
 from spindle_cli.workload.tracing.behaviour import Kinds
 from spindle_cli.workload.tracing.modes import SeenModes
 from spindle_cli.workload.tracing.proxies.row_by_row import USE
@@ -86,6 +86,8 @@ class Observer:
     def __init__(self, memo: AnalysisMemo | None = None) -> None:
         self.memo = memo if memo is not None and memo.is_of_this_torch() else None
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with self.mode:
+            self._device = torch.empty(0).device  # the default one
         self.kinds = Kinds()
         self.attributes = SeenAttributes()
         # by task, samples of its dataset to see what gives no shapes without values; of others it fails
@@ -233,8 +235,7 @@ class Observer:
     def fake(self, tensor: Tensor) -> Tensor:
         """A fake tensor like a real or meta one; the same for the same."""
         if id(tensor) not in self._fakes:
-            with self.mode:
-                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            made = new_fake(tensor, self.mode, self._device)
             if isinstance(tensor, nn.Parameter):
                 made = nn.Parameter(made, tensor.requires_grad)
             self._fakes[id(tensor)] = (tensor, made)

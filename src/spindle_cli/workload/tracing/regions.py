@@ -90,6 +90,7 @@ class Regions:
 
     cuts: dict[types.CodeType, tuple[Cut, ...]] = field(default_factory=dict)
     unfit: set[types.CodeType] = field(default_factory=set)
+    _functions: dict[types.CodeType, types.FunctionType | None] = field(default_factory=dict)
     _before: dict[types.CodeType, types.CodeType] = field(default_factory=dict)  # by what it was rewritten to
 
     def extended(self, error: ReadsValuesError) -> bool:
@@ -120,13 +121,20 @@ class Regions:
 
     def _covers(self, frame: Frame) -> bool:
         """Put a region around a line, unless there is one already."""
-        if frame.code in self.unfit or _function_of(frame.code) is None:
+        if frame.code in self.unfit or self._function_of(frame.code) is None:
             return False
         at = _statement_at(_body_of(frame.code), frame.line)
         if at is None or any(each.has(at) for each in self.cuts.get(frame.code, ())):
             return False
         self._put(frame.code, Cut(at, at + 1))
         return True
+
+    def _function_of(self, code: types.CodeType) -> types.FunctionType | None:
+        """The one function of some code that can be written anew, looked for once; None where there is none."""
+        function = self._functions.get(code)
+        if function is None or function.__code__ is not code:
+            function = self._functions[code] = _function_of(code)
+        return function
 
     def _put(self, code: types.CodeType, cut: Cut) -> None:
         """Add a cut, and take those in that it overlaps."""
@@ -144,7 +152,7 @@ class Regions:
         """Let the functions inside call `call` for their regions, with the traced values that these take."""
         with contextlib.ExitStack() as undo:
             for code, cuts in self.cuts.items():
-                function = _function_of(code)
+                function = self._function_of(code)
                 assert function is not None, "it has been looked for"
                 parts = [Part.of(function, cut) for cut in cuts]
                 names = [f"{_CALL}{id(code)}_{number}" for number in range(len(parts))]
@@ -196,14 +204,16 @@ def _function_of(code: types.CodeType) -> types.FunctionType | None:
     generators = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
     if code.co_flags & generators:
         return None
-    functions = [each for each in _referrers(code) if isinstance(each, types.FunctionType)]
-    functions = [each for each in functions if each.__code__ is code]
     try:
         tree = _tree_of(code)
     except (OSError, SyntaxError, TypeError, IndexError):
         return None
-    odd = any(isinstance(node, _LEAVES[1:]) for each in tree.body for node in _walk(each))
-    return functions[0] if len(functions) == 1 and not odd else None
+    if any(isinstance(node, _LEAVES[1:]) for each in tree.body for node in _walk(each)):
+        return None
+    # Last, as all objects that there are are looked at.
+    functions = [each for each in _referrers(code) if isinstance(each, types.FunctionType)]
+    functions = [each for each in functions if each.__code__ is code]
+    return functions[0] if len(functions) == 1 else None
 
 
 def _referrers(value: object) -> list[Any]:
