@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from _pytest.unraisableexception import gc_collect_iterations_key
 from hypothesis import settings
 
 from helpers import examples, ready_python
@@ -32,7 +33,7 @@ LONG = (
 settings.load_profile(examples.SOME)  # --hypothesis-profile has another loaded
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let an interrupt interrupt, and threads wait asleep, here and in the processes that tests start.
 
     A shell starts what runs in its background with SIGINT ignored, and children inherit that. OpenMP's
@@ -42,6 +43,8 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # At its end pytest looks for garbage whose finalizers fail, five times over: once finds it, in a second.
+    config.stash[gc_collect_iterations_key] = 1
 
 
 def pytest_collection_finish() -> None:

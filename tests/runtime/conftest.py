@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from analysed_once import in_the_abstract
 from case_runs import asked_for, run_cases
 from runtime_cases import ON_FOUR, ON_TWO
 from split_cases import ON_FOUR as SPLIT_ON_FOUR
 
+from helpers.analysed_once import in_the_abstract
 from spindle_cli.workload import localise
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from analysed_once import in_the_abstract, key_of
 from host_waits import no_host_waits
 from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves
 
+from helpers.analysed_once import in_the_abstract, key_of
 from spindle_cli.account import groups, step_end
 from spindle_cli.errors import SpindleError
 from spindle_cli.files.artifact import write_json

@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 
+from helpers.analysed_once import in_the_abstract
 from spindle_cli.files.request import RunRequest
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.process.worker_session import worker_session
@@ -22,6 +23,7 @@ from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.connecting import connected
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.workload import localise
 from spindle_cli.workload.training.batches import Batches
 
 
@@ -127,7 +129,10 @@ def run_all(request: RunRequest, environment: WorkerEnvironment) -> None:
 def main(argv: list[str]) -> None:
     request = RunRequest.read(Path(argv[1]))
     me = WorkerEnvironment.read()
-    with worker_session(request.run_dir, me.rank):
+    with (
+        mock.patch.object(localise, "in_the_abstract", in_the_abstract),  # the same for every defect
+        worker_session(request.run_dir, me.rank),
+    ):
         run_all(request, me)
 
 

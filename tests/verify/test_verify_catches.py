@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from broken_worker import DEFECTS
 
+from helpers.analysed import analyses
 from helpers.toy_plan import write_toy
 from spindle_cli.plan.file import read_plan
 from spindle_cli.verify.compare import compare_runs
 from spindle_cli.verify.runs import Runs, build_runs, train
 from spindle_cli.verify.types import Check, VerifyOptions, VerifyReport
+from spindle_cli.workload.building.load import load
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 STALE = "large.blocks.0.norm.weight"
@@ -27,8 +29,9 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, VerifyReport]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         runs = build_runs(read_plan(plan_path), plan_path, str(folder / "toy.yaml"), folder, OPTIONS)
-        train(runs.plain, "plain")
-        train(runs.ours, "plan")
+        memo = analyses().of(load(str(folder / "toy.yaml")).workload)[1]
+        train(runs.plain, "plain", memo)
+        train(runs.ours, "plan", memo)
     return {name: compare_runs(defective(runs, name), OPTIONS) for name in DEFECTS}
 
 

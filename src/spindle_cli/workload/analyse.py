@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -73,14 +74,21 @@ def analyse_for_others(
     analyst = _Analyst(memo)
     with StepValues.of(workload).asked():
         graph = analyst.analyse(workload, lengths or {}, evaluates=evaluates)
-    return graph, analyst.training.found().with_more(analyst.evaluation.found())
+    found = analyst.training.found()
+    return graph, found.with_more(analyst.evaluation.found()) if evaluates else found
 
 
 class _Analyst:
-    """`training`, `evaluation`: find out how layers behave in either mode."""
+    """`training` and `evaluation` find out how layers behave in either mode."""
 
     def __init__(self, memo: AnalysisMemo | None) -> None:
-        self.training, self.evaluation = Finder(memo), Finder(memo)
+        self._memo = memo
+        self.training = Finder(memo)
+
+    @cached_property
+    def evaluation(self) -> Finder:
+        """Made where it is asked for: most workloads are trained alone."""
+        return Finder(self._memo)
 
     def _task(self, task: Task | FlowTask, workload: Workload, lengths: TaskLengths | None) -> TaskGraph:
         shapes = None if lengths is None else lengths.planned

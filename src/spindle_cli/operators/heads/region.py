@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.fixed.marks import rows_of
 from spindle_cli.workload.graph import ValueSpec, made_of, reached
-from spindle_cli.workload.rules.remembered import Remembering
+from spindle_cli.workload.rules.remembered import Remembering, fake_mode
 from spindle_cli.workload.tracing.inplace import changed_in_place
 from spindle_cli.workload.tracing.randomness import draws_random_numbers
 from spindle_cli.workload.unread import Unread
@@ -58,7 +57,7 @@ def shapes_of(
         module: as `share_module` gives it; it may be on any device.
         specs: of its fields and inputs. `num_counts`: of its loss; None: it is none.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = fake_mode()
     made: dict[int, Tensor] = {}
 
     def stand_in(tensor: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
@@ -35,7 +34,7 @@ from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.fixed.marks import rows_of, tensors_in
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
-from spindle_cli.workload.rules.remembered import Remembering
+from spindle_cli.workload.rules.remembered import Remembering, fake_mode
 from spindle_cli.workload.unread import Unread
 
 T = TypeVar("T")
@@ -385,7 +384,7 @@ class OpTensors:
     @cached_property
     def mode(self) -> AbstractContextManager[object]:
         """In which it is run; may be entered again."""
-        return nullcontext() if self.is_real else FakeTensorMode(allow_non_fake_inputs=True)
+        return nullcontext() if self.is_real else fake_mode()
 
     def state(self, module: nn.Module, split: LayerSplit | None) -> dict[str, Tensor]:
         """The parameters and buffers of the op's module, or one device's part of them."""

@@ -8,6 +8,7 @@ was given, is made at once.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -246,8 +247,26 @@ def _made(result: _Result, given: _Given) -> Any:
     return made[0] if result.kind is None else result.kind(made)
 
 
+class _Modes(threading.local):
+    """This thread's mode of fake tensors; None: it has none yet."""
+
+    fake: FakeTensorMode | None = None
+
+
+_modes = _Modes()
+
+
+def fake_mode() -> FakeTensorMode:
+    """The mode that makes this thread's fake tensors: torch notes the whole stack, with its lines of source,
+    whenever one is made.
+    """
+    if _modes.fake is None:
+        _modes.fake = FakeTensorMode(allow_non_fake_inputs=True)
+    return _modes.fake
+
+
 def new_fake(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Tensor:
-    """A fake tensor on a device, with the shape, strides and dtype of another one, made without an operator."""
+    """A fake tensor on a device, with the shape, strides and dtype of another: made without an operator."""
     spec = _Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype, device)
     with torch._C.DisableTorchFunction():
         return _new(spec, mode, None)

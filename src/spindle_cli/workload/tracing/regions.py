@@ -130,7 +130,7 @@ class Regions:
         return True
 
     def _function_of(self, code: types.CodeType) -> types.FunctionType | None:
-        """The one function of some code that can be written anew, looked for once; None where there is none."""
+        """The one function of some code that can be written anew, looked for once; None if there is none."""
         function = self._functions.get(code)
         if function is None or function.__code__ is not code:
             function = self._functions[code] = _function_of(code)
