@@ -25,6 +25,7 @@ from spindle_cli.account import groups, step_end
 from spindle_cli.errors import SpindleError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import RunRequest, error_path
+from spindle_cli.operators.heads.chunked import loss_in_chunks
 from spindle_cli.operators.plan_splits import plan_splits
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.environment import WorkerEnvironment
@@ -104,7 +105,10 @@ def analyse_all(folder: Path) -> None:
         find = partial(analyse, memo=memo, lengths=plan.workload.lengths, evaluates=True)
         with suppress(SpindleError):  # a worker will say so
             _, graph = in_the_abstract(resolve(request.workload), find)
-            plan_splits(plan, graph, str(request.plan))  # what this finds, the graph keeps
+            # What these find, the graph keeps.
+            plan_splits(plan, graph, str(request.plan))
+            for task in graph.tasks.values():
+                loss_in_chunks(task, task.ops[-1], task.task.batch_size, "auto")
             trace_lengths(request, graph, memo)
 
 

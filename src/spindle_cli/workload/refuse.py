@@ -123,7 +123,8 @@ def _frames(frame: FrameType | None) -> Iterable[tuple[str, int]]:
 
 def place_of(file: str, line: int) -> str:
     """'file:line', relative to the current folder if it is inside it."""
-    return f"{file.removeprefix(f'{Path.cwd()}{os.sep}')}:{line}"
+    folder = os.getcwd()  # noqa: PTH109 - asked for every operator that is recorded
+    return f"{file.removeprefix(folder + os.sep)}:{line}"
 
 
 def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -66,8 +65,9 @@ def loss_in_chunks(
     )
     if own is None and (setting == 1 or not can_be_cut):
         return LossInChunks(module)
-    key = "widest elements", op.graph, rows
-    if own is None and setting == "auto" and task.findings.get(key, math.inf) <= _FEWEST_ELEMENTS:
+    # A share of fewer rows has no wider values.
+    narrow = "as narrow as any chunk", op.graph
+    if own is None and setting == "auto" and rows <= task.findings.get(narrow, 0):
         return LossInChunks(module)
     values = values_of(task, op, module, rows)
     edits = {} if own is None else own.edits(module, values)
@@ -76,7 +76,8 @@ def loss_in_chunks(
     widest = widest_value(module.graph, values, op.target) if can_be_cut and setting != 1 else None
     if widest is None:
         return whole
-    task.findings[key] = widest[1]
+    if widest[1] <= _FEWEST_ELEMENTS:
+        task.findings[narrow] = max(rows, task.findings.get(narrow, 0))
     elements = -(-widest[1] // degree)
     if setting == "auto" and elements <= _FEWEST_ELEMENTS:
         return whole

@@ -251,7 +251,8 @@ def again(value: Any) -> Any:
     """A tensor like one seen before, and a new object; no leaf if it has a gradient."""
     if not isinstance(value, Tensor) or is_fixed(value):
         return value
-    return value.detach().requires_grad_().clone() if value.requires_grad else value.detach()
+    with torch._C.DisableTorchFunction():  # modes need not see it
+        return value.detach().requires_grad_().clone() if value.requires_grad else value.detach()
 
 
 def _describe(value: Any) -> str:
