@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,14 @@ class Drawing(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         crop = self.draw()
         return {"image": crop, "target": crop, "index": index}
+
+
+def is_same(one: Generators, other: Generators) -> bool:
+    return (
+        torch.equal(one.torch, other.torch)
+        and one.python == other.python
+        and pickle.dumps(one.numpy) == pickle.dumps(other.numpy)
+    )
 
 
 def batches_of(dataset: Any, seed: int = 0, name: str = "t", **rest: Any) -> Batches:
@@ -140,7 +149,7 @@ def test_the_processs_generators_go_on_as_if_nothing_had_been_read() -> None:
     before = Generators.now()
     batches_of(Drawing(), collate=masked).rows(0, 1, 2)
     first_samples(Task("t", Anything(), 4, Drawing()), 2)
-    assert before.is_same(Generators.now())
+    assert is_same(before, Generators.now())
 
 
 def test_generators_are_put_back_after_an_error() -> None:
@@ -148,7 +157,7 @@ def test_generators_are_put_back_after_an_error() -> None:
     with pytest.raises(OSError), generators_kept():
         SeededCalls(0).call(lambda: float(torch.rand(())))
         raise OSError
-    assert before.is_same(Generators.now())
+    assert is_same(before, Generators.now())
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -198,3 +207,33 @@ def test_a_collate_that_draws_is_given_whole_batches_although_its_draw_does_not_
 
     assert batches_of(Drawing(lambda: 0.5))._collates_shares
     assert not batches_of(Drawing(lambda: 0.5), collate=collate)._collates_shares
+
+
+NUMPY_DRAWS: dict[str, Callable[[], object]] = {
+    "normal": np.random.standard_normal,
+    "whole": lambda: np.random.randint(5),
+    "permutation": lambda: np.random.permutation(3),
+    "seed": lambda: np.random.seed(3),
+    "legacy": lambda: np.random.mtrand._rand.random_sample(2),
+}
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["its own", "another generator"])
+@pytest.mark.parametrize("draw", NUMPY_DRAWS)
+def test_whatever_is_drawn_of_numpy_is_noticed(draw: str, other: bool) -> None:
+    own = np.random.get_bit_generator()
+    if other:
+        np.random.set_bit_generator(Reseeded())
+    try:
+        calls = SeededCalls(0)
+        with generators_kept():
+            calls.call(lambda: None)
+            assert not calls.draws
+            calls.call(NUMPY_DRAWS[draw])
+        assert calls.draws
+    finally:
+        np.random.set_bit_generator(own)
+
+
+class Reseeded(np.random.MT19937):
+    """A generator of another type, which numpy seeds as its own."""
