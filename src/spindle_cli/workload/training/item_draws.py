@@ -93,7 +93,7 @@ def _memory_of_numpy() -> bytes:
     """What numpy's generator holds, but for a second normal number that it keeps for later: to have kept one,
     it has drawn.
     """
-    generator = np.random.get_bit_generator()
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # not said to be exported
     if type(generator) is not np.random.MT19937:  # another was put in its place
         return pickle.dumps(np.random.get_state(legacy=False))
     return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
