@@ -11,10 +11,12 @@ import pytest
 from spindle_cli.plan.mixed import posed
 from spindle_cli.plan.pipelines import drafts
 from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.refine import search
 from spindle_cli.plan.strategies import spindle
 
 SHARE = 4
 PIPELINES, ON_TYPES = drafts.BASE_PASSES, posed.BASE_JOBS
+EVERYTHING = search.PASSES
 base_effort = spindle.base_effort
 
 
@@ -29,6 +31,7 @@ def short_searches() -> Iterator[None]:
         patch.setattr(drafts, "BASE_PASSES", PIPELINES // SHARE)
         patch.setattr(posed, "BASE_JOBS", ON_TYPES // SHARE)
         patch.setattr(spindle, "base_effort", short_effort)
+        patch.setattr(search, "PASSES", EVERYTHING // SHARE)
         yield
 
 
@@ -38,3 +41,4 @@ def whole_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "BASE_PASSES", PIPELINES)
     monkeypatch.setattr(posed, "BASE_JOBS", ON_TYPES)
     monkeypatch.setattr(spindle, "base_effort", base_effort)
+    monkeypatch.setattr(search, "PASSES", EVERYTHING)

@@ -215,7 +215,7 @@ def test_what_would_be_slower_without_any_messages_is_not_spread_out(monkeypatch
     processor = judged_in(11.0, 0.5, processor_s=0.5)
     spread = spread_out_of(monkeypatch, {10.2: judged_in(10.0, 0.1)})
     problem = make_problem(drawn(2), cluster_of(4))
-    found = drafts._best_spread_out(problem, [far, near, best, processor])
+    found = drafts.best_spread_out(problem, [far, near, best, processor])
     assert found is not None
     assert found.prediction.iteration_s == 10.0
     assert spread == [best, near, processor]
@@ -226,7 +226,7 @@ def test_of_equals_the_first_is_taken_though_the_best_is_spread_out_first(
 ) -> None:
     first, second = judged_in(10.5, 0.5), judged_in(10.2, 0.3)
     spread_out_of(monkeypatch, {10.5: judged_in(10.0, 0.0, "sequential"), 10.2: judged_in(10.0, 0.0)})
-    found = drafts._best_spread_out(make_problem(drawn(2), cluster_of(4)), [first, second])
+    found = drafts.best_spread_out(make_problem(drawn(2), cluster_of(4)), [first, second])
     assert found is not None
     assert found.strategy == "sequential"
 

@@ -31,11 +31,11 @@ from spindle_cli.costs.shares.sizes import cuts_by_share
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.profile.types import Matrix, MetaOp
-from spindle_cli.units import GIB, KIB
+from spindle_cli.units import GIB, KIB, MIB
 
-# Sizes of a sum to choose from, and one that takes its links' full bandwidth.
-_SUM_BYTES = tuple(64 * KIB << power for power in range(11))
-_LARGE_SUM_BYTES = GIB
+# Sizes of a sum to choose from, each twice the one before, and one that takes its links' full bandwidth.
+LEAST_SUM_BYTES, MOST_SUM_BYTES = 64 * KIB, 64 * MIB
+LARGE_SUM_BYTES = GIB
 
 
 # Ends the key of what tensor parallelism leaves whole.
@@ -184,13 +184,15 @@ def sum_bytes(devices: Sequence[int], cluster: Cluster) -> int:
 
 
 def _worth_a_sum(spread: Spread, cluster: Cluster) -> int:
+    num_bytes = LEAST_SUM_BYTES
     if spread.num_devices < 2:
-        return _SUM_BYTES[0]
-    large_s_per_byte = spread_all_reduce_s(_LARGE_SUM_BYTES, spread, cluster) / _LARGE_SUM_BYTES
-    for num_bytes in _SUM_BYTES:
+        return num_bytes
+    large_s_per_byte = spread_all_reduce_s(LARGE_SUM_BYTES, spread, cluster) / LARGE_SUM_BYTES
+    while num_bytes < MOST_SUM_BYTES:
         if spread_all_reduce_s(num_bytes, spread, cluster) <= 2 * num_bytes * large_s_per_byte:
-            return num_bytes
-    return _SUM_BYTES[-1]
+            break
+        num_bytes *= 2
+    return num_bytes
 
 
 # A slice that uses some parameters: its index, the first of its ops that does, whether it has parts of them.

@@ -42,20 +42,22 @@ def collectives_bytes(devices: Sequence[int], cluster: Cluster) -> int:
     MiB of two devices of a node and 720 of four, where 544 and 688 were seen (NVIDIA/nccl issue 964, on 4
     A100 with NVLink).
     """
-    count = len(devices)
-    if count == 1:
-        return 0
-    return _channels(devices, cluster) * _BOTH_WAYS_BYTES * (3 * count - 2) // count
-
-
-def _channels(devices: Sequence[int], cluster: Cluster) -> int:
-    """Channels of collectives: as many as the node has that has fewest, of which NCCL takes the least."""
     cards: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
     for device in devices:
         cards[cluster.node_of[device]].add(cluster.card_of[device])
-    if len(cards) == 1:
-        return _INSIDE_CHANNELS
-    return min(_INSIDE_CHANNELS, _CHANNELS_OF_CARD * min(map(len, cards.values())))
+    return bytes_of_collectives(len(devices), len(cards), min(map(len, cards.values())))
+
+
+def bytes_of_collectives(num_devices: int, num_nodes: int, fewest_cards: int) -> int:
+    """The same by numbers alone: of devices on so many nodes, the fewest of whose network cards are those of
+    a node. Of channels there are as many as the node has that has fewest, of which NCCL takes the least.
+    """
+    if num_devices == 1:
+        return 0
+    channels = _INSIDE_CHANNELS
+    if num_nodes > 1:
+        channels = min(_INSIDE_CHANNELS, _CHANNELS_OF_CARD * fewest_cards)
+    return channels * _BOTH_WAYS_BYTES * (3 * num_devices - 2) // num_devices
 
 
 def messages_bytes(num_inside: int, *, outside: bool) -> int:

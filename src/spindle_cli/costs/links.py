@@ -115,16 +115,9 @@ def by_node_s(num_bytes: float, spread: Spread, cluster: Cluster) -> float:
     if num_bytes <= 0:
         return 0.0
     shape, local = _Shape(spread, cluster), spread.counts[0]
-    inside_s = (local - 1) * (
-        shape.intra.latency_s + num_bytes / local / bandwidth_bytes_per_s(num_bytes, shape.intra)
-    )
+    bandwidth = bandwidth_bytes_per_s(num_bytes, shape.intra)
+    inside_s = around_node_seconds(num_bytes, local, shape.intra.latency_s, bandwidth)
     return inside_s + shape.doubling_s(num_bytes / local, local / shape.num_cards)
-
-
-def _tree_speed(num_bytes: float) -> float:
-    """The share of a link's bandwidth that a tree reaches."""
-    doublings = max(0, int(num_bytes) // 64).bit_length() - 1
-    return _TREE_SPEED * (_OF_SMALLER[max(0, doublings)] if doublings < len(_OF_SMALLER) else 1.0)
 
 
 def spread_ring_s(num_bytes: float, spread: Spread, cluster: Cluster) -> float:
@@ -162,33 +155,106 @@ class _Shape:
         two nodes once and by a card of its own, so that a node with few of them limits the others. A step is
         as slow as its slowest hop; the latency of a hop is paid where a ring has one.
         """
-        n, crossings = self.num_devices, self.num_nodes if self.num_nodes > 1 else 0
-        steps = rounds * (n - 1)
-        latency_s = steps * ((n - crossings) * self.intra.latency_s + crossings * self.inter.latency_s) / n
-        slowest = min(
-            ([bandwidth_bytes_per_s(num_bytes, self.intra)] if n > crossings else [])
-            + ([self.num_rings * bandwidth_bytes_per_s(num_bytes, self.inter)] if crossings else [])
+        return ring_seconds(
+            num_bytes,
+            rounds,
+            self.num_devices,
+            self.num_nodes,
+            self.num_rings,
+            self.intra.latency_s,
+            bandwidth_bytes_per_s(num_bytes, self.intra),
+            self.inter.latency_s,
+            bandwidth_bytes_per_s(num_bytes, self.inter),
         )
-        return latency_s + steps * num_bytes / n / slowest
 
     def tree_s(self, num_bytes: float) -> float:
         """A chain inside each node and binary trees over the nodes, up and down, pipelined, over as many
         cards as there are. Of two nodes each is the root of a tree with half of the bytes, which all cross
         once each way.
         """
-        hops_s = (self.most_per_node - 1) * self.intra.latency_s + ceil(
-            log2(self.num_nodes)
-        ) * self.inter.latency_s
-        moving_s = [2 * num_bytes / bandwidth_bytes_per_s(num_bytes, self.intra)] * (self.most_per_node > 1)
-        if self.num_nodes > 1:
-            crossing = num_bytes * (1 if self.num_nodes == 2 else 2)
-            moving_s.append(crossing / self.num_cards / bandwidth_bytes_per_s(num_bytes, self.inter))
-        return 2 * hops_s + max(moving_s) / _tree_speed(num_bytes)
+        return tree_seconds(
+            num_bytes,
+            self.num_nodes,
+            self.most_per_node,
+            self.num_cards,
+            self.intra.latency_s,
+            bandwidth_bytes_per_s(num_bytes, self.intra),
+            self.inter.latency_s,
+            bandwidth_bytes_per_s(num_bytes, self.inter),
+        )
 
     def doubling_s(self, num_bytes: float, at_once: float = 1.0) -> float:
         """Over a device of each node, distances between those that exchange doubling. `at_once`: how many of
         these share each card.
         """
-        n = self.num_nodes
-        bandwidth = bandwidth_bytes_per_s(num_bytes, self.inter) * min(1, self.num_cards)
-        return ceil(log2(n)) * self.inter.latency_s + (n - 1) / n * num_bytes * at_once / bandwidth
+        bandwidth = bandwidth_bytes_per_s(num_bytes, self.inter)
+        return doubling_seconds(
+            num_bytes, self.num_nodes, self.num_cards, at_once, self.inter.latency_s, bandwidth
+        )
+
+
+# The formulas by numbers alone, so that what counts in compiled loops has the same ones (`plan/refine`).
+
+
+def ring_seconds(
+    num_bytes: float,
+    rounds: int,
+    num_devices: int,
+    num_nodes: int,
+    num_rings: float,
+    intra_latency_s: float,
+    intra_bytes_per_s: float,
+    inter_latency_s: float,
+    inter_bytes_per_s: float,
+) -> float:
+    """Seconds of rings over several devices (`_Shape.ring_s`); bandwidths are those for so many bytes."""
+    crossings = num_nodes if num_nodes > 1 else 0
+    steps = rounds * (num_devices - 1)
+    hops_s = (num_devices - crossings) * intra_latency_s + crossings * inter_latency_s
+    slowest = intra_bytes_per_s
+    if crossings:
+        slowest = num_rings * inter_bytes_per_s
+        if num_devices > crossings:
+            slowest = min(intra_bytes_per_s, slowest)
+    return steps * hops_s / num_devices + steps * num_bytes / num_devices / slowest
+
+
+def tree_seconds(
+    num_bytes: float,
+    num_nodes: int,
+    most_per_node: int,
+    num_cards: float,
+    intra_latency_s: float,
+    intra_bytes_per_s: float,
+    inter_latency_s: float,
+    inter_bytes_per_s: float,
+) -> float:
+    """Seconds of chains and trees over several devices (`_Shape.tree_s`)."""
+    hops_s = (most_per_node - 1) * intra_latency_s + ceil(log2(num_nodes)) * inter_latency_s
+    moving_s = 2 * num_bytes / intra_bytes_per_s if most_per_node > 1 else 0.0
+    if num_nodes > 1:
+        crossing = num_bytes if num_nodes == 2 else 2 * num_bytes
+        moving_s = max(moving_s, crossing / num_cards / inter_bytes_per_s)
+    doublings = int(log2(max(1, num_bytes // 64)))
+    speed = _TREE_SPEED * (_OF_SMALLER[doublings] if doublings < len(_OF_SMALLER) else 1.0)
+    return 2 * hops_s + moving_s / speed
+
+
+def doubling_seconds(
+    num_bytes: float,
+    num_nodes: int,
+    num_cards: float,
+    at_once: float,
+    inter_latency_s: float,
+    inter_bytes_per_s: float,
+) -> float:
+    """Seconds of exchanges over doubling distances (`_Shape.doubling_s`)."""
+    moved = (num_nodes - 1) / num_nodes * num_bytes * at_once
+    return ceil(log2(num_nodes)) * inter_latency_s + moved / (inter_bytes_per_s * min(1.0, num_cards))
+
+
+def around_node_seconds(
+    num_bytes: float, local: int, intra_latency_s: float, intra_bytes_per_s: float
+) -> float:
+    """Seconds of a scatter over the `local` devices of each node."""
+    return (local - 1) * (intra_latency_s + num_bytes / local / intra_bytes_per_s)

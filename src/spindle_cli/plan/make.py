@@ -4,6 +4,7 @@ problem.py          index the MetaGraph, cut the curves to the cluster
 bound/              the linear program over the whole graph: lower bound and allocation
 strategies/         drafts: schedules without devices
 search/judge.py     placement, memory, predicted iteration; the best draft wins
+refine/search.py    where memory is short, a search over everything at once, from the plans that fit
 best/find_asked.py  the best plan of whole batches, of micro-batches, or with what devices share out
 teams/find.py       the best of these and of plans whose parameters teams of devices share out
 stages/pipelined.py the best of these and of pipelines of micro-batches

@@ -275,7 +275,7 @@ def _parts(metaop: MetaOpProfile, fallback: MemoryFallback, cluster: Cluster) ->
     """Of a MetaOp's ops; what tensor parallelism has to split is recomputed whole."""
     recomputed = fallback.recompute.get(metaop.name, 0)
     selective = min(fallback.selective.get(metaop.name, 0), metaop.num_ops - recomputed)
-    if metaop.name in fallback.split or all(point.tp > 1 for point in _possible(metaop, cluster)):
+    if metaop.name in fallback.split or all(point.tp > 1 for point in possible_points(metaop, cluster)):
         recomputed, selective = recomputed + selective, 0
     counts = {
         Again.ALL: recomputed,
@@ -300,7 +300,7 @@ def useful_points(part: _Part, cluster: Cluster, fallback: MemoryFallback) -> tu
         NoPlanError: the cluster has none.
     """
     metaop = part.metaop
-    possible = _possible(metaop, cluster)
+    possible = possible_points(metaop, cluster)
     if part.again is Again.SELECTIVE:
         possible = [point for point in possible if point.tp == 1]
     if not possible:
@@ -318,7 +318,7 @@ def useful_points(part: _Part, cluster: Cluster, fallback: MemoryFallback) -> tu
     return tuple(points)
 
 
-def _possible(metaop: MetaOpProfile, cluster: Cluster) -> list[CurvePoint]:
+def possible_points(metaop: MetaOpProfile, cluster: Cluster) -> list[CurvePoint]:
     """The allocations that there is room for."""
     return [point for point in metaop.curve if cluster.num_groups(point.tp) >= point.dp]
 

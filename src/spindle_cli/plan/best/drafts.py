@@ -43,7 +43,20 @@ def best_judged(
     baseline: Callable[[StrategyName], Judged | None] | None = None,
     within_s: float = inf,
 ) -> tuple[Judged | None, bool]:
-    """The best plan that fits, or None; and whether memory stood in no draft's way.
+    """The best plan that fits, or None; and whether memory stood in no draft's way (see `best_of_each`)."""
+    found, all_fit = best_of_each(problem, bound, strategy, effort, baseline, within_s)
+    return best_spread_out(problem, found), all_fit
+
+
+def best_of_each(
+    problem: Problem,
+    bound: Bound,
+    strategy: StrategyName,
+    effort: int,
+    baseline: Callable[[StrategyName], Judged | None] | None = None,
+    within_s: float = inf,
+) -> tuple[list[Judged], bool]:
+    """The best plan that fits of each kind of drafts; and whether memory stood in no draft's way.
 
     `spindle` considers the other strategies' plans too.
 
@@ -70,13 +83,13 @@ def best_judged(
         best = _least(judged for each in found for judged in each)
         if best is None or may_gain(best.prediction, bound.lower_bound_s):
             found.append([judge(problem, draft) for draft in pipelines(problem, effort, least_s())])
-    best_of_each = [best for each in found if (best := _least(each)) is not None]
-    if effort == NO_SEARCH and best_of_each:
-        best_of_each = [min(best_of_each, key=Judged.rank)]
-    return _best_spread_out(problem, best_of_each), all_fit
+    fitting = [best for each in found if (best := _least(each)) is not None]
+    if effort == NO_SEARCH and fitting:
+        fitting = [min(fitting, key=Judged.rank)]
+    return fitting, all_fit
 
 
-def _best_spread_out(problem: Problem, found: Sequence[Judged]) -> Judged | None:
+def best_spread_out(problem: Problem, found: Sequence[Judged]) -> Judged | None:
     """The best of some plans once spread out (`search/spread.py`), of equals the first: a baseline. At most
     what messages take is saved by that, so those that would be slower even without any stay as they are.
     """

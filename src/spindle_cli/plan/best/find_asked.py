@@ -11,6 +11,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked, gives_up_memory
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import (
+    NEAR_BOUND,
     CutPlanner,
     Found,
     OneTypeCutPlanner,
@@ -25,10 +26,6 @@ from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.posed import Posing
 from spindle_cli.plan.tight.given_up import OrLessS, itself
 from spindle_cli.profile.types import Profile
-
-# A plan that takes at most this many times as long as no schedule can be shorter than is not asked to gain by
-# sharing memory out otherwise: gathers and small shares would take that again.
-NEAR_BOUND = 1.03
 
 
 def find_asked(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLessS = itself) -> Found | None:
@@ -132,7 +129,7 @@ def with_less(
     if may_share:
         counts, sharding = asked.micro_batches, asked.sharding
         quick = quick_sharding(profile, cluster, strategy, posing, counts, sharding, than_s)
-    if asked.micro_batches is None:
+    if asked.micro_batches is None and not (found is not None and found.is_searched):
         shared_out_s = inf if quick is None else quick.judged.prediction.iteration_s
         known_s = min(than_s, shared_out_s)
         found = in_best_micro_batches(shared_out, posing.divisor(cluster), planner, found, known_s)

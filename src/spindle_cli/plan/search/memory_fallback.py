@@ -358,6 +358,15 @@ def least_bytes(problem: Problem) -> float:
     return sum(parameters.values()) + max(activations.values())
 
 
+def describe_slices(slices: Sequence[Slice]) -> str | None:
+    """What a plan of these slices says of what they recompute; None: nothing."""
+    recomputed = sum(piece.num_recomputed for piece in slices)
+    if not recomputed:
+        return None
+    part = _selectively(recomputed, sum(piece.num_recomputed for piece in slices if piece.selective))
+    return f"Memory asks for recomputed activations of {counted(recomputed, 'op')}{part}."
+
+
 def describe(fallback: MemoryFallback, slices: Sequence[Slice] = ()) -> str | None:
     """What a plan of these slices, under this fallback, says about it; None: nothing."""
     parts = []

@@ -1,0 +1,137 @@
+"""What a schedule costs: how long it takes, and what it lacks of memory, in compiled loops.
+
+What a search has found is judged by the prediction and by `account/` themselves (`search.py`).
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from spindle_cli.plan.refine.compiled import compiled
+from spindle_cli.plan.refine.homes import find_homes
+from spindle_cli.plan.refine.memory import memory
+from spindle_cli.plan.refine.passes import run_passes, set_rest
+from spindle_cli.plan.refine.schedule import Schedule, Work
+from spindle_cli.plan.refine.sums import collect_sums, find_slots, gather, run_sums, sort_by
+from spindle_cli.plan.refine.tables import Tables
+
+# What each piece adds to the cost, as a share: with many a search takes longer, and finds less.
+PIECE = 1e-3
+
+
+@compiled
+def lay_out(tables: Tables, schedule: Schedule, work: Work) -> None:
+    """Set the devices of pieces as masks, the seconds of their passes, and the edges between them."""
+    num_edges = 0
+    for piece in range(len(schedule.pieces)):
+        work.edge_from[piece] = num_edges
+        metaop = schedule.pieces[piece].metaop
+        if metaop < 0:
+            continue
+        option = schedule.pieces[piece].option
+        work.masks[piece, :] = 0
+        for place in range(tables.options[option].devices):
+            device = schedule.devices[piece, place]
+            work.masks[piece, device >> 6] |= 1 << (device & 63)
+        num_ops = schedule.pieces[piece].last - schedule.pieces[piece].first
+        work.passes[2 * piece].seconds = num_ops * tables.options[option].forward_s
+        work.passes[2 * piece + 1].seconds = num_ops * tables.options[option].backward_s
+        if schedule.pieces[piece].last < tables.metaops[metaop].num_ops:
+            for place in range(schedule.of_metaop[metaop, 0]):
+                other = schedule.of_metaop[metaop, 1 + place]
+                if schedule.pieces[other].first == schedule.pieces[piece].last:
+                    _set_edge(tables, schedule, work, num_edges, piece, other)
+                    work.edges[num_edges].num_bytes = tables.metaops[metaop].inner_bytes
+                    num_edges += 1
+            continue
+        for number in range(tables.metaops[metaop].taker_from, tables.metaops[metaop + 1].taker_from):
+            taker = tables.takers[number].metaop
+            for place in range(schedule.of_metaop[taker, 0] if tables.takers[number].of_every else 1):
+                _set_edge(tables, schedule, work, num_edges, piece, schedule.of_metaop[taker, 1 + place])
+                work.edges[num_edges].num_bytes = tables.metaops[metaop].output_bytes
+                num_edges += 1
+    work.edge_from[len(schedule.pieces)] = num_edges
+    _index_takers(work, num_edges)
+
+
+@compiled
+def _index_takers(work: Work, num_edges: int) -> None:
+    """Set which edges there are to each piece."""
+    begins = work.in_from
+    begins[:] = 0
+    for edge in range(num_edges):
+        begins[work.edges[edge].taker] += 1
+    total = 0
+    for piece in range(len(begins)):
+        total += begins[piece]
+        begins[piece] = total
+    for edge in range(num_edges):
+        begins[work.edges[edge].taker] -= 1
+        work.in_edges[begins[work.edges[edge].taker]] = edge
+
+
+@compiled
+def _set_edge(tables: Tables, schedule: Schedule, work: Work, edge: int, piece: int, other: int) -> None:
+    """Set who takes what a piece makes, and whether on the same devices in the same shares."""
+    work.edges[edge].maker, work.edges[edge].taker = piece, other
+    one, two = tables.options[schedule.pieces[piece].option], tables.options[schedule.pieces[other].option]
+    is_alike = one.dp == two.dp and one.tp == two.tp
+    place = 0
+    while is_alike and place < one.devices:
+        is_alike = schedule.devices[piece, place] == schedule.devices[other, place]
+        place += 1
+    work.edges[edge].is_alike = is_alike
+
+
+@compiled
+def time_s(tables: Tables, schedule: Schedule, work: Work, num_homes: int, within_s: float) -> float:
+    """Seconds of an iteration; no less than `within_s`, but not exact, where it takes longer."""
+    homes, states = work.homes, work.states
+    for number in range(len(work.passes)):
+        work.passes[number].gathered_s = 0.0
+    for device in range(len(states)):
+        states[device].sums_free_s = 0.0
+    set_rest(tables, schedule, work)
+    passes_s = run_passes(tables, schedule, work, within_s)
+    if passes_s > within_s:
+        return passes_s
+    for number in range(1, 1 + schedule.order[0]):
+        work.keys_s[schedule.order[number]] = work.passes[schedule.order[number]].start_s
+    sort_by(schedule.order, 1, 1 + schedule.order[0], work.keys_s)
+    find_slots(work, tables.devices, num_homes)
+    if tables.common[0].is_sharded:
+        gather(tables, schedule, work, num_homes)
+        set_rest(tables, schedule, work)
+        passes_s = run_passes(tables, schedule, work, within_s)
+        if passes_s > within_s:
+            return passes_s
+        find_slots(work, tables.devices, num_homes)
+    num_sums = collect_sums(tables, schedule, work, num_homes, 1)
+    run_sums(tables, work, num_sums, 1)
+    for device in range(len(states)):
+        states[device].updated = 0.0
+    for home in range(num_homes):
+        for place in range(homes[home].count):
+            states[work.home_devices[home, place]].updated += homes[home].trained
+    end_s = passes_s
+    for device in range(len(states)):
+        ready_s = max(states[device].free_s, states[device].sums_free_s)
+        end_s = max(end_s, ready_s + tables.common[0].step_s * states[device].updated)
+    return float(passes_s + (end_s - passes_s) / tables.common[0].batches)
+
+
+@compiled
+def cost_of(
+    tables: Tables, schedule: Schedule, work: Work, most: float, penalty: float
+) -> tuple[float, bool]:
+    """What a schedule costs: its seconds, more where devices have no room, and for each piece; and whether
+    they have. Infinite where it costs more than `most` for sure.
+    """
+    pieces = 1 + PIECE * schedule.order[0] / 2
+    lay_out(tables, schedule, work)
+    num_homes = find_homes(tables, schedule, work)
+    seconds = time_s(tables, schedule, work, num_homes, most / pieces)
+    if seconds > most / pieces:
+        return inf, False
+    over = memory(tables, schedule, work, num_homes)
+    return seconds * (1 + penalty * over) * pieces, over == 0.0

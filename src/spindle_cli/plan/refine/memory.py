@@ -1,0 +1,197 @@
+"""What a schedule needs of its devices' memory, in compiled loops.
+
+As `account/` has it but for what is small: gradients of inputs, the place of messages ahead of their passes,
+and what autocast has cast.
+"""
+
+from __future__ import annotations
+
+from spindle_cli.costs import communicators
+from spindle_cli.plan.refine.compiled import compiled
+from spindle_cli.plan.refine.homes import MULTIPLIER
+from spindle_cli.plan.refine.schedule import Schedule, Work
+from spindle_cli.plan.refine.tables import Ints, Records, Tables
+
+_communicator = compiled(communicators.bytes_of_collectives)
+
+# Of what devices are over their capacity, how much more the mean counts than the worst.
+MEAN_OVER = 20
+
+
+@compiled
+def memory(tables: Tables, schedule: Schedule, work: Work, num_homes: int) -> float:
+    """How far devices are over their capacity, as a share of it: the worst one, and the mean of all many
+    times over. 0: all have room. Leaves in `peak` what each needs.
+    """
+    _set_lasting(tables, schedule, work, num_homes)
+    states, common = work.states, tables.common[0]
+    _see_passes(tables, schedule, work)
+    worst, total = 0.0, 0.0
+    for device in range(len(states)):
+        state = states[device]
+        peers = 0
+        for other in range(len(states)):
+            peers += work.peers[device, other]
+        # What each half of the devices sends has a communicator of its own.
+        messages = 2 * (peers * common.peer_bytes + state.crosses * common.outside_bytes)
+        state.peak = state.peak * common.filled + messages
+        over = (state.peak + state.correction) / tables.devices[device].capacity - 1
+        if over > 0.0:
+            worst = max(worst, over)
+            total += over / len(states)
+    return worst + MEAN_OVER * total
+
+
+@compiled
+def _set_lasting(tables: Tables, schedule: Schedule, work: Work, num_homes: int) -> None:
+    """Set what devices hold all the time: parameters, gradients, state, communicators and batches' fields."""
+    states, common = work.states, tables.common[0]
+    everyone = _communicator(len(states), tables.devices[-1].node + 1, common.cards) / common.filled
+    for device in range(len(states)):
+        states[device].level, states[device].peak = everyone, 0.0
+    for home in range(num_homes):
+        own = work.homes[home]
+        if not 1 < own.count < len(states):
+            continue
+        taken = _communicator(own.count, own.nodes, min(common.cards, own.fewest))
+        if own.by_node:
+            taken += _communicator(own.most, 1, 1) + _communicator(own.nodes, own.nodes, 1)
+        for place in range(own.count):
+            states[work.home_devices[home, place]].level += taken / common.filled
+    work.held[:, :] = 0.0
+    work.held_parts[:, :] = 0
+    work.groups[:] = 0
+    for number in range(len(schedule.pieces)):
+        piece = schedule.pieces[number]
+        if piece.metaop < 0:
+            continue
+        option, op_from = tables.options[piece.option], tables.metaops[piece.metaop].op_from
+        fields = 0.0
+        for op in range(piece.first, piece.last):
+            fields += 2 * tables.ops[op_from + op].field_bytes
+            for at in range(tables.ops[op_from + op].block_from, tables.ops[op_from + op + 1].block_from):
+                _hold(tables, work, schedule.devices[number], option, at)
+        for place in range(option.devices):
+            states[schedule.devices[number, place]].level += fields / option.dp
+        if option.tp > 1:
+            taken = _communicator(option.tp, 1, 1) / common.filled
+            for begin in range(0, option.devices, option.tp):
+                if _is_new_group(work.groups, schedule.devices[number], begin, option.tp):
+                    for place in range(begin, begin + option.tp):
+                        states[schedule.devices[number, place]].level += taken
+
+
+@compiled
+def _hold(tables: Tables, work: Work, devices: Ints, option: Records, at: int) -> None:
+    """Have devices hold what an op uses, as far as they do not for other ops: parameters, state and, where
+    others have the same, gradients.
+    """
+    used, common = tables.used[at], tables.common[0]
+    block = used.block
+    use = work.uses[block]
+    parts = option.tp if tables.blocks[block].is_split else 1
+    for place in range(option.devices):
+        fragment = place % parts * use.parts // parts
+        count = work.homes[work.fragments[use.fragment_from + fragment].home].count
+        num_bytes = used.lasting + used.state / (count if common.is_sharded else 1)
+        if count > 1:
+            num_bytes += used.trained * common.width
+        device = devices[place]
+        before, before_parts = work.held[device, block], work.held_parts[device, block]
+        if before_parts:
+            num_bytes = max(num_bytes, before * use.parts / _count_bits(before_parts))
+        held_parts = before_parts | ((1 << (use.parts // parts)) - 1) << fragment
+        held = num_bytes * _count_bits(held_parts) / use.parts
+        work.held[device, block], work.held_parts[device, block] = held, held_parts
+        work.states[device].level += held - before
+
+
+@compiled
+def _count_bits(bits: int) -> int:
+    """How many bits are set, of a few."""
+    found = 0
+    while bits:
+        found += bits & 1
+        bits >>= 1
+    return found
+
+
+@compiled
+def _is_new_group(groups: Ints, devices: Ints, begin: int, count: int) -> bool:
+    """Whether a tensor-parallel group has not been seen, told by a hash of its devices; it has now."""
+    hashed = count
+    for place in range(begin, begin + count):
+        hashed = hashed * MULTIPLIER + devices[place] + 1
+    hashed |= 1  # 0: nothing
+    slot = (hashed ^ (hashed >> 17)) & (len(groups) - 1)
+    while groups[slot]:
+        if groups[slot] == hashed:
+            return False
+        slot = (slot + 1) & (len(groups) - 1)
+    groups[slot] = hashed
+    return True
+
+
+@compiled
+def _see_passes(tables: Tables, schedule: Schedule, work: Work) -> None:
+    """Let passes in their order take what they take while they run, keep, and give back."""
+    received, states = work.received, work.states
+    received[:] = 0.0
+    for piece in range(len(schedule.pieces)):
+        for edge in range(work.edge_from[piece], work.edge_from[piece + 1]):
+            if not work.edges[edge].is_alike:
+                taker = work.edges[edge].taker
+                dp = tables.options[schedule.pieces[taker].option].dp
+                received[taker] += work.edges[edge].num_bytes / dp
+    for block in range(len(work.uses)):
+        work.uses[block].left = 1
+    for number in range(1, 1 + schedule.order[0]):
+        current = schedule.order[number]
+        piece = current >> 1
+        if current & 1:
+            most, left = _backward_bytes(tables, work, schedule.pieces[piece])
+            left -= received[piece]
+        else:
+            most, left = _forward_bytes(tables, schedule.pieces[piece])
+            most, left = most + received[piece], left + received[piece]
+        for place in range(tables.options[schedule.pieces[piece].option].devices):
+            state = states[schedule.devices[piece, place]]
+            state.peak = max(state.peak, state.level + most)
+            state.level += left
+
+
+@compiled
+def _forward_bytes(tables: Tables, piece: Records) -> tuple[float, float]:
+    """The most that a forward pass takes while it runs, and what it leaves."""
+    begin = tables.options[piece.option].bytes_from
+    kept, most = 0.0, 0.0
+    for op in range(begin + piece.first, begin + piece.last):
+        most = max(most, kept + tables.op_bytes[op].forward)
+        kept += tables.op_bytes[op].kept
+    return max(most, kept), kept
+
+
+@compiled
+def _backward_bytes(tables: Tables, work: Work, piece: Records) -> tuple[float, float]:
+    """The most that a backward pass takes while it runs, and what it leaves: gradients that no other device
+    has, less what was kept.
+    """
+    option, metaop = tables.options[piece.option], tables.metaops[piece.metaop]
+    gone, made, most = 0.0, 0.0, 0.0
+    handed = metaop.output_bytes if piece.last == metaop.num_ops else metaop.inner_bytes
+    for op in range(piece.last - 1, piece.first - 1, -1):
+        number = metaop.op_from + op
+        for at in range(tables.ops[number].block_from, tables.ops[number + 1].block_from):
+            used = tables.used[at]
+            use = work.uses[used.block]
+            if not use.left:
+                continue
+            use.left = 0
+            alone = 0
+            for fragment in range(use.fragment_from, use.fragment_from + use.parts):
+                alone += work.homes[work.fragments[fragment].home].count == 1
+            parts = option.tp if tables.blocks[used.block].is_split else 1
+            made += tables.common[0].width * used.trained * alone / use.parts / parts
+        most = max(most, made - gone + tables.op_bytes[option.bytes_from + op].backward)
+        gone += tables.op_bytes[option.bytes_from + op].kept
+    return most + handed / option.dp, made - gone

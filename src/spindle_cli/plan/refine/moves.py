@@ -1,0 +1,564 @@
+"""What the search changes about a schedule at a time, in compiled loops.
+
+Each function changes something at random and says whether it could; it leaves a schedule that can be run, or
+says False.
+"""
+
+from __future__ import annotations
+
+from spindle_cli.plan.refine.compiled import compiled
+from spindle_cli.plan.refine.schedule import Schedule, Work
+from spindle_cli.plan.refine.tables import Ints, Tables
+
+# How often each move is tried, of all tries, in the order of `change`.
+OFTEN = (16, 8, 8, 10, 6, 12, 6, 4, 6, 4, 8, 3, 4, 3, 8, 4)
+# By how many allocations a piece becomes wider or narrower at most.
+FURTHEST = 3
+
+
+@compiled
+def draw(random: Ints, below: int) -> int:
+    """A number from 0 on, below another, of a linear congruential generator (Knuth, MMIX)."""
+    state = random[0] * 6364136223846793005 + 1442695040888963407
+    random[0] = state
+    return int(((state >> 33) & 0x3FFFFFFF) % below)
+
+
+@compiled
+def any_piece(schedule: Schedule, work: Work) -> int:
+    """One of the pieces."""
+    metaop = draw(work.random, len(schedule.of_metaop))
+    return int(schedule.of_metaop[metaop, 1 + draw(work.random, schedule.of_metaop[metaop, 0])])
+
+
+@compiled
+def put(tables: Tables, schedule: Schedule, piece: int, option: int, first: int) -> bool:
+    """Give a piece an allocation on consecutive devices; False where a tensor-parallel group would not be
+    inside of a node.
+    """
+    count, tp = tables.options[option].devices, tables.options[option].tp
+    first = min(max(first, 0), len(tables.devices) - count)
+    first -= first % tp
+    schedule.pieces[piece].option = option
+    for place in range(count):
+        schedule.devices[piece, place] = first + place
+    return groups_are_inside(tables, schedule, piece)
+
+
+@compiled
+def groups_are_inside(tables: Tables, schedule: Schedule, piece: int) -> bool:
+    """Whether each tensor-parallel group of a piece is inside of a node."""
+    tp = tables.options[schedule.pieces[piece].option].tp
+    for place in range(tables.options[schedule.pieces[piece].option].devices):
+        group = schedule.devices[piece, place - place % tp]
+        if tables.devices[group].node != tables.devices[schedule.devices[piece, place]].node:
+            return False
+    return True
+
+
+@compiled
+def copy_devices(tables: Tables, schedule: Schedule, source: int, piece: int, skipped: int) -> bool:
+    """Give a piece devices of another one, from the `skipped`-th on."""
+    for place in range(tables.options[schedule.pieces[piece].option].devices):
+        schedule.devices[piece, place] = schedule.devices[source, skipped + place]
+    return groups_are_inside(tables, schedule, piece)
+
+
+@compiled
+def same_devices(schedule: Schedule, source: int, piece: int) -> None:
+    """Give a piece all devices of another one."""
+    for place in range(schedule.devices.shape[1]):
+        schedule.devices[piece, place] = schedule.devices[source, place]
+
+
+@compiled
+def same_again(tables: Tables, schedule: Schedule, work: Work, piece: int, fewest: int, most: int) -> int:
+    """An option of a piece's MetaOp of so many devices that recomputes as much; -1: there is none."""
+    metaop, again = schedule.pieces[piece].metaop, tables.options[schedule.pieces[piece].option].again
+    begin, end = tables.metaops[metaop].option_from, tables.metaops[metaop + 1].option_from
+    num_right = 0
+    for option in range(begin, end):
+        num_right += (
+            tables.options[option].again == again and fewest <= tables.options[option].devices <= most
+        )
+    if not num_right:
+        return -1
+    wanted = draw(work.random, num_right)
+    for option in range(begin, end):
+        if tables.options[option].again == again and fewest <= tables.options[option].devices <= most:
+            if not wanted:
+                return option
+            wanted -= 1
+    return -1
+
+
+@compiled
+def resize(tables: Tables, schedule: Schedule, work: Work) -> bool:
+    """A piece becomes wider or narrower, at either end of its devices."""
+    piece = any_piece(schedule, work)
+    option, metaop = schedule.pieces[piece].option, schedule.pieces[piece].metaop
+    other = option + (1 + draw(work.random, FURTHEST)) * (1 if draw(work.random, 2) else -1)
+    if not tables.metaops[metaop].option_from <= other < tables.metaops[metaop + 1].option_from:
+        return False
+    if tables.options[other].again != tables.options[option].again:
+        return False
+    before, after = tables.options[option].devices, tables.options[other].devices
+    at_end = draw(work.random, 2)
+    if after <= before:
+        schedule.pieces[piece].option = other
+        return copy_devices(tables, schedule, piece, piece, (before - after) * at_end)
+    first = schedule.devices[piece, 0]
+    return put(tables, schedule, piece, other, first + (before - after) * at_end)
+
+
+@compiled
+def shift(tables: Tables, schedule: Schedule, work: Work) -> bool:
+    """A piece goes to devices a power of two further."""
+    piece = any_piece(schedule, work)
+    step = (1 << draw(work.random, 5)) * (1 if draw(work.random, 2) else -1)
+    return put(tables, schedule, piece, schedule.pieces[piece].option, schedule.devices[piece, 0] + step)
+
+
+@compiled
+def put_beside(tables: Tables, schedule: Schedule, work: Work) -> bool:
+    """A piece goes to an end of another one's devices, from inside or outside."""
+    piece, other = any_piece(schedule, work), any_piece(schedule, work)
+    option = schedule.pieces[piece].option
+    count, first = tables.options[option].devices, schedule.devices[other, 0]
+    behind = schedule.devices[other, tables.options[schedule.pieces[other].option].devices - 1] + 1
+    where = draw(work.random, 4)
+    if where == 0:
+        return put(tables, schedule, piece, option, first)
+    if where == 1:
+        return put(tables, schedule, piece, option, behind)
+    if where == 2:
+        return put(tables, schedule, piece, option, first - count)
+    return put(tables, schedule, piece, option, behind - count)
+
+
+@compiled
+def join_devices(tables: Tables, schedule: Schedule, work: Work) -> bool:
+    """A piece gets devices of another one, of the same parameters more often than not."""
+    piece, other = any_piece(schedule, work), any_piece(schedule, work)
+    for _ in range(8):
+        if _shares_parameters(tables, schedule, piece, other):
+            break
+        other = any_piece(schedule, work)
+    most = tables.options[schedule.pieces[other].option].devices
+    option = same_again(tables, schedule, work, piece, most, most)
+    if option < 0:
+        option = same_again(tables, schedule, work, piece, (most + 1) // 2, most)
+    if option < 0:
+        return False
+    schedule.pieces[piece].option = option
+    skipped = (most - tables.options[option].devices) * draw(work.random, 2)
+    return copy_devices(tables, schedule, other, piece, skipped)
+
+
+@compiled
+def _shares_parameters(tables: Tables, schedule: Schedule, piece: int, other: int) -> bool:
+    """Whether two different pieces use the same parameters, or their MetaOps hang together."""
+    one, two = schedule.pieces[piece].metaop, schedule.pieces[other].metaop
+    is_near = tables.metaops[one].part == tables.metaops[two].part
+    return piece != other and (is_near or _uses_same(tables, schedule, piece, other))
+
+
+@compiled
+def _uses_same(tables: Tables, schedule: Schedule, piece: int, other: int) -> bool:
+    """Whether the first ops of the MetaOps of two pieces use the same parameters."""
+    one_op = tables.metaops[schedule.pieces[piece].metaop].op_from
+    two_op = tables.metaops[schedule.pieces[other].metaop].op_from
+    first, second = tables.ops[one_op].block_from, tables.ops[two_op].block_from
+    has_both = first < tables.ops[one_op + 1].block_from and second < tables.ops[two_op + 1].block_from
+    return bool(has_both and tables.used[first].block == tables.used[second].block)
+
+
+@compiled
+def swap_devices(tables: Tables, schedule: Schedule, work: Work) -> bool:
+    """Two pieces change places."""
+    piece, other = any_piece(schedule, work), any_piece(schedule, work)
+    first, second = schedule.devices[piece, 0], schedule.devices[other, 0]
+    if piece == other or first == second:
+        return False
+    is_right = put(tables, schedule, piece, schedule.pieces[piece].option, second)
+    return put(tables, schedule, other, schedule.pieces[other].option, first) and is_right
+
+
+@compiled
+def find_places(schedule: Schedule, work: Work) -> None:
+    """Set where in the order each pass is."""
+    for number in range(schedule.order[0]):
+        work.place[schedule.order[1 + number]] = number
+
+
+@compiled
+def earliest_place(tables: Tables, schedule: Schedule, work: Work, current: int) -> int:
+    """The first place in the order behind all that a pass takes."""
+    piece = current >> 1
+    metaop = schedule.pieces[piece].metaop
+    first = schedule.of_metaop[metaop, 1]
+    found = 0
+    for place in range(schedule.of_metaop[metaop, 0]):
+        other = schedule.of_metaop[metaop, 1 + place]
+        if not current & 1 and schedule.pieces[other].last == schedule.pieces[piece].first:
+            found = max(found, work.place[2 * other] + 1)
+        if current & 1 and schedule.pieces[other].first == schedule.pieces[piece].last:
+            found = max(found, work.place[2 * other + 1] + 1)
+    if not current & 1:
+        for number in range(tables.metaops[metaop].input_from, tables.metaops[metaop + 1].input_from):
+            if piece == first or tables.inputs[number].of_every:
+                maker = tables.inputs[number].metaop
+                last = schedule.of_metaop[maker, schedule.of_metaop[maker, 0]]
+                found = max(found, work.place[2 * last] + 1)
+        return found
+    found = max(found, work.place[2 * piece] + 1)
+    if schedule.pieces[piece].last == tables.metaops[metaop].num_ops:
+        for number in range(tables.metaops[metaop].taker_from, tables.metaops[metaop + 1].taker_from):
+            taker = tables.takers[number].metaop
+            for place in range(schedule.of_metaop[taker, 0] if tables.takers[number].of_every else 1):
+                found = max(found, work.place[2 * schedule.of_metaop[taker, 1 + place] + 1] + 1)
+    return int(found)
+
+
+@compiled
+def latest_place(tables: Tables, schedule: Schedule, work: Work, current: int) -> int:
+    """The last place in the order before all that take what a pass makes."""
+    piece = current >> 1
+    metaop = schedule.pieces[piece].metaop
+    first = schedule.of_metaop[metaop, 1]
+    found = schedule.order[0] - 1
+    for place in range(schedule.of_metaop[metaop, 0]):
+        other = schedule.of_metaop[metaop, 1 + place]
+        if not current & 1 and schedule.pieces[other].first == schedule.pieces[piece].last:
+            found = min(found, work.place[2 * other] - 1)
+        if current & 1 and schedule.pieces[other].last == schedule.pieces[piece].first:
+            found = min(found, work.place[2 * other + 1] - 1)
+    if current & 1:
+        for number in range(tables.metaops[metaop].input_from, tables.metaops[metaop + 1].input_from):
+            if piece == first or tables.inputs[number].of_every:
+                maker = tables.inputs[number].metaop
+                last = schedule.of_metaop[maker, schedule.of_metaop[maker, 0]]
+                found = min(found, work.place[2 * last + 1] - 1)
+        return int(found)
+    found = min(found, work.place[2 * piece + 1] - 1)
+    if schedule.pieces[piece].last == tables.metaops[metaop].num_ops:
+        for number in range(tables.metaops[metaop].taker_from, tables.metaops[metaop + 1].taker_from):
+            taker = tables.takers[number].metaop
+            for place in range(schedule.of_metaop[taker, 0] if tables.takers[number].of_every else 1):
+                found = min(found, work.place[2 * schedule.of_metaop[taker, 1 + place]] - 1)
+    return int(found)
+
+
+@compiled
+def move_to(schedule: Schedule, current: int, was: int, now: int) -> None:
+    """Put a pass from one place in the order to another."""
+    for number in range(was, now):
+        schedule.order[1 + number] = schedule.order[2 + number]
+    for number in range(was, now, -1):
+        schedule.order[1 + number] = schedule.order[number]
+    schedule.order[1 + now] = current
+
+
+@compiled
+def reorder(tables: Tables, schedule: Schedule, work: Work) -> bool:
+    """A pass runs earlier or later."""
+    current = schedule.order[1 + draw(work.random, schedule.order[0])]
+    return _reordered(tables, schedule, work, current)
+
+
+@compiled
+def _reordered(tables: Tables, schedule: Schedule, work: Work, current: int) -> bool:
+    find_places(schedule, work)
+    low = earliest_place(tables, schedule, work, current)
+    high = latest_place(tables, schedule, work, current)
+    was = work.place[current]
+    if high <= low:
+        return False
+    now = low + draw(work.random, high - low + 1)
+    move_to(schedule, current, was, now)
+    return bool(now != was)
+
+
+@compiled
+def reorder_piece(tables: Tables, schedule: Schedule, work: Work) -> bool:
+    """Both passes of a piece run at other times."""
+    piece = any_piece(schedule, work)
+    is_moved = _reordered(tables, schedule, work, 2 * piece)
+    return _reordered(tables, schedule, work, 2 * piece + 1) or is_moved
+
+
+@compiled
+def free_place(schedule: Schedule) -> int:
+    """A place for one more piece; -1: there is none."""
+    for piece in range(len(schedule.pieces)):
+        if schedule.pieces[piece].metaop < 0:
+            return piece
+    return -1
+
+
+@compiled
+def cut(tables: Tables, schedule: Schedule, work: Work) -> bool:
+    """A piece becomes two, the second on an allocation of its own, where the first is or beside."""
+    piece = any_piece(schedule, work)
+    other = cut_at_random(schedule, work, piece)
+    if other < 0:
+        return False
+    count = tables.options[schedule.pieces[piece].option].devices
+    option = same_again(tables, schedule, work, other, count // 2, 2 * count)
+    if option < 0:
+        return True
+    step = tables.options[option].devices * (draw(work.random, 3) - 1)
+    return put(tables, schedule, other, option, schedule.devices[piece, 0] + step)
+
+
+@compiled
+def cut_at_random(schedule: Schedule, work: Work, piece: int) -> int:
+    """Cut a piece in two on the same devices, whose passes follow each other; the second one. -1: it cannot
+    be.
+    """
+    first, last, metaop = (
+        schedule.pieces[piece].first,
+        schedule.pieces[piece].last,
+        schedule.pieces[piece].metaop,
+    )
+    other = free_place(schedule)
+    if last - first < 2 or other < 0 or schedule.of_metaop[metaop, 0] == schedule.of_metaop.shape[1] - 1:
+        return -1
+    middle = first + 1 + draw(work.random, last - first - 1)
+    schedule.pieces[other].metaop, schedule.pieces[other].option = metaop, schedule.pieces[piece].option
+    schedule.pieces[other].first, schedule.pieces[other].last = middle, last
+    same_devices(schedule, piece, other)
+    schedule.pieces[piece].last = middle
+    place = schedule.of_metaop[metaop, 0]
+    while schedule.of_metaop[metaop, place] != piece:
+        schedule.of_metaop[metaop, 1 + place] = schedule.of_metaop[metaop, place]
+        place -= 1
+    schedule.of_metaop[metaop, 1 + place] = other
+    schedule.of_metaop[metaop, 0] += 1
+    _order_cut(schedule, piece, other)
+    return other
+
+
+@compiled
+def _order_cut(schedule: Schedule, piece: int, other: int) -> None:
+    """Have a new piece's forward pass run right behind that of the piece before it, its backward pass right
+    before.
+    """
+    now = schedule.order[0] + 1
+    for number in range(schedule.order[0] - 1, -1, -1):
+        current = schedule.order[1 + number]
+        if current == 2 * piece:
+            schedule.order[1 + now] = 2 * other
+            now -= 1
+        schedule.order[1 + now] = current
+        now -= 1
+        if current == 2 * piece + 1:
+            schedule.order[1 + now] = 2 * other + 1
+            now -= 1
+    schedule.order[0] += 2
+
+
+@compiled
+def uncut(schedule: Schedule, work: Work) -> bool:
+    """A piece and the next one become one, on the devices of either."""
+    metaop = draw(work.random, len(schedule.of_metaop))
+    if schedule.of_metaop[metaop, 0] < 2:
+        return False
+    place = draw(work.random, schedule.of_metaop[metaop, 0] - 1)
+    piece, other = schedule.of_metaop[metaop, 1 + place], schedule.of_metaop[metaop, 2 + place]
+    if draw(work.random, 2):
+        schedule.pieces[piece].option = schedule.pieces[other].option
+        same_devices(schedule, other, piece)
+    join_next(schedule, metaop, place)
+    return True
+
+
+@compiled
+def join_next(schedule: Schedule, metaop: int, place: int) -> None:
+    """Join a MetaOp's piece with the next one. It runs forward when that did, backward when it did itself."""
+    piece, other = schedule.of_metaop[metaop, 1 + place], schedule.of_metaop[metaop, 2 + place]
+    schedule.pieces[piece].last = schedule.pieces[other].last
+    schedule.pieces[other].metaop = -1
+    schedule.of_metaop[metaop, 0] -= 1
+    for behind in range(place + 1, schedule.of_metaop[metaop, 0]):
+        schedule.of_metaop[metaop, 1 + behind] = schedule.of_metaop[metaop, 2 + behind]
+    now = 0
+    for number in range(schedule.order[0]):
+        current = schedule.order[1 + number]
+        if current in (2 * piece, 2 * other + 1):
+            continue
+        schedule.order[1 + now] = 2 * piece if current == 2 * other else current
+        now += 1
+    schedule.order[0] = now
+
+
+@compiled
+def shift_cut(schedule: Schedule, work: Work) -> bool:
+    """Ops go from a piece to the next one, or the other way."""
+    metaop = draw(work.random, len(schedule.of_metaop))
+    if schedule.of_metaop[metaop, 0] < 2:
+        return False
+    place = draw(work.random, schedule.of_metaop[metaop, 0] - 1)
+    piece, other = schedule.of_metaop[metaop, 1 + place], schedule.of_metaop[metaop, 2 + place]
+    room = schedule.pieces[other].last - schedule.pieces[piece].first - 1
+    middle = schedule.pieces[piece].first + 1 + draw(work.random, room)
+    is_moved = middle != schedule.pieces[piece].last
+    schedule.pieces[piece].last = schedule.pieces[other].first = middle
+    return bool(is_moved)
+
+
+@compiled
+def keep_otherwise(tables: Tables, schedule: Schedule, work: Work) -> bool:
+    """A piece recomputes more, or less."""
+    return _kept_otherwise(tables, schedule, work, any_piece(schedule, work))
+
+
+@compiled
+def _kept_otherwise(tables: Tables, schedule: Schedule, work: Work, piece: int) -> bool:
+    option, metaop = schedule.pieces[piece].option, schedule.pieces[piece].metaop
+    again = draw(work.random, 3)
+    if again == tables.options[option].again:
+        return False
+    before = tables.options[option]
+    for other in range(tables.metaops[metaop].option_from, tables.metaops[metaop + 1].option_from):
+        after = tables.options[other]
+        if after.again == again and after.dp == before.dp and after.tp == before.tp:
+            schedule.pieces[piece].option = other
+            return True
+    return False
+
+
+@compiled
+def keep_part_otherwise(tables: Tables, schedule: Schedule, work: Work) -> bool:
+    """Some ops of a piece recompute more, or less."""
+    piece = any_piece(schedule, work)
+    other = cut_at_random(schedule, work, piece)
+    if other < 0:
+        return False
+    return _kept_otherwise(tables, schedule, work, other if draw(work.random, 2) else piece)
+
+
+@compiled
+def gather_metaop(schedule: Schedule, work: Work) -> bool:
+    """All ops of a MetaOp run on the devices of one of its pieces, or recompute as much as this."""
+    metaop = draw(work.random, len(schedule.of_metaop))
+    if schedule.of_metaop[metaop, 0] < 2:
+        return False
+    source = schedule.of_metaop[metaop, 1 + draw(work.random, schedule.of_metaop[metaop, 0])]
+    for place in range(schedule.of_metaop[metaop, 0]):
+        piece = schedule.of_metaop[metaop, 1 + place]
+        schedule.pieces[piece].option = schedule.pieces[source].option
+        same_devices(schedule, source, piece)
+    while schedule.of_metaop[metaop, 0] > 1:
+        join_next(schedule, metaop, 0)
+    return True
+
+
+@compiled
+def move_part(tables: Tables, schedule: Schedule, work: Work) -> bool:
+    """All passes of MetaOps that hang together run one after the other, at another time; those of others keep
+    their order, as none of them takes what these make.
+    """
+    part = tables.metaops[draw(work.random, len(schedule.of_metaop))].part
+    length = schedule.order[0]
+    inside, outside = 0, 0
+    for number in range(length):
+        current = schedule.order[1 + number]
+        if tables.metaops[schedule.pieces[current >> 1].metaop].part == part:
+            work.place[inside] = current
+            inside += 1
+        else:
+            schedule.order[1 + outside] = current
+            outside += 1
+    if not outside:
+        return False
+    begin = draw(work.random, outside + 1)
+    for number in range(outside - 1, begin - 1, -1):
+        schedule.order[1 + number + inside] = schedule.order[1 + number]
+    for number in range(inside):
+        schedule.order[1 + begin + number] = work.place[number]
+    return True
+
+
+@compiled
+def put_anywhere(tables: Tables, schedule: Schedule, work: Work) -> bool:
+    """A piece goes to any devices, of any number, that begin at a multiple of it or where another's do."""
+    piece, other = any_piece(schedule, work), any_piece(schedule, work)
+    option = same_again(tables, schedule, work, piece, 1, len(tables.devices))
+    if option < 0:
+        return False
+    count = tables.options[option].devices
+    first = schedule.devices[other, 0]
+    if draw(work.random, 2):
+        first = count * draw(work.random, len(tables.devices) // count)
+    return put(tables, schedule, piece, option, first)
+
+
+@compiled
+def gather_component(tables: Tables, schedule: Schedule, work: Work) -> bool:
+    """All pieces that use a piece's parameters go to its devices, or to as many of them as they can use."""
+    source = any_piece(schedule, work)
+    most = tables.options[schedule.pieces[source].option].devices
+    is_moved = False
+    for piece in range(len(schedule.pieces)):
+        if schedule.pieces[piece].metaop < 0 or not _uses_same(tables, schedule, source, piece):
+            continue
+        fewest = most
+        option = -1
+        while option < 0 and fewest:
+            option = same_again(tables, schedule, work, piece, fewest, most)
+            fewest //= 2
+        if option < 0:
+            return False
+        schedule.pieces[piece].option = option
+        if not copy_devices(tables, schedule, source, piece, 0):
+            return False
+        is_moved = True
+    return is_moved
+
+
+@compiled
+def change(tables: Tables, schedule: Schedule, work: Work, total: int) -> bool:
+    """Make a move, each as often as `OFTEN` says; `total`: the sum of these."""
+    left = draw(work.random, total)
+    move = 0
+    while left >= OFTEN[move]:
+        left -= OFTEN[move]
+        move += 1
+    if move == 0:
+        return resize(tables, schedule, work)
+    if move == 1:
+        return shift(tables, schedule, work)
+    if move == 2:
+        return put_beside(tables, schedule, work)
+    if move == 3:
+        return join_devices(tables, schedule, work)
+    if move == 4:
+        return swap_devices(tables, schedule, work)
+    if move == 5:
+        return reorder(tables, schedule, work)
+    if move == 6:
+        return reorder_piece(tables, schedule, work)
+    return _change_more(tables, schedule, work, move)
+
+
+@compiled
+def _change_more(tables: Tables, schedule: Schedule, work: Work, move: int) -> bool:
+    """Make one of the moves that `change` has no place for."""
+    if move == 7:
+        return cut(tables, schedule, work)
+    if move == 8:
+        return uncut(schedule, work)
+    if move == 9:
+        return shift_cut(schedule, work)
+    if move == 10:
+        return keep_otherwise(tables, schedule, work)
+    if move == 11:
+        return keep_part_otherwise(tables, schedule, work)
+    if move == 12:
+        return gather_metaop(schedule, work)
+    if move == 13:
+        return move_part(tables, schedule, work)
+    if move == 14:
+        return put_anywhere(tables, schedule, work)
+    return gather_component(tables, schedule, work)

@@ -1,0 +1,202 @@
+"""A plan as the search changes it, and the places that evaluating it takes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from spindle_cli.plan.refine.tables import Floats, Ints, Records, Tables
+
+# Into how many slots time is cut, in which a network card carries messages or does not, and what share of the
+# first plan's iteration they cover: behind them it does not.
+SLOTS = 1024
+COVERED = 1.25
+# Pieces that a MetaOp has at most.
+MOST_PIECES = 24
+
+
+_INT, _FLOAT = np.int64, np.float64
+# Some ops [first, last) of a MetaOp on an option of it; -1 as MetaOp: the place is free.
+PIECE = np.dtype([(name, _INT) for name in ("metaop", "first", "last", "option")])
+# A pass: how long it takes, when its parameters have been gathered, when it runs, and how long what follows
+# it takes at least.
+PASS = np.dtype([(name, _FLOAT) for name in ("seconds", "gathered_s", "start_s", "end_s", "rest_s")])
+# Two pieces of which one takes what the other makes, and whether they have the same devices; bytes of a whole
+# batch; when all of it has arrived, and its gradients.
+EDGE = np.dtype(
+    [
+        *((name, _INT) for name in ("maker", "taker", "is_alike")),
+        *((name, _FLOAT) for name in ("num_bytes", "arrived_s", "returned_s")),
+    ]
+)
+# A block of parameters in a schedule: into how many fragments tensor parallelism splits it at most, and the
+# number of the first; how many ops use it, and have still to; when its gradients, or its parameters, are
+# there.
+USE = np.dtype(
+    [*((name, _INT) for name in ("parts", "fragment_from", "users", "left")), ("done_s", _FLOAT)],
+)
+# A fragment of a block, the number of its home, and of the sum or gather that it is part of.
+FRAGMENT = np.dtype([(name, _INT) for name in ("block", "home", "sum")])
+# A sum or a gather of a home: by when it is ready or needed; its bytes; when it ends.
+SUM = np.dtype([("home", _INT), *((name, _FLOAT) for name in ("key_s", "num_bytes", "end_s"))])
+# Where the fragments are that the same devices hold: how many devices, on how many nodes, the most and fewest
+# of a node, and whether what goes between nodes goes around each node first; the sum that its next fragment
+# joins, or -1; trained bytes of all of them that each device updates; seconds that a large sum takes for each
+# byte.
+HOME = np.dtype(
+    [
+        *((name, _INT) for name in ("count", "nodes", "most", "fewest", "by_node", "open_sum")),
+        *((name, _FLOAT) for name in ("trained", "byte_s")),
+    ]
+)
+# Ways of messages, out and in, inside of nodes and of cards: when they are free, and what a message adds.
+PORT = np.dtype([("free_s", _FLOAT), ("taken_s", _FLOAT)])
+# A device: when its passes are through, how long those take that are not yet placed, and when its sums are
+# through; bytes of tensors now, at most, and what it updates; the bytes by which the account of a plan had
+# more than what is worked out here; whether it exchanges messages with other nodes.
+STATE = np.dtype(
+    [
+        *(
+            (name, _FLOAT)
+            for name in ("free_s", "rest_s", "sums_free_s", "level", "peak", "updated", "correction")
+        ),
+        ("crosses", _INT),
+    ]
+)
+
+
+class Schedule(NamedTuple):
+    """Pieces of MetaOps, and one order of all of their passes. P places for pieces.
+
+    Attributes:
+        pieces: [P] `PIECE`.
+        devices: [P, N] in the order in which they hold shares.
+        of_metaop: [M, 1 + `MOST_PIECES`] how many pieces a MetaOp has, and which, in the order of its ops.
+        order: [1 + 2 P] how many passes there are, and which: twice the piece, and one more where it is the
+            backward pass.
+    """
+
+    pieces: Records
+    devices: Ints
+    of_metaop: Ints
+    order: Ints
+
+
+def free_schedule(tables: Tables, num_places: int) -> Schedule:
+    """One without pieces."""
+    pieces = np.zeros(num_places, PIECE)
+    pieces["metaop"] = -1
+    return Schedule(
+        pieces=pieces,
+        devices=np.zeros((num_places, len(tables.devices)), np.int64),
+        of_metaop=np.zeros((len(tables.metaops) - 1, 1 + MOST_PIECES), np.int64),
+        order=np.zeros(1 + 2 * num_places, np.int64),
+    )
+
+
+class Work(NamedTuple):
+    """What is worked out of a schedule.
+
+    Attributes:
+        passes: [2 P] `PASS`.
+        masks: [P, W] devices of a piece, 64 to a word.
+        edge_from: [P + 1] where the edges of each piece to its takers begin; `edges`: `EDGE`.
+        in_from, in_edges: [P + 1] and numbers of the edges to each piece.
+        heap_s, heap: when something is ready to be sent, and which edge: twice its number, and one more where
+            it is the gradients; first what is ready first (a binary heap).
+        received: [P] bytes that a piece's devices receive for it.
+        uses: [B] `USE`.
+        fragments: [F] `FRAGMENT` of all blocks in turn; `fragment_masks`: [F, W] devices that hold each.
+        held: [N, B] bytes that a device has of a block all the time; `held_parts`: of which fragments, as
+            bits.
+        group_masks: [T, W] of a piece, the devices with the same fragments.
+        table: hashes of homes; `groups`: of tensor-parallel groups.
+        homes: [F] `HOME`.
+        home_devices: [F, N] of each home.
+        sums: [F] `SUM`; `sum_order`: [F] the order in which they run.
+        keys_s: what sums or passes are sorted by.
+        ports: [4 N] `PORT`; `touched`: those that a message uses.
+        card_slots: [N, S] of each card, slots of time with messages, 64 to a word; `home_slots`: [F, S] of
+            any card of a home. `slot_s`: [1] the length of a slot.
+        peers: [N, N] whether two devices of a node exchange messages.
+        states: [N] `STATE`.
+        place: [2 P] of passes in the order.
+        random: [1] state of the random numbers.
+    """
+
+    passes: Records
+    masks: Ints
+    edge_from: Ints
+    edges: Records
+    in_from: Ints
+    in_edges: Ints
+    heap_s: Floats
+    heap: Ints
+    received: Floats
+    uses: Records
+    fragments: Records
+    fragment_masks: Ints
+    held: Floats
+    held_parts: Ints
+    group_masks: Ints
+    table: Ints
+    groups: Ints
+    homes: Records
+    home_devices: Ints
+    sums: Records
+    sum_order: Ints
+    keys_s: Floats
+    ports: Records
+    touched: Ints
+    card_slots: Ints
+    home_slots: Ints
+    slot_s: Floats
+    peers: Ints
+    states: Records
+    place: Ints
+    random: Ints
+
+
+def work_for(tables: Tables, num_places: int, iteration_s: float) -> Work:
+    """The places for schedules of so many pieces at most, which take about so long."""
+    num_devices, num_blocks = len(tables.devices), len(tables.blocks)
+    words = -(-num_devices // 64)
+    most_parts = int(tables.options["tp"].max())
+    num_fragments = sum(most_parts if is_split else 1 for is_split in tables.blocks["is_split"])
+    # A piece has an edge to the next one of its MetaOp, the last one to those that take the MetaOp's output.
+    num_edges = num_places + int(np.where(tables.takers["of_every"], MOST_PIECES, 1).sum())
+    ints = np.int64
+    return Work(
+        passes=np.zeros(2 * num_places, PASS),
+        masks=np.zeros((num_places, words), ints),
+        edge_from=np.zeros(num_places + 1, ints),
+        edges=np.zeros(num_edges, EDGE),
+        in_from=np.zeros(num_places + 1, ints),
+        in_edges=np.zeros(num_edges, ints),
+        heap_s=np.zeros(2 * num_edges),
+        heap=np.zeros(2 * num_edges, ints),
+        received=np.zeros(num_places),
+        uses=np.zeros(num_blocks, USE),
+        fragments=np.zeros(num_fragments, FRAGMENT),
+        fragment_masks=np.zeros((num_fragments, words), ints),
+        held=np.zeros((num_devices, num_blocks)),
+        held_parts=np.zeros((num_devices, num_blocks), ints),
+        group_masks=np.zeros((most_parts, words), ints),
+        table=np.zeros(1 << (2 * num_fragments).bit_length(), ints),
+        groups=np.zeros(1 << (2 * num_places * num_devices).bit_length(), ints),
+        homes=np.zeros(num_fragments, HOME),
+        home_devices=np.zeros((num_fragments, num_devices), ints),
+        sums=np.zeros(num_fragments, SUM),
+        sum_order=np.zeros(num_fragments, ints),
+        keys_s=np.zeros(max(num_fragments, 2 * num_places)),
+        ports=np.zeros(4 * num_devices, PORT),
+        touched=np.zeros(4 * num_devices, ints),
+        card_slots=np.zeros((num_devices, SLOTS // 64), ints),
+        home_slots=np.zeros((num_fragments, SLOTS // 64), ints),
+        slot_s=np.full(1, COVERED * iteration_s / SLOTS),
+        peers=np.zeros((num_devices, num_devices), ints),
+        states=np.zeros(num_devices, STATE),
+        place=np.zeros(2 * num_places, ints),
+        random=np.zeros(1, ints),
+    )

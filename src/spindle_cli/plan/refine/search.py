@@ -1,0 +1,273 @@
+"""The search itself: from a plan that fits to a shorter one.
+
+Late acceptance (Burke and Bykov, European Journal of Operational Research 258, 2017): a change is taken if
+what comes of it is no worse than what there was, or than what there was some changes ago. It goes by an
+estimate in compiled loops; after every so many passes that were placed in time, its best is judged by the
+prediction and the account that every plan is judged by, and the estimate of memory is put right by what these
+say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from spindle_cli.account import groups
+from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.traffic import communicator_bytes
+from spindle_cli.costs import communicators, links
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.refine import evaluate, homes, memory, moves, passes, schedule, sums, tables
+from spindle_cli.plan.refine.compiled import compiled, compiled_and_kept
+from spindle_cli.plan.refine.evaluate import cost_of
+from spindle_cli.plan.refine.moves import OFTEN, change
+from spindle_cli.plan.refine.schedule import Schedule, Work, work_for
+from spindle_cli.plan.refine.tables import Floats, Tables, tables_of
+from spindle_cli.plan.refine.translate import Translation
+from spindle_cli.plan.schedule import placed_slices
+from spindle_cli.plan.search.judge import Judged, measure_as_they_are
+from spindle_cli.plan.types import Slice
+
+# Passes that are placed in time, for each MetaOp, until the best schedule is judged; and how often a search
+# from one plan goes on so at most: as many times, and twice as often with each step of effort.
+PASSES = 25_000
+MARKS = 6
+# So many marks in a row that gain less than this share of the iteration end the search.
+PATIENCE = 3
+GAIN = 0.002
+# Where a mark gains less, by how much longer what there was is taken to have been, so that the search leaves
+# where it has come to.
+HEAT = 0.03
+# Plans that a search begins from at most, none of which takes more than this many times as long as the
+# shortest; and how often it goes on from each until the better half of them is told.
+MOST_STARTS, FAR, TRIED = 6, 1.25, 2
+# By how much of the shortest one the best has to be shorter after that, for the search to go on.
+WORTH_GOING_ON = 0.01
+# How many changes ago what there was is compared with.
+LENGTH = 150
+# Of the cost of a schedule, what a device that is full over its capacity by all of that adds.
+PENALTY = 2.0
+# Pieces that there is room for beside those that the first schedule has, and for each MetaOp.
+MORE_PIECES = 2
+SEED = 1
+_TOTAL = sum(OFTEN)
+
+
+@compiled
+def copy_schedule(source: Schedule, to: Schedule) -> None:
+    """Make one schedule the same as another."""
+    for piece in range(len(source.pieces)):
+        to.pieces[piece] = source.pieces[piece]
+        for place in range(source.devices.shape[1]):
+            to.devices[piece, place] = source.devices[piece, place]
+    for metaop in range(len(source.of_metaop)):
+        for place in range(1 + source.of_metaop[metaop, 0]):
+            to.of_metaop[metaop, place] = source.of_metaop[metaop, place]
+    for number in range(1 + source.order[0]):
+        to.order[number] = source.order[number]
+
+
+@cache
+def compiled_search() -> Any:
+    """The loop, compiled."""
+
+    def search(
+        tables: Tables,
+        current: Schedule,
+        trial: Schedule,
+        best: Schedule,
+        work: Work,
+        history: Floats,
+        costs: Floats,
+        num_passes: int,
+        penalty: float,
+    ) -> int:
+        """Change the current schedule until so many passes have been placed; how many changes were tried.
+
+        Args:
+            history: costs some changes ago.
+            costs: of the current and of the best schedule; the first is found anew.
+        """
+        costs[0], fits = cost_of(tables, current, work, inf, penalty)
+        if fits and costs[0] < costs[1]:
+            copy_schedule(current, best)
+            costs[1] = costs[0]
+        placed, tried = 0, 0
+        while placed < num_passes:
+            copy_schedule(current, trial)
+            tried += 1
+            placed += 10  # what a change takes that cannot be made
+            if not change(tables, trial, work, _TOTAL):
+                continue
+            placed += trial.order[0]
+            slot = tried % len(history)
+            most = max(costs[0], history[slot])
+            cost, fits = cost_of(tables, trial, work, most, penalty)
+            if cost <= most:
+                copy_schedule(trial, current)
+                costs[0] = cost
+                if fits and cost < costs[1]:
+                    copy_schedule(trial, best)
+                    costs[1] = cost
+            history[slot] = costs[0]
+        return tried
+
+    called = [communicators, evaluate, groups, homes, links, memory, moves, passes, schedule, sums, tables]
+    return compiled_and_kept(search, called)
+
+
+def refined(problem: Problem, begins: Iterable[Judged], effort: int) -> Judged | None:
+    """A plan that is shorter than those that it begins from, which fit, and fits; None where none was found,
+    or the problem or the plans have what the search's tables cannot say (`tables_of`).
+
+    All are searched from for a while, the better half of what comes of it for another while, and so on: where
+    a plan leads to is not told by how long it takes.
+
+    Args:
+        effort: more of it goes on with the same search.
+    """
+    in_order = sorted(begins, key=Judged.rank)
+    if not in_order:
+        return None
+    shortest_s = in_order[0].prediction.iteration_s
+    apart: list[Judged] = []
+    for judged in in_order:
+        if _iteration_s(judged) <= FAR * shortest_s and all(judged.slices != each.slices for each in apart):
+            apart.append(judged)
+    started = [Search.of(problem, judged) for judged in apart]
+    searches = [search for search in started if search is not None][:MOST_STARTS]
+    if not searches:
+        return None
+    num_passes = PASSES * len(problem.profile.metaops)
+    while True:
+        for search in searches * TRIED:
+            search.go_on(num_passes)
+        searches.sort(key=lambda search: search.best.rank())
+        best = searches[0]
+        if len(searches) == 1 or _iteration_s(best.best) > (1 - WORTH_GOING_ON) * shortest_s:
+            break
+        searches = searches[: (len(searches) + 1) // 2]
+    if _iteration_s(best.best) <= (1 - WORTH_GOING_ON) * shortest_s:
+        _go_on_while_it_gains(best, num_passes, MARKS << effort)
+    return best.best if best.best.rank() < in_order[0].rank() else None
+
+
+def _iteration_s(judged: Judged) -> float:
+    return judged.prediction.iteration_s
+
+
+def _go_on_while_it_gains(search: Search, num_passes: int, marks: int) -> None:
+    gained_at, best_s = 0, _iteration_s(search.best)
+    for mark in range(1, 1 + marks):
+        search.go_on(num_passes)
+        if _iteration_s(search.best) < (1 - GAIN) * best_s:
+            gained_at, best_s = mark, _iteration_s(search.best)
+        if mark - gained_at >= PATIENCE:
+            break
+
+
+@dataclass
+class Search:
+    """A search under way.
+
+    Attributes:
+        problem, translation, tables: what is searched.
+        best: the best plan so far, as every plan is judged.
+        current, trial, shortest: the schedule that is changed next; the one that is tried; and the shortest
+            that the estimate has room for.
+        kept: the schedule of the last plan that was judged to fit.
+        work: what evaluating takes, with what the estimate of memory is to be put right by.
+        costs: of the current and the shortest.
+        history: costs some changes ago.
+    """
+
+    problem: Problem
+    translation: Translation
+    tables: Tables
+    best: Judged
+    current: Schedule
+    trial: Schedule
+    shortest: Schedule
+    kept: Schedule
+    work: Work
+    costs: Floats
+    history: Floats
+
+    @classmethod
+    def of(cls, problem: Problem, judged: Judged) -> Search | None:
+        """From a plan that fits; None as `refined` says."""
+        numbers = tables_of(problem)
+        if numbers is None:
+            return None
+        translation = Translation(problem, numbers)
+        num_places = 2 * len(judged.slices) + MORE_PIECES * len(numbers.metaops)
+        begun = translation.schedule_of(judged.slices, num_places)
+        if begun is None:
+            return None
+        trial, shortest, kept = (_copy(begun) for _ in range(3))
+        work = work_for(numbers, num_places, judged.prediction.iteration_s)
+        work.random[0] = SEED
+        costs, history = np.full(2, inf), np.full(LENGTH, inf)
+        search = cls(
+            problem, translation, numbers, judged, begun, trial, shortest, kept, work, costs, history
+        )
+        search._put_right(begun, [need.total_bytes for need in judged.memory])
+        search._run(begun, 0)
+        history[:] = costs[0]
+        return search
+
+    def go_on(self, num_passes: int) -> None:
+        """Search until so many passes have been placed, and judge what was found."""
+        before_s = self.costs[1]
+        self._run(self.current, num_passes)
+        if self.costs[1] >= (1 - GAIN) * before_s:
+            self.history[:] = (1 + HEAT) * self.costs[0]
+        if self.costs[1] >= before_s:
+            return
+        slices = self.translation.slices_of(self.shortest)
+        judged = measure_as_they_are(self.problem, self.best.strategy, slices)
+        if judged is None:
+            self._put_right(self.shortest, self._needed(slices))
+            # What is recorded next has room by the corrected estimate.
+            self.costs[1] = before_s
+            self.current = _copy(self.kept)
+            return
+        self._put_right(self.shortest, [need.total_bytes for need in judged.memory])
+        self.kept = _copy(self.shortest)
+        if judged.rank() < self.best.rank():
+            self.best = judged
+
+    def _run(self, current: Schedule, num_passes: int) -> None:
+        arrays = self.trial, self.shortest, self.work, self.history, self.costs
+        compiled_search()(self.tables, current, *arrays, num_passes, PENALTY)
+
+    def _needed(self, slices: tuple[Slice, ...]) -> list[int]:
+        """Bytes that each device needs, more than there are of some."""
+        profile, cluster = self.problem.profile, self.problem.cluster
+        taken = communicator_bytes(placed_slices(self.problem, slices))
+        return [need.total_bytes for need in device_memory(profile.metaops, slices, cluster, profile, taken)]
+
+    def _put_right(self, schedule: Schedule, needed: list[int]) -> None:
+        """Correct the estimate by what the account says of a schedule's devices, as far as the schedule that
+        is known to fit still does.
+        """
+        outside = np.array(self.problem.cluster.reserve_bytes)
+        more = np.array(needed) - outside - self._peaks(schedule)
+        room = self.tables.devices["capacity"] - self._peaks(self.kept)
+        self.work.states["correction"] = np.minimum(more, room)
+
+    def _peaks(self, schedule: Schedule) -> Floats:
+        """Bytes that devices need at most, by the estimate."""
+        costs = self.costs.copy()
+        self._run(_copy(schedule), 0)
+        self.costs[:] = costs
+        return np.array(self.work.states["peak"])
+
+
+def _copy(schedule: Schedule) -> Schedule:
+    return Schedule(*(array.copy() for array in schedule))

@@ -1,0 +1,82 @@
+"""From slices of a plan to the schedule that a search changes, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spindle_cli.account.edges import edges_between, order_passes
+from spindle_cli.account.types import Pass
+from spindle_cli.costs.recomputing import Again
+from spindle_cli.plan.ordering.timed import timed
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.refine.schedule import Schedule, free_schedule
+from spindle_cli.plan.refine.tables import Option, Tables, options_of
+from spindle_cli.plan.slices import rows_of
+from spindle_cli.plan.types import Slice
+
+
+class Translation:
+    """Between the slices of a problem's plans and schedules."""
+
+    def __init__(self, problem: Problem, tables: Tables) -> None:
+        self._problem, self._tables = problem, tables
+        self._options: list[Option] = [option for own in options_of(problem) for option in own]
+        self._metaops = {metaop.name: number for number, metaop in enumerate(problem.profile.metaops)}
+        self._numbers = {
+            (option.metaop.name, option.point.dp, option.point.tp, option.again): number
+            for number, option in enumerate(self._options)
+        }
+
+    def schedule_of(self, slices: Sequence[Slice], num_places: int) -> Schedule | None:
+        """The schedule of some slices, with so many places for pieces; None where an allocation or cut is
+        none of those that tables have, or activations are moved to host memory.
+        """
+        found = free_schedule(self._tables, num_places)
+        for number, piece in enumerate(slices):
+            option = self._numbers.get((piece.metaop, piece.dp, piece.tp, Again.of(piece)))
+            is_usual = piece.micro_batches == 1 and not piece.offload
+            if option is None or not is_usual or piece.rows != self._rows(option):
+                return None
+            found.pieces[number] = self._metaops[piece.metaop], *piece.ops, option
+            found.devices[number, : len(piece.devices)] = piece.devices
+        for metaop, of_metaop in enumerate(found.of_metaop):
+            own = [number for number in range(len(slices)) if found.pieces[number]["metaop"] == metaop]
+            if len(own) >= len(of_metaop):
+                return None
+            own.sort(key=lambda number: int(found.pieces[number]["first"]))
+            of_metaop[: 1 + len(own)] = len(own), *own
+        order = order_passes(slices, edges_between(slices, self._problem.profile.by_name))
+        found.order[0] = len(order)
+        found.order[1 : 1 + len(order)] = [2 * each.piece + each.is_backward for each in order]
+        return found
+
+    def slices_of(self, schedule: Schedule) -> tuple[Slice, ...]:
+        """Slices with the times of both passes, in order of start."""
+        places = [place for place, metaop in enumerate(schedule.pieces["metaop"]) if metaop >= 0]
+        number_of = {place: number for number, place in enumerate(places)}
+        order = [
+            Pass(number_of[int(current) >> 1], bool(current & 1))
+            for current in schedule.order[1 : 1 + schedule.order[0]]
+        ]
+        return timed(self._problem, [self._slice(schedule, place) for place in places], order)
+
+    def _slice(self, schedule: Schedule, place: int) -> Slice:
+        _, first, last, number = map(int, schedule.pieces[place].item())
+        metaop, point, again = self._options[number]
+        return Slice.model_construct(
+            metaop=metaop.name,
+            ops=(first, last),
+            devices=tuple(map(int, schedule.devices[place, : point.num_devices])),
+            dp=point.dp,
+            tp=point.tp,
+            rows=self._rows(number),
+            start_s=0.0,
+            end_s=0.0,
+            recompute=again is not Again.NOTHING,
+            selective=again is Again.SELECTIVE,
+        )
+
+    def _rows(self, number: int) -> tuple[int, ...] | None:
+        """The offsets of an option's shares, where these are not equal."""
+        option = self._options[number]
+        return rows_of(option.metaop.batch_size, option.point.dp)

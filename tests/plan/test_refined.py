@@ -1,0 +1,236 @@
+"""The search over everything at once where memory is short: cases solved by hand, and what it estimates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from drafts import problem_of
+
+from helpers.plans import cluster_of, metaop_of, slice_of
+from spindle_cli.account.types import Pass
+from spindle_cli.check.run import check_plan
+from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.ordering.orders import mirrored
+from spindle_cli.plan.ordering.timed import timed
+from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.refine.compiled import sources_digest
+from spindle_cli.plan.refine.evaluate import PIECE
+from spindle_cli.plan.refine.search import Search, refined
+from spindle_cli.plan.search.judge import Judged, measure_as_they_are
+from spindle_cli.plan.types import Slice
+from spindle_cli.profile.types import MetaOpProfile, Profile
+from spindle_cli.units import GIB
+
+PASSES = 100_000
+MIB_OF_OP = 64
+
+
+def gpus(num_devices: int, memory_gib: float = 24.0, *, per_node: int | None = None) -> Cluster:
+    per_node = per_node or num_devices
+    group = NodeGroup(
+        count=num_devices // per_node, devices=per_node, device="a800-80gb", memory_gib=memory_gib
+    )
+    return Cluster(
+        name="gpus",
+        nodes=(group,),
+        links=Links(
+            intra_node=Link(latency_us=3, bandwidth_gb_per_s=160),
+            inter_node=Link(latency_us=14, bandwidth_gb_per_s=46),
+        ),
+    )
+
+
+def judged(problem: Problem, slices: list[Slice], order: list[Pass] | None = None) -> Judged:
+    in_order = order or mirrored(range(len(slices)))
+    found = measure_as_they_are(problem, "by hand", timed(problem, slices, in_order))
+    assert found is not None, "it fits"
+    return found
+
+
+def gib_op(name: str, num_ops: int, op_s: dict[int, float], gib: float, **more: Any) -> MetaOpProfile:
+    """A MetaOp whose activations take so many GiB an op on one device."""
+    return metaop_of(name, num_ops, op_s, activation_bytes_per_op=int(gib * GIB), **more)
+
+
+def two_tasks() -> tuple[Problem, Judged]:
+    """Two tasks that gain nothing by a second device, one after the other on both; side by side they take
+    half as long.
+    """
+    tasks = [gib_op(f"{name}/net", 4, {1: 1.0, 2: 0.999}, 1.0) for name in "ab"]
+    problem = problem_of(gpus(2), *tasks)
+    slices = [slice_of(task, (0, 4), (0, 1), at_s) for task, at_s in zip(tasks, (0.0, 4.0), strict=True)]
+    return problem, judged(problem, slices)
+
+
+def test_tasks_that_gain_nothing_by_more_devices_run_side_by_side() -> None:
+    problem, begun = two_tasks()
+    found = refined(problem, [begun], 0)
+    assert found is not None
+    assert begun.prediction.compute_s == pytest.approx(2 * 4 * 0.999)
+    assert found.prediction.compute_s == pytest.approx(4.0)
+    assert sorted(len(piece.devices) for piece in found.slices) == [1, 1]
+
+
+def recomputing() -> tuple[Problem, MetaOpProfile]:
+    """Eight ops with 4 GiB of activations each, on a device that has no room for all."""
+    task = gib_op("a/net", 8, {1: 3.0}, 4.0)
+    return problem_of(gpus(1, 24.0), task), task
+
+
+def part_recomputed(problem: Problem, task: MetaOpProfile, count: int) -> Judged | None:
+    """Its first so many ops recompute."""
+    slices = [slice_of(task, (0, count), (0,), 0.0, recompute=True)]
+    if count < task.num_ops:
+        slices.append(slice_of(task, (count, task.num_ops), (0,), 4.0 * count))
+    return measure_as_they_are(problem, "by hand", timed(problem, slices, mirrored(range(len(slices)))))
+
+
+def test_no_more_is_recomputed_than_memory_asks_for() -> None:
+    problem, task = recomputing()
+    by_count = [part_recomputed(problem, task, count) for count in range(1, 9)]
+    fitting = [each for each in by_count if each is not None]
+    assert 1 < len(fitting) < 8, "some counts fit, and some do not"
+    begun = fitting[-1]
+    assert begun.prediction.compute_s == pytest.approx(8 * 4.0)
+    found = refined(problem, [begun], 0)
+    assert found is not None
+    assert found.prediction.iteration_s <= fitting[0].prediction.iteration_s * (1 + 1e-6)
+
+
+def test_of_several_plans_the_one_that_leads_furthest_is_gone_on_with() -> None:
+    """The first begins where nothing is to be gained: it is the optimum already."""
+    problem, begun = two_tasks()
+    best = refined(problem, [begun], 0)
+    assert best is not None
+    again = refined(problem, [begun, best], 0)
+    assert again is None or again.rank() < best.rank()
+    assert refined(problem, [], 0) is None
+
+
+def graph(num_tasks: int = 3) -> Profile:
+    """Tasks that share a component, whose curves flatten, with memory for some of what they keep."""
+    curve = {1: 0.08, 2: 0.045, 4: 0.026, 8: 0.018}
+    metaops = []
+    for number in range(num_tasks):
+        name = f"t{number}"
+        own = gib_op(f"{name}/own", 6, curve, 3.0 + number, param_bytes_per_op=MIB_OF_OP * 2**20)
+        shared = gib_op(
+            f"{name}/shared",
+            8,
+            {count: seconds / (1 + number) for count, seconds in curve.items()},
+            4.0,
+            parameters="shared",
+            param_bytes_per_op=MIB_OF_OP * 2**20,
+            inputs=(f"{name}/own",),
+        )
+        metaops += [own, shared]
+    profile = problem_of(gpus(8), *metaops).profile
+    return profile.model_copy(update={"optimizer_state_sharded": True})
+
+
+def begun_on_all(problem: Problem) -> Judged:
+    """Everything on all devices, a task at a time, all of it recomputed."""
+    metaops = problem.profile.metaops
+    slices = [
+        slice_of(metaop, (0, metaop.num_ops), range(8), float(at_s), recompute=True)
+        for at_s, metaop in enumerate(metaops)
+    ]
+    order = []
+    for task in range(0, len(slices), 2):
+        order += mirrored((task, task + 1))
+    return judged(problem, slices, order)
+
+
+def test_what_is_found_is_found_again_and_more_effort_finds_no_less() -> None:
+    problem = make_problem(graph(), gpus(8, 16.0))
+    begun = begun_on_all(problem)
+    once, twice, longer = (refined(problem, [begun], effort) for effort in (0, 0, 1))
+    assert once is not None and twice is not None and longer is not None
+    assert once.slices == twice.slices
+    assert longer.rank() <= once.rank() < begun.rank()
+
+
+@pytest.mark.parametrize("per_node", [8, 4])
+def test_estimates_are_near_the_prediction_and_the_account(per_node: int) -> None:
+    problem = make_problem(graph(), gpus(8, 16.0, per_node=per_node))
+    under_way = Search.of(problem, begun_on_all(problem))
+    assert under_way is not None
+    for _ in range(3):
+        under_way.go_on(PASSES)
+    slices = under_way.translation.slices_of(under_way.kept)
+    found = measure_as_they_are(problem, "by hand", slices)
+    assert found is not None, "what was kept has been judged to fit"
+    peaks = under_way._peaks(under_way.kept)
+    reserve = np.array(problem.cluster.reserve_bytes)
+    needed = np.array([need.total_bytes for need in found.memory]) - reserve
+    assert peaks == pytest.approx(needed, rel=0.1)
+    under_way.costs[:] = np.inf
+    under_way._run(under_way.kept, 0)
+    pieces = 1 + PIECE * len(slices)
+    assert under_way.costs[0] / pieces == pytest.approx(found.prediction.iteration_s, rel=0.02)
+
+
+def test_every_schedule_that_is_come_to_is_a_plan() -> None:
+    """Also such as do not fit: every op runs once, behind what it takes, on devices that run nothing else."""
+    problem = make_problem(graph(), gpus(8, 40.0))
+    under_way = Search.of(problem, begun_on_all(problem))
+    assert under_way is not None
+    for _ in range(20):
+        under_way._run(under_way.current, 20_000)
+        slices = under_way.translation.slices_of(under_way.current)
+        for metaop in problem.profile.metaops:
+            own = sorted(piece.ops for piece in slices if piece.metaop == metaop.name)
+            assert [first for first, _ in own] == [0, *(last for _, last in own[:-1])]
+            assert own[-1][1] == metaop.num_ops
+        runs = sorted((*times, index) for index, each in enumerate(slices) for times in each.times_s)
+        free_s = dict.fromkeys(range(8), 0.0)
+        for start_s, end_s, index in runs:
+            for device in slices[index].devices:
+                assert free_s[device] <= start_s
+                free_s[device] = end_s
+
+
+def test_plans_with_short_memory_pass_check() -> None:
+    profile, cluster = graph(), gpus(8, 16.0)
+    plan = make_plan(profile, cluster)
+    assert not check_plan(plan, profile)
+
+
+@pytest.mark.parametrize("what", ["processors", "shared out", "host memory", "unequal links"])
+def test_what_tables_cannot_say_is_left_to_others(what: str) -> None:
+    problem, begun = two_tasks()
+    if what == "processors":
+        problem = replace(problem, cluster=cluster_of(2))
+    elif what == "shared out":
+        sharding = {"a/net": Sharding.PARAMETERS}
+        problem = replace(problem, profile=problem.profile.sharded(sharding))
+    elif what == "host memory":
+        moved = [piece.model_copy(update={"offload": ((0, 2),)}) for piece in begun.slices]
+        begun = replace(begun, slices=tuple(moved))
+    else:
+        nodes = [
+            NodeGroup(count=1, devices=1, device=device, memory_gib=24)
+            for device in ("a800-80gb", "h800-80gb")
+        ]
+        problem = replace(problem, cluster=problem.cluster.changed(nodes=tuple(nodes)))
+    assert refined(problem, [begun], 0) is None
+
+
+def test_another_text_is_another_function(tmp_path: Path) -> None:
+    """What is kept of a compiled function is told by the texts of all that it calls."""
+    modules = []
+    for name, text in (("one", "a = 1\n"), ("other", "a = 2\n"), ("same", "a = 1\n")):
+        module = ModuleType(name)
+        module.__file__ = str(tmp_path / f"{name}.py")
+        Path(module.__file__).write_text(text, encoding="utf-8")
+        modules.append(module)
+    one, other, same = (sources_digest([module]) for module in modules)
+    assert one == same != other
+    assert sources_digest(modules[:2]) not in (one, other)
