@@ -1,7 +1,7 @@
 """Where parameters are, and how long their sums and gathers take, in compiled loops.
 
 Fragments of parameters that the same devices hold have one home: they are summed together, and take one
-communicator. As `account/groups.py` and `account/sums/ways.py` have it.
+communicator. As `account/groups.py` has it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _doubling = compiled(links.doubling_seconds)
 _around_node = compiled(links.around_node_seconds)
 
 INSIDE, BETWEEN = 0, 1
-# Seconds that sums and gathers of a home have to save by going around nodes first (`account/sums/ways.py`).
+# Seconds that sums and gathers of a home have to save by going around nodes first (`account/groups.py`).
 WORTH_S = 0.01
 MULTIPLIER = 1000003
 

@@ -40,7 +40,7 @@ def send(
 def _load_ports(
     tables: Tables, work: Work, senders: Ints, one: Records, takers: Ints, two: Records, num_bytes: float
 ) -> int:
-    """Add up what messages keep ports busy; how many ports these are (`account/rows.py`)."""
+    """Add up what messages keep ports busy; how many ports these are (`account/activations.py`)."""
     ports, devices, common = work.ports, tables.devices, tables.common[0]
     parts, holders, shares, tp = one.dp, one.tp, two.dp, two.tp
     num_touched, known, near_s, far_s = 0, -1, 0.0, 0.0

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spindle_cli.account.device.need import ALLOCATOR_SHARE, UNCOUNTED_SHARE
+from spindle_cli.account.device.account import ALLOCATOR_SHARE, UNCOUNTED_SHARE
 from spindle_cli.account.device.parts import KnownUses, Part
 from spindle_cli.costs.communicators import messages_bytes
 from spindle_cli.costs.memory import inner_bytes

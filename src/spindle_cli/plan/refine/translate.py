@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spindle_cli.account.edges import edges_between, order_passes
+from spindle_cli.account.activations import edges_between, order_passes
 from spindle_cli.account.types import Pass
 from spindle_cli.costs.recomputing import Again
 from spindle_cli.plan.ordering.timed import timed
