@@ -75,7 +75,7 @@ bench-runtime: $(SETUP)  ## train by a plan against DDP and FSDP2 on two hosts w
 bench-mixed: $(SETUP)  ## train by plans for two hosts of unequal speed against DDP and even shares (as root); about an hour
 	$(PYTHON) scripts/bench_mixed.py $(BENCH_ARGS)
 
-reliability: $(SETUP)  ## write the table of docs/reliability.md from the faults that tests inject
+reliability: $(SETUP)  ## write the table of docs/reference/faults.md from the faults that tests inject
 	PYTHONPATH=tests $(PYTHON) tests/reliability/fault_table.py
 
 bench-predictions: $(SETUP)  ## simulated against measured iterations on this CPU; about 5 minutes

@@ -55,6 +55,7 @@ def test_schemas_are_current() -> None:
 def test_pages_of_keys_are_current() -> None:
     pages = (ROOT / "docs" / "reference").glob("*.md")
     kept = {path.name: path.read_text(encoding="utf-8") for path in pages}
+    del kept["faults.md"]  # `make reliability` makes it, and its test is there
     assert kept == make_schemas().page_texts(), "run `make schemas`"
 
 

@@ -1,5 +1,6 @@
-"""What can go wrong, and what a run then does: these are the rows of docs/reliability.md, and the tests that
-hold them true.
+"""What can go wrong, and what a run then does.
+
+These are the rows of docs/reference/faults.md, and the tests that hold them true.
 """
 
 from __future__ import annotations

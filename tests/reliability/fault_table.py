@@ -1,4 +1,4 @@
-"""The table of faults in docs/reliability.md, from what the tests hold true: `make reliability`."""
+"""The page docs/reference/faults.md, from what the tests hold true: `make reliability`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from pathlib import Path
 
 from fault_scenarios import ALL
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "reliability.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "faults.md"
 BEGIN = "<!-- made by `make reliability` from tests/reliability/fault_scenarios.py -->\n"
 END = "<!-- end -->\n"
 
 
 def table() -> str:
     """In Markdown, between its marks."""
-    lines = ["| fault | what happens | exit code | what is kept | tested by |", "|---|---|---|---|---|"]
+    lines = ["| tested by | fault | what happens | exit code | what is kept |", "|---|---|---|---|---|"]
     for scenario in ALL:
         for row in scenario.rows:
             lines.append(
-                f"| {row.fault} | {row.happens} | {scenario.code} | {row.kept} | `{scenario.name}` |"
+                f"| `{scenario.name}` | {row.fault} | {row.happens} | {scenario.code} | {row.kept} |"
             )
     return BEGIN + "\n" + "\n".join(lines) + "\n\n" + END
 
