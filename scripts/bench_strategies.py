@@ -27,7 +27,7 @@ from bench_tables import Row, write_page
 from paper_profiles import ROOT, WORKLOADS, cluster_path, profile_path
 
 from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
-from spindle_cli.costs.recomputing import Again
+from spindle_cli.costs.recompute_and_offload import Again
 from spindle_cli.costs.work import flops_by_metaop
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster

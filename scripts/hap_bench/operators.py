@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from spindle_cli.costs.parameters.gradient_sums import ID_BYTES
+from spindle_cli.costs.parameters import ID_BYTES
 from spindle_cli.zoo import bert_moe
 from spindle_cli.zoo.experts import capacity_of
 from spindle_cli.zoo.single_task import bert, vgg, vit

@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 from hap_bench.operators import Kind, Operator
 from spindle_cli.costs.links import all_gather_s, all_reduce_s
-from spindle_cli.costs.parameters.gradient_sums import ID_BYTES
+from spindle_cli.costs.parameters import ID_BYTES
 from spindle_cli.files.cluster import Cluster
 
 # Forward and backward together, of the forward pass.

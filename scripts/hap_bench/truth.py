@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hap_bench.operators import Operator
 from hap_bench.program import BOTH_PASSES, Prices, Rule, Step
-from spindle_cli.costs.shares.times import share_on_type
+from spindle_cli.costs.shares import share_on_type
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOpProfile, Profile
 

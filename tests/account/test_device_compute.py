@@ -10,7 +10,7 @@ from helpers.several_types import cluster_of_types, metaop_on_types, plan_in_row
 from helpers.uneven import uneven_plan
 from spindle_cli.account.compute import compute_of_devices
 from spindle_cli.account.traffic import traffic_of
-from spindle_cli.costs.shares.times import times_of_share
+from spindle_cli.costs.shares import times_of_share
 from spindle_cli.files.cluster import GroupLinks, Link
 from spindle_cli.plan.placing import passes
 from spindle_cli.plan.problem import make_problem, without_offload

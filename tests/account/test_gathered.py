@@ -10,7 +10,7 @@ from spindle_cli.account.groups import gathered_matrices
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.account.types import Collective
 from spindle_cli.check.run import check_plan
-from spindle_cli.costs.parameters.gradient_sums import Summing
+from spindle_cli.costs.parameters import Summing
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Matrix, MetaOpProfile
 

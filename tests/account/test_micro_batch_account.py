@@ -8,7 +8,7 @@ from helpers.cut import cuttable, shares_of
 from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.account.activations import Layout, edges_between, route, slice_layouts
 from spindle_cli.account.device_memory import device_memory, memory_within
-from spindle_cli.costs.shares.times import share_seconds, times_of
+from spindle_cli.costs.shares import share_seconds, times_of
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, OpMemory
 from spindle_cli.units import MIB

@@ -13,7 +13,7 @@ from spindle_cli.account.groups import teams_among
 from spindle_cli.account.step_end import between_teams_bytes
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.account.types import Collective, ParameterGroup, Purpose
-from spindle_cli.costs.parameters.sharded import moved_in_passes
+from spindle_cli.costs.parameters import moved_in_passes
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MetaOpProfile, OpMemory, Profile

@@ -10,8 +10,7 @@ from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import groups_of, uses_of
 from spindle_cli.costs.links import all_gather_s
-from spindle_cli.costs.parameters.blocks import BlockUse, blocks_of
-from spindle_cli.costs.parameters.sharded import moved_in_passes
+from spindle_cli.costs.parameters import BlockUse, blocks_of, moved_in_passes
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.placing.usage import Footprint

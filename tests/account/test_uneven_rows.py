@@ -9,9 +9,8 @@ from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.account.activations import Chunk, Crossings, Layout, crossing, layout_of, route
 from spindle_cli.account.compute import beside_slices
 from spindle_cli.account.device_memory import device_memory, memory_by_pass
-from spindle_cli.costs.batch_sums import batch_sums_s, sums_beyond_curve_s
-from spindle_cli.costs.shares.sizes import cuts_by_share, cuts_like_largest, largest_samples
-from spindle_cli.costs.shares.times import times_of
+from spindle_cli.costs.beyond_curve import batch_sums_s, sums_beyond_curve_s
+from spindle_cli.costs.shares import cuts_by_share, cuts_like_largest, largest_samples, times_of
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.types import MetaOpProfile, OpMemory, ProcessorCosts

@@ -12,7 +12,7 @@ from spindle_cli.account.step_end import collectives_of_step
 from spindle_cli.account.traffic import find_meetings
 from spindle_cli.account.types import Collective, ParameterGroup, Purpose
 from spindle_cli.costs.links import by_node_s, per_node, spread_all_gather_s, spread_all_reduce_s
-from spindle_cli.costs.parameters.unequal import parts_collective_s
+from spindle_cli.costs.parameters import parts_collective_s
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication.collectives import Members

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spindle_cli.calibrate.predicting import predicted_again
-from spindle_cli.costs.recomputing import forwards_again
-from spindle_cli.costs.shares.sizes import tells_shares_apart
-from spindle_cli.costs.shares.times import times_of, times_of_share
+from spindle_cli.costs.recompute_and_offload import forwards_again
+from spindle_cli.costs.shares import tells_shares_apart, times_of, times_of_share
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import (
     METRICS_FILE,

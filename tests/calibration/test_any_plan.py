@@ -14,7 +14,7 @@ from helpers.examples import examples
 from helpers.random_plans import plans
 from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.calibrate.run import calibrate
-from spindle_cli.costs.shares.times import OpSeconds, times_of
+from spindle_cli.costs.shares import OpSeconds, times_of
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.points import CurvePoint, OfDevice
 from spindle_cli.profile.types import Device, MetaOpProfile, ProcessorCosts, Profile

@@ -19,7 +19,7 @@ from helpers.uneven import uneven_plan
 from spindle_cli.calibrate.history import from_history
 from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.calibrate.run import calibrate
-from spindle_cli.costs.shares.times import times_of
+from spindle_cli.costs.shares import times_of
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import PREDICTED_FILE, PassTimes, PredictedVsMeasured, SliceTimes

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from helpers.plans import cluster_of
-from spindle_cli.costs.communicators import collectives_bytes, messages_bytes
 from spindle_cli.costs.links import (
     Spread,
     _Shape,
@@ -16,11 +15,13 @@ from spindle_cli.costs.links import (
     all_reduce_s,
     bandwidth_bytes_per_s,
     by_node_s,
+    collectives_bytes,
+    messages_bytes,
     per_node,
     spread_collective_s,
     transfer_s,
 )
-from spindle_cli.costs.parameters.update import update_traffic
+from spindle_cli.costs.parameters import update_traffic
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.units import MIB
 

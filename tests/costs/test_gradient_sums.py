@@ -9,7 +9,7 @@ import pytest
 
 from helpers.plans import cluster_of
 from spindle_cli.costs.links import all_gather_s, all_reduce_s, per_node, spread_collective_s
-from spindle_cli.costs.parameters.gradient_sums import (
+from spindle_cli.costs.parameters import (
     MatrixGradient,
     Summing,
     dense_s,

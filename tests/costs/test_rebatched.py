@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers.plans import metaop_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, on_types, profile_on_types
-from spindle_cli.costs.rebatched import rebatched
+from spindle_cli.costs.shares import rebatched
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster, NodeGroup
 from spindle_cli.plan.make import make_plan

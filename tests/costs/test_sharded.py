@@ -9,7 +9,7 @@ import pytest
 from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.costs.beyond_curve import BeyondCurve
 from spindle_cli.costs.links import all_gather_s
-from spindle_cli.costs.parameters.sharded import Moved, moved_in_passes
+from spindle_cli.costs.parameters import Moved, moved_in_passes
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.profile.types import MetaOpProfile, OptimizerBytes
 from spindle_cli.units import MIB

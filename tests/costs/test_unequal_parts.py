@@ -8,7 +8,7 @@ from helpers.plans import cluster_of
 from spindle_cli.account.groups import with_ways
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.links import per_node, spread_all_gather_s
-from spindle_cli.costs.parameters.unequal import grouped_s, is_padded, padded_s, parts_collective_s
+from spindle_cli.costs.parameters import grouped_s, is_padded, padded_s, parts_collective_s
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.units import MIB

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from helpers.several_types import cluster_of_types
 from spindle_cli.costs.links import per_node, spread_collective_s
-from spindle_cli.costs.parameters.gradient_sums import (
+from spindle_cli.costs.parameters import (
     ID_BYTES,
     MatrixGradient,
     Summing,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from helpers.plans import FINGERPRINT
 from helpers.random_plans import plan_on
-from spindle_cli.costs.shares.times import times_of
+from spindle_cli.costs.shares import times_of
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice
 from spindle_cli.profile.types import Device, MetaOpProfile, Profile, ShareTime, WorkloadRef

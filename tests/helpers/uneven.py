@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from helpers.plans import cluster_of, plan_of, profile_of, slice_of
 from helpers.random_plans import plan_on
-from spindle_cli.costs.shares.times import times_of
+from spindle_cli.costs.shares import times_of
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MetaOpProfile
 

@@ -11,7 +11,7 @@ from helpers.island_plans import on_islands
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.averaging import outer_step_bytes, outer_step_s
 from spindle_cli.check.run import check_plan
-from spindle_cli.costs.rebatched import rebatched
+from spindle_cli.costs.shares import rebatched
 from spindle_cli.errors import InputError, NoPlanError
 from spindle_cli.files.cluster import Cluster, NodeGroup
 from spindle_cli.files.nodes import BetweenLink, GroupLinks, Link, Links

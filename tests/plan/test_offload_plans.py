@@ -10,8 +10,8 @@ from helpers.examples import examples
 from helpers.offloaded import moved
 from helpers.offloaded import sound as sound_within
 from helpers.plans import SELECTIVE, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.costs.offload import stalls
-from spindle_cli.costs.shares.times import OpSeconds
+from spindle_cli.costs.recompute_and_offload import stalls
+from spindle_cli.costs.shares import OpSeconds
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.make import make_plan

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.check.run import check_plan
-from spindle_cli.costs.recomputing import Again, selectively_saved_bytes
+from spindle_cli.costs.recompute_and_offload import Again, selectively_saved_bytes
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find_asked import whole_or_in_part

@@ -19,7 +19,7 @@ from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.types import Collective
 from spindle_cli.api import plan as plan_of_library
 from spindle_cli.check.run import check_plan
-from spindle_cli.costs.parameters.sharded import moved_in_passes
+from spindle_cli.costs.parameters import moved_in_passes
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster, Link, Links

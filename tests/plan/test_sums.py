@@ -7,7 +7,7 @@ import pytest
 from helpers.plans import metaop_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.check.run import check_plan
-from spindle_cli.costs.parameters.gradient_sums import factors_limit, rows_limit
+from spindle_cli.costs.parameters import factors_limit, rows_limit
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.sharding import Sharding

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from helpers.analysed import analysed
 from helpers.plans import cluster_of
-from spindle_cli.costs.batch_sums import batch_sums_s
+from spindle_cli.costs.beyond_curve import batch_sums_s
 from spindle_cli.costs.links import all_gather_s
 from spindle_cli.operators.tensor_parallel import describe_ways
 from spindle_cli.profile.batch_sums import BatchSum

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.cut import cuttable
 from helpers.plans import metaop_of, profile_of
-from spindle_cli.costs.rebatched import rebatched
+from spindle_cli.costs.shares import rebatched
 from spindle_cli.errors import InputError
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.points import MAX_OPS

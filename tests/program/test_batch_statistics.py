@@ -9,7 +9,7 @@ import pytest
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.account.types import Purpose
-from spindle_cli.costs.batch_sums import batch_sums_s, sums_beyond_curve_s
+from spindle_cli.costs.beyond_curve import batch_sums_s, sums_beyond_curve_s
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.batch_sums import BatchSum

@@ -15,7 +15,7 @@ from spindle_cli.account.groups import ParameterBlock, planned_parameters
 from spindle_cli.account.joint import joint_of
 from spindle_cli.account.traffic import communicator_bytes, peers_bytes
 from spindle_cli.account.types import Purpose
-from spindle_cli.costs.communicators import collectives_bytes
+from spindle_cli.costs.links import collectives_bytes
 from spindle_cli.plan.types import Plan, PlannedSet
 from spindle_cli.program.link import link, link_sets
 from spindle_cli.program.proof.proof import prove

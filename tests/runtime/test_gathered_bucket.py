@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from spindle_cli.costs.parameters.gradient_sums import Summing
+from spindle_cli.costs.parameters import Summing
 from spindle_cli.errors import InputError
 from spindle_cli.operators.factors.capture import Capturing
 from spindle_cli.runtime.communication import gathered_bucket

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from spindle_cli.account.types import Edge, Pass, PlacedPlan
 from spindle_cli.costs.links import all_gather_s, transfer_s
 from spindle_cli.costs.memory import SliceShape, inner_bytes
-from spindle_cli.costs.shares.sizes import cuts_by_share
+from spindle_cli.costs.shares import cuts_by_share
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOp
 

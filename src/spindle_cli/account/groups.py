@@ -24,10 +24,8 @@ from spindle_cli.costs.links import (
     spread_all_reduce_s,
 )
 from spindle_cli.costs.memory import SliceShape
-from spindle_cli.costs.parameters.blocks import BlockUse, blocks_of
-from spindle_cli.costs.parameters.gradient_sums import MatrixGradient, Summing
-from spindle_cli.costs.parameters.unequal import is_padded
-from spindle_cli.costs.shares.sizes import cuts_by_share
+from spindle_cli.costs.parameters import BlockUse, MatrixGradient, Summing, blocks_of, is_padded
+from spindle_cli.costs.shares import cuts_by_share
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.profile.types import Matrix, MetaOp

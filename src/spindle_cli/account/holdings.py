@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from spindle_cli.account.groups import teams_among
 from spindle_cli.costs.memory import SliceShape
-from spindle_cli.costs.parameters.blocks import Block, BlockUse
+from spindle_cli.costs.parameters import Block, BlockUse
 from spindle_cli.files.sharding import Sharding, ShardWeights
 from spindle_cli.profile.types import OptimizerBytes
 

@@ -16,7 +16,7 @@ from math import ceil
 
 from spindle_cli.account.types import Collective, ParameterGroup, PlacedPlan, StepNumbers, Together
 from spindle_cli.costs.links import Spread
-from spindle_cli.costs.parameters.unequal import parts_collective_s
+from spindle_cli.costs.parameters import parts_collective_s
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding
 

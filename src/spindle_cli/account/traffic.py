@@ -40,7 +40,7 @@ from spindle_cli.account.groups import (
 from spindle_cli.account.joint import groups_of_member, joint_groups, plans_in_turn
 from spindle_cli.account.step_end import collectives_of_step
 from spindle_cli.account.types import Edge, Meeting, ParameterGroup, PlacedPlan, Purpose, Together
-from spindle_cli.costs.communicators import collectives_bytes, messages_bytes
+from spindle_cli.costs.links import collectives_bytes, messages_bytes
 from spindle_cli.files.cluster import Cluster
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from spindle_cli.costs.memory import SliceShape
-from spindle_cli.costs.parameters.gradient_sums import Summing
+from spindle_cli.costs.parameters import Summing
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
 from spindle_cli.profile.types import MetaOp

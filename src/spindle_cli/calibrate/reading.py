@@ -13,8 +13,7 @@ from pathlib import Path
 from spindle_cli.account.joint import joint_groups
 from spindle_cli.account.traffic import uses_of
 from spindle_cli.account.types import Joint
-from spindle_cli.costs.shares.sizes import sizes, tells_shares_apart
-from spindle_cli.costs.shares.times import times_of, times_of_share
+from spindle_cli.costs.shares import sizes, tells_shares_apart, times_of, times_of_share
 from spindle_cli.errors import InputError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.run_files import METRICS_FILE, PLAN_FILE, PREDICTED_FILE, PredictedVsMeasured

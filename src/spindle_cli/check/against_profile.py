@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spindle_cli.check.types import RELATIVE_SLACK, Violation, exact_s
-from spindle_cli.costs.shares.times import OpSeconds, share_on_type, share_seconds
+from spindle_cli.costs.shares import OpSeconds, share_on_type, share_seconds
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, PlanMetaOp
 from spindle_cli.profile.metagraph import topological_order

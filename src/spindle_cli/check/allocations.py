@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from spindle_cli.check.types import Violation, located, place_of
-from spindle_cli.costs.shares.sizes import largest_samples, sizes
-from spindle_cli.costs.shares.times import share_on_type, times_of
+from spindle_cli.costs.shares import largest_samples, share_on_type, sizes, times_of
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice
 from spindle_cli.profile.types import CurvePoint, ShareTime

@@ -8,9 +8,8 @@ from itertools import pairwise
 
 from spindle_cli.check.allocations import curve_point
 from spindle_cli.check.types import Violation, exact_s, located, place_of, slack_s
-from spindle_cli.costs.recomputing import forwards_again
-from spindle_cli.costs.shares.sizes import sizes
-from spindle_cli.costs.shares.times import share_on_type
+from spindle_cli.costs.recompute_and_offload import forwards_again
+from spindle_cli.costs.shares import share_on_type, sizes
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice, Wave
 from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.units import counted

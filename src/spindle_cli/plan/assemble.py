@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 
-from spindle_cli.costs.offload import spread_over
-from spindle_cli.costs.shares.sizes import largest_samples, sizes
-from spindle_cli.costs.shares.times import share_on_type, share_seconds
+from spindle_cli.costs.recompute_and_offload import spread_over
+from spindle_cli.costs.shares import largest_samples, share_on_type, share_seconds, sizes
 from spindle_cli.files.cluster import Cluster, is_cpu
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.problem import Node, Point, Problem, with_offload, without_offload

@@ -11,9 +11,8 @@ from math import floor, log10
 from spindle_cli.account.device.parts import KnownUses
 from spindle_cli.account.groups import ParameterUses, planned_parameters
 from spindle_cli.costs.beyond_curve import BeyondCurve
-from spindle_cli.costs.offload import hidden_share
-from spindle_cli.costs.recomputing import Again, share_again
-from spindle_cli.costs.shares.times import times_of
+from spindle_cli.costs.recompute_and_offload import Again, hidden_share, share_again
+from spindle_cli.costs.shares import times_of
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import Slice

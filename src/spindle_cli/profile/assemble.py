@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from spindle_cli.costs.batch_sums import batch_sums_s
+from spindle_cli.costs.beyond_curve import batch_sums_s
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.cluster import MAX_DEVICES, Cluster
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split

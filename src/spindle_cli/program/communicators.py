@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from spindle_cli.account.activations import Layout
 from spindle_cli.account.traffic import find_meetings, peers_bytes
 from spindle_cli.account.types import ParameterGroup, Purpose
-from spindle_cli.costs.communicators import collectives_bytes
+from spindle_cli.costs.links import collectives_bytes
 from spindle_cli.program.types import Communicator, Program, Transfer
 
 

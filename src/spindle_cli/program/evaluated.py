@@ -16,8 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from spindle_cli.costs.shares.sizes import largest_samples
-from spindle_cli.costs.shares.times import times_of
+from spindle_cli.costs.shares import largest_samples, times_of
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice, Wave
 from spindle_cli.profile.types import CurvePoint

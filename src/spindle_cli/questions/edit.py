@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from spindle_cli.costs.rebatched import rebatched
+from spindle_cli.costs.shares import rebatched
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import MAX_DEVICES, Cluster, Links, NodeGroup
 from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare

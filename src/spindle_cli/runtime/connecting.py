@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from spindle_cli.costs.communicators import MESSAGE_CHANNELS
+from spindle_cli.costs.links import MESSAGE_CHANNELS
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, workers_dir
 from spindle_cli.process.allocator import give_back_freed_memory

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spindle_cli.costs.links import per_node, transfer_s
-from spindle_cli.costs.parameters.unequal import parts_collective_s
+from spindle_cli.costs.parameters import parts_collective_s
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.units import GB
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spindle_cli.costs.shares.times import times_of
+from spindle_cli.costs.shares import times_of
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.evaluated import forward_only
 from spindle_cli.program.link import link

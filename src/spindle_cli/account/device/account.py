@@ -13,7 +13,7 @@ from spindle_cli.account.device.parts import Part
 from spindle_cli.account.groups import GatheredMatrix
 from spindle_cli.account.holdings import Held, Lot, Span, places_of
 from spindle_cli.account.types import DeviceMemory, Pass
-from spindle_cli.costs.parameters.blocks import Block, BlockUse
+from spindle_cli.costs.parameters import Block, BlockUse
 from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
 
 # On top of all: what is not counted one by one, such as counters of the optimizer, flags, and the padding of

@@ -19,7 +19,7 @@ from spindle_cli.account.device.parts import Keeping, Kinds, Part, Run, in_block
 from spindle_cli.account.holdings import Held, Holders, SharedOut, shared_out
 from spindle_cli.account.types import Pass
 from spindle_cli.costs.memory import OpNeeds
-from spindle_cli.costs.parameters.blocks import Block
+from spindle_cli.costs.parameters import Block
 from spindle_cli.units import KIB, MIB
 
 

@@ -20,7 +20,7 @@ from spindle_cli.calibrate.times.factors import (
     mean,
 )
 from spindle_cli.calibrate.times.points import Allocation, Measured, OpTimes, Points, known_times
-from spindle_cli.costs.shares.times import share_seconds
+from spindle_cli.costs.shares import share_seconds
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile, ShareTime, Source
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil, inf
 
-from spindle_cli.costs.shares.times import point_of_share, share_seconds
+from spindle_cli.costs.shares import point_of_share, share_seconds
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged

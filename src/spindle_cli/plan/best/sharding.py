@@ -9,9 +9,8 @@ from math import ceil
 from operator import add
 from typing import NamedTuple, TypeVar
 
-from spindle_cli.costs.parameters.blocks import Block, blocks_of
-from spindle_cli.costs.parameters.sharded import moved_in_passes
-from spindle_cli.costs.shares.times import point_of_share, share_seconds
+from spindle_cli.costs.parameters import Block, blocks_of, moved_in_passes
+from spindle_cli.costs.shares import point_of_share, share_seconds
 from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spindle_cli.account.averaging import outer_step_bytes, outer_step_s
-from spindle_cli.costs.rebatched import rebatched
+from spindle_cli.costs.shares import rebatched
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.artifact import validate
 from spindle_cli.files.cluster import Cluster

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from spindle_cli.costs.parameters.sharded import level_of
+from spindle_cli.costs.parameters import level_of
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.bound.bound import FLOAT_SLACK
 from spindle_cli.plan.bound.solver import LinearProgram

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spindle_cli.costs.recomputing import Again
+from spindle_cli.costs.recompute_and_offload import Again
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.sharding import chosen_on_all
 from spindle_cli.plan.mixed.cutting.allocations import (

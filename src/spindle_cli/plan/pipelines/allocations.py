@@ -13,7 +13,7 @@ from operator import le
 
 from spindle_cli.account.activations import Layout
 from spindle_cli.costs.memory import inner_bytes
-from spindle_cli.costs.shares.times import times_of
+from spindle_cli.costs.shares import times_of
 from spindle_cli.plan.placing.calendar import first_devices
 from spindle_cli.plan.placing.moving import moving_s
 from spindle_cli.plan.problem import Node, Point, Problem

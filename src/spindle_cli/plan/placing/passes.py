@@ -16,8 +16,8 @@ from spindle_cli.account.activations import pass_order
 from spindle_cli.account.compute import slice_stretches
 from spindle_cli.account.traffic import Exchange, Traffic
 from spindle_cli.costs.links import transfer_s
-from spindle_cli.costs.offload import Stalls, stalls
-from spindle_cli.costs.shares.times import OpSeconds, times_of_shares
+from spindle_cli.costs.recompute_and_offload import Stalls, stalls
+from spindle_cli.costs.shares import OpSeconds, times_of_shares
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.placing.card_loads import Busy, Card
 from spindle_cli.plan.problem import Point, Problem, without_offload

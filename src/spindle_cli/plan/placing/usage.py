@@ -14,8 +14,7 @@ from spindle_cli.costs.memory import (
     running_bytes,
     slice_activation_bytes,
 )
-from spindle_cli.costs.parameters.sharded import level_of
-from spindle_cli.costs.parameters.update import optimizer_bytes
+from spindle_cli.costs.parameters import level_of, optimizer_bytes
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import UnplacedSlice

@@ -14,10 +14,14 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from spindle_cli.costs.memory import slice_activation_bytes
-from spindle_cli.costs.offload import hidden_share
-from spindle_cli.costs.parameters.blocks import Block, blocks_of
-from spindle_cli.costs.parameters.update import optimizer_bytes
-from spindle_cli.costs.recomputing import Again, saved_bytes, selectively_saved_bytes, share_again
+from spindle_cli.costs.parameters import Block, blocks_of, optimizer_bytes
+from spindle_cli.costs.recompute_and_offload import (
+    Again,
+    hidden_share,
+    saved_bytes,
+    selectively_saved_bytes,
+    share_again,
+)
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import MemoryFallback, Problem

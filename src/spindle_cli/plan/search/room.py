@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
-from spindle_cli.costs.recomputing import share_again
+from spindle_cli.costs.recompute_and_offload import share_again
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.search.memory_fallback import savable_bytes, saving

@@ -1,6 +1,6 @@
 """Which matrices' gradients a plan gathers as rows or factors, by what each way takes on its devices.
 
-The rule is a closed form (`costs/parameters/gradient_sums.py`): on the devices that hold a matrix, and for
+The rule is a closed form (`costs/parameters.py`): on the devices that hold a matrix, and for
 all tokens that their shares have in a step, each way takes so many seconds. What it says of a plan that sums
 all gradients as they are is planned for once more, and kept where the iteration is predicted to be faster.
 
@@ -17,7 +17,7 @@ from functools import partial
 
 from spindle_cli.account.groups import GatheredMatrix, gathered_matrices
 from spindle_cli.costs.links import Spread, per_node, spread_collective_s
-from spindle_cli.costs.parameters.gradient_sums import Summing, fastest, seconds_by_way
+from spindle_cli.costs.parameters import Summing, fastest, seconds_by_way
 from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn import functional
 
-from spindle_cli.costs.parameters.gradient_sums import MatrixGradient
+from spindle_cli.costs.parameters import MatrixGradient
 from spindle_cli.operators.factors.capture import Capturing
 from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from spindle_cli.costs.parameters.update import update_traffic
+from spindle_cli.costs.parameters import update_traffic
 from spindle_cli.profile.machine.devices import DevicePeak, Precision
 
 

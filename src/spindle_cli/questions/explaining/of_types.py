@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spindle_cli.costs.shares.sizes import sizes
-from spindle_cli.costs.shares.times import share_on_type, times_of
+from spindle_cli.costs.shares import share_on_type, sizes, times_of
 from spindle_cli.files.artifact import Model
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.micro_batches import cut_profile

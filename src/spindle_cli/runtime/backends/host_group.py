@@ -2,7 +2,7 @@
 
 NCCL connects a rank with each one that it first talks to, and takes memory of the device for it. At the first
 checkpoint, when a plan has filled the device, rank 0 would take buffers for every other rank that no account
-of memory has: seven of a node are 784 MiB (`costs/communicators.py`). And an object, or a size, that comes
+of memory has: seven of a node are 784 MiB (`costs/links.py`). And an object, or a size, that comes
 over NCCL has the host wait for the device.
 """
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from spindle_cli.account.holdings import Lot, Span, places_of
 from spindle_cli.account.types import ParameterGroup
-from spindle_cli.costs.parameters.gradient_sums import Summing
+from spindle_cli.costs.parameters import Summing
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.backends.side_stream import SideStream
 from spindle_cli.runtime.communication.buckets import Bucket, ShardedBucket

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spindle_cli.costs.parameters.gradient_sums import ID_BYTES, Summing
+from spindle_cli.costs.parameters import ID_BYTES, Summing
 from spindle_cli.errors import InputError
 from spindle_cli.runtime.communication.collectives import Members, start_gather
 from spindle_cli.runtime.communication.reached import Agreement, read_flags

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from spindle_cli.costs.offload import hidden_share
+from spindle_cli.costs.recompute_and_offload import hidden_share
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Point
 from spindle_cli.profile.types import MetaOpProfile

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spindle_cli.costs.shares.times import KnownShares, OpSeconds, shares_on_type
+from spindle_cli.costs.shares import KnownShares, OpSeconds, shares_on_type
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOpProfile

@@ -1,1 +1,0 @@
-"""What parameters cost beside the ops that use them: sums of gradients, sharing out, updates."""
