@@ -86,7 +86,6 @@ WITHOUT_TORCH = (
     "report",
     "watch",
     "cli",
-    "checkpoint.damage",
     "checkpoint.files",
     "checkpoint.index",
     "checkpoint.names",

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from helpers.checkpoints import SHARDS, TENSORS, describe, write_checkpoint, write_index, write_shard
-from spindle_cli.checkpoint.damage import damage
-from spindle_cli.checkpoint.files import find_checkpoint
+from spindle_cli.checkpoint.files import damage, find_checkpoint
 from spindle_cli.checkpoint.index import INDEX_FILE, SUMS_FILE, SavedTensor, read_index
 from spindle_cli.errors import InputError
 

@@ -7,7 +7,7 @@ from functools import cache
 from spindle_cli.workload.analyse import analyse_for_others
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.memo import AnalysisMemo
-from spindle_cli.workload.settings.lengths import Lengths
+from spindle_cli.workload.settings.data import Lengths
 from spindle_cli.workload.types import Workload
 
 

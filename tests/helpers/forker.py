@@ -30,7 +30,7 @@ IMPORTED = (
     "spindle_cli.cli.app",
     "spindle_cli.cli.launch_command",
     "spindle_cli.cli.profile_command",
-    "spindle_cli.launch.starting.agent",
+    "spindle_cli.launch.starting.torchrun",
     "spindle_cli.launch.starting.head_start",
     "spindle_cli.launch.starting.rendezvous",
     "spindle_cli.profile.measuring.measure",

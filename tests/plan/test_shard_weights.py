@@ -29,8 +29,8 @@ from spindle_cli.profile.types import Profile
 from spindle_cli.program.link import link, link_sets
 from spindle_cli.program.proof.faults import ProgramError
 from spindle_cli.program.proof.proof import prove
+from spindle_cli.show.picture import footer
 from spindle_cli.show.summary import summarise
-from spindle_cli.show.table import footer
 from spindle_cli.simulate.run import simulate
 from spindle_cli.units import GIB
 

@@ -40,7 +40,7 @@ from spindle_cli.workload.building.load import load
 from spindle_cli.workload.data.lengths import find_lengths
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.settings.lengths import Looking
+from spindle_cli.workload.settings.data import Looking
 
 HERE = Path(__file__).parent
 SOURCE = Path(spindle_cli.__file__).parent.parent

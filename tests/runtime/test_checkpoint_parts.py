@@ -27,8 +27,7 @@ from spindle_cli.checkpoint.names import (
     state_key,
 )
 from spindle_cli.checkpoint.reader import CheckpointReader, load_parts, plain_errors
-from spindle_cli.checkpoint.tensor_file import TensorSpec, write_tensors
-from spindle_cli.checkpoint.tensors import HeldTensors
+from spindle_cli.checkpoint.tensors import HeldTensors, TensorSpec, write_tensors
 from spindle_cli.errors import InputError
 from spindle_cli.files.tensors import Fragment
 from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter

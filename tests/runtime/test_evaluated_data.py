@@ -14,7 +14,7 @@ from helpers.data_toys import ByIndex
 from helpers.loading import SEED, read, task_of
 from spindle_cli.errors import RunFailedError
 from spindle_cli.runtime.loading.passes import NodePasses
-from spindle_cli.workload.evaluated.in_order import InOrder, ReadBatch, StreamInOrder
+from spindle_cli.workload.evaluation import InOrder, ReadBatch, StreamInOrder
 from spindle_cli.workload.types import Task
 
 ENDLESS = range(2**62)

@@ -14,7 +14,7 @@ from spindle_cli.launch.run import held_for_evaluations, require_room
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.evaluated import place_evaluated
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.evaluated.needs import needs_of
+from spindle_cli.workload.evaluation import needs_of
 from spindle_cli.workload.graph import WorkloadGraph
 
 OFFSET, HEAD = eval_toys.WIDTH, (eval_toys.WIDTH + 1) * eval_toys.CLASSES  # numbers of `probe` alone

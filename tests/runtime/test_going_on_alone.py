@@ -20,7 +20,7 @@ from helpers.checkpoints import describe, write_index
 from helpers.torch_versions import widens_gradients
 from spindle_cli.checkpoint.files import checkpoint_folder, find_checkpoint
 from spindle_cli.checkpoint.index import read_index
-from spindle_cli.checkpoint.tensor_file import write_tensors
+from spindle_cli.checkpoint.tensors import write_tensors
 from spindle_cli.errors import InputError, StoppedError
 from spindle_cli.files.request import stop_path
 from spindle_cli.files.run_files import model_path, read_metrics

@@ -25,7 +25,7 @@ from spindle_cli.runtime.loading.packed import PackedBatch
 from spindle_cli.runtime.loading.reader import ClosedError, Loaded, Shelf
 from spindle_cli.runtime.loading.start import _state_of
 from spindle_cli.workload.data.reading import StreamBatches
-from spindle_cli.workload.settings.loader import Loading
+from spindle_cli.workload.settings.data import Loading
 from spindle_cli.workload.training.batches import Batches
 
 

@@ -33,7 +33,7 @@ from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.abstract import swap, to_meta
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.building.ranged import Ranged
-from spindle_cli.workload.initial.own import OwnPart, OwnValues
+from spindle_cli.workload.initial.matching import OwnPart, OwnValues
 from spindle_cli.workload.parameters import ParameterTable
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
-from spindle_cli.checkpoint.tensor_file import TensorSpec
+from spindle_cli.checkpoint.tensors import TensorSpec
 from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import model_path, newest_model
 from spindle_cli.runtime.backends.host_group import join_host_group

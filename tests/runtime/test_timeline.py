@@ -13,7 +13,7 @@ from helpers.timelines import simulated_timeline
 from spindle_cli.files.runs.timeline import TIMELINE_FILE, MeasuredTimeline
 from spindle_cli.launch.watching.trace import write_run_trace
 from spindle_cli.plan.types import Plan
-from spindle_cli.report.measured import measured_iteration
+from spindle_cli.report.run import measured_iteration
 from spindle_cli.runtime.measuring.timeline import offset_of
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.simulate.run import simulate

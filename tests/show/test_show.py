@@ -24,10 +24,8 @@ from spindle_cli.questions import explain_text
 from spindle_cli.questions.explain import explain
 from spindle_cli.questions.explaining.worth import reasons
 from spindle_cli.show.grid import make_grid
-from spindle_cli.show.picture import BAR, IDLE, draw, legend
+from spindle_cli.show.picture import BAR, IDLE, Symbols, allocation_table, draw, headline, legend
 from spindle_cli.show.summary import Allocation, summarise
-from spindle_cli.show.symbols import Symbols
-from spindle_cli.show.table import allocation_table, headline
 
 
 def staggered(num_devices: int) -> Plan:

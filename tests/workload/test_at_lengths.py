@@ -17,7 +17,7 @@ from spindle_cli.workload.data.lengths import find_lengths
 from spindle_cli.workload.data.reading import open_batches
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.losses.shares import LossCounter
-from spindle_cli.workload.settings.lengths import Looking
+from spindle_cli.workload.settings.data import Looking
 from spindle_cli.workload.types import Task, Workload
 
 

@@ -16,9 +16,8 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.verify.stepping.update import named
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.optimizing.groups import optimizer_groups
-from spindle_cli.workload.optimizing.learning_rate import make_schedule
 from spindle_cli.workload.optimizing.optimizer import imported, make_optimizer, optimizer_class
-from spindle_cli.workload.optimizing.task_weights import TaskWeights
+from spindle_cli.workload.optimizing.schedules import TaskWeights, make_schedule
 
 CODE = """
 import torch

@@ -18,9 +18,9 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.step.counting import Portion
 from spindle_cli.workload.data.lengths import find_lengths
 from spindle_cli.workload.data.reading import StreamBatches, require_epochs
-from spindle_cli.workload.data.seen_data import look_at
-from spindle_cli.workload.evaluated.in_order import InOrder, StreamInOrder
-from spindle_cli.workload.settings.lengths import Looking
+from spindle_cli.workload.data.streams import look_at
+from spindle_cli.workload.evaluation import InOrder, StreamInOrder
+from spindle_cli.workload.settings.data import Looking
 from spindle_cli.workload.training import epochs
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.epochs import told_of

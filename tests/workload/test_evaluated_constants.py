@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.evaluated.trace import analyse_evaluation
+from spindle_cli.workload.evaluation import analyse_evaluation
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.constants import constants_of, hand_constants_on
 from spindle_cli.workload.types import Task, Workload

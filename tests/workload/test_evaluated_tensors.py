@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from helpers.cross_layer import Cross
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.evaluated.trace import trace_evaluations
+from spindle_cli.workload.evaluation import trace_evaluations
 from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.types import Task, Workload
 

@@ -363,7 +363,7 @@ class Wrapped(nn.Module):
 
 
 def test_what_peft_has_wrapped_keeps_the_name_that_it_had_before() -> None:
-    from spindle_cli.workload.initial.holders import Holders
+    from spindle_cli.workload.initial.matching import Holders
     from spindle_cli.workload.types import Task, Workload
 
     module = nn.Module()

@@ -13,8 +13,7 @@ from helpers.analysed import analysed
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.workload.data import lengths
 from spindle_cli.workload.data.lengths import at_shapes, find_lengths, known_shapes
-from spindle_cli.workload.settings.lengths import FieldLengths, Looking, TaskLengths
-from spindle_cli.workload.settings.loader import LoaderSettings, TaskLoader
+from spindle_cli.workload.settings.data import FieldLengths, LoaderSettings, Looking, TaskLengths, TaskLoader
 from spindle_cli.workload.training.batches import Batches, SampleShapes
 from spindle_cli.workload.types import Task, Workload
 

@@ -13,11 +13,20 @@ from helpers import toy_workload
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.contracts import require_contract
-from spindle_cli.workload.optimizing.groups import groups_of_graph, optimizer_groups
-from spindle_cli.workload.optimizing.kept import KeptState, StateSizes, stepped_whole
-from spindle_cli.workload.optimizing.learning_rate import require_trainable
-from spindle_cli.workload.optimizing.optimizer import number_keys, state_keys, state_per_param
+from spindle_cli.workload.optimizing.groups import (
+    KeptState,
+    StateSizes,
+    groups_of_graph,
+    optimizer_groups,
+    stepped_whole,
+)
+from spindle_cli.workload.optimizing.optimizer import (
+    number_keys,
+    require_contract,
+    state_keys,
+    state_per_param,
+)
+from spindle_cli.workload.optimizing.schedules import require_trainable
 from spindle_cli.workload.settings.updates import OptimizerChoice
 
 

@@ -15,7 +15,7 @@ from spindle_cli.workload.building.draws import drawing_as_if_real
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.building.ranged import Ranged, RangesOnlyError
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.initial.own import OwnPart
+from spindle_cli.workload.initial.matching import OwnPart
 from spindle_cli.workload.localise import load_local
 from spindle_cli.workload.parameters import ParameterTable
 

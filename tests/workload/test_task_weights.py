@@ -14,7 +14,7 @@ from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.verify.stepping.update import weights_at
 from spindle_cli.workload.file import TrainSettings, WorkloadFile
 from spindle_cli.workload.graph import LossShares
-from spindle_cli.workload.optimizing.task_weights import TaskWeights
+from spindle_cli.workload.optimizing.schedules import TaskWeights
 from spindle_cli.workload.types import Task
 
 TASKS = [Task("a", nn.Identity(), 2, [], weight=0.5), Task("b", nn.Identity(), 2, [])]

@@ -6,7 +6,7 @@ import pytest
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.file import Schedule, TrainSettings
-from spindle_cli.workload.optimizing.learning_rate import require_trainable
+from spindle_cli.workload.optimizing.schedules import require_trainable
 
 
 def test_settings_that_torch_can_follow_pass() -> None:

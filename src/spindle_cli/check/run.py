@@ -9,7 +9,6 @@ from spindle_cli.check import (
     against_profile,
     allocations,
     islands,
-    offload,
     parameters,
     predictions,
     structure,
@@ -44,7 +43,9 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
         found += allocations.of_known_types(whole)
         found += parameters.matrices_are_gathered_alike(whole)
         found += parameters.tied_parameters_are_said_alike(whole)
-        found += offload.ranges([*whole.waves, *(wave for each in whole.task_sets for wave in each.waves)])
+        found += predictions.ranges(
+            [*whole.waves, *(wave for each in whole.task_sets for wave in each.waves)]
+        )
     if not found:
         found = _rules(whole, profile, is_complete, states_ours=bool(plan.metaops))
     if not found and plan.task_sets:
@@ -74,7 +75,7 @@ def _rules(whole: Plan, profile: Profile | None, is_complete: bool, *, states_ou
     found += predictions.times(whole)
     found += predictions.one_peak_a_device(whole)
     found += islands.cover_the_cluster(whole)
-    found += offload.has_link(whole)
+    found += predictions.has_link(whole)
     if is_complete:
         found += allocations.valid_allocations(whole)
         found += allocations.experts_for_all(whole)
@@ -88,7 +89,7 @@ def _rules(whole: Plan, profile: Profile | None, is_complete: bool, *, states_ou
         # Who talks to whom is known of a plan with which nothing else is wrong.
         communicators = None if found else communicator_bytes(whole)
         found += predictions.memory(whole, communicators)
-        found += offload.fits(whole)
+        found += predictions.fits(whole)
         if states_ours:  # what another tool predicts may rest on its own account of memory
             found += predictions.stated_memory(whole, communicators)
             found += [] if found else islands.outer_steps_as_predicted(whole)

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from spindle_cli.checkpoint.damage import damage, place_of_key
+from spindle_cli.checkpoint.files import damage, place_of_key
 from spindle_cli.checkpoint.index import INDEX_FILE, Checkpoint, SavedTensor, read_index
 from spindle_cli.checkpoint.names import Region, every_name
 from spindle_cli.checkpoint.tensors import HeldTensor

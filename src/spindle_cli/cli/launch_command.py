@@ -343,6 +343,6 @@ def _plan_of(task: str, plan: Plan, graph: WorkloadGraph) -> Plan:
     if task in graph.tasks:
         return plan
     from spindle_cli.program.evaluated import place_evaluated
-    from spindle_cli.workload.evaluated.needs import needs_of
+    from spindle_cli.workload.evaluation import needs_of
 
     return place_evaluated(plan, needs_of(graph, task))

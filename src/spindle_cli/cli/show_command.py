@@ -58,7 +58,7 @@ def show(
         return
     require_without(CANNOT_DRAW, plan, violations)
     read = of_tasks(read, tasks)
-    from spindle_cli.show import picture, table
+    from spindle_cli.show import picture
     from spindle_cli.show.summary import summarise
 
     report = summarise(read)
@@ -67,12 +67,12 @@ def show(
         return
     read = read.outlined()
     console = output.out(width)
-    console.print(table.headline(report) + "\n")
+    console.print(picture.headline(report) + "\n")
     console.print(picture.draw(read, console.width, rows))
     if console.color_system is not None:
         console.print(picture.legend(read))
-    console.print(table.allocation_table(read, report))
-    console.print(table.footer(report))
+    console.print(picture.allocation_table(read, report))
+    console.print(picture.footer(report))
 
 
 def _print_program(plan: Plan, rank: int, as_json: bool) -> None:

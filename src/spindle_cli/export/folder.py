@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 
-from spindle_cli.checkpoint.tensor_file import TensorSpec, put_tensors
+from spindle_cli.checkpoint.tensors import TensorSpec, put_tensors
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.export.selection import Selection
 from spindle_cli.files.writing import write_text, written_whole

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from spindle_cli.checkpoint.tensor_file import TensorSpec
+from spindle_cli.checkpoint.tensors import TensorSpec
 from spindle_cli.errors import UsageError
 from spindle_cli.export.peft import adapters, is_peft, merged
 from spindle_cli.export.trained import TrainedModel

@@ -83,10 +83,9 @@ def find_workload(
         from spindle_cli.operators.whole.compiled import require_compiler
         from spindle_cli.workload.analyse import analyse_for_others
         from spindle_cli.workload.building.abstract import load_abstract
-        from spindle_cli.workload.evaluated.needs import needs_of
+        from spindle_cli.workload.evaluation import needs_of
         from spindle_cli.workload.optimizing.groups import groups_of_graph, require_elementwise
-        from spindle_cli.workload.optimizing.learning_rate import require_trainable
-        from spindle_cli.workload.optimizing.task_weights import TaskWeights
+        from spindle_cli.workload.optimizing.schedules import TaskWeights, require_trainable
         from spindle_cli.workload.parameters import ParameterTable
         from spindle_cli.workload.sampling import sets_of, turns_of
         from spindle_cli.workload.watched.setters import refuse_setters
@@ -232,7 +231,7 @@ def kept_by_device(workload: FoundWorkload) -> tuple[str, ...]:
 
 def stepped_by_each(plan: Plan, workload: FoundWorkload) -> tuple[str, ...]:
     """Optimizers whose state devices do not share out, for people."""
-    from spindle_cli.workload.optimizing.kept import stepped_whole
+    from spindle_cli.workload.optimizing.groups import stepped_whole
 
     if plan.cluster.num_devices == 1:
         return ()

@@ -43,8 +43,7 @@ from spindle_cli.profile.types import (
 )
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
-from spindle_cli.workload.optimizing.groups import groups_of_graph
-from spindle_cli.workload.optimizing.kept import StateSizes, kept_per_param
+from spindle_cli.workload.optimizing.groups import StateSizes, groups_of_graph, kept_per_param
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.sampling import sampled_sets, turns_of
 from spindle_cli.workload.splitting.shared_statistics import changes_buffers

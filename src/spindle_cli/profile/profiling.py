@@ -35,11 +35,9 @@ from spindle_cli.profile.points import MAX_OPS
 from spindle_cli.profile.types import Profile
 from spindle_cli.workload.file import TrainSettings, naming_the_file
 from spindle_cli.workload.metaops.repeated import unlisted_layers
-from spindle_cli.workload.optimizing.groups import groups_of_graph
-from spindle_cli.workload.optimizing.kept import stepped_whole
-from spindle_cli.workload.optimizing.learning_rate import require_trainable
-from spindle_cli.workload.optimizing.task_weights import TaskWeights
-from spindle_cli.workload.settings.lengths import Looking
+from spindle_cli.workload.optimizing.groups import groups_of_graph, stepped_whole
+from spindle_cli.workload.optimizing.schedules import TaskWeights, require_trainable
+from spindle_cli.workload.settings.data import Looking
 from spindle_cli.workload.watched.setters import refuse_setters
 
 # Points of a curve that are measured; a batch with more divisors has the others fitted between.

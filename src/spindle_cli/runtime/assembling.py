@@ -54,7 +54,7 @@ from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.update import Update
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.task_weights import TaskWeights
+from spindle_cli.workload.optimizing.schedules import TaskWeights
 from spindle_cli.workload.training.callbacks import find_callbacks
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.precision import (

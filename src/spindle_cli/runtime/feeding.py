@@ -19,9 +19,8 @@ from spindle_cli.runtime.seat import Seat
 from spindle_cli.runtime.step.counting import Counting, Portion, counted_shares, labels_that_must_count
 from spindle_cli.runtime.step.data import Feed, Share, portions
 from spindle_cli.runtime.step.losses import LossBoard
-from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.data.lengths import known_shapes
-from spindle_cli.workload.data.seen_data import UNREADABLE, look_at
+from spindle_cli.workload.data.streams import UNREADABLE, is_stream, look_at
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task
 

@@ -22,7 +22,7 @@ from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.losses.shares import LossCounter
 from spindle_cli.workload.memo import AnalysisMemo
-from spindle_cli.workload.settings.lengths import Lengths
+from spindle_cli.workload.settings.data import Lengths
 from spindle_cli.workload.training.precision import in_numbers
 from spindle_cli.workload.types import Workload
 

@@ -43,11 +43,10 @@ from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_
 from spindle_cli.verify.types import NOISE_FLOOR
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.building.load import LoadedWorkload, load
-from spindle_cli.workload.data.loaders import LoaderWorkers
-from spindle_cli.workload.data.reading import first_samples, open_batches
+from spindle_cli.workload.data.reading import LoaderWorkers, first_samples, open_batches
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.memo import AnalysisMemo
-from spindle_cli.workload.settings.lengths import Lengths
+from spindle_cli.workload.settings.data import Lengths
 from spindle_cli.workload.settings.updates import LossScaleSettings
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.precision import (

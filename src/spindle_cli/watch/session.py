@@ -24,9 +24,8 @@ from spindle_cli.launch.owner import living_claims
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.build import build_report
-from spindle_cli.report.measured import measured_iteration
 from spindle_cli.report.reading.following import Follower
-from spindle_cli.report.run import compared_of, flops_by_task, step_s, view_of
+from spindle_cli.report.run import compared_of, flops_by_task, measured_iteration, step_s, view_of
 from spindle_cli.report.types import MeasuredIteration, ReportData
 from spindle_cli.watch.types import State, WatchData
 

@@ -18,7 +18,7 @@ from spindle_cli.files.artifact import sha256_of
 from spindle_cli.workload.after_update import described, find_constraints, find_following, hold_followed
 from spindle_cli.workload.building.attributes import GoesOneWayError
 from spindle_cli.workload.data.lengths import varying_dims
-from spindle_cli.workload.evaluated.trace import trace_evaluations
+from spindle_cli.workload.evaluation import trace_evaluations
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.metaops.contract import Run, find_runs
@@ -29,7 +29,7 @@ from spindle_cli.workload.metaops.task import analyse_task
 from spindle_cli.workload.parameters import root_of
 from spindle_cli.workload.reads import OF_MODULES, Reads
 from spindle_cli.workload.refuse import refusal
-from spindle_cli.workload.settings.lengths import Lengths, TaskLengths
+from spindle_cli.workload.settings.data import Lengths, TaskLengths
 from spindle_cli.workload.splitting.moved_parameters import refuse_shared_moves
 from spindle_cli.workload.tracing.behaviour import Kinds
 from spindle_cli.workload.tracing.regions import Region

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from spindle_cli.workload.moving import Constrained, Following, Move
-    from spindle_cli.workload.settings.lengths import TaskLengths
+    from spindle_cli.workload.settings.data import TaskLengths
     from spindle_cli.workload.types import FlowTask, Task, Workload
 
 

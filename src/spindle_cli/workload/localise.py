@@ -26,14 +26,13 @@ from spindle_cli.workload.building.draws import drawing_as_if_real
 from spindle_cli.workload.building.load import LoadedWorkload, build
 from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.building.source import Source, resolve
-from spindle_cli.workload.evaluated.trace import evaluated_on_its_own
+from spindle_cli.workload.evaluation import evaluated_on_its_own
 from spindle_cli.workload.graph import CONSTANT, TaskGraph, WorkloadGraph
-from spindle_cli.workload.initial.matching import InitialValues, fill_whole, find_initial
-from spindle_cli.workload.initial.own import OwnPart, OwnValues
+from spindle_cli.workload.initial.matching import InitialValues, OwnPart, OwnValues, fill_whole, find_initial
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.metaops.cut import names_used
 from spindle_cli.workload.parameters import root_of
-from spindle_cli.workload.settings.lengths import Lengths
+from spindle_cli.workload.settings.data import Lengths
 from spindle_cli.workload.tracing.builds import NoTwinError, Twins
 from spindle_cli.workload.tracing.flow import flow_graph
 from spindle_cli.workload.tracing.modes import give_modes

@@ -52,7 +52,7 @@ from spindle_cli.profile.types import (
     ProcessorCosts,
     Profile,
 )
-from spindle_cli.workload.data.kind import is_stream
+from spindle_cli.workload.data.streams import is_stream
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.item_draws import DrawsError

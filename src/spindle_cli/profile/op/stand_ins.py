@@ -20,7 +20,7 @@ from spindle_cli.workload.data.lengths import find_lengths
 from spindle_cli.workload.file import naming_the_file
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 from spindle_cli.workload.sampling import sets_of, turns_of
-from spindle_cli.workload.settings.lengths import Looking, TaskLengths
+from spindle_cli.workload.settings.data import Looking, TaskLengths
 from spindle_cli.workload.training.precision import convert_module, in_dtype, number_format
 
 

@@ -24,7 +24,7 @@ from spindle_cli.runtime.communication.teams.team_bucket import TeamBucket
 from spindle_cli.runtime.communication.teams.team_ranges import Teams
 from spindle_cli.runtime.memory.gather_memory import ALIGNMENT_BYTES, EXCHANGES_STORAGES, GatherMemory
 from spindle_cli.runtime.update.owned_ranges import round_up
-from spindle_cli.workload.initial.own import OwnValues
+from spindle_cli.workload.initial.matching import OwnValues
 
 # Those whose ranks step a range each.
 RangedBucket = ShardedBucket | PassBucket

@@ -38,7 +38,7 @@ from spindle_cli.runtime.communication.reached import Steady
 from spindle_cli.runtime.communication.teams.team_bucket import TeamBucket
 from spindle_cli.runtime.measuring.timing import Passing
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
-from spindle_cli.workload.initial.own import OwnValues
+from spindle_cli.workload.initial.matching import OwnValues
 
 
 class GradientPool:

@@ -36,9 +36,15 @@ from spindle_cli.runtime.step.held_state import HeldState
 from spindle_cli.units import format_seconds
 from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.building.writes import RefusingWrites
-from spindle_cli.workload.data.kind import is_stream
-from spindle_cli.workload.evaluated.in_order import InOrder, Pass, ReadBatch, StreamInOrder, require_fields
-from spindle_cli.workload.evaluated.trace import EvaluationTracer
+from spindle_cli.workload.data.streams import is_stream
+from spindle_cli.workload.evaluation import (
+    EvaluationTracer,
+    InOrder,
+    Pass,
+    ReadBatch,
+    StreamInOrder,
+    require_fields,
+)
 from spindle_cli.workload.graph import IGNORED_LABEL, TaskGraph, ValueSpec
 from spindle_cli.workload.losses.shares import share_of_samples
 from spindle_cli.workload.refuse import place_of_error

@@ -25,7 +25,7 @@ from spindle_cli.runtime.evaluating.passes import Passes
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.sharded import uses_in
-from spindle_cli.workload.evaluated.trace import analyse_evaluation
+from spindle_cli.workload.evaluation import analyse_evaluation
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 from spindle_cli.workload.losses.shares import LossCounter
 from spindle_cli.workload.metaops.constants import hand_constants_on

@@ -35,11 +35,10 @@ from spindle_cli.runtime.loading.failure import Failure
 from spindle_cli.runtime.loading.lost_worker import cause_of, leave_workers_unwatched
 from spindle_cli.runtime.loading.packed import PackedBatch
 from spindle_cli.units import format_seconds
-from spindle_cli.workload.data.kind import is_stream
-from spindle_cli.workload.data.loaders import LoaderWorkers, read_by_index, read_stream
-from spindle_cli.workload.data.streams import Make, StreamPass
-from spindle_cli.workload.evaluated.in_order import InOrder
-from spindle_cli.workload.settings.loader import Loading
+from spindle_cli.workload.data.reading import LoaderWorkers, read_by_index, read_stream
+from spindle_cli.workload.data.streams import Make, StreamPass, is_stream
+from spindle_cli.workload.evaluation import InOrder
+from spindle_cli.workload.settings.data import Loading
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task
 

@@ -31,7 +31,7 @@ from spindle_cli.workload.building.abstract import swap
 from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.initial.own import OwnValues
+from spindle_cli.workload.initial.matching import OwnValues
 from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.own_draws import draw_from_the_run
 from spindle_cli.workload.parameters import ParameterTable

@@ -35,10 +35,10 @@ from spindle_cli.runtime.part.own_ranges import own_parts
 from spindle_cli.runtime.part.shards import Cuts, find_cuts
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.building.source import resolve
-from spindle_cli.workload.evaluated.needs import names_of_all, needs_of
+from spindle_cli.workload.evaluation import names_of_all, needs_of
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
-from spindle_cli.workload.initial.own import OwnPart, OwnValues
+from spindle_cli.workload.initial.matching import OwnPart, OwnValues
 from spindle_cli.workload.localise import LocalWorkload, PartsOf, load_local
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.optimizing.groups import OptimizerGroups, groups_of_graph, require_elementwise

@@ -48,8 +48,7 @@ from spindle_cli.checkpoint.index import (
     sums_text,
 )
 from spindle_cli.checkpoint.names import Region
-from spindle_cli.checkpoint.tensor_file import TensorSpec, write_tensors
-from spindle_cli.checkpoint.tensors import HeldTensor
+from spindle_cli.checkpoint.tensors import HeldTensor, TensorSpec, write_tensors
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import to_compact_json
 from spindle_cli.files.writing import write_text

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spindle_cli.checkpoint.tensor_file import Digest, TensorSpec, file_order, put_tensors
+from spindle_cli.checkpoint.tensors import Digest, TensorSpec, file_order, put_tensors
 from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import model_path
 from spindle_cli.files.tensors import Fragment, fragment_key, fragments_by_name, joined

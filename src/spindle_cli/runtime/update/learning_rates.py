@@ -9,8 +9,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.groups import OptimizerGroups
-from spindle_cli.workload.optimizing.learning_rate import advance, make_schedule
 from spindle_cli.workload.optimizing.optimizer import make_optimizer
+from spindle_cli.workload.optimizing.schedules import advance, make_schedule
 
 ALL = "all"
 

@@ -18,8 +18,8 @@ from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.moving import Constrained
 from spindle_cli.workload.optimizing.groups import OptimizerGroups
-from spindle_cli.workload.optimizing.learning_rate import make_schedule
 from spindle_cli.workload.optimizing.optimizer import make_optimizer
+from spindle_cli.workload.optimizing.schedules import make_schedule
 from spindle_cli.workload.settings.updates import OptimizerChoice
 
 

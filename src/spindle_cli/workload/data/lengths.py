@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from spindle_cli.errors import SpindleError, WorkloadError
-from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.data.reading import StreamBatches, first_samples, open_batches, require_epochs
+from spindle_cli.workload.data.streams import is_stream
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.settings.lengths import FieldLengths, Looking, TaskLengths
+from spindle_cli.workload.settings.data import FieldLengths, Looking, TaskLengths
 from spindle_cli.workload.training.batches import Batches, SampleShape, dataset_failure, num_samples
 from spindle_cli.workload.types import FlowTask, Task, Workload
 

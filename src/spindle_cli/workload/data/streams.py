@@ -3,28 +3,225 @@
 A stream's order is its own. What is read at a place draws the same whoever reads it, as items of map-style
 datasets do (training/item_draws.py): each sample is asked for from a seed that follows from the training
 seed, the task, the epoch, the loader's worker, and how many samples this one has asked for.
+
+Which way a task's dataset is read: by index, or one sample after the other.
+
+What a few samples of a dataset are, so that one that has changed is noticed before a run goes on.
+
+States of datasets as JSON, so that a checkpoint can have them: nothing here is pickled.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import operator
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from spindle_cli.errors import WorkloadError
+from spindle_cli.files.request import SeenData
 from spindle_cli.units import format_seconds
-from spindle_cli.workload.data.seen_data import digest_of
-from spindle_cli.workload.data.state_json import from_json, to_json
-from spindle_cli.workload.training.absent import filled
-from spindle_cli.workload.training.batches import collate
+from spindle_cli.workload.training.batches import collate, filled, num_samples
 from spindle_cli.workload.training.epochs import Epochs
 from spindle_cli.workload.training.item_draws import SeededCalls, generators_kept
 from spindle_cli.workload.types import FlowTask, Task
+
+
+def is_stream(task: Task | FlowTask) -> bool:
+    """Whether the dataset is read one sample after the other.
+
+    Raises:
+        WorkloadError: it makes batches by itself, can be read once only, or is no dataset at all.
+    """
+    dataset: Any = task.dataset
+    kind = type(dataset).__name__
+    if isinstance(dataset, DataLoader) or kind in ("DataLoader", "StatefulDataLoader", "WebLoader"):
+        raise WorkloadError(
+            f"task {task.name!r}: the dataset is a {kind}, which makes batches by itself",
+            hint="Give its dataset, its collate_fn as the task's `collate`, and its workers as "
+            "`train: {loader: {workers: N}}`: shuffling, batches and shares of devices are Spindle's.",
+        )
+    if isinstance(dataset, IterableDataset):
+        return True
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        return False
+    if isinstance(dataset, Iterator):
+        raise WorkloadError(
+            f"task {task.name!r}: the dataset is a {kind}, an iterator that can be read once only",
+            hint="Give an iterable whose __iter__ begins anew each time, such as a class derived from "
+            "torch.utils.data.IterableDataset.",
+        )
+    if hasattr(dataset, "__iter__"):
+        return True
+    raise WorkloadError(
+        f"task {task.name!r}: the dataset is a {kind}, which has no length or no items by index",
+        hint="Give a map-style dataset (__len__ and __getitem__(index)) or an iterable one (__iter__).",
+    )
+
+
+_TAG = "spindle:"
+
+
+def to_json(value: Any, task: str) -> Any:
+    """A state as JSON.
+
+    Raises:
+        WorkloadError: it has something else than dicts with texts or numbers as keys, lists, tuples, texts,
+            bytes, numbers, tensors and arrays.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict) and all(isinstance(key, str | int) for key in value):
+        pairs = [[key, to_json(each, task)] for key, each in value.items()]
+        if all(isinstance(key, str) and not key.startswith(_TAG) for key in value):
+            return {str(key): each for key, each in pairs}
+        return {f"{_TAG}dict": pairs}
+    if isinstance(value, list):
+        return [to_json(each, task) for each in value]
+    if isinstance(value, tuple):
+        return {f"{_TAG}tuple": [to_json(each, task) for each in value]}
+    if isinstance(value, bytes):
+        return {f"{_TAG}bytes": base64.b64encode(value).decode()}
+    if isinstance(value, Tensor):
+        return {f"{_TAG}tensor": to_json(value.detach().cpu().numpy(), task)}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+        return {f"{_TAG}array": [value.dtype.str, list(value.shape), data]}
+    raise WorkloadError(
+        f"task {task!r}: its dataset's state_dict() has a {type(value).__name__}, which no checkpoint "
+        "can have",
+        hint="Let it have numbers, texts, bytes, tensors, arrays, lists and dicts alone; or leave "
+        "state_dict out: then the stream is read from its beginning to go on.",
+    )
+
+
+def from_json(value: Any) -> Any:
+    """The inverse of `to_json`."""
+    if isinstance(value, list):
+        return [from_json(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((key, content),) = value.items()
+        match key:
+            case "spindle:dict":
+                return {each[0]: from_json(each[1]) for each in content}
+            case "spindle:tuple":
+                return tuple(from_json(each) for each in content)
+            case "spindle:bytes":
+                return base64.b64decode(content)
+            case "spindle:tensor":
+                return torch.from_numpy(from_json(content))
+            case "spindle:array":
+                dtype, shape, data = content
+                return np.frombuffer(base64.b64decode(data), np.dtype(dtype)).reshape(shape).copy()
+    return {key: from_json(each) for key, each in value.items()}
+
+
+UNREADABLE = "unreadable"  # in place of a digest: whoever trains on the sample says why
+
+
+class Digest(Protocol):
+    """One of hashlib's."""
+
+    def update(self, content: bytes, /) -> None:
+        """Take these bytes in."""
+
+
+def look_at(task: Task | FlowTask, indices: Collection[int] | None = None) -> SeenData:
+    """A dataset's length, and digests of its first and last sample and two between, or of those named, in its
+    first epoch; of a stream, one of its first sample.
+
+    What a sample draws it draws here from the same seed each time; the process's generators go on as if
+    nothing had been drawn.
+
+    Raises:
+        WorkloadError: it cannot be read.
+    """
+    if is_stream(task):
+        return _look_at_stream(task)
+    count = num_samples(task)
+    reads = SeededCalls(0, task.name, "sample")
+
+    def digest(index: int) -> str:
+        try:
+            return digest_of(reads.call(partial(operator.getitem, task.dataset, index), 0, index))
+        except Exception:  # anything that code of the user's raises
+            return UNREADABLE
+
+    with generators_kept(), Epochs(task, 0).at(0):
+        usual = {0, count // 3, 2 * count // 3, count - 1} if count else ()
+        chosen = sorted(usual if indices is None else indices)
+        return SeenData(num_samples=count, samples={index: digest(index) for index in chosen})
+
+
+def _look_at_stream(task: Task | FlowTask) -> SeenData:
+    reads = SeededCalls(0, task.name, "sample")
+    with generators_kept():
+        try:
+            first = reads.call(lambda: next(iter(task.dataset), None))
+        except Exception:  # anything that code of the user's raises
+            return SeenData(num_samples=None, samples={0: UNREADABLE})
+        return SeenData(num_samples=None, samples={0: digest_of(first)})
+
+
+def changes(before: SeenData, now: SeenData) -> tuple[str, ...]:
+    """How a dataset differs from what it was, for people; nothing: in nothing that was looked at."""
+    if before.num_samples is None or now.num_samples is None:
+        if before.num_samples != now.num_samples:
+            was, is_ = ("by index", "as a stream") if now.num_samples is None else ("as a stream", "by index")
+            return (f"it was read {was}, and is {is_} now",)
+    elif before.num_samples != now.num_samples:
+        return (f"it had {before.num_samples:,} samples, and has {now.num_samples:,} now",)
+    return tuple(
+        f"sample {index:,} is another than it was"
+        for index, digest in now.samples.items()
+        if before.samples.get(index, digest) != digest
+    )
+
+
+def digest_of(item: Any) -> str:
+    """A digest of an item's values. Of types that are neither tensors, arrays, numbers and texts nor made of
+    them, it knows the type alone.
+    """
+    digest = hashlib.sha256()
+    _put(digest, item)
+    return digest.hexdigest()[:32]
+
+
+def _put(digest: Digest, value: Any) -> None:
+    if isinstance(value, Tensor):
+        digest.update(f"tensor {value.dtype} {tuple(value.shape)};".encode())
+        if not value.is_meta:
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, np.ndarray | np.generic):
+        digest.update(f"array {value.dtype} {value.shape};".encode())
+        digest.update(value.tobytes() if value.dtype != object else b"")
+    elif isinstance(value, Mapping):
+        digest.update(f"mapping {len(value)};".encode())
+        for key, each in value.items():
+            _put(digest, key)
+            _put(digest, each)
+    elif isinstance(value, list | tuple):
+        digest.update(f"list {len(value)};".encode())
+        for each in value:
+            _put(digest, each)
+    elif isinstance(value, bytes | str | int | float | complex | bool | None):
+        digest.update(f"{type(value).__name__} {value!r};".encode(errors="backslashreplace"))
+    else:
+        digest.update(f"{type(value).__module__}.{type(value).__qualname__};".encode())
+
 
 T = TypeVar("T")
 

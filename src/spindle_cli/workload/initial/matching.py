@@ -1,24 +1,278 @@
-"""Which tensor of which file each parameter and buffer of a workload starts from."""
+"""Which tensor of which file each parameter and buffer of a workload starts from.
+
+The message of a checkpoint whose names, shapes or dtypes do not fit a workload.
+
+What of a workload has initial values: its parameters, and the buffers that a state_dict would hold.
+
+What a rank has of a parameter of which it keeps a part alone.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.parsing import shown
-from spindle_cli.workload.initial.holders import Holders
-from spindle_cli.workload.initial.misfits import Misfits, refusal
-from spindle_cli.workload.initial.own import OwnValues, fingerprint
 from spindle_cli.workload.initial.tensor_files import Ranges, TensorPlace, read_parts, tensors_in
 from spindle_cli.workload.names.init_from import InitFrom, InitSource
 from spindle_cli.workload.names.patterns import Pattern
+from spindle_cli.workload.parameters import root_of
 from spindle_cli.workload.types import Workload
+
+# PEFT puts a layer that it adapts one step further down, under this name.
+_PEFT_STEP = ".base_layer."
+
+
+@dataclass
+class Holders:
+    """By canonical name, as `ParameterTable` gives them ('<first task that has it>.<dotted name there>').
+
+    Attributes:
+        tensors: each distinct one once, in the workload's order.
+        canonical: every name that one has in any task -> its canonical name; of what PEFT has wrapped also
+            the name that it had before.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    canonical: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, workload: Workload) -> Holders:
+        """Those of a built workload, whether its parameters are real or not."""
+        found, by_id = cls(), dict[int, str]()
+        for task in workload.all_tasks:
+            root = root_of(task)
+            passing = _not_saved(root)
+            for dotted, tensor in (
+                *root.named_parameters(remove_duplicate=False),
+                *root.named_buffers(remove_duplicate=False),
+            ):
+                name = f"{task.name}.{dotted}"
+                if dotted in passing or is_lazy(tensor):
+                    continue
+                known = by_id.setdefault(id(tensor), name)
+                found.tensors.setdefault(known, tensor)
+                found.canonical[name] = known
+        for name, known in list(found.canonical.items()):
+            found.canonical.setdefault(name.replace(_PEFT_STEP, "."), known)
+        return found
+
+    @property
+    def names(self) -> dict[str, list[str]]:
+        """Canonical name -> all names of the same tensor."""
+        found: dict[str, list[str]] = {name: [] for name in self.tensors}
+        for name, known in self.canonical.items():
+            found[known].append(name)
+        return found
+
+
+def _not_saved(root: nn.Module) -> set[str]:
+    """Dotted names of the buffers that a state_dict would not hold."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in root.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    }
+
+
+_PRINTED = 16384  # elements that a fingerprint looks at
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """A part of a parameter: elements [first, last), row by row, of the box `ranges` of it; None: of all of
+    it, and all of the box.
+
+    `key`: what the part is called.
+    """
+
+    key: str
+    ranges: tuple[tuple[int, int], ...] | None
+    elements: tuple[int, int] | None
+
+    def box_in(self, whole: Tensor) -> Tensor:
+        """The box, as a view."""
+        for dim, (first, last) in enumerate(self.ranges or ()):
+            whole = whole.narrow(dim, first, last - first)
+        return whole
+
+    def of(self, whole: Tensor) -> Tensor:
+        """A copy of the elements, as a vector; of a whole box, as it is."""
+        return self.in_box(self.box_in(whole)).clone(memory_format=torch.contiguous_format)
+
+    def in_box(self, box: Tensor) -> Tensor:
+        """The elements in the box."""
+        if self.elements is None:
+            return box
+        first, last = self.elements
+        return box.reshape(-1)[first:last]
+
+    def put_into(self, whole: Tensor, values: Tensor) -> None:
+        """Write the elements where they belong."""
+        box = self.box_in(whole)
+        if self.elements is None:
+            box.copy_(values)
+            return
+        first, last = self.elements
+        flat = box.reshape(-1)
+        flat[first:last] = values
+        box.copy_(flat.view(box.shape))
+
+
+@dataclass(frozen=True)
+class OwnValues:
+    """What is kept of a part: its elements, and a fingerprint of the whole parameter as it was when it was
+    filled as a whole; None: it was not.
+    """
+
+    part: OwnPart
+    values: Tensor
+    fingerprint: int | None
+
+
+def fingerprint(whole: Tensor) -> int:
+    """CRC-32 of some of its elements, evenly apart."""
+    flat = whole.detach().reshape(-1)
+    some = flat[:: -(-flat.numel() // _PRINTED) or 1].contiguous().cpu()
+    return zlib.crc32(some.view(torch.uint8).numpy().data) if some.numel() else 0
+
+
+SHOWN = 4  # of each kind
+_LIKE_ENOUGH = 0.5
+_COMPARED = 40  # names that end alike
+
+Shape = tuple[int, ...]
+
+
+@dataclass
+class Misfits:
+    """All that does not fit.
+
+    Attributes:
+        left_over: source, name in it, what it maps to, its shape.
+        missing: name in the workload and its shape.
+        twice: name in the workload, and two tensors (source, name) that map to it.
+        shapes, dtypes: name in the workload, what it has, and the tensor.
+    """
+
+    left_over: list[tuple[int, str, str | None, Shape]] = field(default_factory=list)
+    missing: list[tuple[str, Shape]] = field(default_factory=list)
+    twice: list[tuple[str, tuple[int, str], tuple[int, str]]] = field(default_factory=list)
+    shapes: list[tuple[str, Shape, TensorPlace]] = field(default_factory=list)
+    dtypes: list[tuple[str, torch.dtype, TensorPlace]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return any((self.left_over, self.missing, self.twice, self.shapes, self.dtypes))
+
+
+def refusal(
+    misfits: Misfits, init_from: InitFrom, holders: Holders, taken: Mapping[str, TensorPlace]
+) -> InputError:
+    """The error that says all of it. `taken`: what fits, by the workload's name."""
+    free = [name for name, _ in misfits.missing]
+    over = [name for _, name, _, _ in misfits.left_over]
+    lines = [
+        *_kind(
+            f"in no file, {len(misfits.missing)} of the workload's {len(holders.tensors)}",
+            (f"{name} {list(shape)}{_closest(name, over)}" for name, shape in misfits.missing),
+        ),
+        *_kind(
+            f"left over, as the workload has nothing of that name, {len(misfits.left_over)}",
+            (
+                f"{_in_source(init_from, index, name)} {list(shape)}{_mapped(name, target)}"
+                f"{_closest(target or name, free or list(holders.tensors))}"
+                for index, name, target, shape in misfits.left_over
+            ),
+        ),
+        *_kind(
+            f"given twice, {len(misfits.twice)}",
+            (
+                f"{name}: by {_in_source(init_from, *first)} and {_in_source(init_from, *second)}"
+                for name, first, second in misfits.twice
+            ),
+        ),
+        *_kind(
+            f"of another shape, {len(misfits.shapes)}",
+            (
+                f"{name} has {list(shape)}; {place.name} in {place.file.name} has {list(place.shape)}"
+                for name, shape, place in misfits.shapes
+            ),
+        ),
+        *_kind(
+            f"of another dtype, {len(misfits.dtypes)}",
+            (
+                f"{name} is {_dtype(dtype)}; {place.name} in {place.file.name} is {_dtype(place.dtype)}"
+                for name, dtype, place in misfits.dtypes
+            ),
+        ),
+    ]
+    head = f"{init_from.file}: init_from does not fit the workload ({len(taken)} tensors have a place):"
+    return InputError("\n  ".join((head, *lines)), hint=_way_out(misfits))
+
+
+def _kind(what: str, each: Iterable[str]) -> Iterator[str]:
+    lines = list(each)
+    if lines:
+        yield f"{what}:"
+        yield from (f"  {line}" for line in lines[:SHOWN])
+        if len(lines) > SHOWN:
+            yield f"  and {len(lines) - SHOWN} more"
+
+
+def _in_source(init_from: InitFrom, index: int, name: str) -> str:
+    return f"{shown(name)} of {init_from.sources[index].path}"
+
+
+def _mapped(name: str, target: str | None) -> str:
+    if target is None:
+        return ", which no rule of `names` matches"
+    return "" if target == name else f", mapped to {shown(target)}"
+
+
+def _closest(name: str, others: list[str]) -> str:
+    """The name that is most like this one, for people; nothing where none is."""
+    parts = name.split(".")
+
+    def same_end(other: str) -> int:
+        pairs = zip(reversed(parts), reversed(other.split(".")), strict=False)
+        return next((count for count, (ours, theirs) in enumerate(pairs) if ours != theirs), len(parts))
+
+    candidates = sorted(others, key=same_end, reverse=True)[:_COMPARED]
+    likeness = {other: SequenceMatcher(None, name, other, autojunk=False).ratio() for other in candidates}
+    best = max(likeness, key=lambda other: (same_end(other) > 0, likeness[other]), default=None)
+    return "" if best is None or likeness[best] < _LIKE_ENOUGH else f"; closest: {shown(best)}"
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _way_out(misfits: Misfits) -> str:
+    ways = []
+    if misfits.missing or misfits.left_over:
+        ways.append("map names with `names: {pattern: name}`")
+    if misfits.missing:
+        ways.append("let what is new keep its values from build with `missing: [pattern]`")
+    if misfits.left_over or misfits.twice:
+        ways.append("leave out of a file with `skip: [pattern]`")
+    if misfits.shapes:
+        ways.append(
+            "a shape has to be the workload's: to begin such a part anew, `skip` the tensor in the file "
+            "and list the part under `missing`"
+        )
+    if misfits.dtypes:
+        ways.append("round to fewer bits with `round: true`; other dtypes have to be the same")
+    text = "; ".join(ways)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
 from spindle_cli.runtime.communication.teams.between_teams import BetweenTeams, UnderWay
 from spindle_cli.runtime.communication.teams.team_ranges import Teams
-from spindle_cli.workload.initial.own import OwnValues
+from spindle_cli.workload.initial.matching import OwnValues
 
 if TYPE_CHECKING:
     from spindle_cli.runtime.communication.flat_bucket import Elements

@@ -1,1 +1,0 @@
-"""Tasks as they are evaluated, and the data for it."""
