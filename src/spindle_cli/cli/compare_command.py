@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from spindle_cli.cli import output
 from spindle_cli.cli.inputs import read_profile_and_cluster
 from spindle_cli.cli.options import (
+    AddOption,
     AssumeSameDeviceOption,
     BatchOption,
     ClusterOption,
@@ -14,7 +15,6 @@ from spindle_cli.cli.options import (
     ProfileArgument,
     WithoutOption,
 )
-from spindle_cli.cli.sweep_options import AddOption
 
 if TYPE_CHECKING:
     from spindle_cli.files.cluster import Cluster

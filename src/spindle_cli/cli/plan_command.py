@@ -15,6 +15,7 @@ from spindle_cli.cli.options import (
     JsonOption,
     OutputOption,
     ProfileArgument,
+    StrategyOption,
 )
 
 if TYPE_CHECKING:
@@ -94,12 +95,6 @@ def _by_history(
     return found.profile, (found.note,)
 
 
-StrategyOption = Annotated[
-    Literal["spindle", "sequential", "distmm", "optimus", "dp-even", "dp-flops"],
-    typer.Option(
-        "--strategy", help="How the devices are shared out; the last two for devices of several types."
-    ),
-]
 EffortOption = Annotated[
     int,
     typer.Option(

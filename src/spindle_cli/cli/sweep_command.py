@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 from spindle_cli.cli import output
 from spindle_cli.cli.inputs import read_profile_and_cluster
 from spindle_cli.cli.options import (
+    AddOption,
     AssumeSameDeviceOption,
     BatchOption,
     ClusterOption,
-    JsonOption,
-    ProfileArgument,
-    WithoutOption,
-)
-from spindle_cli.cli.sweep_options import (
-    AddOption,
     DevicesOption,
+    JsonOption,
     PriceOption,
+    ProfileArgument,
     StrategyOption,
+    WithoutOption,
 )
 from spindle_cli.errors import UsageError
 

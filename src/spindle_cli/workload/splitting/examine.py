@@ -158,24 +158,16 @@ def _examine_with(
     changes = Changes()
     carried: list[Carried] = []
     normalised: list[list[Tensor]] = []  # by size, what batch norms are given that sum over shares
-    for (args, kwargs), size in zip(inputs, sizes, strict=True):
-        tape = Tape()
+    for call, size in zip(inputs, sizes, strict=True):
+        tape, changes = Tape(), Changes()
         try:
             with contextlib.ExitStack() as stack:
                 normalised.append(stack.enter_context(by_fixed_statistics(module)))
-                before = None if module is None else Before(module)
-                if before is not None:
-                    stack.callback(before.restore)
-                changes = Changes()
-                try:
-                    with Remembering(), tape, draws.seen(), Unread():
-                        results.append(run(*args, **kwargs))
-                finally:
-                    if before is not None:
-                        before.compare(changes)
+                results.append(_run_watched(run, call, tape, changes, draws, module, stack))
                 if module is not None and not tapes:
-                    given = tensors_in(leaves_of((args, kwargs)))
-                    carried = list(Left(module, tape, changes, given).read_by(partial(run, *args, **kwargs)))
+                    tensors = tensors_in(leaves_of(call))
+                    again = partial(run, *call[0], **call[1])
+                    carried = list(Left(module, tape, changes, tensors).read_by(again))
         except Exception as error:
             text = str(error).strip().split("\n")[0]
             why = f"it fails for a batch of {size}: {type(error).__name__}: {text}"
@@ -206,6 +198,29 @@ def _examine_with(
     changed = _changed(module, watched, tapes, changes)
     kept = (*changes.kept, *(each.name for each in carried))
     return Findings(tuple(results), found, why_not, changed, draws.follows, tuple(dict.fromkeys(kept)))
+
+
+def _run_watched(
+    run: Callable[..., Any],
+    given: Inputs,
+    tape: Tape,
+    changes: Changes,
+    draws: OwnDraws,
+    module: nn.Module | None,
+    stack: contextlib.ExitStack,
+) -> Any:
+    """Run code with its operations on a tape, and tell in `changes` what it has changed of its module, which
+    is put back at the end of the stack.
+    """
+    before = None if module is None else Before(module)
+    if before is not None:
+        stack.callback(before.restore)
+    try:
+        with Remembering(), tape, draws.seen(), Unread():
+            return run(*given[0], **given[1])
+    finally:
+        if before is not None:
+            before.compare(changes)
 
 
 def _draws_the_same(draws: OwnDraws) -> Mixed | None:
