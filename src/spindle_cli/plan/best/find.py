@@ -8,7 +8,7 @@ from functools import cache, partial
 from math import inf
 from typing import Protocol
 
-from spindle_cli.costs.recomputing import forwards_again
+from spindle_cli.costs.recompute_and_offload import forwards_again
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf

@@ -6,13 +6,13 @@ and what autocast has cast.
 
 from __future__ import annotations
 
-from spindle_cli.costs import communicators
+from spindle_cli.costs import links
 from spindle_cli.plan.refine.compiled import compiled
 from spindle_cli.plan.refine.homes import MULTIPLIER
 from spindle_cli.plan.refine.schedule import Schedule, Work
 from spindle_cli.plan.refine.tables import Ints, Records, Tables
 
-_communicator = compiled(communicators.bytes_of_collectives)
+_communicator = compiled(links.bytes_of_collectives)
 
 # Of what devices are over their capacity, how much more the mean counts than the worst.
 MEAN_OVER = 20

@@ -20,7 +20,7 @@ import numpy as np
 from spindle_cli.account import groups
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import communicator_bytes
-from spindle_cli.costs import communicators, links
+from spindle_cli.costs import links
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.refine import evaluate, homes, memory, moves, passes, schedule, sums, tables
 from spindle_cli.plan.refine.compiled import compiled, compiled_and_kept
@@ -117,7 +117,7 @@ def compiled_search() -> Any:
             history[slot] = costs[0]
         return tried
 
-    called = [communicators, evaluate, groups, homes, links, memory, moves, passes, schedule, sums, tables]
+    called = [evaluate, groups, homes, links, memory, moves, passes, schedule, sums, tables]
     return compiled_and_kept(search, called)
 
 

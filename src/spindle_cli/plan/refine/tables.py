@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from spindle_cli.account.device.account import ALLOCATOR_SHARE, UNCOUNTED_SHARE
 from spindle_cli.account.device.parts import KnownUses, Part
-from spindle_cli.costs.communicators import messages_bytes
+from spindle_cli.costs.links import messages_bytes
 from spindle_cli.costs.memory import inner_bytes
-from spindle_cli.costs.parameters.blocks import Block, blocks_of
-from spindle_cli.costs.parameters.update import optimizer_bytes
-from spindle_cli.costs.recomputing import Again
+from spindle_cli.costs.parameters import Block, blocks_of, optimizer_bytes
+from spindle_cli.costs.recompute_and_offload import Again
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem, make_point, possible_points
 from spindle_cli.plan.search.memory_fallback import selects

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from spindle_cli.account.activations import edges_between, order_passes
 from spindle_cli.account.types import Pass
-from spindle_cli.costs.recomputing import Again
+from spindle_cli.costs.recompute_and_offload import Again
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.refine.schedule import Schedule, free_schedule
