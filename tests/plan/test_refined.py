@@ -177,6 +177,51 @@ def test_estimates_are_near_the_prediction_and_the_account(per_node: int) -> Non
     assert under_way.costs[0] / pieces == pytest.approx(found.prediction.iteration_s, rel=0.02)
 
 
+# The sum that tells which parameters have gradients, where optimizer state is shared out, is not estimated.
+FLAGS_S = 6.1e-6
+
+
+def estimated(problem: Problem, begun: Judged) -> tuple[float, list[float]]:
+    """Seconds, and the bytes of each device over those that the account has."""
+    under_way = Search.of(problem, begun)
+    assert under_way is not None
+    reserves = problem.cluster.reserve_bytes
+    needed = [need.total_bytes - reserve for need, reserve in zip(begun.memory, reserves, strict=True)]
+    peaks = under_way._peaks(under_way.kept)
+    return under_way.costs[0] / (1 + PIECE * len(begun.slices)), list(peaks / needed)
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize(("op_s", "param_mib"), [(1e-5, 0.0625), (1e-2, 256)])
+def test_sums_and_parameters_of_two_devices_are_estimated_as_predicted(
+    op_s: float, param_mib: float, is_sharded: bool
+) -> None:
+    """Small ones are summed together, when the last is complete, which takes as long as the passes here;
+    large ones op by op, and their gradients stay.
+    """
+    own = {"param_bytes_per_op": int(param_mib * 2**20)}
+    task = metaop_of("a/net", 8, {1: op_s, 2: 0.6 * op_s}, **own)
+    problem = problem_of(gpus(2), task, optimizer_state_sharded=is_sharded)
+    begun = judged(problem, [slice_of(task, (0, 8), (0, 1), 0.0)])
+    seconds, filled = estimated(problem, begun)
+    flags_s = FLAGS_S if is_sharded else 0.0
+    assert seconds == pytest.approx(begun.prediction.iteration_s - flags_s, rel=1e-6, abs=1e-7)
+    assert filled == pytest.approx([1.0, 1.0], rel=1e-3)
+
+
+def test_what_is_handed_on_is_estimated_as_predicted() -> None:
+    """A GiB goes from one device to another, and its gradient back."""
+    made = metaop_of("a/one", 1, {1: 0.1}).model_copy(update={"output_bytes": GIB})
+    taking = metaop_of("a/two", 1, {1: 0.1}, inputs=("a/one",))
+    problem = problem_of(gpus(2), made, taking)
+    slices = [slice_of(made, (0, 1), (0,), 0.0), slice_of(taking, (0, 1), (1,), 0.1)]
+    begun = judged(problem, slices)
+    seconds, filled = estimated(problem, begun)
+    assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6)
+    assert begun.prediction.transfer_s == pytest.approx(2 * (3e-6 + GIB / 160e9))
+    assert filled == pytest.approx([1.0, 1.0], rel=2e-3)
+
+
 def test_every_schedule_that_is_come_to_is_a_plan() -> None:
     """Also such as do not fit: every op runs once, behind what it takes, on devices that run nothing else."""
     problem = make_problem(graph(), gpus(8, 40.0))

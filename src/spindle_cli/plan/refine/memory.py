@@ -151,6 +151,10 @@ def _see_passes(tables: Tables, schedule: Schedule, work: Work) -> None:
         if current & 1:
             most, left = _backward_bytes(tables, work, schedule.pieces[piece])
             left -= received[piece]
+            for edge in range(work.edge_from[piece], work.edge_from[piece + 1]):
+                if not work.edges[edge].is_alike:
+                    dp = tables.options[schedule.pieces[piece].option].dp
+                    most += work.edges[edge].num_bytes / dp
         else:
             most, left = _forward_bytes(tables, schedule.pieces[piece])
             most, left = most + received[piece], left + received[piece]
