@@ -252,6 +252,54 @@ BETWEEN = {
 }
 
 
+# fmt: off
+def line_before(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """A region that has to begin sooner begins with all of a line."""
+    x = self.a(self.first(x))
+    scaled = lambda by: by * x; y = x.mean(0)  # noqa: E702, E731
+    x = scaled(self.scale) if label[0] >= 0 else x
+    return functional.cross_entropy(self.head(self.c(self.b(x + y))), label.clamp(min=0))
+
+
+def one_line(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """All of it."""; x = self.head(self.features(x)); f = lambda y: y + x; m = 1  # noqa: E702, E731
+    n = int(label.max()); x = f(x) if n > 1 else x  # noqa: E702
+    if n > 1: x = x + 1; m = 2  # noqa: E701, E702
+    else: m = 5  # noqa: E701
+    return x.square().mean() * m * n
+
+
+def by_default(x: Tensor, own: Any = lambda x: 2 * x if x.sum() > 0 else x) -> Any: return own(x)
+# fmt: on
+
+
+def lambda_of_another_function(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """It stands in the line in which that function begins."""
+    return functional.cross_entropy(self.head(by_default(self.features(x))), label.clamp(min=0))
+
+
+def made_anew(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """The function that decides is another one in each forward."""
+    x = self.a(self.first(x))
+    if label[0] >= 0:
+        x = x * 2
+
+    def scaled(x: Tensor) -> Tensor:
+        n = int((x > 0).sum())
+        return x * n
+
+    x = scaled(x) + x
+    return functional.cross_entropy(self.head(self.c(self.b(x))), label.clamp(min=0))
+
+
+AS_THEY_STAND = {
+    line_before: ["b"],
+    one_line: ["loss"],
+    lambda_of_another_function: ["loss"],
+    made_anew: ["b"],
+}
+
+
 def check(task: TaskGraph, batch: Mapping[str, Tensor]) -> None:
     """The same loss, gradients and structure as in plain PyTorch."""
     if task.task.name == "t":
@@ -271,6 +319,15 @@ def test_features_that_are_decided_by_values(run: Callable[..., Any]) -> None:
     """The op behind runs whole, and no other."""
     task = task_of(run)
     assert whole_ops(task) == BETWEEN[run]
+    for batch in batches().values():
+        check(task, batch)
+
+
+@pytest.mark.parametrize("run", AS_THEY_STAND, ids=lambda run: run.__name__)
+def test_statements_and_functions_that_share_a_line_or_a_code(run: Callable[..., Any]) -> None:
+    """Places are told by lines, and functions by their code: neither has to be one of its own."""
+    task = task_of(run)
+    assert whole_ops(task) == AS_THEY_STAND[run]
     for batch in batches().values():
         check(task, batch)
 

@@ -153,7 +153,8 @@ class Regions:
         with contextlib.ExitStack() as undo:
             for code, cuts in self.cuts.items():
                 function = self._function_of(code)
-                assert function is not None, "it has been looked for"
+                if function is None:  # forward has made it, and makes another of the same code
+                    continue
                 parts = [Part.of(function, cut) for cut in cuts]
                 names = [f"{_CALL}{id(code)}_{number}" for number in range(len(parts))]
                 for name, part in zip(names, parts, strict=True):
@@ -166,7 +167,8 @@ class Regions:
 
 
 def _statement_at(body: Sequence[ast.stmt], line: int) -> int | None:
-    return next((i for i, each in enumerate(body) if each.lineno <= line <= _end(each)), None)
+    own = range(_first(body), len(body))
+    return next((i for i in own if body[i].lineno <= line <= _end(body[i])), None)
 
 
 def _body_of(code: types.CodeType) -> list[ast.stmt]:
@@ -184,7 +186,15 @@ def _first(body: Sequence[ast.stmt]) -> int:
 
 
 def _whole(body: Sequence[ast.stmt], cut: Cut) -> Cut:
-    """A cut that ends with the function where it leaves it, or sets attributes that later code may read."""
+    """A cut of whole lines, as places are told by lines alone, that ends with the function where it leaves
+    it, or sets attributes that later code may read.
+    """
+    start, end = cut.start, cut.end
+    while start > _first(body) and _end(body[start - 1]) >= body[start].lineno:
+        start -= 1
+    while end < len(body) and body[end].lineno <= _end(body[end - 1]):
+        end += 1
+    cut = Cut(start, end)
     inside = [node for each in body[cut.start : cut.end] for node in _walk(each)]
     leaves = any(isinstance(node, ast.Return) for node in inside)
     sets = any(isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) for node in inside)
@@ -232,7 +242,8 @@ def _tree_of(code: types.CodeType) -> ast.FunctionDef:
     source = textwrap.dedent(inspect.getsource(code))
     tree = ast.parse(source)
     made = tree.body[0]
-    if not isinstance(made, ast.FunctionDef):
+    # A lambda may begin in the line in which the function begins that it stands in.
+    if not isinstance(made, ast.FunctionDef) or made.name != code.co_name:
         raise SyntaxError("no function of its own")
     ast.increment_lineno(tree, code.co_firstlineno - 1)
     owner = code.co_qualname.split(".")[-2:-1]
