@@ -13,6 +13,7 @@ from helpers.plans import cluster_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.files.nodes import MOST_GB_PER_S
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found
@@ -95,6 +96,17 @@ def test_equal_teams_are_devices_of_one_type() -> None:
     inside = cluster_of_teams(teams_of(node, (4, 4)), node)
     assert inside.link(0, 1).bandwidth_gb_per_s == 4 * 100
     assert inside.link(0, 1).latency_us == 3
+
+
+def test_links_of_a_team_are_no_faster_than_a_link_can_be() -> None:
+    """Where a cluster file says links that take no time, side by side they would be more than the file can
+    say: that was an error in the middle of planning.
+    """
+    most = Link(latency_us=0, bandwidth_gb_per_s=MOST_GB_PER_S, curve=((1e6, MOST_GB_PER_S / 2),))
+    cluster = gpus().changed(links=Links(intra_node=most, inter_node=most))
+    link = cluster_of_teams(teams_of(cluster, (8, 8)), cluster).link(0, 1)
+    assert link.bandwidth_gb_per_s == MOST_GB_PER_S
+    assert link.curve == ((8e6, MOST_GB_PER_S),)
 
 
 def test_devices_are_cut_in_eighths_type_after_type() -> None:

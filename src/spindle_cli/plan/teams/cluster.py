@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.nodes import MAX_MEMORY_GIB, BetweenLink, Link, Links, NodeGroup
+from spindle_cli.files.nodes import MAX_MEMORY_GIB, MOST_GB_PER_S, BetweenLink, Link, Links, NodeGroup
 from spindle_cli.units import GIB
 
 
@@ -111,7 +111,10 @@ def _link(pair: tuple[str, str], kinds: dict[str, Team], cluster: Cluster) -> Li
 
 
 def side_by_side(link: Link, times: int) -> Link:
-    """So many of a link, each with an equal part of every message."""
-    curve = link.curve and tuple((times * size, times * speed) for size, speed in link.curve)
-    speed = times * link.bandwidth_gb_per_s
-    return Link(latency_us=link.latency_us, bandwidth_gb_per_s=speed, curve=curve)
+    """So many of a link, each with an equal part of every message; no faster than a link can be."""
+
+    def together(speed: float) -> float:
+        return min(MOST_GB_PER_S, times * speed)
+
+    curve = link.curve and tuple((times * size, together(speed)) for size, speed in link.curve)
+    return Link(latency_us=link.latency_us, bandwidth_gb_per_s=together(link.bandwidth_gb_per_s), curve=curve)
