@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import networkx
 
-SOURCE = Path(__file__).parent.parent / "src" / "spindle_cli"
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "spindle_cli"
 
 # Every package, and the other packages of ours that it may import anything from. What stands below all of
 # them (errors, units, packages, files) is for all; `cli` knows every stage.
@@ -21,7 +23,7 @@ FOR_ALL = {"errors", "units", "packages", "files"}
 MAY_IMPORT = {
     "files": set(),
     "process": set(),
-    "workload": {"process"},  # streams are read as by a process without others
+    "workload": set(),
     "operators": {"workload"},
     "costs": set(),
     "account": {"costs"},
@@ -51,13 +53,13 @@ MAY_IMPORT = {
     },
     "elastic": {"launch", "plan", "check", "questions"},
     "export": {"workload", "runtime", "checkpoint"},
-    "init": {"workload", "profile", "process"},
-    "verify": {"launch", "runtime", "workload", "check", "process"},
+    "init": {"workload", "profile"},
+    "verify": {"launch", "workload", "process"},
     "simulate": {"program", "costs", "account"},
     "questions": {"plan", "costs"},
     "calibrate": {"plan", "costs", "account"},
     "report": {"plan", "check", "simulate", "costs", "account"},  # it shows what each of them says
-    "watch": {"report", "launch", "plan"},
+    "watch": {"report", "launch"},
     "zoo": {"workload"},
 }
 # Types that are a stage's contract, and may be imported from anywhere.
@@ -119,6 +121,35 @@ def _imports_of(path: Path) -> Iterator[str]:
                 for alias in node.names
                 if alias.name.startswith("spindle_cli.")
             )
+
+
+def test_what_comments_docs_and_rules_name_exists() -> None:
+    """Files whose path begins with a folder of the repository or of the package, and modules."""
+    code, top = dict(modules()), ("src", "tests", "scripts", "examples")
+    ours = [path for folder in top for path in ROOT.glob(f"{folder}/**/*.py")]
+    paths = {"/".join(path.parts[start:]) for path in ours for start in range(1, len(path.parts))}
+    first = {*top, *(path.parent.name for path in SOURCE.rglob("__init__.py"))}
+    missing = []
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile", ROOT / "pyproject.toml"]
+    for page in {*pages, *ours} - {ROOT / "tests" / "mutants" / "test_mutants.py"}:  # it makes files up
+        text = page.read_text(encoding="utf-8")
+        named = [f"{start}{rest}" for start, rest in _A_FILE.findall(text) if start.split("/")[0] in first]
+        unknown = [name for name in named if name not in paths]
+        unknown += [name for name in _A_MODULE.findall(text) if not _exists(name.split("."), code)]
+        missing += [f"{page.relative_to(ROOT)}: {name}" for name in unknown]
+    assert not missing, "\n".join(missing)
+    assert set(code) >= {*FOR_ALL, *MAY_IMPORT, *CONTRACTS, *WITHOUT_TORCH}
+
+
+_A_FILE = re.compile(r"(?<![\w./{-])(\w+/)([\w/-]+\.py)\b")
+_A_MODULE = re.compile(r"\bspindle_cli\.([a-z]\w*(?:\.[a-z]\w*)*)")
+
+
+def _exists(parts: list[str], code: dict[str, Path]) -> bool:
+    """Whether this names a module, or what a module's text mentions."""
+    end = next((end for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in code), 0)
+    text = code[".".join(parts[:end])].read_text(encoding="utf-8")
+    return end == len(parts) or re.search(rf"\b{parts[end]}\b", text) is not None
 
 
 def test_every_package_has_a_rule() -> None:

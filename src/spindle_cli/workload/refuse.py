@@ -22,16 +22,9 @@ _TORCH = str(Path(torch.__file__).parent)
 _PACKAGE = Path(__file__).parents[1]
 _OURS = f"{_PACKAGE}{os.sep}"
 _ZOO = f"{_PACKAGE / 'zoo'}{os.sep}"  # workloads like any user's
-# Every call of the user's code to torch goes through these while that code is examined.
-_BETWEEN = tuple(
-    str(_PACKAGE / "workload" / room / name)
-    for room, name in (
-        ("", "unread.py"),
-        ("", "own_draws.py"),
-        ("fixed", "marks.py"),
-        ("wide", "constants.py"),
-    )
-)
+# By which torch hands on calls to what watches or changes them.
+_HOOKS = ("__torch_function__", "__torch_dispatch__")
+_STAND_INS: set[CodeType] = set()
 # Where an analysis begins: what has called it is no part of the model.
 _ENTRY = str(_PACKAGE / "workload" / "analyse.py")
 _STDLIB = sysconfig.get_paths()["stdlib"]
@@ -106,9 +99,29 @@ def place_inside() -> str | None:
     """'file:line' of the innermost frame of the user's own code that was called, however indirectly, by this
     package's; None where torch's own code was.
     """
-    frames = (frame for frame in _frames(sys._getframe(1)) if frame[0] not in _BETWEEN)
-    own = itertools.dropwhile(lambda frame: is_ours(frame[0]), frames)
-    return _innermost(itertools.takewhile(lambda frame: not is_ours(frame[0]), own))
+    return _innermost(_frames_inside(sys._getframe(1)))
+
+
+def _frames_inside(frame: FrameType | None) -> Iterable[tuple[str, int]]:
+    """The frames from the innermost that is not ours to the next of ours, without those by which calls to
+    torch go through this package.
+    """
+    is_first = True
+    while frame is not None:
+        if is_ours(frame.f_code.co_filename):
+            while frame.f_back is not None and is_ours(frame.f_back.f_code.co_filename):
+                frame = frame.f_back
+            if not (is_first or frame.f_code.co_name in _HOOKS or frame.f_code in _STAND_INS):
+                return
+        else:
+            yield frame.f_code.co_filename, frame.f_lineno
+        is_first, frame = False, frame.f_back
+
+
+def stand_in(code: CodeType) -> CodeType:
+    """Remember that the user's code calls this code of ours in the place of a function of torch's."""
+    _STAND_INS.add(code)
+    return code
 
 
 def is_ours(file: str) -> bool:
