@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from helpers.plans import cluster_of
-from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
+from helpers.several_types import profile_on_types
 from plan.test_keeping_more import PROFILE, TakingAsSaid
 from plan.test_mixed_memory import ONE_EACH, heavy
 from plan.test_teams import NOTHING, net, sharing
-from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best import find_sharded
 from spindle_cli.plan.best.asked import Asked
@@ -28,7 +27,7 @@ from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.teams.find import TEAMS_FIRST, InTeams
 from spindle_cli.plan.teams.planner import TeamsPlanner
 from spindle_cli.plan.tight.given_up import NEAR, itself
-from spindle_cli.profile.types import Profile
+from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.units import MIB
 
 PARAMETERS = Sharding.PARAMETERS
@@ -37,6 +36,13 @@ SHORT = cluster_of(4, memory_gib=2300 / 1024)
 
 def two_nets() -> Profile:
     return sharing(net("a/net"), net("b/net"))
+
+
+def keeping(name: str, activation_mib: int) -> MetaOpProfile:
+    """10 ops that share small parameters, and keep so much each."""
+    kept = (0, activation_mib * MIB)
+    memory = NOTHING.model_copy(update={"kept_bytes": kept, "forward_bytes": kept})
+    return net(name, memory=(memory,), param_bytes_per_op=MIB, activation_bytes_per_op=kept[1])
 
 
 @cache
@@ -160,13 +166,7 @@ def test_a_plan_that_is_known_besides_counts() -> None:
 
 def test_where_memory_is_short_what_is_not_faster_than_another_kind_of_plan_is_left_out() -> None:
     """On one device 5,000 MiB of activations have to be recomputed."""
-    memory = NOTHING.model_copy(update={"kept_bytes": (0, 500 * MIB), "forward_bytes": (0, 500 * MIB)})
-    own: dict[str, Any] = {
-        "memory": (memory,),
-        "param_bytes_per_op": MIB,
-        "activation_bytes_per_op": 500 * MIB,
-    }
-    profile, tight = sharing(net("a/net", **own)), cluster_of(1, memory_gib=3)
+    profile, tight = sharing(keeping("a/net", 500)), cluster_of(1, memory_gib=3)
     found = find(profile, tight, "spindle", 0)
     assert found is not None and found.is_short
     seconds = found.best.prediction.iteration_s
@@ -182,25 +182,27 @@ def test_where_memory_is_short_what_is_not_faster_than_another_kind_of_plan_is_l
     assert len(asked) == 1  # with room nobody is asked
 
 
-def on_types_with_activations() -> tuple[Profile, Cluster]:
-    """Two tasks on two types whose activations do not fit: an op recomputes."""
-    own = {"parameters": "net", "param_bytes_per_op": 100 * MIB}
-    times = {"fast": 1.0, "slow": 1.5}
-    nets = [metaop_on_types(f"{task}/net", 5, times, batch_size=8, **own) for task in "ab"]
-    profile = profile_on_types(*nets).model_copy(update={"optimizer_state_sharded": True})
-    return profile, cluster_of_types({"fast": 2, "slow": 2}, memory_gib=2.15)
-
-
 @pytest.mark.long
-def test_leaving_out_what_teams_beat_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = [(two_nets(), SHORT), on_types_with_activations()]
-    found = [make_plan(*case) for case in cases]
-    of_teams, of_all = found
-    assert any("teams of 2" in note for note in of_teams.notes)
-    assert any("recomputed" in note for note in of_all.notes)
+@pytest.mark.parametrize(
+    ("activation_mib", "memory_gib", "is_of_teams", "recomputes"),
+    [(300, 1.5, True, False), (300, 1.0, True, True), (500, 0.6, False, True)],
+)
+def test_leaving_out_what_teams_beat_changes_no_plan(
+    monkeypatch: pytest.MonkeyPatch,
+    activation_mib: int,
+    memory_gib: float,
+    *,
+    is_of_teams: bool,
+    recomputes: bool,
+) -> None:
+    """Neither where teams win nor where another kind of plan does; something recomputes in either."""
+    profile = sharing(*(keeping(f"{task}/net", activation_mib) for task in "ab"))
+    cluster = cluster_of(4, memory_gib=memory_gib)
+    plan = make_plan(profile, cluster)
+    assert any("teams of 2" in note for note in plan.notes) is is_of_teams
+    assert any("recomputed" in note for note in plan.notes) is recomputes
     monkeypatch.setattr(InTeams, "or_less_s", lambda _, known_s: known_s)
-    for plan, case in zip(found, cases, strict=True):
-        assert plan.slices == make_plan(*case).slices
+    assert make_plan(profile, cluster).slices == plan.slices
 
 
 def test_micro_batches_are_asked_to_be_faster_than_another_kind_of_plan(
