@@ -1,6 +1,7 @@
 """A worker that runs several requests, one after another: `-m many_worker DIR`, DIR/NN/request.json.
 
-The process that workers are forked from imports this, and so reads and analyses what they run.
+The process that workers are forked from imports this, and so reads, checks, links, proves and analyses what
+they run: each of them would find the same.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -22,19 +23,24 @@ from torch.utils._pytree import tree_leaves
 
 from helpers.analysed_once import in_the_abstract, key_of
 from spindle_cli.account import groups, step_end
+from spindle_cli.account.groups import ParameterUses
+from spindle_cli.check.types import Violation
+from spindle_cli.checkpoint.carry_over import settings_of_run
 from spindle_cli.errors import SpindleError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import RunRequest, error_path
 from spindle_cli.operators.heads.chunked import loss_in_chunks
-from spindle_cli.operators.plan_splits import plan_splits
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.process.worker_session import describe_error, worker_session
-from spindle_cli.runtime import trainer
+from spindle_cli.program.link import Programs
+from spindle_cli.program.types import Program, StepSettings
+from spindle_cli.runtime import ready, trainer
 from spindle_cli.runtime.backends.strict_backend import STRICT_BACKENDS, StrictGroup
 from spindle_cli.runtime.connecting import connected
 from spindle_cli.runtime.memory.gather_memory import GatherMemory
 from spindle_cli.runtime.part import at_lengths
+from spindle_cli.runtime.part import localise as part
 from spindle_cli.runtime.training import Training
 from spindle_cli.runtime.worker import train_plan
 from spindle_cli.workload import localise
@@ -60,6 +66,10 @@ FINE_SUMS = "SPINDLE_TEST_FINE_SUMS"  # in the environment: little is summed at 
 train_one_step = Training.step
 take_back = GatherMemory.take_back
 build_abstractly = at_lengths.load_abstract
+check_anew, link_anew, prove_anew = ready.check_plan, part.link_sets, part.prove
+checked: dict[int, Sequence[Violation]] = {}
+linked: list[tuple[tuple[int, StepSettings], ParameterUses, Programs]] = []
+proven: dict[int, Program] = {}
 built: dict[str, LoadedWorkload] = {}  # by source, to be traced at lengths
 traced: dict[tuple[int, str, str], TaskAtLength] = {}  # by workload built for it, planned and other shapes
 
@@ -90,6 +100,29 @@ class Tracer(LengthTracer):
         return traced[key]
 
 
+def check_once(plan: Plan) -> Sequence[Violation]:
+    """What breaks a plan's rules; plans are read once, and stay."""
+    if id(plan) not in checked:
+        checked[id(plan)] = check_anew(plan)
+    return checked[id(plan)]
+
+
+def link_once(plan: Plan, uses: ParameterUses, settings: StepSettings) -> Programs:
+    """Links anew whoever has other parameters than those that the plan was linked for."""
+    same = [programs for key, others, programs in linked if key == (id(plan), settings) and others == uses]
+    if not same:
+        same.append(link_anew(plan, uses, settings))
+        linked.append(((id(plan), settings), uses, same[0]))
+    return same[0]
+
+
+def prove_once(program: Program) -> None:
+    """A program that was linked once, and stays."""
+    if id(program) not in proven:
+        prove_anew(program)
+        proven[id(program)] = program
+
+
 def requests_in(folder: Path) -> list[RunRequest]:
     """In their order."""
     return [RunRequest.read(path) for path in sorted(folder.glob("[0-9]*/request.json"))]
@@ -106,7 +139,9 @@ def analyse_all(folder: Path) -> None:
         with suppress(SpindleError):  # a worker will say so
             _, graph = in_the_abstract(resolve(request.workload), find)
             # What these find, the graph keeps.
-            plan_splits(plan, graph, str(request.plan))
+            ready.check_plan(plan)
+            train = settings_of_run(resolve(request.workload).train, request.dtype)
+            part.Linked.of(request, plan, graph, train)
             for task in graph.tasks.values():
                 loss_in_chunks(task, task.ops[-1], task.task.batch_size, "auto")
             trace_lengths(request, graph, memo)
@@ -208,6 +243,7 @@ def main(argv: list[str]) -> None:
             leave_groups()
 
 
+ready.check_plan, part.link_sets, part.prove = check_once, link_once, prove_once
 finder = Finder()  # what is found of layers at a length holds for all requests
 trace.Finder = lambda _: finder
 Plan.read = cache(Plan.read)

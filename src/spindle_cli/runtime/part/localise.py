@@ -182,7 +182,7 @@ class LoadedPart:
     train: TrainSettings
     dtype: torch.dtype | None
     workload: LocalWorkload
-    linked: _Linked | None
+    linked: Linked | None
 
     def forget(self) -> None:
         """Give up the parameters, in a process that only reads data."""
@@ -200,12 +200,12 @@ def load_rank(request: RunRequest, plan: Plan, rank: int) -> LoadedPart:
     """
     train = settings_of_run(resolve(request.workload).train, request.dtype)
     dtype = dtype_of(request, train)
-    linked: list[_Linked] = []
+    linked: list[Linked] = []
 
     def parts_of(graph: WorkloadGraph) -> dict[int, tuple[OwnPart, ...]]:
         if not any(level.is_fetched for level in plan.sharding.values()):
             return {}
-        early = _Linked.of(request, plan, graph, train)
+        early = Linked.of(request, plan, graph, train)
         linked.append(early)
         whole = {name for name in early.groups.of if is_stepped_whole(name, train, early.groups)}
         return own_parts(early.programs.groups, early.table, early.cuts, rank, whole, dtype)
@@ -224,7 +224,7 @@ def localise(
     train, dtype, loaded = part.train, part.dtype, part.workload
     graph = loaded.graph
     programs_before = None if part.linked is None else part.linked.programs
-    parts = _Linked.of(request, plan, graph, train, programs_before)
+    parts = Linked.of(request, plan, graph, train, programs_before)
     table, splits, cuts, programs = parts.table, parts.splits, parts.cuts, parts.programs
     turns = _turns(request, plan, graph, train)
     typed = graph if dtype is None else in_dtype(graph, dtype)
@@ -261,7 +261,7 @@ def localise(
 
 
 @dataclass(frozen=True)
-class _Linked:
+class Linked:
     """What follows from a plan and a workload, whether its parameters are there or not."""
 
     table: ParameterTable
@@ -278,7 +278,7 @@ class _Linked:
         graph: WorkloadGraph,
         train: TrainSettings,
         programs: Programs | None = None,
-    ) -> _Linked:
+    ) -> Linked:
         """`programs`: those of another build of the workload, which are the same."""
         table = ParameterTable.of(graph)
         splits = plan_splits(plan, graph, str(request.plan))
