@@ -93,6 +93,13 @@ def centred(self: Net, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
     return functional.cross_entropy(self.head(self.c(self.b(rows - mean) + mean)), label)
 
 
+def repeated(self: Net, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
+    """A list with an entry for each sample, as of latents that all samples share."""
+    latent = self.head.weight[:1] * 0.5
+    x = self.first(x) + torch.cat([latent] * len(x))
+    return functional.cross_entropy(self.head(self.c(self.b(self.a(x)))), label)
+
+
 def permuted(self: Net, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
     rows, order = self.a(self.first(x)), torch.tensor([2, 0, 1, 5, 4, 3])
     return functional.cross_entropy(self.head(self.c(self.b(rows + rows[order]))), label)
@@ -106,6 +113,7 @@ MIXED: dict[Callable[..., Tensor], list[str]] = {
     rolled: ["b", "loss"],
     flipped_first: ["a"],
     centred: ["b"],
+    repeated: ["a"],
     views: ["a", "b"],
 }
 

@@ -187,7 +187,14 @@ class Samples:
             run = _function(node)
             found = self._verdicts.of_call(node.target, run, inputs, states, self._sizes, tuple(held))
             self._changed[node] = tuple(held[int(place)] for place in found.changed)
+        if any(self._grows(source) for source in self._input_nodes(node)):  # of which no other size is known
+            why = found.why_not or Mixed("it takes a list with an entry for each sample")
+            found = replace(found, results=None, why_not=why)
         self._take(node, found)
+
+    def _grows(self, node: fx.Node) -> bool:
+        """Whether it gives more tensors for more samples, as `[latents] * len(x)` does."""
+        return len(_tensors(self._shapes.values[node])) != len(_tensors(self._shapes.doubled[node]))
 
     def _held(self, inputs: Inputs, node: fx.Node) -> dict[int, str]:
         """The parameters and buffers among the tensors that a node is given, by their places."""
@@ -214,7 +221,7 @@ class Samples:
             self._why_not[node] = found.why_not
         if found.draws_own:
             self._drawing.add(node)
-        if found.results is None or len(found.states) != count:
+        if found.results is None or len(found.states) != count or self._grows(node):
             why = found.why_not or Mixed("it gives other results for another size of the batch")
             self._states[node] = (why,) * count
             self._values[node] = tuple(self._stand_in(node, size) for size in self._sizes)
@@ -235,6 +242,8 @@ class Samples:
     def _assumed(self, node: fx.Node) -> list[State]:
         """States of a node's tensors as another node takes them."""
         values, doubled = _tensors(self._shapes.values[node]), _tensors(self._shapes.doubled[node])
+        if self._grows(node):
+            return list(self._states[node])
         return [
             self._by_shape(*pair) if isinstance(state, Mixed | Reduced) else state
             for state, *pair in zip(self._states[node], values, doubled, strict=True)
