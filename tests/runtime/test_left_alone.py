@@ -141,8 +141,18 @@ class Saves(Callback):
     trainer: Trainer
 
     def after_step(self, step: Step) -> None:
-        if step.number == 2:
+        if step.number > 1:
             self.trainer.save()
+
+
+def test_what_steps_change_between_a_callbacks_calls_is_no_change_of_the_scripts(tmp_path: Path) -> None:
+    """It saves twice while its script waits in one call, between which the script does nothing."""
+    saves = Saves()
+    with trainer_of(tmp_path / "run", [saves]) as trainer:
+        saves.trainer = trainer
+        trainer.train()
+    folders = (tmp_path / "run" / "checkpoints").glob("step-*")
+    assert [int(each.name.removeprefix("step-")) for each in sorted(folders)] == [3, 4]
 
 
 @torch.no_grad()

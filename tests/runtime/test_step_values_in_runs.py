@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import value_toys
@@ -18,7 +19,7 @@ from case_runs import ADAMW, SGD, Case, captured, prepare, run_cases
 from torch import nn
 from value_toys import BUILT, SETTINGS, Net
 
-from spindle_cli.errors import UsageError, WorkloadError
+from spindle_cli.errors import RunFailedError, UsageError, WorkloadError
 from spindle_cli.files.run_files import StepMetrics, read_metrics
 from spindle_cli.files.runs.evaluations import read_evaluations
 from spindle_cli.runtime.following.callback import Callback, RunInfo
@@ -277,6 +278,9 @@ WRITES: Mapping[str, tuple[Callable[[Net], object], str]] = {
     "another": (lambda net: setattr(net.layers[0].linear, "weight", nn.Parameter(torch.zeros(6, 6))), WEIGHT),
     "values from elsewhere": (lambda net: net.load_state_dict(net.state_dict()), r"the buffer 'shift"),
     "a buffer": (lambda net: net.shift.fill_(1.0), r"the buffer 'shift' of task 'net' in after_step"),
+    "an array": (lambda net: weight_of(net).detach().numpy().__imul__(0.9), WEIGHT),
+    "a view of an array": (lambda net: np.asarray(weight_of(net).data[1:])[0].fill(0.0), WEIGHT),
+    "an array of a buffer": (lambda net: net.shift.numpy().fill(1.0), r"the buffer 'shift' of task 'net'"),
 }
 
 
@@ -296,11 +300,25 @@ def test_a_callback_that_changes_what_is_trained_ends_the_run(kind: str, tmp_pat
 
 
 @pytest.mark.usefixtures("alone")
+def test_a_callback_hands_out_no_memory_of_what_is_trained(tmp_path: Path) -> None:
+    def by_dlpack(net: Net) -> None:
+        np.from_dlpack(weight_of(net).detach())[0] = 0.0
+
+    with (
+        pytest.raises(RunFailedError, match=r"'layers\.0\.linear\.weight' of task 'net' hands out"),
+        trainer_of(tmp_path / "run", [Does(by_dlpack)]) as trainer,
+    ):
+        trainer.train()
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_callback_may_read_what_is_trained_and_change_a_copy(tmp_path: Path) -> None:
     copies: list[Net] = []
 
     @torch.no_grad()
     def follow(net: Net) -> None:
+        assert np.isfinite(weight_of(net).numpy()).all()
+        weight_of(net).clone().numpy()[0] = weight_of(net).numpy().astype("float32")[0] = 0.0
         copies.append(copy.deepcopy(net))
         for slow, fast in zip(copies[0].parameters(), net.parameters(), strict=True):
             slow.mul_(0.9).add_(fast, alpha=0.1)

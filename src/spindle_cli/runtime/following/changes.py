@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -19,7 +20,7 @@ from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.workload.building.load import built_modules
 from spindle_cli.workload.building.writes import RefusingWrites
-from spindle_cli.workload.refuse import place_of_caller
+from spindle_cli.workload.refuse import place_of_caller, place_of_error
 from spindle_cli.workload.tracing.moves import DECLARE
 
 _ROW = 1024  # elements that make one number
@@ -30,7 +31,8 @@ Held = Sequence[tuple[str, str, nn.Module]]  # modules, with their tasks and nam
 
 @contextmanager
 def refusing_changes(held: Held, said: str) -> Iterator[None]:
-    """Refuse whatever changes parameters, buffers or gradients inside, or puts others in their place.
+    """Refuse whatever changes parameters, buffers or gradients inside, or puts others in their place. Arrays
+    of numpy's over their memory are read-only.
 
     Args:
         held: the modules, with their tasks and names.
@@ -41,9 +43,14 @@ def refusing_changes(held: Held, said: str) -> Iterator[None]:
     """
     before = _places(held)
     writes = RefusingWrites(lambda: _tensors(held), lambda what: _changed(said, what, place_of_caller()))
+    arrays = _ReadOnlyArrays(held)
     try:
-        with writes:
+        with writes, arrays:
             yield
+    except ValueError as error:
+        if not arrays.given or "read-only" not in str(error):
+            raise
+        raise _changed(said, " or ".join(arrays.given), place_of_error(error)) from error
     finally:
         if writes.refused is not None:
             raise writes.refused
@@ -82,6 +89,39 @@ def _tensors(held: Held) -> Iterator[tuple[str, Tensor]]:
                 yield f"the gradient of {_named(task, name)}", parameter.grad
         for name, buffer in module.named_buffers(prefix=prefix):
             yield f"the buffer {_named(task, name)}", buffer
+
+
+class _ReadOnlyArrays(TorchFunctionMode):
+    """Inside, arrays of numpy's over the memory of some modules' tensors are read-only: no operation of
+    torch's tells what is written through them. Memory that is handed out otherwise (DLPack) is refused.
+
+    Attributes:
+        given: the names of the tensors over which there are such arrays.
+    """
+
+    def __init__(self, held: Held) -> None:
+        super().__init__()
+        self._held = held
+        self.given: dict[str, None] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__dlpack__ and (name := self._name_of(args[0])) is not None:
+            raise RuntimeError(
+                f"{name} hands out its memory, and nobody would see what is written there: take .numpy(), "
+                "which is read-only here, or a clone"
+            )
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, np.ndarray) and (name := self._name_of(args[0])) is not None:
+            held = args[0].untyped_storage()
+            if held.data_ptr() <= made.__array_interface__["data"][0] < held.data_ptr() + held.nbytes():
+                made.flags.writeable = False
+                self.given[name] = None
+        return made
+
+    def _name_of(self, tensor: Tensor) -> str | None:
+        memory = _memory(tensor)
+        found = (name for name, own in _tensors(self._held) if _memory(own) == memory)
+        return None if memory is None else next(found, None)
 
 
 # They ask for no values; neither does whatever is an attribute.
