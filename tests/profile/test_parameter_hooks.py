@@ -83,6 +83,60 @@ def test_a_hook_that_gives_another_result_for_a_sum_is_refused(hook: Callable[[T
         checked(hook)
 
 
+class Moving(Layer):
+    """Its weight is moved by a function's backward pass, or by what is called there."""
+
+    def __init__(self, moves: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.moves = moves
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if y.requires_grad:
+            y.register_hook(lambda _: self.moves(self.linear.weight))  # type: ignore[no-untyped-call]
+        return y
+
+
+def by_array(weight: Tensor) -> None:
+    weight.detach().numpy()[...] *= 0.9
+
+
+def by_data(weight: Tensor) -> None:
+    weight.data.mul_(0.9)
+
+
+MOVES = [by_data, by_array]
+
+
+@pytest.mark.parametrize("moves", MOVES, ids=["data", "array"])
+@pytest.mark.parametrize("own", [True, False], ids=["its own", "another"])
+def test_a_hook_on_a_gradient_that_writes_into_a_parameter_is_refused(
+    moves: Callable[[Tensor], object], own: bool
+) -> None:
+    net = Net()
+    written = (net.first if own else net.second).linear.weight
+    net.first.linear.weight.register_hook(lambda _: moves(written))  # type: ignore[no-untyped-call]
+    workload = Workload("w", [Task("t", net, 4, Rows())], (Layer,))
+    name = f"{'first' if own else 'second'}.linear.weight"
+    with pytest.raises(
+        WorkloadError, match=f"'first.linear.weight' writes into the parameter '{name}'"
+    ) as error:
+        check_numbers(analysed(workload), 0, CheckSettings())
+    assert "Constraint" in str(error.value.hint)
+
+
+@pytest.mark.parametrize("moves", MOVES, ids=["data", "array"])
+def test_a_backward_pass_that_writes_into_a_parameter_is_refused(moves: Callable[[Tensor], object]) -> None:
+    net = Net()
+    net.second = Moving(moves)
+    workload = Workload("w", [Task("t", net, 4, Rows())], (Layer, Moving))
+    expected = (
+        r"test_parameter_hooks.*: the backward pass of second writes into the parameter 'second\.linear"
+    )
+    with pytest.raises(WorkloadError, match=expected):
+        check_numbers(analysed(workload), 0, CheckSettings())
+
+
 def test_a_hook_on_the_accumulated_gradient_is_refused() -> None:
     with pytest.raises(WorkloadError, match="called when its gradient is accumulated"):
         checked(logs, after=True)

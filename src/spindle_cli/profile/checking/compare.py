@@ -68,12 +68,14 @@ class OpShares:
         self._inputs = {name: inputs[name] for name in (*op.fields, *op.inputs)}
         self._specs = {**{n: task.fields[n] for n in op.fields}, **{n: task.values[n] for n in op.inputs}}
         self._values = values
+        self._held = parameters
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self._module = op_module(task, op)
         self._share_module = share_module(task, op)
         self._known = inputs
         self._cotangents: dict[str, Tensor] = {}
         self.watch = Watch()  # of the whole batch
+        self.written_backward: tuple[str, ...] = ()  # parameters, as `whole` has seen
         self._draws = False  # whether the op draws anything, as `whole` has seen
 
     def whole(self, samples: int) -> Run:
@@ -88,7 +90,14 @@ class OpShares:
             for name, output in run.outputs.items()
             if output.requires_grad and not self._op.is_loss
         }
-        return self._backward(run, leaves, self._cotangents, 1.0)
+        before = {name: parameter.detach().clone() for name, parameter in self._held.items()}
+        found = self._backward(run, leaves, self._cotangents, 1.0)
+        self.written_backward = tuple(
+            name
+            for name, parameter in self._held.items()
+            if name not in self._op.changes and not torch.equal(parameter, before[name])
+        )
+        return found
 
     def in_shares(self, cuts: Sequence[int]) -> Run:
         """On shares that end at `cuts`, joined; after `whole`. Buffers are those of the last share. What

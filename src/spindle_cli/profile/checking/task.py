@@ -10,8 +10,9 @@ not (clipping, dividing by a norm).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -26,9 +27,12 @@ from spindle_cli.profile.checking.values import Values, choose_samples, stand_in
 from spindle_cli.profile.numeric_check import TaskCheck
 from spindle_cli.units import format_bytes
 from spindle_cli.workload.building.attributes import watching
+from spindle_cli.workload.building.writes import RefusingWrites
 from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.refuse import place_inside, refusal
+from spindle_cli.workload.tracing.moves import DECLARE
 from spindle_cli.workload.training.no_randomness import NoRandomness
 from spindle_cli.workload.training.precision import constants_in, dtype_in
 from spindle_cli.workload.types import FlowTask
@@ -193,6 +197,7 @@ class TaskChecker:
                 whole = runs.whole(self._samples)
             except Exception as error:
                 raise _DoesNotRunError(f"{place_of(op)}fails by itself: {first_line(error)}") from error
+            self._refuse_written(op, runs.written_backward)
             try:
                 shares = runs.in_shares((0, 1, self._samples))
                 repeats = runs.draws_again(self._samples)
@@ -222,6 +227,16 @@ class TaskChecker:
             found.checked.add(op.index)
             found.largest = max(found.largest, relative)
         return whole.outputs
+
+    def _refuse_written(self, op: Op, names: Sequence[str]) -> None:
+        if names:
+            raise refusal(
+                self._task.task.name,
+                f"the backward pass of {op.target or 'the loss'} writes into the parameter {names[0]!r}, by "
+                "a hook or a torch.autograd.Function: each device that has a share of the batch would do so",
+                place_of(op).removesuffix(": ") or None,
+                f"{DECLARE} What an operator's forward writes into its parameters is known, and runs whole.",
+            )
 
     def _check_words(self, op: Op, runs: OpShares, whole: Run, tolerance: float) -> None:
         """Compare with what devices compute that share out the op's vocabulary.
@@ -409,8 +424,8 @@ def try_hooks(task: TaskGraph) -> dict[str, str]:
     """Why hooks of trained parameters could not be tried, by the parameter's name.
 
     Raises:
-        WorkloadError: one gives for a sum of gradients another than the sum of what it gives for each, or
-            waits for the accumulated gradient.
+        WorkloadError: one gives for a sum of gradients another than the sum of what it gives for each, waits
+            for the accumulated gradient, or writes into what the task holds.
     """
     untried: dict[str, str] = {}
     for name, parameter in task.root.named_parameters():
@@ -425,11 +440,19 @@ def try_hooks(task: TaskGraph) -> dict[str, str]:
             )
         if not hooks._backward_hooks:
             continue
+        writes = RefusingWrites(partial(_held_by, task.root), partial(_writes, task.task.name, name))
+        before = [(what, held, held.detach().clone()) for what, held in _held_by(task.root)]
         try:
-            is_additive = _is_additive(hooks._backward_hooks, parameter)
+            with writes:
+                is_additive = _is_additive(hooks._backward_hooks, parameter)
         except Exception as error:  # the user's code, on parameters that may be on the meta device
+            if writes.refused is not None:
+                raise writes.refused from None
             untried[name] = f"a hook on the gradient of {name!r} was not tried: {type(error).__name__}"
             continue
+        for what, held, value in before:  # also by an array of numpy's
+            if not held.is_meta and not torch.equal(held, value):
+                raise _writes(task.task.name, name, what)
         if not is_additive:
             raise WorkloadError(
                 f"task {task.task.name!r}: a hook on the gradient of the parameter {name!r} gives another "
@@ -438,6 +461,21 @@ def try_hooks(task: TaskGraph) -> dict[str, str]:
                 hint=_HINT,
             )
     return untried
+
+
+def _held_by(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from ((f"the parameter {name!r}", parameter) for name, parameter in root.named_parameters())
+    yield from ((f"the buffer {name!r}", buffer) for name, buffer in root.named_buffers())
+
+
+def _writes(task: str, hooked: str, written: str) -> WorkloadError:
+    return refusal(
+        task,
+        f"a hook on the gradient of the parameter {hooked!r} writes into {written}: each device calls it for "
+        "its parts of the gradient, on what it has",
+        place_inside(),
+        DECLARE,
+    )
 
 
 def _is_additive(hooks: Mapping[int, Callable[..., Any]], parameter: nn.Parameter) -> bool:
