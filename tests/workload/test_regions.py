@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
@@ -422,8 +423,23 @@ def written_by_a_decorated_method(self: Net, x: Tensor, label: Tensor) -> Tensor
     return loss
 
 
+def written_before_it_is_read(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """A queue that has the batch's own keys in it."""
+    logits = self.head(self.features(x))
+    self.enqueue(logits)
+    known = logits * self.seen.clone().detach()
+    return functional.cross_entropy(logits + known, label.clamp(min=0)) * self.seen
+
+
 @pytest.mark.parametrize(
-    "run", [written_and_weighed, written_and_read, written_alone, written_by_a_decorated_method]
+    "run",
+    [
+        written_and_weighed,
+        written_and_read,
+        written_alone,
+        written_by_a_decorated_method,
+        written_before_it_is_read,
+    ],
 )
 def test_a_buffer_that_is_written_goes_with_what_reads_it_and_with_the_loss(run: Callable[..., Any]) -> None:
     task = task_of(run)
@@ -491,6 +507,23 @@ def test_a_buffer_that_an_operator_reads_too_is_refused() -> None:
     workload = Workload("w", [Task("t", Shares(run), 8, items())], operators=(Block, Reads))
     with pytest.raises(WorkloadError, match=r"forward writes into '.*seen' .*; it also reads it elsewhere"):
         analysed(workload)
+
+
+def test_a_teacher_that_torch_moves_is_said_to_be_declared() -> None:
+    """An `AveragedModel` asks how often it was moved."""
+
+    class Follows(Net):
+        def __init__(self, run: Callable[..., Any]) -> None:
+            super().__init__(run)
+            self.teacher = AveragedModel(self.a).requires_grad_(False)
+
+    def run(self: Follows, x: Tensor, label: Tensor) -> Tensor:
+        self.teacher.update_parameters(self.a)
+        return self.losses(x, label).mean() + self.teacher(self.first(x)).square().mean()
+
+    with pytest.raises(WorkloadError, match=r"forward writes into '.*' where it decides by values") as error:
+        task_of(run, Follows)
+    assert "Follows(teacher, student, decay)" in str(error.value.hint)
 
 
 def test_with_what_another_process_has_found_a_region_is_the_same() -> None:

@@ -548,6 +548,7 @@ def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> Non
     """
     root = task.module
     names = {id(tensor): name for name, tensor in [*root.named_parameters(), *root.named_buffers()]}
+    order = {node: number for number, node in enumerate(graph.nodes)}
     read: dict[fx.Node, set[str]] = {}
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -575,13 +576,25 @@ def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> Non
                 f"forward writes into {(shared or sorted(written))[0]!r} where it decides by values, in what "
                 f"runs as it is written; {apart}",
                 region.place,
-                "Put what reads it and what writes into it into one nn.Module, whose result the loss is made "
-                "of, and list its class in the workload's `operators`: it runs whole.",
+                _way_out(root, (shared or sorted(written))[0]),
             )
             readers = [other for other, held in read.items() if other is not node and held & written]
             if any(other.op != "get_attr" for other in readers):
                 raise made
-            raise UnfitError.of(made, node.meta[FRAMES], starts=bool(shared), ends=not shared)
+            behind = [order[other] > order[node] for other in readers]
+            raise UnfitError.of(
+                made, node.meta[FRAMES], starts=not all(behind), ends=not shared or any(behind)
+            )
+
+
+def _way_out(root: nn.Module, written: str) -> str:
+    """What to do instead of writing where forward decides by values."""
+    apart = (
+        "Put what reads it and what writes into it into one nn.Module, whose result the loss is made of, and "
+        "list its class in the workload's `operators`: it runs whole."
+    )
+    is_parameter = written in dict(root.named_parameters(remove_duplicate=False))
+    return f"{DECLARE} Or: {apart}" if is_parameter else apart
 
 
 def _lies_in(parameter: nn.Parameter, storage: int) -> bool:
