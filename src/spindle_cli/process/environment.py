@@ -18,7 +18,7 @@ RANKS_PER_GPU_VARIABLE = "SPINDLE_RANKS_PER_GPU"
 class WorkerEnvironment:
     """What torchrun tells a worker: its rank among all, its rank on its node, and where the workers meet.
 
-    `backend`: of torch.distributed in place of the request's, for tests (docs/strict-backend.md).
+    `backend`: of torch.distributed in place of the request's, for tests (docs/testing.md).
     `request`: what `spindle launch` asks of a worker that runs a script of the user's.
     """
 
