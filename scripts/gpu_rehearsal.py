@@ -87,7 +87,8 @@ def outputs_elsewhere(task: Any, op: Any, device: torch.device) -> list[str]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from spindle_cli.operators.heads.chunked import timed_op
-    from spindle_cli.profile.op.counting import fake_input, fake_state, with_state
+    from spindle_cli.profile.op.counting import fake_state, with_state
+    from spindle_cli.workload.fixed.marks import without_values
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     timed = timed_op(task, op, 2, 1, None)
@@ -101,7 +102,7 @@ def outputs_elsewhere(task: Any, op: Any, device: torch.device) -> list[str]:
                 there[id(tensor)] = tensor.detach().to(device).requires_grad_(tensor.requires_grad)
             state[name] = there[id(tensor)]
         specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
-        inputs = [fake_input(spec, 2).detach().to(device) for spec in specs]
+        inputs = [without_values(spec, 2).detach().to(device) for spec in specs]
         with with_state(timed.module, state):
             result = timed.module(*inputs, *more)
     leaves = torch.utils._pytree.tree_leaves(result)

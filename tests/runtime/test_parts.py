@@ -24,7 +24,7 @@ from spindle_cli.runtime.communication.buckets import Bucket
 from spindle_cli.runtime.communication.collectives import Members, add_up
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
-from spindle_cli.runtime.communication.rows import share_shape, take_rows
+from spindle_cli.runtime.communication.rows import take_rows
 from spindle_cli.runtime.measuring.comparison import Measured, RankReport, compare
 from spindle_cli.runtime.measuring.timing import Activity
 from spindle_cli.runtime.step.data import Portion, StepBatch
@@ -51,17 +51,17 @@ def alone() -> Iterator[None]:
 
 def test_rows_of_samples_lie_along_the_batch_dimension() -> None:
     second = ValueSpec("v", (3, 8, 5), torch.float32, batch_dim=1, rows_per_sample=1, requires_grad=True)
-    assert share_shape(second, (2, 6)) == (3, 4, 5)
+    assert second.shape_of(4) == (3, 4, 5)
     held = torch.arange(60).view(3, 4, 5)  # samples 2 to 5
     assert torch.equal(take_rows(held, second, (2, 6), (3, 5)), held[:, 1:3])
 
     doubled = ValueSpec("v", (16, 5), torch.float32, batch_dim=0, rows_per_sample=2, requires_grad=True)
-    assert share_shape(doubled, (2, 4)) == (4, 5)
+    assert doubled.shape_of(2) == (4, 5)
     held = torch.arange(20).view(4, 5)  # samples 2 and 3, two rows each
     assert torch.equal(take_rows(held, doubled, (2, 4), (3, 4)), held[2:])
 
     whole = ValueSpec("v", (5,), torch.float32, batch_dim=None, rows_per_sample=1, requires_grad=True)
-    assert share_shape(whole, (2, 4)) == (5,)
+    assert whole.shape_of(2) == (5,)
     held = torch.arange(5)
     assert take_rows(held, whole, (0, 8), (3, 4)) is held
 

@@ -52,6 +52,13 @@ class ValueSpec:
             count *= size
         return count
 
+    def shape_of(self, samples: int) -> tuple[int, ...]:
+        """Shape of the part for so many samples; the whole shape without a batch dimension."""
+        if self.batch_dim is None:
+            return self.shape
+        rows = samples * self.rows_per_sample
+        return (*self.shape[: self.batch_dim], rows, *self.shape[self.batch_dim + 1 :])
+
 
 IGNORED_LABEL = -100  # torch's default of ignore_index
 # How torch.fx begins the names of tensors that forward has made of numbers while it was traced.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from spindle_cli.workload.building.attributes import swapped_tensors
-from spindle_cli.workload.fixed.marks import rows_of
+from spindle_cli.workload.fixed.marks import without_values
 from spindle_cli.workload.graph import ValueSpec, made_of, reached
 from spindle_cli.workload.rules.remembered import Remembering, fake_mode
 from spindle_cli.workload.tracing.inplace import changed_in_place
@@ -76,7 +76,7 @@ def shapes_of(
         torch.enable_grad(),  # an op may ask for gradients itself
         swapped_tensors(module, stand_in),
     ):
-        arguments: list[Any] = [_input(spec, rows) for spec in specs]
+        arguments: list[Any] = [without_values(spec, rows, _dtype(spec.dtype)) for spec in specs]
         if num_counts is not None:
             arguments += [1.0, *(torch.ones((), dtype=torch.float64) for _ in range(num_counts))]
         run = _Shapes(module)
@@ -91,15 +91,6 @@ class _Shapes(fx.Interpreter):
 
 def _dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.is_floating_point else dtype
-
-
-def _input(spec: ValueSpec, rows: int) -> Tensor:
-    shape = list(spec.shape)
-    if spec.batch_dim is not None:
-        shape[spec.batch_dim] = rows * spec.rows_per_sample
-    if spec.row is not None:
-        return rows_of(spec.row, shape, spec.dtype)
-    return torch.empty(shape, dtype=_dtype(spec.dtype)).requires_grad_(spec.requires_grad)
 
 
 def widest_value(

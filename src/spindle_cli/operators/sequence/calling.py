@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.operators.sequence.recording import NotBySequenceError
 from spindle_cli.workload.building.attributes import swapped_tensors
-from spindle_cli.workload.fixed.marks import rows_of
+from spindle_cli.workload.fixed.marks import without_values
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.unread import Unread
@@ -43,7 +43,7 @@ def called_on_meta(
     Raises:
         NotBySequenceError: what comes before the layer does not run there.
     """
-    module = op_module(task, op)
+    module, samples = op_module(task, op), min(samples, task.task.batch_size)
     made: dict[int, Tensor] = {}
 
     def stand_in(tensor: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def _reach(
     hook = layer.register_forward_pre_hook(reached, with_kwargs=True)
     try:
         with Unread():
-            module(*(_input(spec, samples) for spec in specs))
+            module(*(without_values(spec, samples, device="meta") for spec in specs))
     except _ReachedError as found:
         return found.args_given, found.kwargs_given
     except Exception as error:
@@ -80,13 +80,3 @@ def _reach(
     finally:
         hook.remove()
     raise NotBySequenceError("it is not called")
-
-
-def _input(spec: ValueSpec, samples: int) -> Tensor:
-    shape = list(spec.shape)
-    if spec.batch_dim is not None:
-        shape[spec.batch_dim] = min(samples * spec.rows_per_sample, shape[spec.batch_dim])
-    if spec.row is not None:
-        return rows_of(spec.row, shape, spec.dtype)
-    made = torch.empty(shape, dtype=spec.dtype, device="meta")
-    return made.requires_grad_(spec.requires_grad)

@@ -46,9 +46,7 @@ def _counts(batch: Mapping[str, Tensor], count: int) -> Tensor:
 
 def stand_in(spec: ValueSpec, samples: int, dtype: torch.dtype) -> Tensor:
     """Some value of an op's input, for so many samples."""
-    shape = list(spec.shape)
-    if spec.batch_dim is not None:
-        shape[spec.batch_dim] = samples * spec.rows_per_sample
+    shape = spec.shape_of(samples)
     if not spec.dtype.is_floating_point and not spec.dtype.is_complex:
         return torch.zeros(shape, dtype=spec.dtype)
     generator = torch.Generator().manual_seed(seed_of(spec.name))

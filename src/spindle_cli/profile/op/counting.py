@@ -32,7 +32,7 @@ from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence,
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.file import LossChunks
-from spindle_cli.workload.fixed.marks import rows_of, tensors_in
+from spindle_cli.workload.fixed.marks import tensors_in, without_values
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.rules.remembered import Remembering, fake_mode
 from spindle_cli.workload.unread import Unread
@@ -399,9 +399,9 @@ class OpTensors:
         fields = [self.task.fields[name] for name in self.op.fields]
         values = [self.task.values[name] for name in self.op.inputs]
         if not self.is_real:
-            return [fake_input(spec, self.rows) for spec in (*fields, *values)]
+            return [without_values(spec, self.rows) for spec in (*fields, *values)]
         batch = first_batch(self.task, 0, self.rows)
-        drawn = [_drawn(fake_input(spec, self.rows), spec.requires_grad) for spec in values]
+        drawn = [_drawn(without_values(spec, self.rows), spec.requires_grad) for spec in values]
         return [*(batch[name] for name in self.op.fields), *drawn]
 
 
@@ -442,13 +442,3 @@ def fake_state(module: nn.Module, split: LayerSplit | None) -> dict[str, Tensor]
             made[id(tensor)] = fake.requires_grad_(tensor.requires_grad)
         state[name] = made[id(tensor)]
     return state
-
-
-def fake_input(spec: ValueSpec, rows: int) -> Tensor:
-    """A fake tensor like a value or field for so many samples."""
-    shape = list(spec.shape)
-    if spec.batch_dim is not None:
-        shape[spec.batch_dim] = rows * spec.rows_per_sample
-    if spec.row is not None:
-        return rows_of(spec.row, shape, spec.dtype)
-    return torch.empty(shape, dtype=spec.dtype).requires_grad_(spec.requires_grad)

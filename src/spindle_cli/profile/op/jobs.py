@@ -201,8 +201,6 @@ def _op_class(task: TaskGraph, op: Op) -> str:
 def _describe(values: Iterable[ValueSpec]) -> list[list[object]]:
     described: list[list[object]] = []
     for value in values:
-        shape = list(value.shape)
-        if value.batch_dim is not None:
-            shape[value.batch_dim] = value.rows_per_sample
+        shape = list(value.shape_of(1))
         described.append([shape, value.batch_dim, str(value.dtype), value.requires_grad])
     return described

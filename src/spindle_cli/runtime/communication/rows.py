@@ -14,15 +14,6 @@ if TYPE_CHECKING:
 Samples = tuple[int, int]  # [first, last) of a task's batch
 
 
-def share_shape(spec: ValueSpec, samples: Samples) -> tuple[int, ...]:
-    """Shape of the part of a value that belongs to `samples`; the whole shape without a batch dimension."""
-    if spec.batch_dim is None:
-        return spec.shape
-    shape = list(spec.shape)
-    shape[spec.batch_dim] = (samples[1] - samples[0]) * spec.rows_per_sample
-    return tuple(shape)
-
-
 def take_rows(tensor: Tensor, spec: ValueSpec, held: Samples, wanted: Samples) -> Tensor:
     """A view of the rows of `wanted` in a tensor that holds the rows of `held`; all of it without a batch
     dimension.
@@ -44,4 +35,4 @@ def gradient_of_copy(gradient: Tensor, held: Samples, wanted: Samples) -> Tensor
 
 def empty_share(spec: ValueSpec, samples: Samples, device: torch.device) -> Tensor:
     """Uninitialised memory for the rows of `samples`."""
-    return torch.empty(share_shape(spec, samples), dtype=spec.dtype, device=device)
+    return torch.empty(spec.shape_of(samples[1] - samples[0]), dtype=spec.dtype, device=device)

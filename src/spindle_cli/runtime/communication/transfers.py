@@ -21,7 +21,7 @@ from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.wire import as_sent, fill_with_nothing, unless_nothing
 from spindle_cli.program.types import Transfer
 from spindle_cli.runtime.communication.communicators import Communicators
-from spindle_cli.runtime.communication.rows import Samples, empty_share, share_shape, take_rows
+from spindle_cli.runtime.communication.rows import Samples, empty_share, take_rows
 from spindle_cli.runtime.communication.wiring import WiredEdge, Wiring
 from spindle_cli.workload.graph import ValueSpec
 
@@ -127,7 +127,7 @@ class Arrival:
         return buffer
 
     def _room_for_part(self, samples: Samples, batch: Batch, part: Part) -> Tensor:
-        shape = share_shape(self.spec, samples)
+        shape = self.spec.shape_of(samples[1] - samples[0])
         size = prod(shape)
         each = -(-size // part[1])
         parts = torch.empty(part[1] * each, dtype=self.spec.dtype, device=self.device)

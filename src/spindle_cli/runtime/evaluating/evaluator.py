@@ -26,7 +26,7 @@ from spindle_cli.files.runs.evaluations import Evaluation
 from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
-from spindle_cli.runtime.communication.rows import Samples, share_shape
+from spindle_cli.runtime.communication.rows import Samples, empty_share
 from spindle_cli.runtime.communication.wiring import Wiring
 from spindle_cli.runtime.evaluating.passes import BatchRun, Fields, present
 from spindle_cli.runtime.evaluating.prepared import Prepared, Preparing
@@ -419,7 +419,7 @@ class Results:
         if mine is not None:
             dist.send(mine, 0, group=host_group())
         elif self._rank == 0:
-            mine = torch.empty(share_shape(piece.spec, there), dtype=piece.spec.dtype)
+            mine = empty_share(piece.spec, there, torch.device("cpu"))
             dist.recv(mine, piece.owner, group=host_group())
         return mine
 

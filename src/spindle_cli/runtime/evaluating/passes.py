@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from spindle_cli.program.types import Action, Kind, Transfer
-from spindle_cli.runtime.communication.rows import Samples, share_shape, take_rows
+from spindle_cli.runtime.communication.rows import Samples, take_rows
 from spindle_cli.runtime.communication.transfers import Exchange, Held
 from spindle_cli.runtime.evaluating.gathered_loss import GatheredLoss
 from spindle_cli.runtime.step.compute import LocalSlice
@@ -213,7 +213,7 @@ def _with_room(
     """A share of a value with rows for all of its samples, of which some may not be there."""
     if value is not None and (own == there or spec.batch_dim is None):
         return value
-    room = torch.zeros(share_shape(spec, own), dtype=spec.dtype, device=device)
+    room = torch.zeros(spec.shape_of(own[1] - own[0]), dtype=spec.dtype, device=device)
     if value is not None:
         take_rows(room, spec, own, there).copy_(value)
     return room

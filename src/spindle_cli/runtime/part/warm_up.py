@@ -18,7 +18,6 @@ from torch import nn
 
 from spindle_cli.errors import SpindleError, WorkloadError
 from spindle_cli.operators.random_streams import RandomState
-from spindle_cli.runtime.communication.rows import share_shape
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.part.own_ranges import with_memory
 from spindle_cli.runtime.step.compute import LocalSlice, run_backward, run_forward
@@ -68,7 +67,7 @@ def _run(local: LocalSlice, model: LocalModel, device: torch.device) -> None:
     wired = local.wired
 
     def zeros(spec: ValueSpec) -> torch.Tensor:
-        shape = share_shape(spec, local.samples)
+        shape = spec.shape_of(local.samples[1] - local.samples[0])
         if spec.row is not None:  # whose values are read
             return rows_of(spec.row, shape, spec.dtype).to(device)
         return torch.zeros(shape, dtype=spec.dtype, device=device)

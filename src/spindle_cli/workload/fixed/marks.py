@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, State
+
+if TYPE_CHECKING:
+    from spindle_cli.workload.graph import ValueSpec
 
 T = TypeVar("T")
 _FIXED = "_spindle_fixed"
@@ -70,6 +73,16 @@ def rows_of(row: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Ten
     with _plainly():
         sample = torch.tensor(row, dtype=dtype).reshape(1, *shape[1:])
         return fix(sample.expand(*shape).clone())
+
+
+def without_values(
+    spec: ValueSpec, samples: int, dtype: torch.dtype | None = None, device: str | None = None
+) -> Tensor:
+    """A tensor like a value or field for so many samples, without values but for a fixed field."""
+    shape = spec.shape_of(samples)
+    if spec.row is not None:
+        return rows_of(spec.row, shape, spec.dtype)
+    return torch.empty(shape, dtype=dtype or spec.dtype, device=device).requires_grad_(spec.requires_grad)
 
 
 def describe(tensor: Tensor) -> str:
