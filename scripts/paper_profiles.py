@@ -16,7 +16,7 @@ from rich.console import Console
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import Profile
-from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.workload.file import WorkloadFile
 
 ROOT = Path(__file__).parent.parent

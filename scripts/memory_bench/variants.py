@@ -22,7 +22,7 @@ from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.workload.analyse import analyse_for_others
-from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.building.load import load_abstract
 
 # Rooms that are tried, as shares of what a plan needs that has all it wants.
 _ROOMS = (0.6, 0.7, 0.8, 0.9, 0.5, 0.4)

@@ -19,7 +19,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec, WorkloadGraph
-from spindle_cli.workload.losses.shares import LossCounter, share_of_samples
+from spindle_cli.workload.losses.counts import LossCounter, share_of_samples
 from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.types import Task
 

@@ -27,7 +27,7 @@ from spindle_cli.profile.op.op_memory import LiveBytes
 from spindle_cli.runtime.step.recompute import run_recomputed
 from spindle_cli.workload.file import LossChunks, TrainSettings
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.losses.shares import LossCounter
+from spindle_cli.workload.losses.counts import LossCounter
 from spindle_cli.workload.metaops.ops import share_module
 
 EXACT = 1e-12

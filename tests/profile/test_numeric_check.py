@@ -20,7 +20,7 @@ from spindle_cli.profile.checking.run import CheckSettings, check_numbers, with_
 from spindle_cli.profile.checking.values import choose_samples
 from spindle_cli.profile.numeric_check import TaskCheck
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.losses.shares import LossCounter
+from spindle_cli.workload.losses.counts import LossCounter
 from spindle_cli.workload.training.item_draws import Generators
 from spindle_cli.workload.types import Task, Workload
 

@@ -43,10 +43,10 @@ from spindle_cli.runtime.part import at_lengths
 from spindle_cli.runtime.part import localise as part
 from spindle_cli.runtime.training import Training
 from spindle_cli.runtime.worker import train_plan
+from spindle_cli.workload import at_lengths as trace
 from spindle_cli.workload import localise
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.at_lengths import trace
-from spindle_cli.workload.at_lengths.trace import LengthTracer, Shape, TaskAtLength
+from spindle_cli.workload.at_lengths import LengthTracer, Shape, TaskAtLength
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.building.source import resolve
 from spindle_cli.workload.data.reading import open_batches

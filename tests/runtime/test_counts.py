@@ -15,8 +15,8 @@ from helpers.feeds import feed_of
 from spindle_cli.runtime.step.counting import CountedShare, Counting, Portion
 from spindle_cli.runtime.step.data import Feed
 from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.workload.losses.counts import LossCounter
 from spindle_cli.workload.losses.expressions import over_count
-from spindle_cli.workload.losses.shares import LossCounter
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 

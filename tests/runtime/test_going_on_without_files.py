@@ -20,8 +20,7 @@ from spindle_cli.files.run_files import newest_model
 from spindle_cli.launch.checks import find_workload
 from spindle_cli.plan.file import read_plan
 from spindle_cli.runtime.worker import train_plan
-from spindle_cli.workload.building.abstract import load_abstract
-from spindle_cli.workload.building.load import load
+from spindle_cli.workload.building.load import load, load_abstract
 from spindle_cli.workload.localise import load_local
 
 CASE = Case(

@@ -11,7 +11,7 @@ from helpers.analysed import analysed
 from helpers.feeds import feed_of
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.step.counting import Portion
-from spindle_cli.workload.losses.shares import LossCounter
+from spindle_cli.workload.losses.counts import LossCounter
 from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload

@@ -30,8 +30,7 @@ from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
 from spindle_cli.workload import localise as building
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.building.abstract import swap, to_meta
-from spindle_cli.workload.building.load import load
+from spindle_cli.workload.building.load import load, swap, to_meta
 from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.initial.matching import OwnPart, OwnValues
 from spindle_cli.workload.parameters import ParameterTable

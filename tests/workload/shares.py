@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from spindle_cli.verify.flow import run_flow
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
-from spindle_cli.workload.losses.shares import LossCounter, share_of_samples
+from spindle_cli.workload.losses.counts import LossCounter, share_of_samples
 from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.types import Task
 

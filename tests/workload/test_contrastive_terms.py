@@ -17,7 +17,7 @@ from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import TaskGraph, ValueSpec
-from spindle_cli.workload.losses.shares import LossCounter
+from spindle_cli.workload.losses.counts import LossCounter
 from spindle_cli.workload.metaops.ops import op_module, share_module
 from spindle_cli.workload.types import Task, Workload
 

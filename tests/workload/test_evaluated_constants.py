@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.evaluation import analyse_evaluation
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.metaops.constants import constants_of, hand_constants_on
+from spindle_cli.workload.metaops.ops import constants_of, hand_constants_on
 from spindle_cli.workload.types import Task, Workload
 
 from .shares import run_cut

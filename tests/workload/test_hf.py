@@ -16,8 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from helpers.analysed import analysed
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.operators.tp_plans import plan_of
-from spindle_cli.workload.building.abstract import load_abstract
-from spindle_cli.workload.building.load import LoadedWorkload, load
+from spindle_cli.workload.building.load import LoadedWorkload, load, load_abstract
 from spindle_cli.workload.localise import load_local
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.training.batches import Batches

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from helpers.analysed import analysed
 from spindle_cli.operators.heads.chunked import loss_in_chunks
-from spindle_cli.workload.losses.shares import LossCounter
+from spindle_cli.workload.losses.counts import LossCounter
 from spindle_cli.workload.metaops.ops import op_module, share_module
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.precision import constants_in

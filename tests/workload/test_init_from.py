@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.errors import InputError
-from spindle_cli.workload.building.abstract import load_abstract
-from spindle_cli.workload.building.load import LoadedWorkload, load
+from spindle_cli.workload.building.load import LoadedWorkload, load, load_abstract
 from spindle_cli.workload.localise import load_local
 
 TOYS = Path(__file__).parent / "init_toys.py"

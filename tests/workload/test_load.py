@@ -11,9 +11,8 @@ from torch import nn
 
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.building.checks import check_workload
-from spindle_cli.workload.building.load import load
+from spindle_cli.workload.building.load import load, load_abstract
 from spindle_cli.workload.types import Task, Workload
 
 from . import init_toys

@@ -11,9 +11,8 @@ from torch import nn
 from helpers.tiers import every_other
 from spindle_cli.workload import localise
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.building.abstract import Births, load_abstract, parameters_born
 from spindle_cli.workload.building.draws import drawing_as_if_real
-from spindle_cli.workload.building.load import load
+from spindle_cli.workload.building.load import Births, load, load_abstract, parameters_born
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.localise import load_local, rebind
 from spindle_cli.workload.parameters import ParameterTable

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload import localise
-from spindle_cli.workload.building.abstract import Births, parameters_born
 from spindle_cli.workload.building.draws import drawing_as_if_real
-from spindle_cli.workload.building.load import load
+from spindle_cli.workload.building.load import Births, load, parameters_born
 from spindle_cli.workload.building.ranged import Ranged, RangesOnlyError
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.initial.matching import OwnPart

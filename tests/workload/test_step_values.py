@@ -15,8 +15,8 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.checks import check_workload
 from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.step_values import HELD_AS, AskedNumber, StepValues
 from spindle_cli.workload.types import FlowTask, Task, Workload
-from spindle_cli.workload.values.step_values import HELD_AS, AskedNumber, StepValues
 
 SAMPLES = [{"x": torch.linspace(-1.0, 1.0, 4) * (index + 1)} for index in range(8)]
 NUMBER = 0.5

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.zoo import bert_moe
 from spindle_cli.zoo.experts import MixtureOfExperts, Top2Gate, capacity_of
 

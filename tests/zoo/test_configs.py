@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.workload.file import WorkloadFile
 
 CONFIGS = Path(__file__).parents[2] / "configs"

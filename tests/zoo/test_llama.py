@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.zoo import llama
 
 CONFIGS = Path(__file__).parents[2] / "configs"

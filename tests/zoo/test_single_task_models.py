@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import default_collate
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.workload.types import Workload
 from spindle_cli.zoo.single_task import bert, vgg, vit
 

@@ -24,7 +24,7 @@ from spindle_cli.init.trial import draft_loss
 from spindle_cli.init.types import Block, CoupledOp, InitReport, InitTask, LossName, TaskDraft
 from spindle_cli.profile.machine.cluster_file import machine_text
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.workload.file import WorkloadFile
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.metaops.repeated import repeated_modules, shape_of

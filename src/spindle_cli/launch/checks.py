@@ -82,7 +82,7 @@ def find_workload(
         from spindle_cli.operators.plan_splits import plan_splits
         from spindle_cli.operators.whole.compiled import require_compiler
         from spindle_cli.workload.analyse import analyse_for_others
-        from spindle_cli.workload.building.abstract import load_abstract
+        from spindle_cli.workload.building.load import load_abstract
         from spindle_cli.workload.evaluation import needs_of
         from spindle_cli.workload.optimizing.groups import groups_of_graph, require_elementwise
         from spindle_cli.workload.optimizing.schedules import TaskWeights, require_trainable

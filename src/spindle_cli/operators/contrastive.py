@@ -20,8 +20,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.pairs.recipe import recipe_of_share
-from spindle_cli.workload.pairs.steps import (
+from spindle_cli.workload.pairs.recipe import (
     Action,
     Count,
     Diagonal,
@@ -33,6 +32,7 @@ from spindle_cli.workload.pairs.steps import (
     Run,
     Share,
     filled,
+    recipe_of_share,
 )
 from spindle_cli.workload.rules.states import MixesError
 

@@ -55,6 +55,7 @@ from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.update import Update
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.schedules import TaskWeights
+from spindle_cli.workload.step_values import StepValues
 from spindle_cli.workload.training.callbacks import find_callbacks
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.precision import (
@@ -62,7 +63,6 @@ from spindle_cli.workload.training.precision import (
     set_matmul_precision,
     widen_gradients,
 )
-from spindle_cli.workload.values.step_values import StepValues
 from spindle_cli.workload.watched.watch import Watch
 
 

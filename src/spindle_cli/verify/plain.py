@@ -48,6 +48,7 @@ from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.data import Lengths
 from spindle_cli.workload.settings.updates import LossScaleSettings
+from spindle_cli.workload.step_values import StepValues
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.precision import (
     compute_convolutions_in_float32,
@@ -55,7 +56,6 @@ from spindle_cli.workload.training.precision import (
     set_matmul_precision,
 )
 from spindle_cli.workload.types import Constraint, FlowTask, Task, Workload
-from spindle_cli.workload.values.step_values import StepValues
 from spindle_cli.workload.watched.watch import Watch
 
 

@@ -31,10 +31,10 @@ from spindle_cli.workload.reads import OF_MODULES, Reads
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.settings.data import Lengths, TaskLengths
 from spindle_cli.workload.splitting.moved_parameters import refuse_shared_moves
+from spindle_cli.workload.step_values import StepValues
 from spindle_cli.workload.tracing.behaviour import Kinds
 from spindle_cli.workload.tracing.regions import Region
 from spindle_cli.workload.types import FlowTask, Task, Workload
-from spindle_cli.workload.values.step_values import StepValues
 
 
 def analyse(

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.refuse import place_of, place_of_caller, refusal
+from spindle_cli.workload.step_values import arguments_of_step
 from spindle_cli.workload.types import FlowTask, Task
-from spindle_cli.workload.values.step_values import arguments_of_step
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NUMBERS = (Tensor, np.ndarray, np.generic, Number)

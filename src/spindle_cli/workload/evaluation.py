@@ -20,13 +20,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.at_lengths.trace import require_same_ops
-from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.at_lengths import require_same_ops
+from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.workload.data.streams import StreamPass
 from spindle_cli.workload.graph import MetaOp, TaskGraph, ValueSpec, WorkloadGraph
 from spindle_cli.workload.memo import AnalysisMemo
-from spindle_cli.workload.metaops.constants import hand_constants_on
 from spindle_cli.workload.metaops.finding import Finder
+from spindle_cli.workload.metaops.ops import hand_constants_on
 from spindle_cli.workload.metaops.sharing import still_buffers, tensors_of
 from spindle_cli.workload.metaops.task import analyse_task
 from spindle_cli.workload.parameters import ParameterTable, root_of

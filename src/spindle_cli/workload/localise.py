@@ -20,10 +20,9 @@ from torch import Tensor, nn
 
 from spindle_cli.errors import SpindleError
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.building.abstract import Births, drop, parameters_born
 from spindle_cli.workload.building.derived import Derivations
 from spindle_cli.workload.building.draws import drawing_as_if_real
-from spindle_cli.workload.building.load import LoadedWorkload, build
+from spindle_cli.workload.building.load import Births, LoadedWorkload, build, drop, parameters_born
 from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.evaluation import evaluated_on_its_own

@@ -1,4 +1,4 @@
-"""Random numbers that do not come from the run's own stream.
+"""Which code draws random numbers, and those that do not come from the run's own stream.
 
 The devices of a batch's shares each have a stream of torch's random numbers. What draws from a generator that
 somebody holds would draw the same in every share, as each process has a copy of it: the numbers are taken
@@ -19,11 +19,64 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.workload.refuse import place_inside
+
+# Names of functions and methods of torch, without the underscore of those that work in place.
+DRAWING_FUNCTIONS = frozenset(
+    {
+        "_sample_dirichlet",
+        "_standard_gamma",
+        "alpha_dropout",
+        "bernoulli",
+        "binomial",
+        "cauchy",
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "exponential",
+        "feature_alpha_dropout",
+        "feature_dropout",
+        "geometric",
+        "log_normal",
+        "multinomial",
+        "normal",
+        "poisson",
+        "rand",
+        "rand_like",
+        "randint",
+        "randint_like",
+        "randn",
+        "randn_like",
+        "random",
+        "randperm",
+        "rrelu",
+        "uniform",
+    }
+)
+
+
+def draws_random_numbers(node: fx.Node, root: nn.Module) -> bool:
+    """Whether a node gives other values each time that it is computed."""
+    if node.op == "call_module":
+        return any(
+            isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU) and part.training
+            for part in root.get_submodule(str(node.target)).modules()
+        )
+    return draws_by_itself(node)
+
+
+def draws_by_itself(node: fx.Node) -> bool:
+    """Whether a node of a function or a method draws random numbers."""
+    if node.op not in ("call_function", "call_method"):
+        return False  # a field or a value of that name
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name.rstrip("_") in DRAWING_FUNCTIONS and node.kwargs.get("training", True) is not False
+
 
 DRAW_WITH_TORCH = (
     "Draw with torch, for each sample: torch.randn_like(x), or a coin for each, "

@@ -23,7 +23,7 @@ from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.profile.checking.values import Values
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
-from spindle_cli.workload.losses.shares import LossCounter, share_of_samples
+from spindle_cli.workload.losses.counts import LossCounter, share_of_samples
 from spindle_cli.workload.metaops.ops import op_module, share_module
 from spindle_cli.workload.own_draws import Drawn, FromTheRun
 from spindle_cli.workload.refuse import sparse_gradient

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.jobs import OpRef
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.at_lengths.trace import LengthTracer
-from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.at_lengths import LengthTracer
 from spindle_cli.workload.building.attributes import hold_parameter
-from spindle_cli.workload.building.load import LoadedWorkload
+from spindle_cli.workload.building.load import LoadedWorkload, load_abstract
 from spindle_cli.workload.data.lengths import find_lengths
 from spindle_cli.workload.file import naming_the_file
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph

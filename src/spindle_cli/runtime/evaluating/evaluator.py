@@ -34,7 +34,7 @@ from spindle_cli.runtime.loading.passes import NodePasses
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.held_state import HeldState
 from spindle_cli.units import format_seconds
-from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.workload.building.writes import RefusingWrites
 from spindle_cli.workload.data.streams import is_stream
 from spindle_cli.workload.evaluation import (
@@ -46,7 +46,7 @@ from spindle_cli.workload.evaluation import (
     require_fields,
 )
 from spindle_cli.workload.graph import IGNORED_LABEL, TaskGraph, ValueSpec
-from spindle_cli.workload.losses.shares import share_of_samples
+from spindle_cli.workload.losses.counts import share_of_samples
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.training.item_draws import generators_kept
 from spindle_cli.workload.training.precision import computing, dtype_in

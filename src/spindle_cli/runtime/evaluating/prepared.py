@@ -27,8 +27,8 @@ from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.sharded import uses_in
 from spindle_cli.workload.evaluation import analyse_evaluation
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
-from spindle_cli.workload.losses.shares import LossCounter
-from spindle_cli.workload.metaops.constants import hand_constants_on
+from spindle_cli.workload.losses.counts import LossCounter
+from spindle_cli.workload.metaops.ops import hand_constants_on
 from spindle_cli.workload.training.precision import in_dtype
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from spindle_cli.errors import UsageError
 from spindle_cli.files.parsing import shown
-from spindle_cli.workload.values.step_values import StepValues, is_number
+from spindle_cli.workload.step_values import StepValues, is_number
 
 
 class SetValues:

@@ -13,10 +13,10 @@ from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.counting import speaks_for_loss
 from spindle_cli.units import format_seconds
-from spindle_cli.workload.at_lengths.trace import LengthTracer, TaskAtLength, module_over
-from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.at_lengths import LengthTracer, TaskAtLength, module_over
+from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.losses.shares import LossCounter
+from spindle_cli.workload.losses.counts import LossCounter
 from spindle_cli.workload.training.item_draws import generators_kept
 from spindle_cli.workload.training.precision import in_dtype, in_numbers
 

@@ -26,9 +26,9 @@ from spindle_cli.runtime.communication.wiring import WiredSlice
 from spindle_cli.runtime.part.own_ranges import leaf_without_memory
 from spindle_cli.runtime.part.shards import Cut, Cuts, take_parts
 from spindle_cli.runtime.step.compute import LocalSlice
-from spindle_cli.workload.at_lengths.trace import is_same_graph, module_over
-from spindle_cli.workload.building.abstract import swap
+from spindle_cli.workload.at_lengths import is_same_graph, module_over
 from spindle_cli.workload.building.attributes import swapped_tensors
+from spindle_cli.workload.building.load import swap
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.initial.matching import OwnValues

@@ -31,7 +31,7 @@ from spindle_cli.workload.training.precision import dtype_in
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spindle_cli.workload.losses.shares import LossCounter
+    from spindle_cli.workload.losses.counts import LossCounter
 
 # Shapes of one sample, by task and field -> what counts for the tasks' losses
 CountersOf = Callable[[Mapping[str, Mapping[str, tuple[int, ...]]]], Mapping[str, "LossCounter | None"]]

@@ -21,7 +21,7 @@ from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import LossShares
-from spindle_cli.workload.losses.shares import share_of_samples
+from spindle_cli.workload.losses.counts import share_of_samples
 from spindle_cli.workload.optimizing.schedules import TaskWeights
 from spindle_cli.workload.types import FlowTask, Task
 

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spindle_cli.workload.building.abstract import Births, swap
+from spindle_cli.workload.building.load import Births, swap
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any, cast
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.files.parsing import shown
 from spindle_cli.workload.file import TrainSettings, WorkloadFile
-from spindle_cli.workload.names.init_from import InitFrom
+from spindle_cli.workload.init_from import InitFrom
 from spindle_cli.workload.one_process import show_one_process
 from spindle_cli.workload.refuse import place_of_error
 

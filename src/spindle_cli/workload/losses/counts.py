@@ -1,19 +1,25 @@
-"""What a loss counts: sums over the batch that follow from its fields alone."""
+"""What a loss counts: sums over the batch that follow from its fields alone, and what each share adds."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, fx, nn
 
-from spindle_cli.workload.graph import reached
+from spindle_cli.workload.graph import LossShares, reached
 from spindle_cli.workload.losses.expressions import Attribute, Copy, Count, Expression, Writer, parts_of
 from spindle_cli.workload.losses.forms import Form, Kind, NotKnownError
+from spindle_cli.workload.own_draws import draws_random_numbers
 from spindle_cli.workload.tracing.inplace import changed_in_place
 from spindle_cli.workload.tracing.questions import ask, can_answer, question_of
-from spindle_cli.workload.tracing.randomness import draws_random_numbers
 from spindle_cli.workload.tracing.shapes import Shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
 
 SHARE = "spindle_share"  # the placeholder of graphs that are told which share of the samples they compute
 
@@ -133,3 +139,38 @@ def _is_constant(root: nn.Module, name: str) -> bool:
     owner, _, last = name.rpartition(".")
     value = getattr(root.get_submodule(owner), last)
     return not (isinstance(value, Tensor) and value.requires_grad) and not isinstance(value, nn.Parameter)
+
+
+def share_of_samples(num_samples: int, batch_size: int, batches: int) -> float:
+    """What a share of `num_samples` samples has of a step's batches together."""
+    return num_samples / (batch_size * batches)
+
+
+class LossCounter:
+    """Counts for one task's loss, on copies of the tensors that the workload's modules hold."""
+
+    def __init__(self, root: nn.Module, shares: LossShares) -> None:
+        assert shares.counts is not None, "there is nothing to count"
+        self.fields = shares.count_fields
+        self._module = fx.GraphModule(root, shares.counts)
+        self._held = {
+            name: _exact(tensor.detach().to("cpu", copy=True))
+            for name, tensor in self._module.named_buffers()
+        }
+
+    def count(self, fields: Mapping[str, Tensor], share: float) -> Tensor:
+        """What a share counts: float64 of shape (num_counts,), on the CPU.
+
+        Args:
+            fields: the share's rows of (at least) `self.fields`, on the CPU.
+            share: of the samples.
+        """
+        given = [_exact(fields[name]) for name in self.fields]
+        with torch.no_grad():
+            found = torch.func.functional_call(self._module, self._held, (*given, share))
+        return torch.stack([torch.as_tensor(count, dtype=torch.float64) for count in found])
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    """A tensor in which sums are exact, as far as can be."""
+    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor

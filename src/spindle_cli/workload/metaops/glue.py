@@ -24,6 +24,7 @@ from spindle_cli.workload.losses.forms import NotKnownError
 from spindle_cli.workload.losses.operations import ARITHMETIC
 from spindle_cli.workload.losses.reduction import LossPart, find_part, find_part_of_whole
 from spindle_cli.workload.metaops.sharing import AtHand
+from spindle_cli.workload.own_draws import draws_random_numbers
 from spindle_cli.workload.rules.batch_norms import has_other_norms, shared_norms
 from spindle_cli.workload.rules.states import Batch, Whole
 from spindle_cli.workload.splitting.coupling import (
@@ -43,7 +44,6 @@ from spindle_cli.workload.splitting.coupling import (
 from spindle_cli.workload.tracing.inplace import changed_in_place
 from spindle_cli.workload.tracing.prepare import is_put_together
 from spindle_cli.workload.tracing.questions import question_of
-from spindle_cli.workload.tracing.randomness import draws_random_numbers
 from spindle_cli.workload.tracing.regions import Region
 from spindle_cli.workload.tracing.shapes import is_projection
 from spindle_cli.workload.types import Workload

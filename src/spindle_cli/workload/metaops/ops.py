@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import count
 
 from torch import Tensor, fx, nn
 
 from spindle_cli.workload.fixed.fields import add_checks
-from spindle_cli.workload.graph import Op, TaskGraph
+from spindle_cli.workload.graph import CONSTANT, Op, TaskGraph
 from spindle_cli.workload.metaops.cut import Cutter
 from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.glue import find_homes
@@ -218,3 +219,31 @@ def share_module(task_graph: TaskGraph, op: Op) -> fx.GraphModule:
     over what counts takes two more kinds of arguments (`LossShares`), and gives the share's part of the loss.
     """
     return fx.GraphModule(task_graph.root, op.graph if op.shares is None else op.shares.graph)
+
+
+def constants_of(task: TaskGraph) -> dict[str, Tensor]:
+    """Those that a task's ops take, by name."""
+    names = {
+        str(node.target)
+        for op in task.ops
+        for graph in op.graphs
+        for node in graph.nodes
+        if node.op == "get_attr" and str(node.target).startswith(CONSTANT)
+    }
+    return {name: value for name in names if isinstance(value := getattr(task.root, name), Tensor)}
+
+
+def hand_constants_on(task: TaskGraph, root: nn.Module) -> tuple[str, ...]:
+    """Let another build's root hold a task's constants, too, by names that nothing there has; the task's
+    graphs use these from now on. Returns the names.
+    """
+    renamed: dict[str, str] = {}
+    for name, value in constants_of(task).items():
+        renamed[name] = next(new for number in count() if not hasattr(root, new := f"{CONSTANT}{number}"))
+        setattr(root, renamed[name], value)
+    for op in task.ops:
+        for graph in op.graphs:
+            for node in graph.nodes:
+                if node.op == "get_attr":
+                    node.target = renamed.get(str(node.target), node.target)
+    return tuple(renamed.values())

@@ -14,9 +14,8 @@ from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.graph import LossShares, Op, TaskGraph
 from spindle_cli.workload.memo import key_of, portable
 from spindle_cli.workload.pairs.judged import NO_ROW
-from spindle_cli.workload.pairs.recipe import recipe_of_share
+from spindle_cli.workload.pairs.recipe import Gather, recipe_of_share
 from spindle_cli.workload.pairs.record import arguments_of
-from spindle_cli.workload.pairs.steps import Gather
 from spindle_cli.workload.rules.states import MixesError
 from spindle_cli.workload.tracing.behaviour import Kinds, name_of
 from spindle_cli.workload.tracing.observe import Observer

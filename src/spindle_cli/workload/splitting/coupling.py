@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from torch import fx, nn
 
+from spindle_cli.workload.own_draws import draws_random_numbers
 from spindle_cli.workload.rules.align import DIFFERENT
 from spindle_cli.workload.rules.batch_norms import has_other_norms
 from spindle_cli.workload.rules.states import Mixed, Reduced, Whole
 from spindle_cli.workload.splitting.independence import Independence
 from spindle_cli.workload.splitting.samples import Samples
-from spindle_cli.workload.tracing.randomness import draws_random_numbers
 from spindle_cli.workload.tracing.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task, Workload
 

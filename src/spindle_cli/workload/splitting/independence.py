@@ -20,12 +20,11 @@ from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed import marks
 from spindle_cli.workload.fixed.marks import rows_for
 from spindle_cli.workload.memo import key_of, portable
-from spindle_cli.workload.own_draws import generators_kept
+from spindle_cli.workload.own_draws import draws_by_itself, draws_random_numbers, generators_kept
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.splitting.samples import Verdicts
 from spindle_cli.workload.tracing.behaviour import Kinds, name_of
 from spindle_cli.workload.tracing.observe import Observer
-from spindle_cli.workload.tracing.randomness import draws_by_itself, draws_random_numbers
 from spindle_cli.workload.tracing.shapes import BatchDim, Shapes, growth
 
 _TOGETHER, *_PARTS = 5, 1, 4  # samples: all together, then in two parts

@@ -16,12 +16,12 @@ from torch import fx
 
 from spindle_cli.workload.building.attributes import Changes, Memories
 from spindle_cli.workload.graph import CONSTANT
+from spindle_cli.workload.own_draws import draws_by_itself
 from spindle_cli.workload.refuse import refusal
+from spindle_cli.workload.step_values import asks_no_values
 from spindle_cli.workload.tracing.proxies.counters import SetsPlainError, Unknown
-from spindle_cli.workload.tracing.randomness import draws_by_itself
 from spindle_cli.workload.tracing.signature import place_of_function
 from spindle_cli.workload.types import Task
-from spindle_cli.workload.values.step_values import asks_no_values
 
 
 def refuse_earlier(task: Task, first: fx.Graph, left: Changes, again: Callable[[], fx.Graph]) -> None:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, fx
 
 from spindle_cli.workload.refuse import refusal
+from spindle_cli.workload.step_values import depends_on_step, reads_step_values_in
 from spindle_cli.workload.tracing.faithful import NO_GRAD
 from spindle_cli.workload.tracing.questions import question_of
 from spindle_cli.workload.tracing.shapes import BatchDim, Shapes, entries_of, is_record
 from spindle_cli.workload.types import FlowTask, Task
-from spindle_cli.workload.values.step_values import depends_on_step, reads_step_values_in
 
 # Methods that take a tensor's dtype and device, as the functions that are told them.
 _MADE_LIKE: dict[Any, Any] = {

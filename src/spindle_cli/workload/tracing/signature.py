@@ -8,8 +8,8 @@ from typing import Any
 
 from spindle_cli.workload.arguments import Arguments
 from spindle_cli.workload.refuse import place_of, refusal
+from spindle_cli.workload.step_values import arguments_of_step
 from spindle_cli.workload.types import Task
-from spindle_cli.workload.values.step_values import arguments_of_step
 
 
 def check_signature(task: Task, arguments: Arguments | None) -> None:

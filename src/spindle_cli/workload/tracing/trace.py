@@ -34,6 +34,7 @@ from spindle_cli.workload.refuse import (
     place_of_error,
     refusal,
 )
+from spindle_cli.workload.step_values import StepValues, TracedValues
 from spindle_cli.workload.tracing.earlier import refuse_earlier
 from spindle_cli.workload.tracing.faithful import (
     note_contexts,
@@ -67,7 +68,6 @@ from spindle_cli.workload.tracing.shapes import leaves_of
 from spindle_cli.workload.tracing.signature import check_signature, place_of_function
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.workload.unread import not_validated
-from spindle_cli.workload.values.step_values import StepValues, TracedValues
 from spindle_cli.workload.wide import MadeInFloat64, forget_equal_twins, l1_loss_weight
 
 _WRAP_HINT = (

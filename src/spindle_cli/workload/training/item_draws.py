@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from spindle_cli.workload.tracing.randomness import DRAWING_FUNCTIONS
+from spindle_cli.workload.own_draws import DRAWING_FUNCTIONS
 
 T = TypeVar("T")
 

@@ -19,9 +19,9 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.reads import Reads
 from spindle_cli.workload.refuse import place_of
+from spindle_cli.workload.step_values import StepValues
 from spindle_cli.workload.training.callbacks import callback_classes
 from spindle_cli.workload.types import Workload
-from spindle_cli.workload.values.step_values import StepValues
 from spindle_cli.workload.watched.watch import Watch
 
 

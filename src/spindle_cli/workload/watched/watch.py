@@ -22,8 +22,8 @@ from spindle_cli.workload.building.attributes import fields_of
 from spindle_cli.workload.building.load import built_modules, modules_of
 from spindle_cli.workload.building.source import settled_module_name
 from spindle_cli.workload.reads import OF_MODULES, Reads, is_users
+from spindle_cli.workload.step_values import HELD_AS, StepValues, is_number
 from spindle_cli.workload.types import Workload
-from spindle_cli.workload.values.step_values import HELD_AS, StepValues, is_number
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _DEPTH = 4

@@ -21,6 +21,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.fixed.marks import is_fixed
 from spindle_cli.workload.fixed.refusal import ReadsValuesError, fields_behind
 from spindle_cli.workload.refuse import frames_of_caller, place_of_caller, refusal
+from spindle_cli.workload.step_values import refuse_decision
 from spindle_cli.workload.tracing.observe import Observer, storage_of
 from spindle_cli.workload.tracing.proxies.asking import asked_of_python
 from spindle_cli.workload.tracing.proxies.selecting import seen_as
@@ -31,7 +32,6 @@ from spindle_cli.workload.tracing.shapes import (
     is_record,
     leaves_of,
 )
-from spindle_cli.workload.values.step_values import refuse_decision
 
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
 

@@ -17,8 +17,8 @@ from torch import Tensor, fx, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.graph import CONSTANT, Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.memo import AnalysisMemo
-from spindle_cli.workload.metaops.constants import constants_of
 from spindle_cli.workload.metaops.finding import Finder
+from spindle_cli.workload.metaops.ops import constants_of
 from spindle_cli.workload.metaops.task import analyse_task
 from spindle_cli.workload.training.item_draws import generators_kept
 from spindle_cli.workload.types import Workload

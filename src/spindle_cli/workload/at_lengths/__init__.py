@@ -1,1 +1,0 @@
-"""A task traced at other lengths than those it is planned for."""
