@@ -16,7 +16,7 @@ from spindle_cli.errors import InputError, NoPlanError
 from spindle_cli.files.cluster import Cluster, NodeGroup
 from spindle_cli.files.nodes import BetweenLink, GroupLinks, Link, Links
 from spindle_cli.plan.file import plan_text, read_plan, write_plan
-from spindle_cli.plan.islands.cut import island_of
+from spindle_cli.plan.islands.planned import island_of
 from spindle_cli.plan.islands.said import consent_line, islands_report, lines_of
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.plan_report import PlanReport

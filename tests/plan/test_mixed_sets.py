@@ -20,8 +20,7 @@ from spindle_cli.plan.file import plan_text, read_plan, write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.mixed.problem import make_mixed_problem
-from spindle_cli.plan.sets.choose import with_sets
-from spindle_cli.plan.sets.passes import both_at_once, each_by_itself
+from spindle_cli.plan.sets.choose import both_at_once, each_by_itself, with_sets
 from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare
 from spindle_cli.simulate.run import simulate

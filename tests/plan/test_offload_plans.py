@@ -18,8 +18,7 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.passes import _stalls
 from spindle_cli.plan.problem import MemoryFallback, make_problem, without_offload
 from spindle_cli.plan.search.memory_fallback import describe, given_up
-from spindle_cli.plan.sets.choose import of_tasks
-from spindle_cli.plan.sets.in_turn import judge_in_turn
+from spindle_cli.plan.sets.choose import judge_in_turn, of_tasks
 from spindle_cli.plan.sets.restrict import as_early_as_possible
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare

@@ -15,7 +15,7 @@ from helpers.examples import examples
 from spindle_cli.plan.bound.patterns import Pattern
 from spindle_cli.plan.patterns.backfill import Backfill
 from spindle_cli.plan.patterns.program import KnownPatterns, PatternProgram
-from spindle_cli.plan.patterns.rounding import CHANCE, in_turn, jobs_of
+from spindle_cli.plan.patterns.shorten import CHANCE, in_turn, jobs_of
 from spindle_cli.plan.patterns.side_by_side import Set, sets_in_order
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.listing import Timed

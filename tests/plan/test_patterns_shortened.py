@@ -23,8 +23,15 @@ from spindle_cli.plan.patterns.backfill import Backfill
 from spindle_cli.plan.patterns.beyond_compute import BeyondCompute
 from spindle_cli.plan.patterns.climb import JOB_SHARE, Climber, Schedule
 from spindle_cli.plan.patterns.program import PatternProgram
-from spindle_cli.plan.patterns.rounding import jobs_of
-from spindle_cli.plan.patterns.shorten import LONG, MOST_COMPARED, NUM_TURNS, SHORT, SUM_WEIGHTS, Shortener
+from spindle_cli.plan.patterns.shorten import (
+    LONG,
+    MOST_COMPARED,
+    NUM_TURNS,
+    SHORT,
+    SUM_WEIGHTS,
+    Shortener,
+    jobs_of,
+)
 from spindle_cli.plan.patterns.side_by_side import sets_in_order
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.listing import Job, Timed

@@ -13,11 +13,10 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.pipelines.beside import Beside
 from spindle_cli.plan.pipelines.cuts import Cutter, Piece, with_part
 from spindle_cli.plan.pipelines.drafts import may_gain, pipelines
 from spindle_cli.plan.pipelines.lanes import Lanes, ways_to_cut
-from spindle_cli.plan.pipelines.search import LEAST_COUNTED, Search, State
+from spindle_cli.plan.pipelines.search import LEAST_COUNTED, Beside, Search, State
 from spindle_cli.plan.pipelines.sections import Section, sections_of
 from spindle_cli.plan.pipelines.timetable import PieceSeconds, timetable
 from spindle_cli.plan.placing.predict import Prediction

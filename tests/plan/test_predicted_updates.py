@@ -8,8 +8,7 @@ from drafts import draft_of, predicted, problem_of
 from helpers.plans import cluster_of, metaop_of
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.links import all_reduce_s
-from spindle_cli.plan.placing.predict import Prediction
-from spindle_cli.plan.placing.updates import Kinds, SumEnd, updated_s
+from spindle_cli.plan.placing.predict import Kinds, Prediction, SumEnd, updated_s
 from spindle_cli.plan.schedule import Placed
 from spindle_cli.profile.points import CurvePoint
 

@@ -21,9 +21,8 @@ from spindle_cli.plan.file import plan_text, read_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.plan_report import PlanReport
 from spindle_cli.plan.types import Plan
-from spindle_cli.plan.weights.choose import by_free_memory, parse_shard_by
+from spindle_cli.plan.weights.choose import by_free_memory, by_speed, parse_shard_by
 from spindle_cli.plan.weights.on_part import weights_on
-from spindle_cli.plan.weights.speeds import by_speed
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 from spindle_cli.program.link import link, link_sets

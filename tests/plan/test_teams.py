@@ -24,9 +24,8 @@ from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.slices import Slice
 from spindle_cli.plan.teams.cluster import cluster_of as cluster_of_teams
 from spindle_cli.plan.teams.cluster import teams_of
-from spindle_cli.plan.teams.expanded import on_devices
 from spindle_cli.plan.teams.find import InTeams, sizes_of
-from spindle_cli.plan.teams.planner import TeamsPlanner, planner_of
+from spindle_cli.plan.teams.planner import TeamsPlanner, on_devices, planner_of
 from spindle_cli.plan.teams.profile import beside_bytes, on_teams, shared_out, way_on
 from spindle_cli.profile.types import MetaOpProfile, OpMemory, Profile
 from spindle_cli.simulate.run import simulate

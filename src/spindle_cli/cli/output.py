@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NoReturn
 
 from pydantic import BaseModel
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from spindle_cli.cli.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+
+class PlainConsole(Console):
+    """The text is ours and is not markup; names in it are shown as they are printable."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What rich makes of it, with control characters escaped but for rich's own."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+class ReportConsole(PlainConsole):
+    """For standard output."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Leave it to `cli/failures.py`; rich would end with exit code 1, which is a failed check's."""
+        raise BrokenPipeError
+
 
 PIPE_WIDTH = 120  # characters in a line where there is no terminal to ask
 
@@ -42,7 +63,7 @@ def out(width: int | None = None) -> Console:
 
     `width`: characters in a line; by default the terminal's, or `PIPE_WIDTH`.
     """
-    from spindle_cli.cli.console import ReportConsole
+    from spindle_cli.cli.output import ReportConsole
 
     is_terminal = sys.stdout.isatty()
     if width is None and not is_terminal:
@@ -52,6 +73,6 @@ def out(width: int | None = None) -> Console:
 
 def err() -> Console:
     """Standard error for progress bars; draws them only when it is a terminal (`err().is_terminal`)."""
-    from spindle_cli.cli.console import PlainConsole
+    from spindle_cli.cli.output import PlainConsole
 
     return PlainConsole(stderr=True, highlight=False, markup=False)

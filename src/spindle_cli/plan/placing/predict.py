@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from heapq import heappop, heapreplace
 from typing import NamedTuple
 
-from spindle_cli.account.step_end import together_s, updates_early
+from spindle_cli.account.step_end import own_bytes, together_s, update_parts, updates_early
 from spindle_cli.account.traffic import Traffic, products_s
-from spindle_cli.account.types import Collective, Together
+from spindle_cli.account.types import Collective, ParameterGroup, Together
 from spindle_cli.costs.links import Spread, per_node
 from spindle_cli.plan.placing.card_loads import CardLoads
 from spindle_cli.plan.placing.passes import BothPasses, Passes, Times
-from spindle_cli.plan.placing.updates import Kinds, SumEnd, updated_s
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.types import Slice
 
@@ -380,3 +379,61 @@ class _Collectives:
     def _start_s(self, each: Together, ready_s: float, free: _Free) -> float:
         """When all of some devices are free for a sum or gather."""
         return max(ready_s, max(free.since_s[kind] for kind in self.kinds.taking_part[each.devices]))
+
+
+class SumEnd(NamedTuple):
+    """When the sum of a group is predicted to end."""
+
+    group: ParameterGroup
+    end_s: float
+
+
+class Kinds(NamedTuple):
+    """Devices that take part in the same collectives are of one kind.
+
+    `of_device`: of each. `taking_part`: of the devices of a collective, their kinds, and numbers of what else
+    it occupies.
+    """
+
+    of_device: Sequence[int]
+    taking_part: Mapping[tuple[int, ...], Sequence[int]]
+
+
+def updated_s(
+    groups: Iterable[ParameterGroup],
+    passed_s: Sequence[float],
+    sums_s: Sequence[SumEnd],
+    steps_s: Sequence[float],
+    kinds: Kinds,
+) -> list[float]:
+    """When each device has updated all its parameters.
+
+    A part is updated when the one before it is, and when the last of its sums has ended.
+
+    Args:
+        groups: all, also those of which no sum is taken.
+        passed_s: of each device, when its passes are through, and it knows the losses.
+        sums_s: of all sums, in their order.
+        steps_s: of each device, what the optimizer's step takes without the products of gathered factors.
+        kinds: of devices that take part in the same sums.
+    """
+    own = own_bytes(groups)
+    sums_of: dict[int, list[SumEnd]] = {}
+    for each in sums_s:
+        for kind in kinds.taking_part[each.group.devices] if each.group.is_trained else ():
+            sums_of.setdefault(kind, []).append(each)
+    known: dict[tuple[int, int, float, float], float] = {}  # of devices that do the same
+    found: list[float] = []
+    for device, (at_s, step_s) in enumerate(zip(passed_s, steps_s, strict=True)):
+        key = (kinds.of_device[device], own.get(device, 0), at_s, step_s)
+        if key not in known:
+            known[key] = _updated_s(key[1], sums_of.get(key[0], ()), at_s, step_s)
+        found.append(known[key])
+    return found
+
+
+def _updated_s(own: int, sums_s: Sequence[SumEnd], at_s: float, step_s: float) -> float:
+    end_of = {group.index: end_s for group, end_s in sums_s}
+    for part in update_parts(own, [group for group, _ in sums_s]):
+        at_s = max([at_s, *(end_of[index] for index in part.groups)]) + part.seconds(step_s)
+    return at_s

@@ -8,18 +8,23 @@ together, by the mean time of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
-from spindle_cli.account.device_memory import MEMORY_FORMULA
+from spindle_cli.account.device_memory import MEMORY_FORMULA, DeviceMemory, device_memory, optimizer_steps_s
+from spindle_cli.account.joint import joint_of
+from spindle_cli.account.traffic import communicator_bytes, traffic_of
 from spindle_cli.plan.assemble import make_waves, plan_metaop
+from spindle_cli.plan.ordering.orders import mirrored
+from spindle_cli.plan.ordering.timed import timed
+from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.schedule import placed_slices
+from spindle_cli.plan.search.judge import has_room
 from spindle_cli.plan.search.posed import Posed, Posing
-from spindle_cli.plan.sets.in_turn import InTurn, judge_in_turn
-from spindle_cli.plan.sets.passes import both_at_once, each_by_itself
 from spindle_cli.plan.sets.restrict import as_early_as_possible, restricted
 from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Slice
-from spindle_cli.profile.types import Profile, TaskShare
+from spindle_cli.profile.types import MetaOp, Profile, TaskShare
 
 # Makes the plan of a profile without sets.
 Planner = Callable[[Profile], Plan]
@@ -185,3 +190,78 @@ def of_tasks(profile: Profile, tasks: Collection[str]) -> Profile:
     just_these = TaskShare(tasks=tuple(tasks), share=1.0)
     made = Profile(**{**fields, "metaops": metaops, "task_sets": (just_these,)})
     return made.asked_as(profile)
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """Plans that run in turn, that of all tasks first: of each its slices, what each device holds, and how
+    long its step takes. `sums_by_node`: as a plan says it.
+    """
+
+    slices: tuple[tuple[Slice, ...], ...]
+    memory: tuple[tuple[DeviceMemory, ...], ...]
+    predictions: tuple[Prediction, ...]
+    sums_by_node: bool = True
+
+    def mean_s(self, shares: Sequence[float]) -> float:
+        """Seconds of an iteration on average; `shares`: of the steps, of every plan but that of all tasks."""
+        steps = zip(self.predictions[1:], shares, strict=True)
+        return sum(prediction.iteration_s * share for prediction, share in steps)
+
+
+def judge_in_turn(problems: Sequence[Problem], slices: Sequence[tuple[Slice, ...]]) -> InTurn | None:
+    """Judge plans that run in turn; None where one does not fit the devices' memory, either with what goes by
+    nodes or with all over all devices at once.
+
+    Args:
+        problems: of all tasks, then of each set's.
+        slices: of each, in order of start.
+    """
+    by_node = _judged(problems, slices, sums_by_node=True)
+    return by_node or _judged(problems, slices, sums_by_node=False)
+
+
+def _judged(
+    problems: Sequence[Problem], slices: Sequence[tuple[Slice, ...]], *, sums_by_node: bool
+) -> InTurn | None:
+    whole = problems[0]
+    joint = joint_of(slices, whole.profile.by_name)
+    communicators: tuple[int, ...] | None = None
+    memory, predictions = [], []
+    for member, (problem, own) in enumerate(zip(problems, slices, strict=True)):
+        own_placed = placed_slices(problem, own)
+        placed = replace(own_placed, joint=joint, member=member, sums_by_node=sums_by_node)
+        traffic = traffic_of(placed)
+        if communicators is None:  # those of all plans
+            communicators = communicator_bytes(placed)
+        profile, cluster = problem.profile, problem.cluster
+        needs = device_memory(profile.metaops, own, cluster, profile, communicators, (joint, member))
+        if not has_room(problem, needs):
+            return None
+        steps_s = optimizer_steps_s(needs, profile.optimizer_s_per_byte)
+        compute_s = max(piece.last_s for piece in own)
+        memory.append(needs)
+        predictions.append(predict(problem, own, traffic, compute_s, steps_s))
+    return InTurn(tuple(slices), tuple(memory), tuple(predictions), sums_by_node)
+
+
+def both_at_once(slices: Sequence[Slice], by_name: Mapping[str, MetaOp]) -> tuple[Slice, ...]:
+    """The same slices in the same order, in one go each, for as long as both passes take."""
+    if all(piece.backward_s is None for piece in slices):
+        return tuple(slices)
+    in_one_go = [
+        piece.model_copy(
+            update={
+                "end_s": piece.start_s + piece.busy_s,
+                "backward_start_s": None,
+                "backward_end_s": None,
+            }
+        )
+        for piece in slices
+    ]
+    return as_early_as_possible(in_one_go, by_name)
+
+
+def each_by_itself(problem: Problem, slices: Sequence[Slice]) -> tuple[Slice, ...]:
+    """The same with times for each pass: all forward, then all backward in reverse."""
+    return timed(problem, slices, mirrored(range(len(slices))))
