@@ -304,8 +304,9 @@ def collectives_bytes(devices: Sequence[int], cluster: Cluster) -> int:
 
 
 def bytes_of_collectives(num_devices: int, num_nodes: int, fewest_cards: int) -> int:
-    """The same by numbers alone: of devices on so many nodes, the fewest of whose network cards are those of
-    a node. Of channels there are as many as the node has that has fewest, of which NCCL takes the least.
+    """Bytes of the channels of collectives, by numbers alone: `devices` on so many nodes, the fewest of whose
+    network cards are those of a node. There are as many channels as the node has that has fewest, of which
+    NCCL takes the least.
     """
     if num_devices == 1:
         return 0

@@ -75,7 +75,9 @@ def _rows(node: Node, point: Point) -> tuple[int, ...] | None:
 
 
 def _seconds(piece: UnplacedSlice) -> float:
-    """Of both passes, by how many of its ops are recomputed and how many have activations in host memory."""
+    """Seconds of both passes of a slice, by how many of its ops are recomputed and how many have activations
+    in host memory.
+    """
     point = piece.point
     if not point.offload:
         return piece.num_ops * point.op_s

@@ -113,7 +113,7 @@ def _drafts(problem: Problem) -> Iterator[Draft]:
 
 
 def _smallest_that_fit(profile: Profile, cluster: Cluster) -> Iterator[Change]:
-    """Of each kind of change, the smallest after which some plan fits."""
+    """For each kind of change, the smallest after which some plan fits."""
     for kind in (_shared_state, _more_nodes, _smaller_batches, _tensor_parallelism, _more_memory):
         for change in kind(profile, cluster):
             if fits(change.profile, change.cluster):

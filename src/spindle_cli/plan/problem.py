@@ -271,7 +271,7 @@ class _Part:
 
 
 def _parts(metaop: MetaOpProfile, fallback: MemoryFallback, cluster: Cluster) -> list[_Part]:
-    """Of a MetaOp's ops; what tensor parallelism has to split is recomputed whole."""
+    """The parts of a MetaOp's ops by how they are recomputed; what tensor parallelism splits is so whole."""
     recomputed = fallback.recompute.get(metaop.name, 0)
     selective = min(fallback.selective.get(metaop.name, 0), metaop.num_ops - recomputed)
     if metaop.name in fallback.split or all(point.tp > 1 for point in possible_points(metaop, cluster)):
@@ -357,7 +357,7 @@ def make_point(point: CurvePoint, metaop: MetaOp, again: Again = Again.NOTHING) 
 
 
 def with_again(point: Point, metaop: MetaOp, again: Again) -> Point:
-    """The same of ops that recompute so much; `point`: of such as recompute nothing."""
+    """The point for ops that recompute so much; `point`: of such as recompute nothing."""
     if again is Again.NOTHING:
         return point
     share = share_again(metaop, selective=again is Again.SELECTIVE)
@@ -372,7 +372,7 @@ def with_again(point: Point, metaop: MetaOp, again: Again) -> Point:
 
 
 def with_offload(point: Point, share: float, moved: float | None = None) -> Point:
-    """The same, with activations of a share of the ops in host memory; `moved`: the share of all of a
+    """The point with activations of a share of the ops in host memory; `moved`: the share of all of a
     slice's, the last one counted; None: as if it made no difference.
     """
     moved = share if moved is None else moved
@@ -382,7 +382,7 @@ def with_offload(point: Point, share: float, moved: float | None = None) -> Poin
 
 
 def without_offload(point: Point) -> Point:
-    """The same, with no activations in host memory."""
+    """The point with no activations in host memory."""
     backward_s = point.backward_s + point.moved * point.again * point.forward_s
     op_s = max(point.forward_s + backward_s, SHORTEST_S)
     return replace(point, backward_s=backward_s, op_s=op_s, offload=0.0, moved=0.0)

@@ -58,7 +58,7 @@ def best_pattern(
 def best_of_parts(
     parts: Sequence[Sequence[Sequence[int]]], worth: Mapping[int, Sequence[Worth]], room: Sequence[int]
 ) -> tuple[float, Pattern]:
-    """The same of nodes in parts, from each of which a pattern has nodes of one set.
+    """The best pattern where nodes are in parts, from each of which a pattern has nodes of one set.
 
     Args:
         parts: of each, its sets.

@@ -116,7 +116,7 @@ def patterns_of(spans: Sequence[tuple[int, int, float, float]]) -> list[Pattern]
 
 
 def sets_by_part(problem: Problem) -> list[list[list[int]]]:
-    """Of each part of the graph that hangs together, the largest sets of nodes of which none waits for
+    """For each part of the graph that hangs together, the largest sets of nodes of which none waits for
     another.
     """
     graph: nx.Graph[int] = nx.Graph()

@@ -12,7 +12,9 @@ from spindle_cli.plan.types import Slice
 
 
 def timed(problem: Problem, slices: Sequence[Slice], order: Sequence[Pass]) -> tuple[Slice, ...]:
-    """The same slices, in order of start, each pass as early as its devices and what it takes allow.
+    """Give slices in order of start, each pass as early as its devices and what it takes allow. Times are
+    whole ticks of a decimal fraction of a second, durations rounded up with a tick on top, as in
+    `exact_slices`.
 
     Times are whole ticks of a decimal fraction of a second, durations rounded up with a tick on top, as in
     `exact_slices`.
@@ -50,7 +52,7 @@ def timed(problem: Problem, slices: Sequence[Slice], order: Sequence[Pass]) -> t
 
 
 def takes(problem: Problem, slices: Sequence[Slice]) -> dict[Pass, list[Pass]]:
-    """Of each pass, those that have to be through before it."""
+    """For each pass, those that have to be through before it."""
     before: dict[Pass, list[Pass]] = {}
     for index in range(len(slices)):
         forward = Pass(index, is_backward=False)

@@ -100,7 +100,7 @@ def on_all(profile: Profile, cluster: Cluster, part: Part, found: Found, make: M
 
 
 def with_idle(found: Found, cluster: Cluster, part: Part, why: str) -> Found:
-    """The same, saying which devices stay idle, and why."""
+    """The plan with a note of which devices stay idle, and why."""
     idle = cluster.num_devices - len(part.devices)
     note = f"{counted(idle, 'device')} {'stays' if idle == 1 else 'stay'} idle: {why}."
     return replace(found, note=note if found.note is None else f"{found.note} {note}")

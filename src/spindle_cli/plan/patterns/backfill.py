@@ -95,8 +95,8 @@ class Backfill:
     def changed(
         self, trail: Trail, jobs: Sequence[Job], first: int, within_s: float
     ) -> tuple[list[Timed], float] | None:
-        """The same as `timed` of jobs of which those before `first` are a trail's; None if the last one ends
-        after `within_s`.
+        """Give jobs as `timed` does, if those before `first` are a trail's; None if the last one ends after
+        `within_s`.
         """
         kept = first // STRIDE
         state = trail.states[kept].copy()
@@ -155,7 +155,7 @@ class Backfill:
         return timed
 
     def justified(self, timed: Sequence[Timed]) -> tuple[list[Timed], float]:
-        """The same jobs pushed towards the end, the last one first, and back towards the start: it ends no
+        """Push jobs towards the end, the last one first, and back towards the start: the schedule ends no
         later, and often earlier.
         """
         from_end, _ = self.timed(last_ended_first(timed), backwards=True)
@@ -177,7 +177,7 @@ def _packed(counts: Sequence[int]) -> int:
 
 
 def _longest_chains(problem: Problem) -> list[float]:
-    """Of each node, the seconds of the longest chain behind it, each node on its fastest allocation."""
+    """For each node, the seconds of the longest chain behind it, each node on its fastest allocation."""
     chains_s = [0.0] * len(problem.nodes)
     for node in reversed(problem.order):
         for other in problem.nodes[node].consumers:

@@ -108,8 +108,8 @@ class BeyondCompute:
         return late_s + late_gathered_s
 
     def _seconds_of(self, number: int, devices: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
-        """Of a sum over so many devices of each type, what a device of each spends on it: for one op, before
-        which it cannot begin, and for the others, which come one after the other.
+        """What a device of each type spends on a sum over so many devices of each: for one op, before which
+        it cannot begin, and for the others, which come one after the other.
         """
         sum_s = self._bytes[number] * self._s_per_byte(devices)
         each = [sum_s * count / room for count, room in zip(devices, self._room, strict=True)]
@@ -159,7 +159,7 @@ def _bytes_by_users(problem: Problem) -> dict[frozenset[int], float]:
 
 
 def _moving_s(problem: Problem, node: Node) -> list[float]:
-    """Of each point, what the activations that a node's ops hand on to each other take to or from as many
+    """For each point, what the activations that a node's ops hand on to each other take to or from as many
     devices on other nodes of the cluster, with their gradients: as much as that adds.
     """
     links = problem.cluster.links

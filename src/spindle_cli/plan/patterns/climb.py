@@ -145,7 +145,7 @@ def _is_same(timed: Sequence[Timed], other: Sequence[Timed]) -> bool:
 
 
 def _points_of(timed: Sequence[Timed], num_nodes: int) -> list[list[int]]:
-    """Of each node the points that a schedule has."""
+    """The points that a schedule has for each node."""
     points: list[set[int]] = [set() for _ in range(num_nodes)]
     for (node, point, _), _, _ in timed:
         points[node].add(point)

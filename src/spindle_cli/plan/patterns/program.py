@@ -104,7 +104,7 @@ class PatternProgram:
         return [each for each in zip(allowed, seconds, strict=True) if each[1] > least_s]
 
     def _worth(self, node: Node, op_worth_s: float) -> list[Worth]:
-        """Of a node's allocations those worth most beyond their devices, if an op is worth so much."""
+        """The allocations of a node that are worth most beyond their devices, if an op is worth so much."""
         if op_worth_s <= 0:
             return []
         ranked = []

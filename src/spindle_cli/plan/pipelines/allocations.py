@@ -34,7 +34,7 @@ class Allocation:
 
 
 def allocations_in(problem: Problem, lane: Devices) -> list[Allocation | None]:
-    """Of each node inside a lane; None where it has none."""
+    """The allocation of each node inside a lane; None where it has none."""
     fastest = [_fastest(problem, node, lane) for node in problem.nodes]
     return [
         own if own is None else _near_others(problem, node, own, fastest)
@@ -105,7 +105,7 @@ def _as(problem: Problem, node: Node, other: Allocation, whose: Node) -> Allocat
 
 
 def _bytes_between(node: Node, other: Node) -> int:
-    """Of the whole batch, handed from one of two neighbours to the other."""
+    """Bytes of the whole batch that one of two neighbours hands to the other."""
     if node.metaop.name == other.metaop.name:
         return inner_bytes(node.metaop)
     producer = other if other.index in node.inputs else node

@@ -62,7 +62,9 @@ class Cutter:
         self._spans = [list(self._spans_of(number)) for number in range(len(problem.nodes))]
 
     def _spans_of(self, number: int) -> Iterator[tuple[int, int, int, int]]:
-        """Of a node's sections in order: (section, its op that comes first, how many, the node's op)."""
+        """The spans of a node's sections in order: (section, its op that comes first, how many, the node's
+        op).
+        """
         node = self._problem.nodes[number]
         begin = node.first_op
         while begin < node.first_op + node.num_ops:
@@ -101,7 +103,7 @@ class Cutter:
         return found
 
     def _runs(self, number: int, assignment: Assignment) -> list[tuple[int, int, int]]:
-        """Of a node, (first op, op behind the last, lane) of each run of ops in one lane."""
+        """The runs of a node's ops in one lane: (first op, op behind the last, lane) of each."""
         runs: list[tuple[int, int, int]] = []
         for section, place, count, begin in self._spans[number]:
             start = place

@@ -95,8 +95,8 @@ class Lanes:
 
     @cached_property
     def speed(self) -> tuple[float, ...]:
-        """Of each lane, how much of the work it does in the time of the lanes that are fastest with each op:
-        of all ops that it has allocations for.
+        """How much of the work each lane does in the time of the lanes that are fastest with each op: of all
+        ops that it has allocations for.
         """
         return tuple(map(self._speed, range(self.count)))
 
@@ -114,7 +114,7 @@ class Lanes:
         return inf if allocation is None else allocation.point.op_s
 
     def least_op_s(self, node: int) -> float:
-        """The same in the lane that is fastest."""
+        """Seconds of an op in the lane that is fastest."""
         return min(self.op_s(node, lane) for lane in range(self.count))
 
     def message_s(self, num_bytes: int, source: int, destination: int) -> float:

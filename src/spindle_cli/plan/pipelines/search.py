@@ -164,7 +164,7 @@ class Search:
         return total_s
 
     def _least_work_s(self) -> list[float]:
-        """Of each section, where each op is fastest."""
+        """Seconds of each section where each op is fastest."""
         return [self._work_s(number, self._lanes.least_op_s) for number in range(len(self._sections))]
 
     def _balanced(self) -> Assignment:
@@ -202,7 +202,7 @@ class Search:
 
 
 class Beside:
-    """Of a problem in some lanes."""
+    """What each lane does beside its passes, for one problem and its lanes."""
 
     def __init__(self, lanes: Lanes, sections: Sequence[Section]) -> None:
         self._lanes = lanes
@@ -217,7 +217,7 @@ class Beside:
         ]
 
     def seconds(self, assignment: Assignment, pieces: Sequence[Piece]) -> list[float]:
-        """Of each lane."""
+        """Seconds that each lane takes for updates and, on CPUs, for messages and samples."""
         seconds = [0.0] * self._lanes.count
         for parts, update_s in zip(assignment, self._update_s, strict=True):
             first = 0

@@ -16,7 +16,7 @@ from spindle_cli.plan.pipelines.lanes import Lanes
 
 
 class PieceSeconds(NamedTuple):
-    """Of both passes."""
+    """Seconds of both passes of a slice."""
 
     forward_s: float
     backward_s: float
@@ -30,7 +30,7 @@ class Timetable(NamedTuple):
 
 
 def seconds_of(lanes: Lanes, pieces: Sequence[Piece]) -> list[PieceSeconds] | None:
-    """Of each piece; None where one has no allocation in its lane."""
+    """Seconds of each slice; None where one has no allocation in its lane."""
     found = []
     for piece in pieces:
         allocation = lanes.of_node[piece.node][piece.lane]
@@ -159,7 +159,7 @@ class _Running:
         return Timetable(free_s, order)
 
     def _ranks(self, *, backward_first: bool) -> list[int]:
-        """Of each pass its place among all that could start together; the least goes first."""
+        """The place of each pass among all that could start together; the least goes first."""
         urgency = [
             (backward_first and number < self.count, -weight * rest_s)
             for number, (weight, rest_s) in enumerate(zip(self.weight, self.rest_s, strict=True))

@@ -29,8 +29,8 @@ from spindle_cli.plan.types import Slice
 def arrange(
     problem: Problem, slices: tuple[Slice, ...], num_exchanges: int
 ) -> tuple[tuple[Slice, ...], Sequence[int]]:
-    """The same schedule with devices exchanged between nodes, after so many tries, and of each device the one
-    whose place it takes.
+    """Exchange devices of a schedule between nodes, in so many tries; gives the schedule, and for each device
+    the one whose place it takes.
     """
     if len(problem.cluster.node_sizes) == 1:
         return slices, range(problem.num_devices)
@@ -270,7 +270,7 @@ def _histogram(spread: Sequence[int], most: int) -> list[int]:
 
 
 def bound_together(slices: Sequence[Slice], num_devices: int) -> list[tuple[int, ...]]:
-    """Of each device, the devices that may not be parted from it, ascending: those that it shares a
+    """For each device, the devices that may not be parted from it, ascending: those that it shares a
     tensor-parallel group with, and those that these share one with.
     """
     unit_of: list[tuple[int, ...]] = [(device,) for device in range(num_devices)]

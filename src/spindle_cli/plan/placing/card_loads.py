@@ -25,7 +25,7 @@ class Busy(NamedTuple):
 
 
 class CardLoads:
-    """Of one run of both passes."""
+    """What network cards carry in one run of both passes."""
 
     def __init__(self, busy: Iterable[Busy], cluster: Cluster) -> None:
         self._cluster = cluster

@@ -125,7 +125,7 @@ class _Placing:
         return ordered
 
     def _parts(self, free: Sequence[int], point: Point) -> Iterator[tuple[Sequence[int], int]]:
-        """Of which devices an allocation takes how many: of each type its own."""
+        """How many devices of each type an allocation takes: from each type's own."""
         if point.counts is None:
             yield free, point.num_devices
             return

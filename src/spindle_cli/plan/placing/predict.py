@@ -52,7 +52,7 @@ class Prediction:
 
     @property
     def beyond_compute(self) -> float:
-        """Of the iteration, the share that messages and sums add, with what they take of the processor."""
+        """The share of the iteration that messages and sums add, with what they take of the processor."""
         return (self.transfer_s + self.processor_s + self.gradient_sum_s) / self.iteration_s
 
 
@@ -187,7 +187,7 @@ class _Collectives:
 
     @property
     def no_gathers_s(self) -> list[float]:
-        """Of each kind, when its gathers end if there are none."""
+        """When the gathers of each kind end if there are none."""
         return [0.0] * self._num_kinds
 
     def ready_to_step_s(
@@ -294,7 +294,7 @@ class _Collectives:
         return sorted((each for _, each in reversed(gathers)), key=needed_s)
 
     def _uses(self, each: Together, forward_s: Sequence[float]) -> Iterator[tuple[int, float]]:
-        """Of each slice that uses a group, how long after its start it comes to it forward."""
+        """For each slice that uses a group, how long after its start it comes to it forward."""
         assert each.group is not None, "a gather is of a group"
         for index, op in self._groups[each.group].awaited_ops(self._slices):
             piece = self._slices[index]

@@ -83,7 +83,7 @@ class Footprint:
         self._shared: dict[frozenset[Block], float] = {}
 
     def shared_bytes(self, held: frozenset[Block]) -> float:
-        """Of the piece's parameters with all their state, what is held already."""
+        """How much of the slice's parameters with all their state a device holds already."""
         if not held:
             return 0.0
         if held not in self._shared:
@@ -138,7 +138,7 @@ class Usage:
         self._blocks: list[frozenset[Block]] = [frozenset()] * len(capacity_bytes)
 
     def shared_bytes(self, device: int, footprint: Footprint) -> float:
-        """Of the piece's parameters with all their state, what the device already holds."""
+        """How much of the slice's parameters with all their state a device holds already."""
         return footprint.shared_bytes(self._blocks[device])
 
     def after(self, device: int, footprint: Footprint) -> float:

@@ -73,17 +73,17 @@ class _Sets:
 
     @property
     def problems(self) -> list[Problem]:
-        """Of all tasks, then of each set's."""
+        """The problem of all tasks, then that of each set."""
         return [each.problem for each in self.posed]
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of the steps, of each set."""
+        """The share of the steps that each set has."""
         return tuple(each.share for each in self.profile.task_sets)
 
     @property
     def all_tasks(self) -> frozenset[str]:
-        """Of the workload."""
+        """The names of the workload's tasks."""
         return frozenset(metaop.task for metaop in self.profile.metaops)
 
     def stacked(self) -> list[tuple[Slice, ...]]:
@@ -165,7 +165,7 @@ class _Sets:
         return Plan(**{**fields, **made})
 
     def _with_times_of_passes(self, chosen: InTurn) -> InTurn:
-        """The same, where slices have to say when each pass runs."""
+        """Slices that say when each pass runs, where they have to."""
         slices = [
             each_by_itself(problem, own) for problem, own in zip(self.problems, chosen.slices, strict=True)
         ]
@@ -246,7 +246,7 @@ def _judged(
 
 
 def both_at_once(slices: Sequence[Slice], by_name: Mapping[str, MetaOp]) -> tuple[Slice, ...]:
-    """The same slices in the same order, in one go each, for as long as both passes take."""
+    """Slices in the same order that run forward and backward in one go, for as long as both passes take."""
     if all(piece.backward_s is None for piece in slices):
         return tuple(slices)
     in_one_go = [
@@ -263,5 +263,5 @@ def both_at_once(slices: Sequence[Slice], by_name: Mapping[str, MetaOp]) -> tupl
 
 
 def each_by_itself(problem: Problem, slices: Sequence[Slice]) -> tuple[Slice, ...]:
-    """The same with times for each pass: all forward, then all backward in reverse."""
+    """Slices with times for each pass: all forward, then all backward in reverse."""
     return timed(problem, slices, mirrored(range(len(slices))))

@@ -41,5 +41,5 @@ def spindle(problem: Problem, bound: Bound, effort: int) -> Iterator[list[Draft]
 
 
 def base_effort(problem: Problem) -> int:
-    """Of the shortest search: more for larger clusters, whose users wait longer."""
+    """The effort of the shortest search: more for larger clusters, whose users wait longer."""
     return 25_000 * max(1, isqrt(problem.num_devices // 64))

@@ -34,7 +34,7 @@ class Team:
 
     @property
     def kind(self) -> str:
-        """The same for teams of as many devices of the same type."""
+        """What teams of as many devices of the same type have alike."""
         return f"{self.cluster.device_type}-x{self.size}"
 
     @property
@@ -94,7 +94,7 @@ def cluster_of(teams: Sequence[Team], cluster: Cluster, beside_bytes: float = 0.
 
 
 def _memory_bytes(team: Team, beside_bytes: float) -> Iterator[float]:
-    """Of each device."""
+    """The memory that each device of a team has for the plan: without what comes on top of it."""
     for memory, reserve in zip(team.cluster.fill_bytes, team.cluster.reserve_bytes, strict=True):
         yield max(reserve + 1.0, memory - beside_bytes)
 

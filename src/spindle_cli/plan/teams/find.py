@@ -115,7 +115,7 @@ class InTeams:
 
 
 def _planners(profile: Profile, cluster: Cluster, effort: int) -> Iterator[TeamsPlanner]:
-    """Of each number of teams the cut that is worth most."""
+    """The cut that is worth most, for each number of teams."""
     shared = profile.sharded(shared_out(profile))
     for number in NUMBERS:
         each = (
@@ -130,7 +130,7 @@ def _planners(profile: Profile, cluster: Cluster, effort: int) -> Iterator[Teams
 
 
 def sizes_of(number: int, cluster: Cluster) -> Iterator[tuple[int, ...]]:
-    """Of so many teams, of two devices or more of one type: all ways to cut the devices of each type in
+    """All ways to cut the devices of each type into so many teams of two devices or more of one type: in
     steps, type after type, largest first.
     """
     counts = [len(list(devices)) for _, devices in groupby(cluster.type_of)]

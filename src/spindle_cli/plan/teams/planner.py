@@ -106,7 +106,7 @@ class TeamsPlanner:
 
 
 def planner_of(profile: Profile, cluster: Cluster, teams: Sequence[Team], effort: int) -> TeamsPlanner | None:
-    """Of teams; None: a MetaOp does not run on one of them.
+    """The planner of a cut into teams; None: a MetaOp does not run on one of them.
 
     Args:
         profile: with what teams share out.

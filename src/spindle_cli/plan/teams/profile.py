@@ -39,7 +39,7 @@ def shared_out(profile: Profile) -> dict[str, Sharding]:
 
 
 def beside_bytes(profile: Profile, cluster: Cluster) -> float:
-    """Of each device's memory, what comes on top of a team's plan as one device: room to gather the
+    """How much of each device's memory comes on top of a team's plan as one device: room to gather the
     parameters of two ops, the gradients of two that are being scattered, and communicators.
     """
     largest = max(
@@ -51,7 +51,9 @@ def beside_bytes(profile: Profile, cluster: Cluster) -> float:
 
 
 def _communicators_bytes(cluster: Cluster) -> int:
-    """Of each device, all taken as large as of all devices of the cluster, or of its largest node."""
+    """Bytes of each device's communicators, all taken as large as one of all devices of the cluster, or of
+    its largest node.
+    """
     if cluster.talks_by == "gloo":
         return 0
     first, size = max(zip(cluster.first_device_of, cluster.node_sizes, strict=True), key=lambda node: node[1])
@@ -74,7 +76,7 @@ def way_on(metaop: MetaOpProfile, size: int, sharding: ShardingOf) -> Way | None
 
 
 def _seconds(metaop: MetaOpProfile, dp: int) -> OpSeconds | None:
-    """Of one op: of equal shares, as plans say them, by the curve."""
+    """Seconds of one op: of equal shares, as plans say them, by the curve."""
     if metaop.batch_size % dp:
         return share_seconds(metaop.shares, -(-metaop.batch_size // dp), 1)
     for point in metaop.curve:

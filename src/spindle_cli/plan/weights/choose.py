@@ -133,8 +133,8 @@ def _by_memory(
 
 
 def _share_freed(ample: Plan, cluster: Cluster) -> float:
-    """Of the bytes that a plan with ample memory lacks on the devices of a cluster, the share that they have
-    of optimizer state, on the device with least: with none of it that much is free.
+    """The part of what a plan with ample memory lacks on the devices of a cluster that is their optimizer
+    state, on the device with least: with none of it that much is free.
     """
     needs = zip(cluster.fill_bytes, _needs(ample, cluster), strict=True)
     lacking = [(need.total_bytes - capacity, need.optimizer_bytes) for capacity, need in needs]
@@ -142,7 +142,7 @@ def _share_freed(ample: Plan, cluster: Cluster) -> float:
 
 
 def _free_bytes(plan: Plan, cluster: Cluster) -> list[int]:
-    """Of each device of a cluster, what a plan would leave free at its fullest moment beside the optimizer
+    """What a plan would leave free on each device of a cluster at its fullest moment beside the optimizer
     state; below 0 where it has less than it needs.
     """
     needs = zip(cluster.fill_bytes, _needs(plan, cluster), strict=True)
@@ -206,7 +206,7 @@ def by_speed(profile: Profile, cluster: Cluster) -> ShardWeights:
 
 
 def _device_seconds(profile: Profile, kind: str) -> float:
-    """Of one device of a type, all ops of the workload run once, forward and backward."""
+    """Seconds in which one device of a type runs all ops of the workload once, forward and backward."""
     return sum(metaop.num_ops * _op_device_seconds(metaop, kind) for metaop in profile.metaops)
 
 

@@ -7,7 +7,7 @@ from spindle_cli.files.sharding import ShardWeights
 
 
 def weights_on(part: Cluster, weights: ShardWeights, whole: Cluster) -> ShardWeights:
-    """Of the devices of some nodes by themselves; all of one type and size of memory have the same weight.
+    """Weights of the devices of some nodes by themselves; all of one type and size of memory have the same.
 
     Args:
         weights: of the devices of the whole cluster.
