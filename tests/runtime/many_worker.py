@@ -218,8 +218,6 @@ def sum_little_at_a_time() -> None:
 
 def main(argv: list[str]) -> None:
     folder = Path(argv[1])
-    if FINE_SUMS in os.environ:
-        sum_little_at_a_time()
     Training.step = step_without_host_waits
     GatherMemory.take_back = take_back_poisoned
     trainer.not_searched_again = nullcontext  # would have all searched that is frozen below
@@ -243,6 +241,8 @@ def main(argv: list[str]) -> None:
             leave_groups()
 
 
+if FINE_SUMS in os.environ:
+    sum_little_at_a_time()
 ready.check_plan, part.link_sets, part.prove = check_once, link_once, prove_once
 finder = Finder()  # what is found of layers at a length holds for all requests
 trace.Finder = lambda _: finder
