@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.profiler import record_function
 
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
@@ -134,6 +135,23 @@ def test_samples_that_are_mixed_are_mixed_on_one_device(run: Callable[..., Tenso
     task = Task("t", Net(run), BATCH, Items(x=(3,), y=(3,), label=((), CLASSES)))
     graph = analysed(Workload("w", [task], (Block,))).tasks["t"]
     assert whole_ops(graph) == MIXED[run]
+    check_shares(task, graph)
+
+
+class Named(Block):
+    """Has a name in what a profiler shows, as `nn.DataParallel` has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with record_function("named"):
+            return super().forward(x)
+
+
+def test_a_name_for_the_profiler_is_no_reason_to_run_whole() -> None:
+    net = Net(answers_side_by_side)
+    net.a, net.b = Named(), nn.DataParallel(net.b)  # type: ignore[assignment]
+    task = Task("t", net, BATCH, Items(x=(3,), y=(3,), label=((), CLASSES)))
+    graph = analysed(Workload("w", [task], (Block, nn.DataParallel))).tasks["t"]
+    assert whole_ops(graph) == []
     check_shares(task, graph)
 
 
