@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spindle_cli.files.journal import Journal, JournalWriter
-from spindle_cli.runtime.measuring import diary, timing
+from spindle_cli.runtime.measuring import action_log, timing
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 
 CPU = torch.device("cpu")
@@ -53,9 +53,9 @@ def test_a_journal_notes_what_the_device_has_done_not_what_the_host_has_ordered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_ms = iter(range(1, 100))
-    monkeypatch.setattr(diary, "take_mark", lambda device: LateMark(next(at_ms)))
+    monkeypatch.setattr(action_log, "take_mark", lambda device: LateMark(next(at_ms)))
     monkeypatch.setattr(LateMark, "passed_ms", 0.0)
-    kept = diary.Diary(JournalWriter(tmp_path / "journal", ("F", "B", "STEP"), 1), CPU)
+    kept = action_log.ActionLog(JournalWriter(tmp_path / "journal", ("F", "B", "STEP"), 1), CPU)
     found = []
     for passed_ms in (0.0, 1.0, 2.5, 3.0):
         LateMark.passed_ms = passed_ms

@@ -29,7 +29,7 @@ from spindle_cli.runtime.islands.counterparts import Counterparts
 from spindle_cli.runtime.islands.outer import OuterOptimizer
 from spindle_cli.runtime.islands.outer_steps import OuterSteps
 from spindle_cli.runtime.loading.start import Place, Readers, start_evaluation_loaders
-from spindle_cli.runtime.measuring.diary import Chapter, Diary
+from spindle_cli.runtime.measuring.action_log import ActionLog, ProgramLog
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.measuring.start_up import StartClock
 from spindle_cli.runtime.measuring.timing import Stopwatch
@@ -43,7 +43,6 @@ from spindle_cli.runtime.saving.checkpoints import Checkpoints
 from spindle_cli.runtime.saving.restore import Start, resume
 from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.saving.train_state import TrainState
-from spindle_cli.runtime.seat import Seat
 from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.host_copies import HostMemory
 from spindle_cli.runtime.step.losses import LossBoard
@@ -53,6 +52,7 @@ from spindle_cli.runtime.update.loss_scale import LossScale
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.update import Update
+from spindle_cli.runtime.worker_context import WorkerContext
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.schedules import TaskWeights
 from spindle_cli.workload.step_values import StepValues
@@ -88,32 +88,32 @@ def assemble(
     """
     clock = clock or StartClock(request)
     first_of_node = environment.rank - environment.local_rank
-    seat = Seat(request, environment.rank, device, first_of_node, counterparts)
+    context = WorkerContext(request, environment.rank, device, first_of_node, counterparts)
     ready = ready or make_ready(request, environment)
     plan = ready.plan
     join_host_group(request.timeout_s)
-    model, computing = build_part(seat, ready)
+    model, computing = build_part(context, ready)
     watch = Watch.of(model.graph.workload, request.workload)
     clock.ends("workload")
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
-    torch.manual_seed(model.train.seed + seat.rank_among_all)
+    torch.manual_seed(model.train.seed + context.rank_among_all)
     check_replicas(model.cuts.keys, model.parameters, model.own)
     gathered = gathered_matrices(plan.slices, plan.by_name, plan.accumulate)
     if gathered:
         require_like_devices({name: each.devices for name, each in gathered.items()}, device)
     communicators = Communicators(model.program.communicators, request.timeout_s)
-    communicators.meet([model.program, *(part.program for part in model.steps)], seat.rank, device)
-    join_groups(model, seat.rank, communicators)
-    pool = make_pool(model, seat.rank, communicators)
-    state = make_state(seat, model, pool)
+    communicators.meet([model.program, *(part.program for part in model.steps)], context.rank, device)
+    join_groups(model, context.rank, communicators)
+    pool = make_pool(model, context.rank, communicators)
+    state = make_state(context, model, pool)
     total_steps = request.steps or model.train.steps
-    start = resume(request, state, seat.rank, total_steps)
+    start = resume(request, state, context.rank, total_steps)
     if state.outer is not None:
         state.outer.begin()
     steps = range(start.step, total_steps)
-    followers = (*require_callbacks(callbacks), *named_callbacks(seat, model.train))
+    followers = (*require_callbacks(callbacks), *named_callbacks(context, model.train))
     training = make_training(
-        seat, state, pool, communicators, steps, computing, clock, followers, start, watch, ready.readers
+        context, state, pool, communicators, steps, computing, clock, followers, start, watch, ready.readers
     )
     training.stop = stop or StopRequest(request.run_dir)
     if counterparts is not None:
@@ -125,24 +125,24 @@ def assemble(
     return training
 
 
-def named_callbacks(seat: Seat, train: TrainSettings) -> tuple[Callback, ...]:
+def named_callbacks(context: WorkerContext, train: TrainSettings) -> tuple[Callback, ...]:
     """Those that the train settings name."""
-    return require_callbacks([make() for make in find_callbacks(train, seat.request.workload)])
+    return require_callbacks([make() for make in find_callbacks(train, context.request.workload)])
 
 
-def build_part(seat: Seat, ready: Ready) -> tuple[LocalModel, Computing]:
+def build_part(context: WorkerContext, ready: Ready) -> tuple[LocalModel, Computing]:
     """What this rank holds of the model, its layers compiled where that is asked for; and what its passes run
     in.
     """
-    request = seat.request
-    model = localise(request, ready.plan, seat.rank, seat.device, ready.part)
+    request = context.request
+    model = localise(request, ready.plan, context.rank, context.device, ready.part)
     set_matmul_precision(model.train)
     if request.capture_dir is not None:
         compute_convolutions_in_float32()
     asked = None if request.dtype is None else dtype_of(request, model.train)
     computing = partial(computing_as_asked, asked, no_randomness=request.no_randomness)
     with computing():  # compiled code is for the constants' type
-        compile_layers(model, seat.device)
+        compile_layers(model, context.device)
     return model, computing
 
 
@@ -183,29 +183,29 @@ def stepped_whole(model: LocalModel) -> Iterator[str]:
     return (key for key in model.trained if is_stepped_whole(key, model.train, model.groups))
 
 
-def make_state(seat: Seat, model: LocalModel, pool: GradientPool) -> TrainState:
+def make_state(context: WorkerContext, model: LocalModel, pool: GradientPool) -> TrainState:
     """What is trained and what steps it."""
-    device = seat.device
+    device = context.device
     masters = Masters(pool.owned_ranges) if model.train.precision == "bf16" else None
     owned_ranges = pool.owned_ranges if masters is None else masters.owned_ranges
     optimizers = Optimizers.of(model.train, model.groups, owned_ranges, model.graph.constraints)
     scale = LossScale.of(model.train, device)
     outer = None
-    if seat.counterparts is not None:
+    if context.counterparts is not None:
         assert model.train.local_sgd is not None, "the plan has islands where the train settings do"
         names = sorted(name for name in model.cuts.by_name if model.table.is_trainable(name))
-        outer = OuterOptimizer(model.train.local_sgd, owned_ranges, names, seat.counterparts)
+        outer = OuterOptimizer(model.train.local_sgd, owned_ranges, names, context.counterparts)
     return TrainState(
         model, owned_ranges, masters, optimizers, device, pool.fetched, pool.whole, scale, outer
     )
 
 
-def make_outer_steps(seat: Seat, state: TrainState) -> OuterSteps | None:
+def make_outer_steps(context: WorkerContext, state: TrainState) -> OuterSteps | None:
     """None where all ranks train one model."""
-    if seat.counterparts is None or state.outer is None or state.model.train.local_sgd is None:
+    if context.counterparts is None or state.outer is None or state.model.train.local_sgd is None:
         return None
-    every = seat.request.outer_every or state.model.train.local_sgd.every
-    return OuterSteps(seat.counterparts, state.outer, every)
+    every = context.request.outer_every or state.model.train.local_sgd.every
+    return OuterSteps(context.counterparts, state.outer, every)
 
 
 def join_groups(model: LocalModel, rank: int, communicators: Communicators) -> None:
@@ -217,16 +217,16 @@ def join_groups(model: LocalModel, rank: int, communicators: Communicators) -> N
                 group.join(communicators.inside(layout, layout.share_of[rank]))
 
 
-def make_board(seat: Seat, model: LocalModel) -> LossBoard:
+def make_board(context: WorkerContext, model: LocalModel) -> LossBoard:
     """The board of all tasks' losses."""
     shares = {name: task.loss_shares for name, task in model.graph.tasks.items()}
     tasks, batches = model.graph.workload.tasks, model.train.accumulate
     weights = TaskWeights(model.train, tasks)
-    return LossBoard(tasks, seat.device, batches, shares, seat.rank, dist.get_world_size(), weights)
+    return LossBoard(tasks, context.device, batches, shares, context.rank, dist.get_world_size(), weights)
 
 
 def make_executors(
-    seat: Seat,
+    context: WorkerContext,
     model: LocalModel,
     pool: GradientPool,
     board: LossBoard,
@@ -237,15 +237,15 @@ def make_executors(
     scale: LossScale | None,
 ) -> dict[tuple[str, ...], Executor]:
     """What runs this rank's programs, by the tasks of the steps that they are for."""
-    host = HostMemory(seat.device)
+    host = HostMemory(context.device)
     # Islands draw for themselves what their own ranks draw alike.
-    train = model.train.model_copy(update={"seed": model.train.seed + (seat.request.island << 40)})
+    train = model.train.model_copy(update={"seed": model.train.seed + (context.request.island << 40)})
     made = [
         Executor(
             part.program,
-            seat.rank,
+            context.rank,
             part.slices,
-            Exchange(part.wiring, seat.rank, seat.device, communicators),
+            Exchange(part.wiring, context.rank, context.device, communicators),
             pool,
             board,
             stopwatch,
@@ -258,10 +258,10 @@ def make_executors(
         for number, part in enumerate(model.steps)
     ]
     labels = [label for executor in made for label in executor.labels[:-1]]
-    diary = open_diary(seat, [*labels, made[0].labels[-1]], first_step, model.train.accumulate)
-    chapters = Chapter.all_of(diary, [len(executor.labels) for executor in made])
-    for executor, chapter in zip(made, chapters, strict=True):
-        executor.note_in(chapter)
+    log = open_action_log(context, [*labels, made[0].labels[-1]], first_step, model.train.accumulate)
+    logs = ProgramLog.all_of(log, [len(executor.labels) for executor in made])
+    for executor, program_log in zip(made, logs, strict=True):
+        executor.note_in(program_log)
     return {part.tasks: executor for part, executor in zip(model.steps, made, strict=True)}
 
 
@@ -279,7 +279,7 @@ def make_update(state: TrainState) -> Update:
 
 
 def make_training(
-    seat: Seat,
+    context: WorkerContext,
     state: TrainState,
     pool: GradientPool,
     communicators: Communicators,
@@ -294,18 +294,18 @@ def make_training(
     """Put a rank's parts together; collective. `start`: where training goes on. `watch`: since the workload
     was traced.
     """
-    request, model = seat.request, state.model
-    stopwatch = Stopwatch(seat.device, request.timeline_steps, watches_collectives=request.traces)
+    request, model = context.request, state.model
+    stopwatch = Stopwatch(context.device, request.timeline_steps, watches_collectives=request.traces)
     pool.watch_with(stopwatch.watch)
-    board = make_board(seat, model)
+    board = make_board(context, model)
     at_lengths = TasksAtLengths(model, request.workload)
-    feed = make_feed(seat, model, board, steps, start.streams, at_lengths, readers)
+    feed = make_feed(context, model, board, steps, start.streams, at_lengths, readers)
     values = StepValues.of(model.graph.workload)
-    set_values = make_set_values(seat, values, start)
+    set_values = make_set_values(context, values, start)
     values.begin(max(0, steps.start - 1))  # as the step before the first one has left them
-    evaluator = make_evaluator(seat, model, pool, communicators, computing, readers)
+    evaluator = make_evaluator(context, model, pool, communicators, computing, readers)
     return Training(
-        rank=seat.rank,
+        rank=context.rank,
         request=request,
         steps=steps,
         computing=computing,
@@ -313,32 +313,32 @@ def make_training(
         model=model,
         feed=feed,
         executors=make_executors(
-            seat, model, pool, board, stopwatch, communicators, steps.start, at_lengths, state.loss_scale
+            context, model, pool, board, stopwatch, communicators, steps.start, at_lengths, state.loss_scale
         ),
         pool=pool,
         board=board,
         optimizers=state.optimizers,
         update=make_update(state),
         masters=state.masters,
-        checkpoints=Checkpoints(request, state, seat.rank, steps.start, feed.states, set_values.saved),
+        checkpoints=Checkpoints(request, state, context.rank, steps.start, feed.states, set_values.saved),
         stopwatch=stopwatch,
-        log=MetricsLog(request.run_dir, steps.start) if seat.rank == 0 else None,
+        log=MetricsLog(request.run_dir, steps.start) if context.rank == 0 else None,
         clock=clock,
-        followers=Callbacks(callbacks, seat.rank_among_all, request.workload),
+        followers=Callbacks(callbacks, context.rank_among_all, request.workload),
         evaluator=evaluator,
         rates=LearningRates(model.train, model.groups, state.optimizers, steps.start),
-        work=_work_of_steps(seat, model),
+        work=_work_of_steps(context, model),
         at_lengths=at_lengths,
         following=FollowingParameters(model.graph.following, model, pool, steps.start),
         values=values,
         set_values=set_values,
         watch=watch,
-        outer_steps=make_outer_steps(seat, state),
+        outer_steps=make_outer_steps(context, state),
     )
 
 
 def make_evaluator(
-    seat: Seat,
+    context: WorkerContext,
     model: LocalModel,
     pool: GradientPool,
     communicators: Communicators,
@@ -346,28 +346,28 @@ def make_evaluator(
     readers: Readers,
 ) -> Evaluator:
     """What evaluates the tasks between steps, with the processes started that load for it."""
-    passes = start_evaluation_loaders(readers, model.train, Place(seat.rank, seat.first_of_node))
+    passes = start_evaluation_loaders(readers, model.train, Place(context.rank, context.first_of_node))
     return Evaluator(
         model,
-        seat.request.workload,
-        seat.rank,
-        seat.device,
+        context.request.workload,
+        context.rank,
+        context.device,
         communicators,
-        seat.request.timeout_s,
+        context.request.timeout_s,
         computing,
         passes,
         pool,
     )
 
 
-def make_set_values(seat: Seat, values: StepValues, start: Start) -> SetValues:
+def make_set_values(context: WorkerContext, values: StepValues, start: Start) -> SetValues:
     """What callbacks set.
 
     Raises:
         WorkloadError: there is such a number, and islands, which take no step together.
     """
-    made = SetValues(values, seat.rank, start.step_values)
-    if seat.counterparts is not None and made.saved():
+    made = SetValues(values, context.rank, start.step_values)
+    if context.counterparts is not None and made.saved():
         raise WorkloadError(
             f"step_values: {', '.join(made.saved())}: numbers that callbacks set do not go with "
             "train.local_sgd, as islands take no step together",
@@ -376,18 +376,22 @@ def make_set_values(seat: Seat, values: StepValues, start: Start) -> SetValues:
     return made
 
 
-def _work_of_steps(seat: Seat, model: LocalModel) -> dict[tuple[str, ...], StepWork]:
+def _work_of_steps(context: WorkerContext, model: LocalModel) -> dict[tuple[str, ...], StepWork]:
     """By their tasks, of the steps that the run may take."""
     plan = model.program.plan
     return {
-        part.tasks: StepWork.of(plan, model.graph, model.train, part.tasks).on_islands(seat.request.islands)
+        part.tasks: StepWork.of(plan, model.graph, model.train, part.tasks).on_islands(
+            context.request.islands
+        )
         for part in model.steps
     }
 
 
-def open_diary(seat: Seat, actions: Sequence[str], first_step: int, batches_per_step: int) -> Diary:
+def open_action_log(
+    context: WorkerContext, actions: Sequence[str], first_step: int, batches_per_step: int
+) -> ActionLog:
     """Begin the journal of a rank's actions, by their names."""
-    path = seat.journal
+    path = context.journal
     path.parent.mkdir(exist_ok=True)
     first_batch = first_step * batches_per_step
-    return Diary(JournalWriter(path, actions, batches_per_step, first_batch), seat.device)
+    return ActionLog(JournalWriter(path, actions, batches_per_step, first_batch), context.device)

@@ -15,10 +15,10 @@ from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.loading.start import Place, Readers, start_loaders
 from spindle_cli.runtime.part.at_lengths import TasksAtLengths
 from spindle_cli.runtime.part.localise import LocalModel, StepPart, dtype_of
-from spindle_cli.runtime.seat import Seat
 from spindle_cli.runtime.step.counting import Counting, Portion, counted_shares, labels_that_must_count
 from spindle_cli.runtime.step.data import Feed, Share, portions
 from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.runtime.worker_context import WorkerContext
 from spindle_cli.workload.data.lengths import known_shapes
 from spindle_cli.workload.data.streams import UNREADABLE, is_stream, look_at
 from spindle_cli.workload.training.batches import Batches
@@ -26,7 +26,7 @@ from spindle_cli.workload.types import FlowTask, Task
 
 
 def make_feed(
-    seat: Seat,
+    context: WorkerContext,
     model: LocalModel,
     board: LossBoard,
     steps: range,
@@ -48,7 +48,7 @@ def make_feed(
         train,
         taken,
         schedule.own_numbers(steps),
-        Place(seat.rank, seat.first_of_node),
+        Place(context.rank, context.first_of_node),
         streams,
         shapes,
     )
@@ -68,10 +68,10 @@ def make_feed(
         shares,
         schedule,
         steps,
-        seat.device,
-        dtype_of(seat.request, model.train),
+        context.device,
+        dtype_of(context.request, model.train),
         labels_that_must_count(model.slices.values(), per_step),
-        reads_ahead=seat.request.dtype is None,
+        reads_ahead=context.request.dtype is None,
         counters_of=at_lengths.counters,
         varying=at_lengths.names,
         states={name: state for name, state in streams.items() if name in taken},

@@ -23,7 +23,7 @@ from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.rows import Samples, gradient_of_copy, take_rows
 from spindle_cli.runtime.communication.transfers import Exchange, Held
 from spindle_cli.runtime.communication.wiring import WiredEdge, WiredSlice
-from spindle_cli.runtime.measuring.diary import Chapter
+from spindle_cli.runtime.measuring.action_log import ProgramLog
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.runtime.step.casts import CastWeights
 from spindle_cli.runtime.step.compute import (
@@ -114,7 +114,7 @@ class Executor:
         self._parts = rank_parts(program.updates[rank], pool, part)
         self._labels = [piece.label for piece in program.slices]
         self.labels = (*map(self._describe, self._steps), "the gradient sums, or the update")
-        self._diary: Chapter | None = None
+        self._log: ProgramLog | None = None
         self._slices = dict(slices)
         self._exchange = exchange
         self._pool = pool
@@ -151,9 +151,9 @@ class Executor:
             self._slices.update(parts.slices)
             self._exchange.carry(parts.edges)
 
-    def note_in(self, chapter: Chapter) -> None:
+    def note_in(self, program_log: ProgramLog) -> None:
         """Keep a journal of what is done; `labels` names its actions."""
-        self._diary = chapter
+        self._log = program_log
 
     def run(self, batch: StepBatch, number: int, *, ends_step: bool) -> None:
         """One iteration on this rank's part of the batches, which adds to the step's gradients and losses.
@@ -172,21 +172,21 @@ class Executor:
         """
         self._ends_step, self._batch_number = ends_step, number
         self._pool.turn_to(self._part)
-        self._chapter.opens(number)
+        self._program_log.opens(number)
         with self._casts.kept():
             for position, step in enumerate(self._steps):
-                self._chapter.begins(number, position)
+                self._program_log.begins(number, position)
                 with self._noting(step):
                     if isinstance(step, _Messages):
                         self._post(step)
                     elif ends_step or step.kind not in ONCE_A_STEP:
                         self._run_action(step, batch)
-                self._chapter.ends(number, position)
-        self._chapter.begins(number, len(self._steps))
+                self._program_log.ends(number, position)
+        self._program_log.begins(number, len(self._steps))
         if not (ends_step and self._updates_early):
             self.finish()
         if not ends_step:
-            self._chapter.ends(number, len(self._steps))
+            self._program_log.ends(number, len(self._steps))
 
     def finish(self) -> None:
         """Wait for what is sent, and in a step's last batch for all sums; does nothing the second time."""
@@ -218,7 +218,7 @@ class Executor:
                 case _:
                     assert action.group is not None
                     self._pool.start_gather(action.group)
-        self._chapter.ends(self._batch_number, len(self._steps))
+        self._program_log.ends(self._batch_number, len(self._steps))
         return verdict
 
     @property
@@ -226,9 +226,9 @@ class Executor:
         return len(self._parts) > 1
 
     @property
-    def _chapter(self) -> Chapter:
-        assert self._diary is not None, "its journal is begun before it runs"
-        return self._diary
+    def _program_log(self) -> ProgramLog:
+        assert self._log is not None, "its journal is begun before it runs"
+        return self._log
 
     def _post(self, messages: _Messages) -> None:
         if messages.kind in RECEIVES:

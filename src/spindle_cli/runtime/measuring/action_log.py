@@ -17,7 +17,7 @@ from spindle_cli.runtime.measuring.timing import Mark, has_passed, take_mark
 _LOOK_S = 0.5
 
 
-class Chapter:
+class ProgramLog:
     """The notes of one of the programs that a worker's steps may run; all have one journal.
 
     A journal lists the actions of all programs one after the other; the last of each is the same, and the
@@ -25,41 +25,41 @@ class Chapter:
     its program's first as done.
     """
 
-    def __init__(self, diary: Diary, first: int, count: int, total: int) -> None:
+    def __init__(self, log: ActionLog, first: int, count: int, total: int) -> None:
         """`first`: of its actions in the journal; `count`: of them; `total`: of the journal."""
-        self._diary = diary
+        self._log = log
         self._first = first
         self._last = count - 1
         self._total = total
 
     @classmethod
-    def all_of(cls, diary: Diary, counts: Sequence[int]) -> tuple[Chapter, ...]:
-        """Open a chapter for each of several programs with so many actions each, the last of which is the
+    def all_of(cls, log: ActionLog, counts: Sequence[int]) -> tuple[ProgramLog, ...]:
+        """Open a log for each of several programs with so many actions each, the last of which is the
         same.
         """
         firsts = [0, *accumulate(count - 1 for count in counts)]
         return tuple(
-            cls(diary, first, count, firsts[-1] + 1) for first, count in zip(firsts, counts, strict=False)
+            cls(log, first, count, firsts[-1] + 1) for first, count in zip(firsts, counts, strict=False)
         )
 
     def opens(self, batch: int) -> None:
         """A batch of this program begins."""
         if self._first:
-            self._diary.ends(batch, self._first - 1)
+            self._log.ends(batch, self._first - 1)
 
     def begins(self, batch: int, action: int) -> None:
-        """See `Diary.begins`; `action`: of this program."""
-        self._diary.begins(batch, self._place(action))
+        """See `ActionLog.begins`; `action`: of this program."""
+        self._log.begins(batch, self._place(action))
 
     def ends(self, batch: int, action: int) -> None:
-        """See `Diary.ends`; `action`: of this program."""
-        self._diary.ends(batch, self._place(action))
+        """See `ActionLog.ends`; `action`: of this program."""
+        self._log.ends(batch, self._place(action))
 
     def _place(self, action: int) -> int:
         return self._total - 1 if action == self._last else self._first + action
 
 
-class Diary:
+class ActionLog:
     """Notes each action when the host begins it, and when the device has done it; waits for neither."""
 
     def __init__(self, writer: JournalWriter, device: torch.device) -> None:

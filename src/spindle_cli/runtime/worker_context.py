@@ -12,7 +12,7 @@ from spindle_cli.runtime.islands.counterparts import Counterparts
 
 
 @dataclass(frozen=True)
-class Seat:
+class WorkerContext:
     """A connected worker's place in a run: what is asked, which rank it is, on which device, and the first
     rank of its node. `counterparts`: on other islands; then ranks are those of its own.
     """
