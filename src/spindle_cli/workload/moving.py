@@ -14,6 +14,14 @@ from torch import Tensor, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Moment
 
+# The hint of refusals of what changes parameters in other ways.
+DECLARE = (
+    "Declare it in the workload instead, to be done by whoever holds the parameters: "
+    "follows=[Follows(teacher, student, decay)] for a moving average, with a function of the step for a "
+    "decay that changes, and 'before_forward' where forward begins with it; constraints=[Constraint("
+    "parameter, clamp=(low, high))] for bounds, with unit_norm=dim for vectors of length 1."
+)
+
 
 @dataclass(frozen=True)
 class Move:

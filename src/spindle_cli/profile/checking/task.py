@@ -31,8 +31,8 @@ from spindle_cli.workload.building.writes import RefusingWrites
 from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.moving import DECLARE
 from spindle_cli.workload.refuse import place_inside, refusal
-from spindle_cli.workload.tracing.moves import DECLARE
 from spindle_cli.workload.training.no_randomness import NoRandomness
 from spindle_cli.workload.training.precision import constants_in, dtype_in
 from spindle_cli.workload.types import FlowTask

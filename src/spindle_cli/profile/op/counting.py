@@ -32,9 +32,10 @@ from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence,
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.file import LossChunks
-from spindle_cli.workload.fixed.marks import tensors_in, without_values
+from spindle_cli.workload.fixed.marks import without_values
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.rules.remembered import Remembering, fake_mode
+from spindle_cli.workload.rules.tape import tensors_in
 from spindle_cli.workload.unread import Unread
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.profile.types import SelectiveMemory, ShareMemory
-from spindle_cli.workload.fixed.marks import tensors_in
 from spindle_cli.workload.graph import Op
+from spindle_cli.workload.rules.tape import tensors_in
 from spindle_cli.workload.training.precision import gradient_dtype
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.workload.building.load import built_modules
 from spindle_cli.workload.building.writes import RefusingWrites
+from spindle_cli.workload.moving import DECLARE
 from spindle_cli.workload.refuse import place_of_caller, place_of_error
-from spindle_cli.workload.tracing.moves import DECLARE
 
 _ROW = 1024  # elements that make one number
 

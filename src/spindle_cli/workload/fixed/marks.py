@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, State
+from spindle_cli.workload.rules.tape import tensors_in
 
 if TYPE_CHECKING:
     from spindle_cli.workload.graph import ValueSpec
@@ -191,17 +192,6 @@ def _plainly() -> Iterator[None]:
     """Compute with values, whatever is being recorded or left out."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors among arguments or results: themselves, or in tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    return []
 
 
 def _has_fixed(values: Iterable[Any]) -> bool:

@@ -145,5 +145,11 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in an argument or a result of an operator, in order."""
-    return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
+    """The tensors among arguments or results, in order: themselves, or in tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    return []

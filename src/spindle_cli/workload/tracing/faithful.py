@@ -22,10 +22,11 @@ from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.building.attributes import give_hooks, hooks_of
 from spindle_cli.workload.building.writes import written_by
 from spindle_cli.workload.graph import CONSTANT
+from spindle_cli.workload.moving import DECLARE
 from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, is_seeded
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.modes import MODE
-from spindle_cli.workload.tracing.moves import DECLARE, Moves
+from spindle_cli.workload.tracing.moves import Moves
 from spindle_cli.workload.tracing.observe import FREEZE_WHERE_BUILT
 from spindle_cli.workload.tracing.proxies.capturing import MARKS
 from spindle_cli.workload.tracing.proxies.counters import SetsPlainError, Unknown

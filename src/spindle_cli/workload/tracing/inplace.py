@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import fx, nn
 
+from spindle_cli.workload.moving import DECLARE
 from spindle_cli.workload.refuse import refusal
-from spindle_cli.workload.tracing.moves import DECLARE
 
 # Of Python's operators, those that change their first argument; `and_` and its like are only called so as
 # `and` is a keyword.

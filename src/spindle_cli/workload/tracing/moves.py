@@ -19,15 +19,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from spindle_cli.workload.building.writes import written_by
-from spindle_cli.workload.moving import Move
+from spindle_cli.workload.moving import DECLARE, Move
 from spindle_cli.workload.refuse import place_of_caller, refusal
 
-DECLARE = (
-    "Declare it in the workload instead, to be done by whoever holds the parameters: "
-    "follows=[Follows(teacher, student, decay)] for a moving average, with a function of the step for a "
-    "decay that changes, and 'before_forward' where forward begins with it; constraints=[Constraint("
-    "parameter, clamp=(low, high))] for bounds, with unit_norm=dim for vectors of length 1."
-)
 # By how much the numbers of an average may miss 1 together: 0.999 and 0.001 as they are rounded.
 _ROUNDING = 1e-6
 

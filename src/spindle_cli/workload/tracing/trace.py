@@ -22,7 +22,7 @@ from spindle_cli.workload.arguments import arguments_of, call_forward
 from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.building.attributes import Changes, Memories, last_name
 from spindle_cli.workload.fixed.refusal import FRAMES, ReadsValuesError
-from spindle_cli.workload.moving import Move
+from spindle_cli.workload.moving import DECLARE, Move
 from spindle_cli.workload.one_process import is_of_distributed, refuse_call
 from spindle_cli.workload.own_draws import unseeded
 from spindle_cli.workload.parameters import root_of
@@ -44,7 +44,7 @@ from spindle_cli.workload.tracing.faithful import (
 )
 from spindle_cli.workload.tracing.inplace import is_in_place_name
 from spindle_cli.workload.tracing.modes import Modes, give_modes
-from spindle_cli.workload.tracing.moves import DECLARE, Moves
+from spindle_cli.workload.tracing.moves import Moves
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.proxies import selecting
 from spindle_cli.workload.tracing.proxies.asking import classes_are_known, draws_are_sized

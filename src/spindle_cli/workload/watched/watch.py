@@ -31,7 +31,7 @@ _MOST_ENTRIES = 256  # of a list or dict; of longer ones it is seen that they ar
 _MOST_ELEMENTS = 4096  # of an array
 _GONE = object()
 _CHANGED = object()  # in the place of what it was, where that is not known any more
-DECLARE = (
+_DECLARE = (
     "A number that changes while the model is trained is declared: "
     "Task(..., step_values={{{path!r}: function}}), function(step) giving it for a step counted from 0; or "
     "{path!r}: number, and run.set_value({name!r}, number) in a callback."
@@ -69,7 +69,7 @@ class Entry:
     def way_to_declare(self, name: str) -> str:
         """What to do where code sets it, or the entry `name` of it."""
         path = self.path if name == self.key else f"{self.path}.{name}"
-        return DECLARE.format(path=path, name=f"{self.task or 'TASK'}/{path}")
+        return _DECLARE.format(path=path, name=f"{self.task or 'TASK'}/{path}")
 
     def now(self) -> Any:
         """The value."""
@@ -181,7 +181,7 @@ class Watch:
         return WorkloadError(
             f"{where}{of_task}forward reads {path}, which {said} before step {step + 1}: it was changed from "
             "outside, and what is traced, and other devices, do not have that",
-            hint=DECLARE.format(path=path, name=f"{entry.task or 'TASK'}/{path}") if number else _FIXED,
+            hint=_DECLARE.format(path=path, name=f"{entry.task or 'TASK'}/{path}") if number else _FIXED,
         )
 
 

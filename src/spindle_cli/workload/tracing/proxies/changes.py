@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
+from spindle_cli.workload.moving import DECLARE
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.faithful import NO_GRAD
 from spindle_cli.workload.tracing.inplace import HINT, is_in_place_name, way_out
-from spindle_cli.workload.tracing.moves import DECLARE
 from spindle_cli.workload.tracing.observe import Observer, storage_of
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
 
