@@ -8,7 +8,7 @@ from helpers.plans import cluster_of, metaop_of, profile_of, two_towers
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.sets.by_strategy import by_best_strategy
+from spindle_cli.plan.sets.choose import by_best_strategy
 from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.workload.settings.sampling import TaskShare
 

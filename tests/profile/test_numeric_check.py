@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
-from spindle_cli.plan.unchecked import describe_unchecked
+from spindle_cli.plan.plan_report import describe_unchecked
 from spindle_cli.profile.checking.compare import relative_difference
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers, with_whole
 from spindle_cli.profile.checking.values import choose_samples

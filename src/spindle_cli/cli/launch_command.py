@@ -281,7 +281,7 @@ def train(
 ) -> RunReport:
     """Train to the end, and say on standard error where it begins; `or_anew`: see `run.start_point`."""
     from spindle_cli.launch import run
-    from spindle_cli.plan.unchecked import describe_unchecked
+    from spindle_cli.plan.plan_report import describe_unchecked
 
     for warning in run.require_machine(prepared):
         output.note(f"warning: {warning}")

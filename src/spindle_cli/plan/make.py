@@ -12,7 +12,7 @@ mixed/find.py       the best plan on devices of several types, teams of which ma
 other_ways/         where nothing fits, another strategy's plan; and plans that leave nodes idle
 best/written.py     the plan
 islands/planned.py  the plan of one of several islands that average now and then alone
-sets/by_strategy.py where steps run some of the tasks: a plan for each set of these, by the best strategy
+sets/choose.py where steps run some of the tasks: a plan for each set of these, by the best strategy
 weights/choose.py   the same with unequal parts of what devices share out, where memory asks for it
 sums/choose.py      the same with gradients gathered as what they are made of, where that gains
 """
@@ -47,8 +47,7 @@ from spindle_cli.plan.other_ways.idle_nodes import or_on_fewer
 from spindle_cli.plan.other_ways.otherwise import found_otherwise
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.posed import Posing
-from spindle_cli.plan.sets.by_strategy import by_best_strategy
-from spindle_cli.plan.sets.choose import with_sets
+from spindle_cli.plan.sets.choose import by_best_strategy, with_sets
 from spindle_cli.plan.stages.pipelined import in_pipelines
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.sums.choose import with_sums

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -12,7 +13,6 @@ from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.sharding import Sharding, WeightReport, describe_weights, weight_reports
 from spindle_cli.plan.islands.said import IslandsReport, islands_report
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
-from spindle_cli.plan.unchecked import describe_unchecked
 from spindle_cli.units import counted, format_bytes, format_seconds
 
 
@@ -161,3 +161,20 @@ def _fullest(plan: Plan) -> dict[str, int]:
         return {}
     needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan, communicator_bytes(plan))
     return max(needs, key=lambda need: need.total_bytes).parts
+
+
+_NAMED = 3
+
+
+def describe_unchecked(unchecked: Mapping[str, str]) -> str | None:
+    """The line for `Plan.unchecked`; None: there is nothing to say."""
+    if not unchecked:
+        return None
+    by_reason: dict[str, list[str]] = {}
+    for name, why in unchecked.items():
+        by_reason.setdefault(why, []).append(name)
+    parts = [
+        f"{counted(len(names), 'part') if len(names) > _NAMED else ', '.join(names)} ({why})"
+        for why, names in by_reason.items()
+    ]
+    return f"not checked by numbers: {'; '.join(parts)}. `spindle verify` checks a whole run"

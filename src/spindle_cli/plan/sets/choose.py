@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from spindle_cli.account.device_memory import MEMORY_FORMULA, DeviceMemory, device_memory, optimizer_steps_s
 from spindle_cli.account.joint import joint_of
 from spindle_cli.account.traffic import communicator_bytes, traffic_of
+from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.assemble import make_waves, plan_metaop
 from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
@@ -23,7 +25,7 @@ from spindle_cli.plan.schedule import placed_slices
 from spindle_cli.plan.search.judge import has_room
 from spindle_cli.plan.search.posed import Posed, Posing
 from spindle_cli.plan.sets.restrict import as_early_as_possible, restricted
-from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Slice
+from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Slice, StrategyName, strategies_on
 from spindle_cli.profile.types import MetaOp, Profile, TaskShare
 
 # Makes the plan of a profile without sets.
@@ -265,3 +267,31 @@ def both_at_once(slices: Sequence[Slice], by_name: Mapping[str, MetaOp]) -> tupl
 def each_by_itself(problem: Problem, slices: Sequence[Slice]) -> tuple[Slice, ...]:
     """Slices with times for each pass: all forward, then all backward in reverse."""
     return timed(problem, slices, mirrored(range(len(slices))))
+
+
+def by_best_strategy(strategy: StrategyName, cluster: Cluster, make: Callable[[StrategyName], Plan]) -> Plan:
+    """The plan by a strategy; by `spindle` the fastest in the mean of the steps by any, of equals its own.
+
+    Args:
+        make: the plan of all sets by one strategy.
+
+    Raises:
+        NoPlanError: there is none.
+    """
+    if strategy != "spindle":
+        return make(strategy)
+    found: list[Plan] = []
+    failed: NoPlanError | None = None
+    for name in strategies_on(cluster):
+        try:
+            found.append(make(name))
+        except NoPlanError as error:
+            failed = failed or error  # what its own strategy says is told
+    if not found:
+        assert failed is not None
+        raise failed
+    best = min(found, key=lambda plan: plan.mean_iteration_s)
+    if best.strategy == strategy:
+        return best
+    note = f"No better plan was found than {best.strategy}'s, so this is it."
+    return best.model_copy(update={"strategy": strategy, "notes": (*best.notes, note)})
