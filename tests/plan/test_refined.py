@@ -16,11 +16,13 @@ from spindle_cli.account.types import Pass
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.best.find import FAR_FROM_BOUND, find
+from spindle_cli.plan.bound.bound import lower_bound
+from spindle_cli.plan.compiled import sources_digest
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem, make_problem
-from spindle_cli.plan.refine.compiled import sources_digest
 from spindle_cli.plan.refine.evaluate import PIECE
 from spindle_cli.plan.refine.search import Search, refined
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
@@ -246,6 +248,31 @@ def test_plans_with_short_memory_pass_check() -> None:
     profile, cluster = graph(), gpus(8, 16.0)
     plan = make_plan(profile, cluster)
     assert not check_plan(plan, profile)
+
+
+@pytest.mark.parametrize(("gb_per_s", "is_searched"), [(46.0, False), (0.05, True)])
+def test_with_ample_memory_it_goes_on_where_links_decide(
+    gb_per_s: float, is_searched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tasks that are faster on both nodes are 20 % longer than by compute alone where sums are slow."""
+    task = {1: 1.0, 2: 0.4}
+    tasks = [gib_op(f"{name}/net", 4, task, 0.1, param_bytes_per_op=MIB_OF_OP * 2**20) for name in "ab"]
+    cluster = gpus(2, 80.0, per_node=1)
+    links = cluster.links
+    slow = links.inter_node.model_copy(update={"bandwidth_gb_per_s": gb_per_s})
+    cluster = cluster.changed(links=links.model_copy(update={"inter_node": slow}))
+    problem = problem_of(cluster, *tasks)
+    begun: list[Problem] = []
+
+    def noted(problem: Problem, begins: list[Judged], effort: int) -> None:
+        begun.append(problem)
+
+    monkeypatch.setattr("spindle_cli.plan.refine.search.refined", noted)
+    found = find(problem.profile, cluster, "spindle", 0)
+    assert found is not None
+    assert not found.is_short
+    above = found.best.prediction.iteration_s / lower_bound(problem).lower_bound_s
+    assert (above > FAR_FROM_BOUND) == is_searched == bool(begun)
 
 
 @pytest.mark.parametrize("what", ["processors", "shared out", "host memory", "unequal links"])

@@ -83,7 +83,7 @@ def test_the_shortest_search_grows_with_the_root_of_the_devices(num_devices: int
 def test_of_the_shortest_search_the_best_four_are_drafts_and_of_longer_ones_all() -> None:
     problem = large()
     bound = lower_bound(problem)
-    of_baselines, shortest, longer = spindle(problem, bound, 1)
+    of_baselines, shortest, longer = spindle(problem, bound, 0)
     assert len(of_baselines) == 2
     found = search(problem, bound, strategy.base_effort(problem), seed=0)
     ends = [max(piece.end_s for piece in to_pieces(problem, time_jobs(problem, jobs))) for jobs in found]

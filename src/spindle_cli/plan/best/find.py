@@ -52,6 +52,11 @@ FAR = 1.15
 # without giving up speed for memory, if it recomputes no more than this share of all forward passes.
 NEAR_BOUND = 1.03
 SEARCHED = 0.95
+# What such a search leads to that takes no more than this many times as long as the bound is as good.
+NEAR_SEARCHED = 1.08
+# Where memory is ample and a schedule takes more than this many times as long as that, links decide, which
+# the strategies' searches do not see.
+FAR_FROM_BOUND = 1.2
 RECOMPUTES_LITTLE = 0.1
 # Shares that are not equal are tried where the lower bound with them is lower by at least this.
 WORTH_UNEQUAL = 0.02
@@ -86,8 +91,8 @@ class Found:
         note: what it says of that.
         cut: whose slices it has, where tasks are cut into micro-batches.
         sharding: what devices share out.
-        is_searched: a search over everything at once has made it much shorter, without recomputing much:
-            there is nothing to give up for memory.
+        is_searched: a search over everything at once has come near to what is possible, or made it much
+            shorter without recomputing much: there is nothing to give up for memory.
     """
 
     best: Judged
@@ -114,15 +119,23 @@ def find(
     by_name = cache(partial(by_baseline, problem))
     fitting, all_fit = best_of_each(problem, bound, strategy, effort, by_name)
     best, note, is_searched = best_spread_out(problem, fitting), None, False
-    if best is not None and strategy == "spindle" and not all_fit and effort != NO_SEARCH:
-        searched = _searched(problem, bound.lower_bound_s, [best, *fitting], effort)
-        is_searched = searched is not None and _gives_up_little(problem, searched, best)
+    may_search = strategy == "spindle" and effort != NO_SEARCH
+    near_s = bound.lower_bound_s * (FAR_FROM_BOUND if all_fit else NEAR_BOUND)
+    if best is not None and may_search:
+        searched = _searched(problem, near_s, [best, *fitting], effort)
+        is_searched = searched is not None and (
+            searched.prediction.compute_s <= NEAR_SEARCHED * bound.lower_bound_s
+            or _gives_up_little(problem, searched, best)
+        )
         best = searched or best
         note = describe_slices(best.slices)
     if best is None or not (all_fit or is_searched):
         tight = with_fallback(profile, cluster, strategy, effort, ONE_TYPE, or_less_s=or_less_s)
         if tight is not None and (best is None or tight.judged.rank() < best.rank()):
             best, problem, note = tight.judged, tight.tight.problem, tight.note
+            searched = _searched(whole, near_s, [best], effort) if may_search else None
+            if searched is not None:
+                best, problem, note = searched, whole, describe_slices(searched.slices)
     if strategy == "spindle" and any(metaop.num_experts for metaop in profile.metaops):
         shared_out = with_experts(profile, cluster, effort, best)
         if shared_out is not None:
@@ -149,11 +162,12 @@ def find(
     return Found(best, not all_fit, note, sharding=profile.sharding, is_searched=is_searched)
 
 
-def _searched(problem: Problem, bound_s: float, begins: Sequence[Judged], effort: int) -> Judged | None:
+def _searched(problem: Problem, near_s: float, begins: Sequence[Judged], effort: int) -> Judged | None:
     """A shorter plan than those that fit, found by a search over everything at once; None where there is
-    none, or little to gain. Loading what compiles it takes a while, so it is loaded where it is needed.
+    none, or where one takes no longer than `near_s`: there is little to gain. Loading what compiles it takes
+    a while, so it is loaded where it is needed.
     """
-    if min(judged.prediction.iteration_s for judged in begins) <= NEAR_BOUND * bound_s:
+    if min(judged.prediction.iteration_s for judged in begins) <= near_s:
         return None
     from spindle_cli.plan.refine.search import refined
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import inf
 
-from spindle_cli.plan.refine.compiled import compiled
+from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.homes import find_homes
 from spindle_cli.plan.refine.memory import memory
 from spindle_cli.plan.refine.passes import run_passes, set_rest
@@ -15,8 +15,9 @@ from spindle_cli.plan.refine.schedule import Schedule, Work
 from spindle_cli.plan.refine.sums import collect_sums, find_slots, gather, run_sums, sort_by
 from spindle_cli.plan.refine.tables import Tables
 
-# What each piece adds to the cost, as a share: with many a search takes longer, and finds less.
-PIECE = 1e-3
+# What each piece adds to the cost, as a share: with many a search takes longer, and finds less. And what each
+# that recomputes adds: it is not to where that only costs nothing.
+PIECE, RECOMPUTING = 1e-3, 5e-4
 
 
 @compiled
@@ -85,16 +86,15 @@ def _set_edge(tables: Tables, schedule: Schedule, work: Work, edge: int, piece: 
 
 @compiled
 def time_s(tables: Tables, schedule: Schedule, work: Work, num_homes: int, within_s: float) -> float:
-    """Seconds of an iteration; no less than `within_s`, but not exact, where it takes longer."""
+    """Seconds of an iteration whose passes have been placed as if nothing had to be gathered; no less than
+    `within_s`, but not exact, where it takes longer.
+    """
     homes, states = work.homes, work.states
-    for number in range(len(work.passes)):
-        work.passes[number].gathered_s = 0.0
+    passes_s = 0.0
+    for number in range(1, 1 + schedule.order[0]):
+        passes_s = max(passes_s, work.passes[schedule.order[number]].end_s)
     for device in range(len(states)):
         states[device].sums_free_s = 0.0
-    set_rest(tables, schedule, work)
-    passes_s = run_passes(tables, schedule, work, within_s)
-    if passes_s > within_s:
-        return passes_s
     for number in range(1, 1 + schedule.order[0]):
         work.keys_s[schedule.order[number]] = work.passes[schedule.order[number]].start_s
     sort_by(schedule.order, 1, 1 + schedule.order[0], work.keys_s)
@@ -121,6 +121,17 @@ def time_s(tables: Tables, schedule: Schedule, work: Work, num_homes: int, withi
 
 
 @compiled
+def ungathered_s(tables: Tables, schedule: Schedule, work: Work, within_s: float) -> float:
+    """When the last pass ends, if nothing has to be gathered; no less than `within_s`, but not exact, where
+    that is later. It takes a small part of the time that all of it takes, and rules out most changes.
+    """
+    for number in range(len(work.passes)):
+        work.passes[number].gathered_s = 0.0
+    set_rest(tables, schedule, work)
+    return run_passes(tables, schedule, work, within_s)
+
+
+@compiled
 def cost_of(
     tables: Tables, schedule: Schedule, work: Work, most: float, penalty: float
 ) -> tuple[float, bool]:
@@ -128,7 +139,12 @@ def cost_of(
     they have. Infinite where it costs more than `most` for sure.
     """
     pieces = 1 + PIECE * schedule.order[0] / 2
+    for number in range(1, 1 + schedule.order[0]):
+        again = tables.options[schedule.pieces[schedule.order[number] >> 1].option].again
+        pieces += RECOMPUTING / 2 if again else 0.0
     lay_out(tables, schedule, work)
+    if ungathered_s(tables, schedule, work, most / pieces) > most / pieces:
+        return inf, False
     num_homes = find_homes(tables, schedule, work)
     seconds = time_s(tables, schedule, work, num_homes, most / pieces)
     if seconds > most / pieces:

@@ -10,7 +10,7 @@ from math import log
 
 from spindle_cli.account import groups
 from spindle_cli.costs import links
-from spindle_cli.plan.refine.compiled import compiled
+from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.schedule import Schedule, Work
 from spindle_cli.plan.refine.tables import Floats, Ints, Records, Tables
 
@@ -31,6 +31,7 @@ def find_homes(tables: Tables, schedule: Schedule, work: Work) -> int:
     num_fragments = _cut_blocks(tables, schedule, work)
     _spread_fragments(tables, schedule, work)
     fragments, homes, uses = work.fragments, work.homes, work.uses
+    common, knots = tables.common[0], tables.knots
     num_homes = 0
     work.table[:] = -1
     for number in range(num_fragments):
@@ -42,14 +43,30 @@ def find_homes(tables: Tables, schedule: Schedule, work: Work) -> int:
             _new_home(homes[home], work.home_devices[home], work.fragment_masks[number], tables.devices)
         fragment.home = home
         own = homes[home]
-        sharers = own.count if tables.common[0].is_sharded else 1
-        own.trained += tables.blocks[fragment.block].trained / uses[fragment.block].parts / sharers
-    common, knots = tables.common[0], tables.knots
+        sharers = own.count if common.is_sharded else 1
+        block, parts = tables.blocks[fragment.block], uses[fragment.block].parts
+        own.trained += block.trained / parts / sharers
+        if block.is_alike:
+            # Where devices alone have parameters, there is nothing to sum: gradients come and go with passes.
+            gradients = common.width * block.trained if own.count > 1 else 0.0
+            own.held += (block.lasting + block.state / sharers + gradients) / parts
     for home in range(num_homes):
         own = homes[home]
         own.by_node = common.is_sharded and _goes_by_node(own, common, knots)
-        own.byte_s = collective_s(own, common, knots, groups.LARGE_SUM_BYTES, 2) / groups.LARGE_SUM_BYTES
+        own.worth_bytes = _worth_a_sum(own, common, knots)
     return num_homes
+
+
+@compiled
+def _worth_a_sum(own: Records, common: Records, knots: Floats) -> float:
+    """Bytes from which a sum is worth its latency (`account.groups.sum_bytes`)."""
+    num_bytes = float(groups.LEAST_SUM_BYTES)
+    large_s_per_byte = collective_s(own, common, knots, groups.LARGE_SUM_BYTES, 2) / groups.LARGE_SUM_BYTES
+    while num_bytes < groups.MOST_SUM_BYTES:
+        if collective_s(own, common, knots, num_bytes, 2) <= 2 * num_bytes * large_s_per_byte:
+            break
+        num_bytes *= 2
+    return num_bytes
 
 
 @compiled
@@ -141,7 +158,7 @@ def _new_home(own: Records, held_by: Ints, mask: Ints, devices: Records) -> None
         held_by[count] = device
         count += 1
     own.count, own.nodes, own.most, own.fewest = count, nodes, max(most, here), min(fewest, here)
-    own.trained = 0.0
+    own.trained, own.held = 0.0, 0.0
 
 
 @compiled

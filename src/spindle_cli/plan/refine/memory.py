@@ -7,7 +7,7 @@ and what autocast has cast.
 from __future__ import annotations
 
 from spindle_cli.costs import links
-from spindle_cli.plan.refine.compiled import compiled
+from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.homes import MULTIPLIER
 from spindle_cli.plan.refine.schedule import Schedule, Work
 from spindle_cli.plan.refine.tables import Ints, Records, Tables
@@ -51,6 +51,8 @@ def _set_lasting(tables: Tables, schedule: Schedule, work: Work, num_homes: int)
         states[device].level, states[device].peak = everyone, 0.0
     for home in range(num_homes):
         own = work.homes[home]
+        for place in range(own.count):
+            states[work.home_devices[home, place]].level += own.held
         if not 1 < own.count < len(states):
             continue
         taken = _communicator(own.count, own.nodes, min(common.cards, own.fewest))
@@ -70,7 +72,8 @@ def _set_lasting(tables: Tables, schedule: Schedule, work: Work, num_homes: int)
         for op in range(piece.first, piece.last):
             fields += 2 * tables.ops[op_from + op].field_bytes
             for at in range(tables.ops[op_from + op].block_from, tables.ops[op_from + op + 1].block_from):
-                _hold(tables, work, schedule.devices[number], option, at)
+                if not tables.blocks[tables.used[at].block].is_alike:
+                    _hold(tables, work, schedule.devices[number], option, at)
         for place in range(option.devices):
             states[schedule.devices[number, place]].level += fields / option.dp
         if option.tp > 1:

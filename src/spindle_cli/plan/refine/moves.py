@@ -6,7 +6,7 @@ says False.
 
 from __future__ import annotations
 
-from spindle_cli.plan.refine.compiled import compiled
+from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.schedule import Schedule, Work
 from spindle_cli.plan.refine.tables import Ints, Tables
 

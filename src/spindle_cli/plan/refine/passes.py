@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spindle_cli.plan.refine.compiled import compiled
+from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.homes import BETWEEN, INSIDE, bandwidth
 from spindle_cli.plan.refine.schedule import Schedule, Work
 from spindle_cli.plan.refine.sums import set_slots

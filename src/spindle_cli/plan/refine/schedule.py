@@ -42,12 +42,12 @@ FRAGMENT = np.dtype([(name, _INT) for name in ("block", "home", "sum")])
 SUM = np.dtype([("home", _INT), *((name, _FLOAT) for name in ("key_s", "num_bytes", "end_s"))])
 # Where the fragments are that the same devices hold: how many devices, on how many nodes, the most and fewest
 # of a node, and whether what goes between nodes goes around each node first; the sum that its next fragment
-# joins, or -1; trained bytes of all of them that each device updates; seconds that a large sum takes for each
-# byte.
+# joins, or -1; trained bytes of all of them that each device updates; bytes that each holds all the time of
+# those blocks that all ops have alike; bytes from which a sum is worth its latency.
 HOME = np.dtype(
     [
         *((name, _INT) for name in ("count", "nodes", "most", "fewest", "by_node", "open_sum")),
-        *((name, _FLOAT) for name in ("trained", "byte_s")),
+        *((name, _FLOAT) for name in ("trained", "held", "worth_bytes")),
     ]
 )
 # Ways of messages, out and in, inside of nodes and of cards: when they are free, and what a message adds.

@@ -21,11 +21,12 @@ from spindle_cli.account import groups
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.costs import links
+from spindle_cli.plan.compiled import compiled, compiled_and_kept
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.refine import evaluate, homes, memory, moves, passes, schedule, sums, tables
-from spindle_cli.plan.refine.compiled import compiled, compiled_and_kept
+from spindle_cli.plan.refine import evaluate, homes, memory, moves, passes, repair, schedule, sums, tables
 from spindle_cli.plan.refine.evaluate import cost_of
-from spindle_cli.plan.refine.moves import OFTEN, change
+from spindle_cli.plan.refine.moves import OFTEN, change, draw
+from spindle_cli.plan.refine.repair import change_and_repair
 from spindle_cli.plan.refine.schedule import Schedule, Work, work_for
 from spindle_cli.plan.refine.tables import Floats, Tables, tables_of
 from spindle_cli.plan.refine.translate import Translation
@@ -33,16 +34,17 @@ from spindle_cli.plan.schedule import placed_slices
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
 from spindle_cli.plan.types import Slice
 
-# Passes that are placed in time, for each MetaOp, until the best schedule is judged; and how often a search
-# from one plan goes on so at most: as many times, and twice as often with each step of effort.
-PASSES = 25_000
+# Passes that are placed in time, for each MetaOp, until the best schedule is judged, on up to so many
+# devices: on more, fewer, as each takes longer. And how often a search from one plan goes on so at most: as
+# many times, and twice as often with each step of effort.
+PASSES, OF_DEVICES = 25_000, 64
 MARKS = 6
 # So many marks in a row that gain less than this share of the iteration end the search.
 PATIENCE = 3
 GAIN = 0.002
-# Where a mark gains less, by how much longer what there was is taken to have been, so that the search leaves
-# where it has come to.
-HEAT = 0.03
+# Where a mark gains less, the search goes on from the best, and by so much longer what there was is taken to
+# have been, so that it leaves there.
+HEAT = 0.005
 # Plans that a search begins from at most, none of which takes more than this many times as long as the
 # shortest; and how often it goes on from each until the better half of them is told.
 MOST_STARTS, FAR, TRIED = 6, 1.25, 2
@@ -55,6 +57,8 @@ PENALTY = 2.0
 # Pieces that there is room for beside those that the first schedule has, and for each MetaOp.
 MORE_PIECES = 2
 SEED = 1
+# One of so many changes is a repair.
+REPAIRS = 4
 _TOTAL = sum(OFTEN)
 
 
@@ -102,7 +106,10 @@ def compiled_search() -> Any:
             copy_schedule(current, trial)
             tried += 1
             placed += 10  # what a change takes that cannot be made
-            if not change(tables, trial, work, _TOTAL):
+            if draw(work.random, REPAIRS) == 0:
+                if not change_and_repair(tables, trial, work):
+                    continue
+            elif not change(tables, trial, work, _TOTAL):
                 continue
             placed += trial.order[0]
             slot = tried % len(history)
@@ -117,7 +124,10 @@ def compiled_search() -> Any:
             history[slot] = costs[0]
         return tried
 
-    called = [evaluate, groups, homes, links, memory, moves, passes, schedule, sums, tables]
+    called = [
+        *(evaluate, homes, memory, moves, passes, repair, schedule, sums, tables),
+        *(groups, links),
+    ]
     return compiled_and_kept(search, called)
 
 
@@ -143,7 +153,7 @@ def refined(problem: Problem, begins: Iterable[Judged], effort: int) -> Judged |
     searches = [search for search in started if search is not None][:MOST_STARTS]
     if not searches:
         return None
-    num_passes = PASSES * len(problem.profile.metaops)
+    num_passes = PASSES * len(problem.profile.metaops) * OF_DEVICES // max(OF_DEVICES, problem.num_devices)
     while True:
         for search in searches * TRIED:
             search.go_on(num_passes)
@@ -226,7 +236,8 @@ class Search:
         before_s = self.costs[1]
         self._run(self.current, num_passes)
         if self.costs[1] >= (1 - GAIN) * before_s:
-            self.history[:] = (1 + HEAT) * self.costs[0]
+            self.current = _copy(self.shortest)
+            self.history[:] = (1 + HEAT) * self.costs[1]
         if self.costs[1] >= before_s:
             return
         slices = self.translation.slices_of(self.shortest)

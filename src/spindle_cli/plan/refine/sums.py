@@ -8,23 +8,10 @@ from __future__ import annotations
 
 from math import inf
 
-from spindle_cli.account import groups
-from spindle_cli.plan.refine.compiled import compiled
+from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.homes import collective_s
 from spindle_cli.plan.refine.schedule import SLOTS, Schedule, Work
 from spindle_cli.plan.refine.tables import Floats, Ints, Records, Tables
-
-
-@compiled
-def _is_worth_a_sum(own: Records, common: Records, knots: Floats, num_bytes: float) -> bool:
-    """Whether what waits is worth a sum (`account.groups.sum_bytes`), or as much as there is a place for."""
-    size = groups.LEAST_SUM_BYTES
-    if num_bytes < size:
-        return False
-    while 2 * size <= num_bytes and 2 * size <= groups.MOST_SUM_BYTES:
-        size *= 2
-    is_most = size == groups.MOST_SUM_BYTES
-    return bool(is_most or collective_s(own, common, knots, size, 2) <= 2 * size * own.byte_s)
 
 
 @compiled
@@ -134,7 +121,7 @@ def _add_block(tables: Tables, work: Work, block: int, num_sums: int, is_backwar
         work.fragments[fragment].sum = own.open_sum
         joined.num_bytes += num_bytes
         joined.key_s = max(joined.key_s, use.done_s) if is_backward else min(joined.key_s, use.done_s)
-        if _is_worth_a_sum(own, common, tables.knots, common.width * joined.num_bytes):
+        if common.width * joined.num_bytes >= own.worth_bytes:
             own.open_sum = -1
     return num_sums
 

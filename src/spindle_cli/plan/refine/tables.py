@@ -57,8 +57,11 @@ OP = np.dtype([("block_from", _INT), ("field_bytes", _FLOAT)])
 # A block of parameters that an op uses: bytes as this op has them, trained ones and all, and of the
 # optimizer's state.
 USED = np.dtype([("block", _INT), *((name, _FLOAT) for name in ("trained", "lasting", "state"))])
-# A block as a whole: its trained bytes, and whether tensor parallelism splits it.
-BLOCK = np.dtype([("trained", _FLOAT), ("is_split", _INT)])
+# A block as a whole: its trained bytes, all, and those of the optimizer's state; whether tensor parallelism
+# splits it, and whether all ops that use it have as much of it.
+BLOCK = np.dtype(
+    [*((name, _FLOAT) for name in ("trained", "lasting", "state")), ("is_split", _INT), ("is_alike", _INT)]
+)
 # Its node, its network card in all, and bytes for tensors and communicators.
 DEVICE = np.dtype([("node", _INT), ("card", _INT), ("capacity", _FLOAT)])
 # What is the same everywhere: network cards of a node; latencies inside of nodes and between them; how many
@@ -227,7 +230,7 @@ def _bytes_of_ops(option: Option, known: KnownUses) -> Iterator[tuple[float, flo
 def _parameters(problem: Problem) -> tuple[Records, Records, Records]:
     """Ops, what each uses, and the blocks of all."""
     number_of: dict[Block, int] = {}
-    trained: list[float] = []
+    of_blocks: list[set[tuple[float, float, float]]] = []
     of_ops: list[list[tuple[int, float, float, float]]] = []
     fields: list[float] = []
     for metaop in problem.profile.metaops:
@@ -238,15 +241,19 @@ def _parameters(problem: Problem) -> tuple[Records, Records, Records]:
             of_ops.append([])
             for use in blocks_of(metaop, op):
                 number = number_of.setdefault(use.block, len(number_of))
-                if number == len(trained):
-                    trained.append(0.0)
-                # Where ops have more or less of the same parameters, most is summed.
-                trained[number] = max(trained[number], use.trained_bytes)
-                of_ops[-1].append((number, use.trained_bytes, use.num_bytes, use.trained_bytes * state))
+                if number == len(of_blocks):
+                    of_blocks.append(set())
+                num_bytes = (use.trained_bytes, use.num_bytes, use.trained_bytes * state)
+                of_blocks[number].add(num_bytes)
+                of_ops[-1].append((number, *num_bytes))
     ops = np.array(list(zip(_begins(map(len, of_ops)), [*fields, 0.0], strict=True)), OP)
     used = np.array([row for own in of_ops for row in own], USED)
-    is_split = (block[2] for block in number_of)
-    return ops, used, np.array(list(zip(trained, is_split, strict=True)), BLOCK)
+    # Where ops have more or less of the same parameters, most is summed.
+    blocks = [
+        (*max(amounts), block[2], len(amounts) == 1)
+        for block, amounts in zip(number_of, of_blocks, strict=True)
+    ]
+    return ops, used, np.array(blocks, BLOCK)
 
 
 def _devices(cluster: Cluster) -> Records:

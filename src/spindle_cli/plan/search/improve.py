@@ -10,15 +10,16 @@ effort is counted in dispatches, not in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import log2
 from random import Random
 
+import numpy as np
+
 from spindle_cli.plan.bound.bound import Bound, lower_bound
 from spindle_cli.plan.problem import Node, Problem
-from spindle_cli.plan.search.dispatch import Dispatcher, Guide, Nudge
+from spindle_cli.plan.search.dispatch import Dispatcher, Guide, Ints, Nudge
 from spindle_cli.plan.search.draws import scaled_at_random
 from spindle_cli.plan.search.listing import Job, turned_round
 
@@ -44,7 +45,7 @@ class _Trial:
 
     dispatcher: Dispatcher
     guide: Guide
-    jobs: list[Job]
+    jobs: Ints
     end_s: float
 
 
@@ -137,13 +138,13 @@ def _vary(guide: Guide, random: Random) -> Guide:
     return replace(guide, least_fit=random.choice(GRID_LEAST_FIT))
 
 
-def _nudge(guide: Guide, jobs: Sequence[Job], random: Random) -> Guide:
+def _nudge(guide: Guide, jobs: Ints, random: Random) -> Guide:
     """Change one decision of the schedule, or take back an earlier change."""
     if guide.nudges and random.random() < 0.25:
         return guide.nudged(random.choice(list(guide.nudges)), None)
     place = random.randrange(len(jobs))
-    node = jobs[place][0]
-    key = (node, sum(job[0] == node for job in jobs[:place]))
+    node = int(jobs[place, 0])
+    key = (node, int(np.count_nonzero(jobs[:place, 0] == node)))
     kind = random.random()
     if kind < 0.6:
         share = random.choice((1.0, random.random()))
@@ -156,7 +157,8 @@ def _nudge(guide: Guide, jobs: Sequence[Job], random: Random) -> Guide:
 def _forwards(problem: Problem, trial: _Trial) -> tuple[Job, ...]:
     """The jobs of a trial, its points those of the problem."""
     grouped = trial.dispatcher.problem
-    jobs = turned_round(grouped, trial.jobs) if trial.dispatcher.backwards else trial.jobs
+    in_order = [(node, point, num_ops) for node, point, num_ops in trial.jobs.tolist()]
+    jobs = turned_round(grouped, in_order) if trial.dispatcher.backwards else in_order
     places = [
         [node.points.index(point) for point in own.points]
         for node, own in zip(problem.nodes, grouped.nodes, strict=True)

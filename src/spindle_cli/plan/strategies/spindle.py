@@ -28,11 +28,12 @@ def spindle(problem: Problem, bound: Bound, effort: int) -> Iterator[list[Draft]
     """Drafts with the devices left to the placement: two of the baselines' schedules, then those of each
     search.
 
-    There is one search for each level of effort, each four times as long as the one before. More effort adds
-    searches and leaves the others as they are, so that it never makes a plan worse.
+    There is one search for each level of effort and one before, each four times as long as the one before.
+    More effort adds searches and leaves the others as they are, so that it never makes a plan worse.
     """
     yield [Draft("spindle", baseline.pieces) for baseline in (sequential(problem), optimus(problem))]
-    efforts = [base_effort(problem) * 4**level for level in range(effort + 1)]
+    num_levels = 0 if effort == NO_SEARCH else effort + 2
+    efforts = [base_effort(problem) * 4**level for level in range(num_levels)]
     for level, jobs_tried in enumerate(efforts or [0]):
         found = search(problem, bound, jobs_tried, seed=level)
         if jobs_tried and not level:
