@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from _pytest.unraisableexception import gc_collect_iterations_key
 from hypothesis import settings
-from in_parts import InParts
 
 from helpers import examples, ready_python
 from spindle_cli.launch.starting import apart
@@ -23,7 +22,6 @@ from spindle_cli.launch.starting import apart
 PROCESSES = "processes"  # the mark of tests that start workers
 LONG_MARK = "long"  # the mark of tests that `make test` leaves out
 ALONE = "alone"  # the mark of those of them that are below this folder
-FORKER = pytest.StashKey[socket.socket]()
 RUNTIME = Path(__file__).parent / "runtime"
 LONG = (
     "tests/zoo/test_calibration.py",
@@ -96,23 +94,9 @@ def _all_have(mark: str, path: Path) -> bool:
     return re.search(rf"^pytestmark = .*\bpytest\.mark\.{mark}\b", text, re.MULTILINE) is not None
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtestloop(session: pytest.Session) -> Generator[None, bool | None, bool | None]:
-    """Processes that are forked to run tests (`scripts/in_parts.py`) ask one forker."""
-    forks = any(isinstance(each, InParts) for each in session.config.pluginmanager.get_plugins())
-    if not forks or not any(item.get_closest_marker(PROCESSES) for item in session.items):
-        return (yield)
-    with ready_python.forker() as asking:
-        session.config.stash[FORKER] = asking
-        return (yield)
-
-
 @pytest.fixture(scope="session")
-def forker(pytestconfig: pytest.Config) -> Iterator[socket.socket]:
+def forker() -> Iterator[socket.socket]:
     """Where to ask for Pythons that have torch at once."""
-    if FORKER in pytestconfig.stash:
-        yield pytestconfig.stash[FORKER]
-        return
     with ready_python.forker() as asking:
         yield asking
 

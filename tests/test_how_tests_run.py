@@ -3,145 +3,58 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 
-import in_parts
-import psutil
 import pytest
 import run_tests
 
 from helpers.ready_python import ReadyPython
 
-SETTINGS = """[pytest]
-addopts = -q -p no:cacheprovider
-markers =
-    processes: starts workers
-    alone: beside no other
-    long: takes long
-"""
-# Each test leaves a file with when it began and ended, how nice it is, and its process.
-BEGINNING = """import os, pathlib, subprocess, sys, time
-import pytest
 
-@pytest.fixture(autouse=True)
-def noted(request):
-    began = time.monotonic()
-    yield
-    said = f"{began} {time.monotonic()} {os.nice(0)} {os.getpid()}"
-    pathlib.Path("of_" + request.node.name).write_text(said)
-"""
-MARKS = {
-    "beside": "",
-    "pair": "@pytest.mark.processes\n",
-    "alone": "@pytest.mark.processes\n@pytest.mark.alone\n",
-    "long": "@pytest.mark.long\n",
-}
-RUN = [sys.executable, run_tests.__file__]
-# A suite of these tests is run without what is installed beside pytest.
-PLAIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": ""}
-
-
-def write_suite(folder: Path, **bodies: str) -> None:
-    """A file for each body, named as the file; up to '_', it says the tests' marks."""
-    (folder / "pytest.ini").write_text(SETTINGS)
-    for name, body in bodies.items():
-        marks = MARKS[name.split("_")[0]]
-        (folder / f"test_{name}.py").write_text(f"{BEGINNING}\n{marks}def test_{name}():\n    {body}\n")
-
-
-def run_suite(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **PLAIN}
-    return subprocess.run([*RUN, *arguments], cwd=folder, env=environment, text=True, capture_output=True)
-
-
-def notes_in(folder: Path) -> dict[str, list[float]]:
-    """What the tests of a suite have left, by name."""
-    found = sorted(folder.glob("of_*"))
-    return {path.name.removeprefix("of_test_"): [*map(float, path.read_text().split())] for path in found}
-
-
-@pytest.mark.parametrize("failing", [None, "beside", "pair", "alone"])
-def test_the_suite_fails_where_any_of_its_parts_does(failing: str | None, tmp_path: Path) -> None:
-    """Each test runs, whatever the others do."""
-    write_suite(tmp_path, **{name: f"assert {name!r} != {failing!r}" for name in MARKS})
-    ended = run_suite(tmp_path)
-    assert ended.returncode == (0 if failing is None else 1), ended.stdout
-    assert f"{2 if failing else 3} passed" in ended.stdout
-    assert (f"FAILED test_{failing}.py::test_{failing}" in ended.stdout) == (failing is not None)
-    assert list(notes_in(tmp_path)) == ["alone", "beside", "pair"]
-
-
-def test_a_process_that_ends_has_failed_its_test_and_another_runs_what_is_left(tmp_path: Path) -> None:
-    write_suite(tmp_path, alone_dies="os._exit(0)", alone_later="pass")
-    with (tmp_path / "test_alone_dies.py").open("a") as more:
-        more.write(f"\n{MARKS['alone']}def test_alone_left():\n    pass\n")
-    ended = run_suite(tmp_path)
-    assert ended.returncode == 1
-    assert "FAILED test_alone_dies.py::test_alone_dies - its process has ended" in ended.stdout
-    assert "1 failed, 2 passed" in ended.stdout
-    assert list(notes_in(tmp_path)) == ["alone_later", "alone_left"]
-
-
-def test_tests_run_in_pairs_then_one_by_one_and_others_beside_them_in_what_is_left(tmp_path: Path) -> None:
-    def meets(other: str) -> str:
-        sees = f"(pathlib.Path('is_{other}').exists() or time.sleep(0.01) for _ in range(3000))"
-        here = "sys._getframe().f_code.co_name.replace('test', 'is')"
-        return f"pathlib.Path({here}).touch(); assert any({sees})"
-
-    pairs = {"pair_1": meets("pair_2"), "pair_2": meets("pair_1")}
-    write_suite(tmp_path, **pairs, alone_1="time.sleep(0.2)", alone_2="pass", beside=meets("pair_1"))
-    ended = run_suite(tmp_path)
-    assert ended.returncode == 0, ended.stdout
-    notes = notes_in(tmp_path)
-    (first, last) = sorted(notes[name] for name in ("alone_1", "alone_2"))
-    assert max(notes["pair_1"][1], notes["pair_2"][1]) <= first[0] < first[1] <= last[0]
-    assert {name: note[2] - os.nice(0) for name, note in notes.items() if name != "beside"} == dict.fromkeys(
-        ("pair_1", "pair_2", "alone_1", "alone_2"), 0
-    )
-    assert notes["beside"][2] == min(19, os.nice(0) + in_parts.YIELDING)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_ended_ends_what_it_has_started(number: int, tmp_path: Path) -> None:
-    starts = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
-    waits = "pathlib.Path('{0}.new').write_text(f'{{os.getpid()}} {{started.pid}}'); "
-    waits += "os.rename('{0}.new', '{0}.told'); time.sleep(600)"
-    names = ("beside", "pair")
-    write_suite(tmp_path, **{name: f"started = {starts}; {waits.format(name)}" for name in names})
-    run = subprocess.Popen(RUN, cwd=tmp_path, env={**os.environ, **PLAIN}, stdout=subprocess.DEVNULL)
-    told = [tmp_path / f"{name}.told" for name in names]
-    while not all(path.exists() for path in told):
-        assert run.poll() is None
-        time.sleep(0.01)
-    run.send_signal(number)
-    assert run.wait(120) == (2 if number == signal.SIGINT else 128 + number)
-    for pid in (int(pid) for path in told for pid in path.read_text().split()):
-        until = time.monotonic() + 60  # whoever takes them in from their parents must do so
-        while is_alive(pid):
-            assert time.monotonic() < until
-            time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def ending_with(code: int, says: str = "") -> list[str]:
+    return [sys.executable, "-c", f"print({says!r}); raise SystemExit({code})"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "given"),
-    [(["-k", "a"], ["-m", "not long", "-k", "a"]), (["--all", "-k", "a"], ["-k", "a"])],
+    ("beside", "in_turn", "code"),
+    [(0, (0, 0), 0), (5, (0, 5), 0), (1, (0, 0), 1), (0, (2, 0), 2), (0, (0, 3), 3), (4, (2, 3), 2)],
 )
-def test_all_tests_are_run_but_for_long_ones(arguments: list[str], given: list[str]) -> None:
-    assert run_tests.chosen(arguments) == given
+def test_the_suite_fails_where_any_of_its_parts_does(
+    beside: int, in_turn: tuple[int, ...], code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """5 is pytest's "no such tests"; each part runs, and what the one beside the others says comes last."""
+    others = [ending_with(each, f"part {number}") for number, each in enumerate(in_turn)]
+    assert run_tests.run_all(ending_with(beside, "beside"), others) == code
+    assert capfd.readouterr().out.split("\n") == ["part 0", "part 1", "beside", ""]
+
+
+def test_what_runs_beside_the_others_gives_way_and_ends_with_them(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    tells = (
+        f"open('{told}.new', 'w').write(f'{{os.nice(0)}} {{os.getpid()}}'); os.rename('{told}.new', '{told}')"
+    )
+    waiting = [sys.executable, "-c", f"import os, time; {tells}; time.sleep(600)"]
+    look = [sys.executable, "-c", f"import os, time\nwhile not os.path.exists('{told}'): time.sleep(0.01)"]
+    with pytest.raises(FileNotFoundError):
+        run_tests.run_all(waiting, [look, ["/no/such/command"]])
+    nice, pid = told.read_text().split()
+    assert int(nice) == min(19, os.nice(0) + run_tests.YIELDING)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+
+
+@pytest.mark.parametrize(("arguments", "but"), [(["-k", "a"], " and not long"), (["--all", "-k", "a"], "")])
+def test_the_parts_are_all_tests_each_once_but_for_long_ones(arguments: list[str], but: str) -> None:
+    beside, in_turn = run_tests.chosen(arguments)
+    marks = [command[command.index("-m", 3) + 1] for command in (beside, *in_turn)]
+    parts = ("not processes", "processes and not alone", "processes and alone")
+    assert marks == [part + but for part in parts]
+    assert all(command[-2:] == ["-k", "a"] and "--all" not in command for command in (beside, *in_turn))
 
 
 @pytest.mark.processes
