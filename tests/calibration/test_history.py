@@ -15,7 +15,7 @@ from spindle_cli.errors import ExitCode
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import PREDICTED_FILE
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.types import Plan
+from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.types import Device, Profile
 
 NAME = "a/layers"
@@ -24,10 +24,18 @@ PROFILE = profile_of(
 )
 
 
-def run(folder: Path, num_devices: int, times: float, *, nodes: int = 1, steps: int = 10) -> Path:
+def run(
+    folder: Path,
+    num_devices: int,
+    times: float,
+    *,
+    nodes: int = 1,
+    steps: int = 10,
+    strategy: StrategyName = "spindle",
+) -> Path:
     """A run on so many devices that took so many times as long."""
     cluster = cluster_of(num_devices, devices_per_node=num_devices // nodes)
-    plan = make_plan(PROFILE, cluster, effort=0)
+    plan = make_plan(PROFILE, cluster, strategy, effort=0)
     return made_run(folder, plan, slower(PROFILE, {NAME: (times, times)}), steps=steps)
 
 
@@ -135,7 +143,8 @@ def plan_with(folder: Path) -> tuple[Ended, Path]:
 
 
 def test_the_plan_says_whose_times_it_has_and_calibrate_makes_its_profile(tmp_path: Path) -> None:
-    made = run(tmp_path / "history/first", 2, 2.0)
+    # Six ops of 0.2 s and two of 0.2: 1.6 s, of which 1.2 take twice as long.
+    made = run(tmp_path / "history/first", 2, 2.0, strategy="sequential")
     ended, path = plan_with(tmp_path)
     assert ended.code == 0, ended.err
     plan = Plan.read(path)
