@@ -11,7 +11,16 @@ from math import inf
 
 from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.evaluate import lay_out
-from spindle_cli.plan.refine.moves import cut, draw, put, reorder_piece, resize, shift_cut, uncut
+from spindle_cli.plan.refine.moves import (
+    cut,
+    draw,
+    groups_are_inside,
+    put,
+    reorder_piece,
+    resize,
+    shift_cut,
+    uncut,
+)
 from spindle_cli.plan.refine.schedule import Schedule, Work
 from spindle_cli.plan.refine.tables import Tables
 
@@ -33,6 +42,9 @@ def change_and_repair(tables: Tables, schedule: Schedule, work: Work) -> bool:
         return False
     lay_out(tables, schedule, work)
     _place(tables, schedule, work, True)
+    for piece in range(len(schedule.pieces)):
+        if schedule.pieces[piece].metaop >= 0 and not groups_are_inside(tables, schedule, piece):
+            return False
     return True
 
 
