@@ -17,6 +17,7 @@ import functools
 import gc
 import hashlib
 import inspect
+import sys
 import textwrap
 import types
 import warnings
@@ -220,10 +221,41 @@ def _function_of(code: types.CodeType) -> types.FunctionType | None:
         return None
     if any(isinstance(node, _LEAVES[1:]) for each in tree.body for node in _walk(each)):
         return None
+    if (named := _named_function_of(code)) is not None:
+        return named
     # Last, as all objects that there are are looked at.
     functions = [each for each in _referrers(code) if isinstance(each, types.FunctionType)]
     functions = [each for each in functions if each.__code__ is code]
     return functions[0] if len(functions) == 1 else None
+
+
+def _named_function_of(code: types.CodeType) -> types.FunctionType | None:
+    """The function of some code that its file, or a class there, has by the code's own name, under whatever
+    decorators; None where there is none, as of functions that are made in others.
+    """
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        if names.get("__file__") != code.co_filename:
+            continue
+        found: Any = module
+        for name in code.co_qualname.split("."):
+            found = getattr(found, "__dict__", {}).get(name)
+        while found is not None and getattr(found, "__code__", None) is not code:
+            found = _decorated(found)
+        if isinstance(found, types.FunctionType):
+            return found
+    return None
+
+
+def _decorated(value: object) -> Any:
+    """What a decorator was given that has made a value; None where that is not known."""
+    if isinstance(value, staticmethod | classmethod):
+        return value.__func__
+    if isinstance(value, property):
+        return value.fget
+    if isinstance(value, functools.cached_property):
+        return value.func
+    return vars(value).get("__wrapped__") if isinstance(value, types.FunctionType) else None
 
 
 def _referrers(value: object) -> list[Any]:
