@@ -65,8 +65,14 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_a_process_that_is_stopped_now_and_then_does_not_change_a_message(alone: pytest.MonkeyPatch) -> None:
     way = link_speed._one_way(0, 1, torch.device("cpu"))
     assert way == OneWay(pytest.approx(1e-4), pytest.approx(45e-6))
-    # As many as 0.12 s have of the faster of two, at most.
-    assert (link_speed._round_trip.calls, link_speed._exchange.calls) == (2 + 200, 200)  # type: ignore[attr-defined]
+    # As many as 0.12 s have of the faster of two, at most; beside each exchange 1 ms is computed.
+    assert (link_speed._round_trip.calls, link_speed._exchange.calls) == (2 + 200, 120)  # type: ignore[attr-defined]
+
+
+def test_messages_of_one_size_are_sent_for_no_longer_than_is_asked(alone: pytest.MonkeyPatch) -> None:
+    way = link_speed._one_way(0, 1, torch.device("cpu"), 0.02)
+    assert way == OneWay(pytest.approx(1e-4), pytest.approx(45e-6))
+    assert (link_speed._round_trip.calls, link_speed._exchange.calls) == (2 + 100, 20)  # type: ignore[attr-defined]
 
 
 def test_of_the_ends_of_a_link_the_one_counts_that_spun_less(alone: pytest.MonkeyPatch) -> None:

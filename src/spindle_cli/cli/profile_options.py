@@ -66,7 +66,10 @@ ThreadsOption = Annotated[
 TimeLimitOption = Annotated[
     float,
     typer.Option(
-        "--time-limit", min=0.01, metavar="SECONDS", help="At most this long for one op on one share."
+        "--time-limit",
+        min=0.01,
+        metavar="SECONDS",
+        help="At most this long for one op on one share, and for messages of one size.",
     ),
 ]
 DegreeOption = Annotated[

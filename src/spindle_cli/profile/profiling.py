@@ -67,7 +67,7 @@ class ProfileOptions:
         threads: of each process; if None as OMP_NUM_THREADS says, or else a device's share of this machine's
             cores.
         cluster_out: where to write this machine, as measured, as a cluster file.
-        time_limit_s: for one op on one share.
+        time_limit_s: for one op on one share, and for messages of one size.
         max_tp: layers are also timed in parts, 2, 4 and 8 ways up to this; with a cluster, for its links.
         reuse: another profile, of which what was measured of equal ops is taken.
         accept_noise: write times of a busy machine, too.

@@ -30,19 +30,25 @@ _BESIDE_ELEMENTS = 2**10  # that are worked on then, few enough for torch to do 
 _TIMEOUT = timedelta(seconds=60)
 
 
-def measure_link(rank: int, store_path: Path, device: torch.device) -> MeasuredLink:
+def measure_link(
+    rank: int, store_path: Path, device: torch.device, limit_s: float = _SECONDS_PER_SIZE
+) -> MeasuredLink:
     """Bounce messages of growing size between this process and its partner; rank 0 of the two sets the pace.
 
     gloo between CPUs, NCCL between GPUs. Half a round trip is one message. As `costs.links` reads it, a
     message takes the latency plus bytes over bandwidth, so the latency is taken off before the bandwidth is
     computed. Both return what they saw.
+
+    Args:
+        limit_s: at most so long for round trips of one size, and as long again for exchanges.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     join_environment(sharing_settings(rank))
     store = dist.FileStore(str(store_path), 2)  # type: ignore[attr-defined]  # documented, not listed in __all__
     dist.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=_TIMEOUT)
     try:
-        trips = [_one_way(rank, elements, device) for elements in (LATENCY_ELEMENTS, *CURVE_ELEMENTS)]
+        size_s = min(limit_s, _SECONDS_PER_SIZE)
+        trips = [_one_way(rank, elements, device, size_s) for elements in (LATENCY_ELEMENTS, *CURVE_ELEMENTS)]
     finally:
         dist.destroy_process_group()
     larger = dict(zip(CURVE_ELEMENTS, trips[1:], strict=True))
@@ -80,15 +86,15 @@ def as_measured(smallest: OneWay, larger: Mapping[int, OneWay]) -> MeasuredLink:
     )
 
 
-def _one_way(rank: int, elements: int, device: torch.device) -> OneWay:
+def _one_way(rank: int, elements: int, device: torch.device, size_s: float = _SECONDS_PER_SIZE) -> OneWay:
     """A message of `elements` float32: the median of its seconds, and the processor time of one end of it
-    (of CPUs, where that is a device's own time); both are the same on both ends.
+    (of CPUs, where that is a device's own time); both are the same on both ends. Each takes about `size_s`.
     """
     message = torch.ones(elements, device=device)
     rounds = torch.zeros(1, device=device)
     one_s = min(_round_trip(rank, message) for _ in range(2))
     if rank == 0:
-        rounds.fill_(min(max(_SECONDS_PER_SIZE / one_s, _MIN_ROUNDS), _MAX_ROUNDS))
+        rounds.fill_(_rounds(size_s, one_s))
     dist.broadcast(rounds, 0)
     count = int(rounds.item())
     result = torch.tensor(
@@ -99,7 +105,14 @@ def _one_way(rank: int, elements: int, device: torch.device) -> OneWay:
     if device.type != "cpu":
         return OneWay(seconds)
     beside_s = max(_LEAST_BESIDE_S, _BESIDE_TIMES * seconds)
-    return OneWay(seconds, _of_one_end([_exchange(rank, message, beside_s) for _ in range(count)], seconds))
+    # One of these takes at least as long as what is computed beside it; both ends know how long that is.
+    exchanges = [_exchange(rank, message, beside_s) for _ in range(min(count, _rounds(size_s, beside_s)))]
+    return OneWay(seconds, _of_one_end(exchanges, seconds))
+
+
+def _rounds(size_s: float, one_s: float) -> int:
+    """How many rounds of so many seconds each are made in `size_s`."""
+    return int(min(max(size_s / one_s, _MIN_ROUNDS), _MAX_ROUNDS))
 
 
 def _of_one_end(exchanges: Sequence[float], one_way_s: float) -> float:

@@ -220,7 +220,7 @@ class _Measuring:
             before = work_so_far(time.perf_counter(), pool.processes)
             if self._measures_links:
                 steps.start("link between two processes")
-                self._kept.add_links((pool.measure_link(),))
+                self._kept.add_links((pool.measure_link(self._settings.limits),))
                 steps.done()
             if self._measures_optimizer:
                 steps.start("optimizer step")

@@ -57,6 +57,7 @@ class MeasureLink:
 
     store: Path
     rank: int
+    limits: Limits
 
 
 @dataclass(frozen=True)

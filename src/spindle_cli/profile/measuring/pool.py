@@ -143,7 +143,7 @@ class WorkerPool:
         first = prepared[0]
         return JobSamples(samples, first.activation_bytes, first.memory, first.sums, first.loss_chunks)
 
-    def measure_link(self) -> MeasuredLink:
+    def measure_link(self, limits: Limits) -> MeasuredLink:
         """Time messages between neighbours (0 and 1, 2 and 3, ...), all at once as in training; of those that
         were stopped least, so that the smallest messages took them least.
 
@@ -152,7 +152,7 @@ class WorkerPool:
         paired = range(len(self._pipes) // 2 * 2)
         with TemporaryDirectory() as folder:
             for rank in paired:
-                self._pipes[rank].send(MeasureLink(Path(folder) / f"pair-{rank // 2}", rank % 2))
+                self._pipes[rank].send(MeasureLink(Path(folder) / f"pair-{rank // 2}", rank % 2, limits))
             replies = self._replies(paired, LinkMeasured)
             return min((reply.link for reply in replies), key=lambda link: link.latency_s)
 

@@ -142,7 +142,8 @@ class _Worker:
                 case MeasureOptimizer():
                     return self._measure_optimizer(request)
                 case MeasureLink():
-                    return LinkMeasured(measure_link(request.rank, request.store, self._device))
+                    limit_s = request.limits.max_s
+                    return LinkMeasured(measure_link(request.rank, request.store, self._device, limit_s))
         except (
             Exception
         ) as error:  # the parent decides; a worker that just ends would only be seen to be gone
