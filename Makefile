@@ -2,6 +2,7 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
+COMPILED := $(VENV)/.compiled
 PYTHON3 ?= python3
 
 .PHONY: help demo example fuzz fuzz-models mutants test test-all test-lowest test-many test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-strategies bench-runtime bench-mixed bench-gpu bench-predictions clean
@@ -17,6 +18,11 @@ $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m pip install --quiet --constraint constraints.txt $(PIP_ARGS) --editable '.[demo,dev]'
 	touch $@
 
+# numba compiles the search for plans in 40 s and keeps it. Tests that begin at once would each compile it.
+$(COMPILED): $(SETUP) $(wildcard src/spindle_cli/plan/search/*.py src/spindle_cli/plan/refine/*.py)
+	$(PYTHON) -m pytest tests/plan/test_refined.py -k gain_nothing
+	touch $@
+
 demo: $(SETUP)  ## train a real multi-task, multi-modal model by a plan, and prove that it is the same model
 	$(PYTHON) scripts/demo.py $(DEMO_ARGS)
 
@@ -24,7 +30,7 @@ example: $(SETUP)  ## profile to export of three tasks of Hugging Face's own cla
 	rm -rf build/hf-example
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" STEPS=2 examples/hf_multi_task/run.sh build/hf-example
 
-test: $(SETUP)  ## the whole test suite
+test: $(SETUP) $(COMPILED)  ## the whole test suite
 	@# Tests start many Pythons; where PYTHONDONTWRITEBYTECODE is set, each would compile all that it imports.
 	@# Files of tests are compiled by pytest, in its own way.
 	$(PYTHON) -m compileall -q -j 2 --invalidation-mode checked-hash -x '/test_[^/]*\.py$$' src scripts tests
@@ -85,7 +91,7 @@ bench-predictions: $(SETUP)  ## simulated against measured iterations on this CP
 fuzz-models: $(SETUP)  ## look for small random models that would be trained as others than in plain PyTorch; about 20 minutes
 	PYTHONPATH=scripts $(PYTHON) scripts/fuzz_models.py $(FUZZ_ARGS)
 
-fuzz: $(SETUP)  ## damage files at random and see how every command ends; a minute, with a new seed each time
+fuzz: $(SETUP) $(COMPILED)  ## damage files at random and see how every command ends; a minute, with a new seed each time
 	PYTHONPATH=scripts $(PYTHON) scripts/fuzz.py $(FUZZ_ARGS)
 
 mutants: $(SETUP)  ## put small bugs into copies of the code, and see whether the tests notice; about an hour

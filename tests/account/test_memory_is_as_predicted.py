@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import bench_memory
 from bench_memory import Row, rows
 
+pytestmark = pytest.mark.processes
+
 # Each word of the variants' names once or twice; scripts/bench_memory.py measures all of them.
 NAMES = (
     "whole optimizer state, loss in chunks",
@@ -58,7 +60,6 @@ def measured(
         return {row.variant: row for row in rows(source, 2, ("spindle",), names, folder / "runs")}
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("name", NAMES)
 def test_every_rank_takes_what_the_plan_says(name: str, measured: dict[str, Row]) -> None:
     most = 1.20 if "autocast" in name else 1.10

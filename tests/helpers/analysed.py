@@ -6,9 +6,12 @@ from functools import cache
 
 from spindle_cli.workload.analyse import analyse_for_others
 from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.localise import rebind
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.data import Lengths
 from spindle_cli.workload.types import Workload
+
+_graphs: dict[str, WorkloadGraph] = {}  # the last of each kind
 
 
 class Analyses:
@@ -26,6 +29,14 @@ class Analyses:
 def analyses() -> Analyses:
     """Those of this process."""
     return Analyses()
+
+
+def analysed_before(key: str, workload: Workload) -> WorkloadGraph:
+    """The graph of a workload that is built as others of this key were: theirs, bound to it."""
+    known = _graphs.get(key)
+    bound = None if known is None else rebind(known, workload)
+    _graphs[key] = analysed(workload) if bound is None else bound
+    return _graphs[key]
 
 
 def analysed(workload: Workload, lengths: Lengths | None = None) -> WorkloadGraph:

@@ -14,10 +14,11 @@ from spindle_cli.plan.file import read_plan, write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.profile.types import Profile
 
+pytestmark = pytest.mark.processes
+
 FAST = ("--nproc", 1, "--threads", 1, "--time-limit", 0.02, "--accept-noise")
 
 
-@pytest.mark.processes
 def test_profile_and_plan_say_by_what_layers_were_compiled(tmp_path: Path) -> None:
     content = {"schema": "spindle.workload/1", "model": TINY, "train": {"compile": "aot_eager"}}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(content))

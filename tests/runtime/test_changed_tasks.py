@@ -14,6 +14,8 @@ from torch import nn
 
 from spindle_cli.files.run_files import read_metrics
 
+pytestmark = pytest.mark.processes
+
 BEFORE = 2  # steps of the run that is begun from
 
 
@@ -50,7 +52,6 @@ def by_hand(
     return new, losses, started
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("case", CHANGED, ids=lambda case: case.name)
 def test_what_both_have_goes_on_and_what_is_new_begins(case: Case, four_workers: Path) -> None:
     folder = four_workers / case.name
@@ -69,7 +70,6 @@ def test_what_both_have_goes_on_and_what_is_new_begins(case: Case, four_workers:
         assert torch.equal(begun[name], value), name
 
 
-@pytest.mark.processes
 def test_the_run_before_is_left_as_it_was(four_workers: Path) -> None:
     for case in CHANGED:
         before = four_workers / str(case.begins_from)

@@ -28,6 +28,8 @@ from spindle_cli.files.sharding import Sharding
 from spindle_cli.files.tensors import parse_key
 from spindle_cli.workload.types import Task
 
+pytestmark = pytest.mark.processes
+
 MOMENTUM = {"optimizer": "SGD", "lr": 0.3, "optimizer_args": {"momentum": 0.9}}
 TOYS = "following_toys"
 # Teacher and student on devices of their own, on common ones, and partly so.
@@ -181,7 +183,6 @@ def evaluated(task: Task) -> float:
     return torch.stack(found).mean().item()
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_it_is_what_a_plain_loop_makes_by_hand(case: Case, followed: Path) -> None:
     expectation = by_hand(case, followed)
@@ -202,7 +203,6 @@ def test_it_is_what_a_plain_loop_makes_by_hand(case: Case, followed: Path) -> No
     assert seen == set(values)
 
 
-@pytest.mark.processes
 def test_the_bounds_are_reached_and_the_teacher_has_moved(followed: Path) -> None:
     values = by_hand(CASES[0], followed).values
     assert values["one.scale"].item() in (LOW, HIGH)
@@ -212,7 +212,6 @@ def test_the_bounds_are_reached_and_the_teacher_has_moved(followed: Path) -> Non
         assert not torch.allclose(initial[f"one.teacher.{name}"], values[f"one.teacher.{name}"], atol=1e-3)
 
 
-@pytest.mark.processes
 def test_a_checkpoint_has_the_teacher_as_it_was_moved(followed: Path) -> None:
     found = find_checkpoint(followed / "saved-shared-out", step=2)
     values = by_hand(named("saved-shared-out"), followed).values
@@ -221,7 +220,6 @@ def test_a_checkpoint_has_the_teacher_as_it_was_moved(followed: Path) -> None:
             assert close(saved.read(f"model.{name}"), values[name], 1e-10)
 
 
-@pytest.mark.processes
 def test_a_run_goes_on_with_the_teacher_that_it_had(followed: Path) -> None:
     losses = by_hand(named("gone-on"), followed).losses
     assert [line.step for line in read_metrics(followed / "saved")] == [1, 2, 3]
@@ -229,7 +227,6 @@ def test_a_run_goes_on_with_the_teacher_that_it_had(followed: Path) -> None:
         assert line.task_losses == pytest.approx(expected, rel=1e-10)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("name", ["evaluated", "written-shared-out"])
 def test_an_evaluation_has_the_teacher_as_the_step_before_has_left_it(name: str, followed: Path) -> None:
     expected = by_hand(named(name), followed).evaluations
@@ -237,7 +234,6 @@ def test_an_evaluation_has_the_teacher_as_the_step_before_has_left_it(name: str,
     assert found == pytest.approx(expected, rel=1e-10)
 
 
-@pytest.mark.processes
 def test_an_export_has_the_teacher(followed: Path, tmp_path: Path) -> None:
     export_run(followed / "saved", tmp_path / "model", ExportOptions())
     exported = load_file(tmp_path / "model")

@@ -18,8 +18,9 @@ from spindle_cli.checkpoint.index import INDEX_FILE
 from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import read_metrics
 
+pytestmark = pytest.mark.processes
 
-@pytest.mark.processes
+
 def test_by_the_same_plan_it_goes_on_bit_for_bit(four_workers: Path) -> None:
     undisturbed = captured(four_workers / "frozen-tower", "final", 4)
     for expected, found in zip(undisturbed, captured(four_workers / GONE_ON.name, "final", 4), strict=True):
@@ -28,7 +29,6 @@ def test_by_the_same_plan_it_goes_on_bit_for_bit(four_workers: Path) -> None:
             assert torch.equal(found[name], tensor), name
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("case", marked(GONE_ON_ELSEWHERE))
 def test_by_another_plan_it_goes_on_to_float_tolerance(case, four_workers: Path) -> None:
     plain = train_plainly(str(four_workers / case.name / "workload.yaml"), STEPS, torch.float64)
@@ -37,13 +37,11 @@ def test_by_another_plan_it_goes_on_to_float_tolerance(case, four_workers: Path)
             assert close(tensor, plain.final[name], 1e-10), name
 
 
-@pytest.mark.processes
 def test_metrics_go_on_where_the_checkpoint_was(four_workers: Path) -> None:
     """Several cases have gone on from step 2; the lines of the one before were replaced."""
     assert [line.step for line in read_metrics(four_workers / SAVED.name)] == [1, 2, 3]
 
 
-@pytest.mark.processes
 def test_no_shard_has_what_another_has(four_workers: Path) -> None:
     found = find_checkpoint(four_workers / SAVED.name)
     assert found.checkpoint.step == 2
@@ -52,7 +50,6 @@ def test_no_shard_has_what_another_has(four_workers: Path) -> None:
     assert sum(1 for shard in found.checkpoint.shards if len(shard.keys) > 1) > 1
 
 
-@pytest.mark.processes
 def test_a_checkpoint_knows_every_name_of_what_tasks_share(four_workers: Path) -> None:
     checkpoint = find_checkpoint(four_workers / SAVED.name).checkpoint
     position = checkpoint.aliases["pairs.vision.position"]
@@ -66,7 +63,6 @@ def test_a_checkpoint_knows_every_name_of_what_tasks_share(four_workers: Path) -
     }
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -92,7 +88,6 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(
         find_checkpoint(run_dir)
 
 
-@pytest.mark.processes
 def test_a_flipped_bit_is_noticed_by_the_checksum(four_workers: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(four_workers / SAVED.name / "checkpoints", run_dir / "checkpoints")

@@ -35,6 +35,8 @@ from spindle_cli.program.link import link
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.parameters import ParameterTable
 
+pytestmark = pytest.mark.processes
+
 Expected = dict[str, Tensor]
 
 
@@ -66,7 +68,6 @@ def check_split_against(plain: PlainRun, case: Case, folder: Path) -> None:
         assert close(tensor, expectation, tolerance), what
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("case", IN_PARTS, ids=lambda case: case.name)
 def test_groups_that_gather_what_they_are_sent_in_parts_train_it_too(
     case: Case, four_split_workers: Path
@@ -83,20 +84,17 @@ def test_groups_that_gather_what_they_are_sent_in_parts_train_it_too(
     check_split_against(plain_run(four_split_workers, case), case, folder)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("case", marked(EXACT))
 def test_split_layers_train_the_model_of_a_plain_loop(case: Case, four_split_workers: Path) -> None:
     check_split_against(plain_run(four_split_workers, case), case, four_split_workers / case.name)
 
 
-@pytest.mark.processes
 def test_batches_of_several_lengths_train_the_model_of_a_plain_loop(four_split_workers: Path) -> None:
     """With all that a plan may do to them."""
     case = mixed_cases.MIXED
     check_split_against(plain_run(four_split_workers, case), case, four_split_workers / case.name)
 
 
-@pytest.mark.processes
 def test_sampled_steps_of_several_lengths_go_on_by_another_plan(four_split_workers: Path) -> None:
     """Streams, layers that are split before and not behind, and a checkpoint between steps of a task."""
     case = mixed_cases.GONE_ON
@@ -107,7 +105,6 @@ def test_sampled_steps_of_several_lengths_go_on_by_another_plan(four_split_worke
         assert close(tensor, expectation, 1e-10), what
 
 
-@pytest.mark.processes
 def test_fragments_start_with_the_plain_models_values_bit_for_bit(four_split_workers: Path) -> None:
     folder = four_split_workers / "split"
     table = ParameterTable.of(analysed(load(str(folder / "workload.yaml")).workload))
@@ -115,7 +112,6 @@ def test_fragments_start_with_the_plain_models_values_bit_for_bit(four_split_wor
     assert all(torch.equal(found, expected) for _, found, expected in pairs(folder, "initial", plain))
 
 
-@pytest.mark.processes
 def test_a_rank_holds_each_fragment_that_its_slices_need_once(four_split_workers: Path) -> None:
     """The tower's last layer is cut in four: every rank has a half of it for one task, and for the other a
     quarter, of the same half or not.
@@ -131,7 +127,6 @@ def test_a_rank_holds_each_fragment_that_its_slices_need_once(four_split_workers
     assert SPLIT[3][3:] == (4,)
 
 
-@pytest.mark.processes
 def test_by_the_same_plan_it_goes_on_bit_for_bit(four_split_workers: Path) -> None:
     ends = [captured(four_split_workers / case.name, "final", 4) for case in (UNDISTURBED, GONE_ON)]
     for expected, found in zip(*ends, strict=True):
@@ -139,7 +134,6 @@ def test_by_the_same_plan_it_goes_on_bit_for_bit(four_split_workers: Path) -> No
         assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("case", marked(GONE_ON_ELSEWHERE))
 def test_by_other_degrees_it_goes_on_to_float_tolerance(case: Case, four_split_workers: Path) -> None:
     plain = plain_run(four_split_workers, case)
@@ -147,7 +141,6 @@ def test_by_other_degrees_it_goes_on_to_float_tolerance(case: Case, four_split_w
         assert close(tensor, expectation, 1e-10), what
 
 
-@pytest.mark.processes
 def test_the_saved_model_and_the_frozen_weights_are_whole(four_split_workers: Path) -> None:
     plain = plain_run(four_split_workers, UNDISTURBED)
     saved = load_file(model_path(four_split_workers / SAVED.name, 3))
@@ -157,7 +150,6 @@ def test_the_saved_model_and_the_frozen_weights_are_whole(four_split_workers: Pa
     assert all(close(tensor, plain.final[name], 1e-10) for name, tensor in saved.items())
 
 
-@pytest.mark.processes
 def test_copies_stay_equal_under_dropout_and_recomputation_draws_the_same(four_split_workers: Path) -> None:
     ends = [
         captured(four_split_workers / case.name, "final", 4) for case in (BY_CHANCE, BY_CHANCE_RECOMPUTED)

@@ -14,6 +14,8 @@ from torch import Tensor
 from helpers.analysed import analysed
 from spindle_cli.files.run_files import PREDICTED_FILE, PredictedVsMeasured, read_metrics
 
+pytestmark = pytest.mark.processes
+
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 
 
@@ -39,21 +41,18 @@ def check_against(plain: PlainRun, case: Case, num_workers: int, folder: Path) -
     assert PredictedVsMeasured.read(folder / PREDICTED_FILE).steps == case.steps - 1
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("case", marked(EXACT_ON_FOUR))
 def test_four_workers_train_the_model_of_a_plain_loop(case: Case, four_workers: Path) -> None:
     folder = four_workers / case.name
     check_against(train_plainly(str(folder / "workload.yaml"), case.steps, dtype_of(case)), case, 4, folder)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("case", EXACT_ON_TWO, ids=lambda case: case.name)
 def test_two_workers_train_the_model_of_a_plain_loop(case: Case, two_workers: Path) -> None:
     folder = two_workers / case.name
     check_against(train_plainly(str(folder / "workload.yaml"), case.steps, dtype_of(case)), case, 2, folder)
 
 
-@pytest.mark.processes
 def test_noise_of_a_generator_is_another_in_every_share_and_the_same_when_recomputed(
     two_workers: Path,
 ) -> None:
@@ -66,7 +65,6 @@ def test_noise_of_a_generator_is_another_in_every_share_and_the_same_when_recomp
             assert gradient.item() == pytest.approx(2 * losses[0] / 2.0, rel=1e-9)
 
 
-@pytest.mark.processes
 def test_the_clipped_case_clips(four_workers: Path) -> None:
     """Its first gradients, as captured before clipping, have a larger norm than its limit."""
     by_name = {
@@ -76,7 +74,6 @@ def test_the_clipped_case_clips(four_workers: Path) -> None:
     assert norm > 2 * CLIPPED["clip_norm"]
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("case", marked(case for case in EXACT_ON_FOUR if case.name.startswith("random")))
 def test_a_worker_holds_the_parameters_of_its_own_ops_alone(case: Case, four_workers: Path) -> None:
     graph = analysed(runtime_toys.build())

@@ -14,6 +14,8 @@ from spindle_cli.account.device_memory import device_memory, host_memory
 from spindle_cli.plan.file import plan_text, read_plan
 from spindle_cli.plan.types import Plan
 
+pytestmark = pytest.mark.processes
+
 TINY = str(Path(__file__).parent.parent / "profile" / "tiny_workload.py") + ":build"
 CLUSTER = {
     "schema": "spindle.cluster/1",
@@ -60,7 +62,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.processes
 def test_a_plan_for_two_types_trains_the_same_model(folder: Path) -> None:
     merged = ("--merge", folder / "new.json", "--merge", folder / "old.json")
     assert run_spindle("profile", *merged, "-o", folder / "both.json").code == 0
@@ -103,7 +104,6 @@ def moving(plan: Plan, *, recompute: bool) -> Plan:
     return moved.model_copy(update={"predicted": plan.predicted.model_copy(update=predicted)})
 
 
-@pytest.mark.processes
 @pytest.mark.usefixtures("ready_here")
 @pytest.mark.parametrize("recompute", [False, True])
 def test_activations_in_host_memory_of_shares_on_two_types_train_the_same_model(
@@ -126,7 +126,6 @@ def test_activations_in_host_memory_of_shares_on_two_types_train_the_same_model(
     assert verified.code == 0, verified.out + verified.err
 
 
-@pytest.mark.processes
 @pytest.mark.usefixtures("ready_here")
 def test_micro_batches_over_two_types_that_share_out_parameters_train_the_same_model(folder: Path) -> None:
     merged = ("--merge", folder / "new.json", "--merge", folder / "old.json")
@@ -144,7 +143,6 @@ def test_micro_batches_over_two_types_that_share_out_parameters_train_the_same_m
     assert verified.code == 0, verified.out + verified.err
 
 
-@pytest.mark.processes
 @pytest.mark.usefixtures("ready_here")
 def test_sets_of_tasks_over_two_types_train_the_same_model(folder: Path) -> None:
     sampling = {"every": {"spread": 2}}
@@ -168,7 +166,6 @@ def test_sets_of_tasks_over_two_types_train_the_same_model(folder: Path) -> None
     assert verified.code == 0, verified.out + verified.err
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -194,7 +191,6 @@ def test_what_cannot_be_put_together_is_said_and_nothing_is_written(
     assert not (folder / "out.json").exists()
 
 
-@pytest.mark.processes
 def test_a_merge_is_not_written_over_what_it_reads(folder: Path) -> None:
     own = (folder / "new.json").read_bytes()
     merged = ("--merge", folder / "new.json", "--merge", folder / "old.json")
@@ -202,7 +198,6 @@ def test_a_merge_is_not_written_over_what_it_reads(folder: Path) -> None:
     assert (folder / "new.json").read_bytes() == own
 
 
-@pytest.mark.processes
 def test_a_type_without_curves_is_told(folder: Path) -> None:
     ended = run_spindle("plan", folder / "new.json", "--cluster", folder / "cluster.yaml", "-o", folder / "n")
     assert ended.code == 3
