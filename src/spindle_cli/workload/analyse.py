@@ -30,7 +30,7 @@ from spindle_cli.workload.parameters import root_of
 from spindle_cli.workload.reads import OF_MODULES, Reads
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.settings.data import Lengths, TaskLengths
-from spindle_cli.workload.splitting.moved_parameters import refuse_shared_moves
+from spindle_cli.workload.splitting.shared_state import refuse_shared_state
 from spindle_cli.workload.step_values import StepValues
 from spindle_cli.workload.tracing.behaviour import Kinds
 from spindle_cli.workload.tracing.regions import Region
@@ -115,7 +115,7 @@ class _Analyst:
             following=following,
             constraints=constraints,
         )
-        refuse_shared_moves(tasks)
+        refuse_shared_state(tasks)
         if not evaluates:
             return graph
         # What training counts is not known in an evaluation either.

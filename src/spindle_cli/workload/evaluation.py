@@ -31,7 +31,7 @@ from spindle_cli.workload.metaops.sharing import still_buffers, tensors_of
 from spindle_cli.workload.metaops.task import analyse_task
 from spindle_cli.workload.parameters import ParameterTable, root_of
 from spindle_cli.workload.refuse import refusal
-from spindle_cli.workload.splitting.moved_parameters import refuse_shared_moves
+from spindle_cli.workload.splitting.shared_state import refuse_shared_state
 from spindle_cli.workload.training.batches import collate, filled, num_samples
 from spindle_cli.workload.training.epochs import Epochs
 from spindle_cli.workload.training.item_draws import SeededCalls, generators_kept
@@ -185,7 +185,7 @@ def _traced(
         shapes = {field: trained.fields[field].shape[1:] for field in trained.varying} if trained else {}
         results = bool(task.metrics)
         found = analyse_task(task, workload, finder, keeps_results=results, shapes=shapes, like=trained)
-    refuse_shared_moves({task.name: found})
+    refuse_shared_state({task.name: found})
     if found.moves:
         raise refusal(
             task.name,

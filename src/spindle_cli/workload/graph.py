@@ -110,6 +110,7 @@ class Op:
             outputs, and a loss's graph behind the loss.
         contrasts: it compares every sample with every other; its shares gather what they compare.
         changes: of `parameters` and `buffers`, those that its forward was seen to change.
+        reads: of `buffers`, those whose values from before go into what it gives.
         followed: of `parameters`, those that it does not compute with: what others of them are moving
             averages of, so that its devices can move these, or averages that nothing computes with.
         gradients: of `inputs`, those that it gives a gradient for in a backward pass.
@@ -139,6 +140,7 @@ class Op:
     results: tuple[str, ...] = ()
     contrasts: bool = False
     changes: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
     followed: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     asks_gradients: bool = False
@@ -150,6 +152,14 @@ class Op:
     def computed_with(self) -> tuple[str, ...]:
         """Those of `parameters` that its forward uses."""
         return tuple(name for name in self.parameters if name not in self.followed)
+
+    @property
+    def place(self) -> str | None:
+        """'file:line' of it in the user's code."""
+        nodes = [node for node in self.graph.nodes if node.op not in ("placeholder", "output")]
+        own = [node for node in nodes if node.op == "call_module" and node.target == self.target]
+        places = [node.meta.get("place") for node in own or nodes]
+        return next((place for place in reversed(places) if place), None)
 
     @property
     def talks(self) -> bool:

@@ -80,6 +80,7 @@ class FindingsRecord(Model):
         states: How every tensor in a result treats the samples of the batch.
         why_not: Why the call must not be split, whatever it gives.
         changed: Parameters and buffers that it changes.
+        reads: Buffers whose values go into what it gives.
         draws_own: Whether it draws from a generator that somebody holds.
         kept: What it leaves for the next call where no checkpoint has it.
     """
@@ -88,6 +89,7 @@ class FindingsRecord(Model):
     states: tuple[StateRecord, ...]
     why_not: StateRecord | None = None
     changed: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
     draws_own: bool = False
     kept: tuple[str, ...] = ()
 

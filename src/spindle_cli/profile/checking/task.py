@@ -234,7 +234,7 @@ class TaskChecker:
                 self._task.task.name,
                 f"the backward pass of {op.target or 'the loss'} writes into the parameter {names[0]!r}, by "
                 "a hook or a torch.autograd.Function: each device that has a share of the batch would do so",
-                place_of(op).removesuffix(": ") or None,
+                op.place,
                 f"{DECLARE} What an operator's forward writes into its parameters is known, and runs whole.",
             )
 
@@ -399,11 +399,7 @@ class _DoesNotRunError(Exception):
 
 def place_of(op: Op) -> str:
     """'file:line: ' of the op in the user's code, or nothing."""
-    nodes = [node for node in op.graph.nodes if node.op not in ("placeholder", "output")]
-    own = [node for node in nodes if node.op == "call_module" and node.target == op.target]
-    places = [node.meta.get("place") for node in own or nodes]
-    known = [place for place in places if place]
-    return f"{known[-1]}: " if known else ""
+    return f"{op.place}: " if op.place else ""
 
 
 def _in_dtype(batch: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

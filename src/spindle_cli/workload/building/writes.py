@@ -15,6 +15,7 @@ from spindle_cli.errors import WorkloadError
 # Move their running statistics while training, of which their schemas say nothing.
 _BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
 _STATISTICS = frozenset({"running_mean", "running_var"})
+_FILLING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_"})
 
 
 def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -36,6 +37,20 @@ def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
         for tensor in pytree.tree_leaves(value)
         if isinstance(tensor, Tensor)
     ]
+
+
+def overwritten_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that an operation is given and does not read: what it fills (out= among them), and a batch
+    norm's running statistics while it trains.
+    """
+    written = written_by(func, args, kwargs)
+    name = func._schema.name.removeprefix("aten::")
+    if name in _FILLING:
+        return written[:1]
+    if name in _BATCH_NORMS:
+        return written
+    out = [value for key, value in kwargs.items() if key in ("out", "out0", "out1", "out2")]
+    return [each for each in written if any(each is value for value in out)]
 
 
 class RefusingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

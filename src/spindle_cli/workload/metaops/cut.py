@@ -129,11 +129,13 @@ class Cutter:
         target = str(operators[index].target) if index < len(operators) else None
         shares = self._loss_shares(index, own, fields, taken) if self._is_loss(index) else None
         made = self._describe(index, target, graph, fields, taken, outputs, shares)
+        samples = self._trace.samples
         return replace(
             made,
-            changes=self._changes(own, (*made.parameters, *made.buffers)),
-            draws_own=any(self._trace.samples.draws_own(node) for node in own),
-            kept=tuple(dict.fromkeys(name for node in own for name in self._trace.samples.kept(node))),
+            changes=self._of_nodes(own, samples.changed, (*made.parameters, *made.buffers)),
+            reads=self._of_nodes(own, samples.reads, made.buffers),
+            draws_own=any(samples.draws_own(node) for node in own),
+            kept=tuple(dict.fromkeys(name for node in own for name in samples.kept(node))),
         )
 
     def _copied(
@@ -224,11 +226,13 @@ class Cutter:
             results=tuple(self._results.get(index, {})),
         )
 
-    def _changes(self, own: Sequence[fx.Node], names: Sequence[str]) -> tuple[str, ...]:
-        """Those of an op's parameters and buffers that its nodes change."""
-        root, samples = self._trace.root, self._trace.samples
-        changed = {id(_held(root, name)) for node in own for name in samples.changed(node)}
-        return tuple(name for name in names if id(_held(root, name)) in changed)
+    def _of_nodes(
+        self, own: Sequence[fx.Node], of_node: Callable[[fx.Node], Sequence[str]], names: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Those of an op's parameters and buffers that `of_node` gives for one of its nodes."""
+        root = self._trace.root
+        found = {id(_held(root, name)) for node in own for name in of_node(node)}
+        return tuple(name for name in names if id(_held(root, name)) in found)
 
 
 def _held(root: nn.Module, name: str) -> Tensor:

@@ -16,9 +16,9 @@ from spindle_cli.workload.metaops.glue import find_homes
 from spindle_cli.workload.metaops.sharing import AtHand
 from spindle_cli.workload.pairs.find import split_pairs
 from spindle_cli.workload.refuse import refusal
+from spindle_cli.workload.rules.batch_norms import statistics_of
 from spindle_cli.workload.splitting.coupling import Trace, hands_on_whole
 from spindle_cli.workload.splitting.samples import Samples
-from spindle_cli.workload.splitting.shared_statistics import statistics_of
 from spindle_cli.workload.tracing.inplace import check_homes, check_in_place
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.prepare import (

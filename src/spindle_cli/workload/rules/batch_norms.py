@@ -41,6 +41,18 @@ def _is_shared(part: nn.Module) -> bool:
     return type(part) in _KNOWN and "forward" not in part.__dict__ and normalises(part)
 
 
+def is_statistic(root: nn.Module, name: str) -> bool:
+    """Whether a buffer is a running statistic that its norm's forward changes, and computes nothing with."""
+    owner = root.get_submodule(name.rpartition(".")[0])
+    norm = nn.modules.batchnorm._NormBase  # of batches, and of instances
+    return isinstance(owner, norm) and owner.training and owner.track_running_stats
+
+
+def statistics_of(module: nn.Module) -> list[str]:
+    """The running statistics that a module's forward changes."""
+    return [name for name, _ in module.named_buffers() if is_statistic(module, name)]
+
+
 @contextmanager
 def with_forward(
     norms: Iterable[_BatchNorm], forward: Callable[[_BatchNorm, Tensor], Tensor]

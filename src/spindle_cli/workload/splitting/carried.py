@@ -7,7 +7,7 @@ every share makes the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from spindle_cli.workload.building.attributes import Changes, watching
-from spindle_cli.workload.building.writes import written_by
+from spindle_cli.workload.building.writes import overwritten_by, written_by
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.tape import Tape, tensors_in
@@ -189,6 +189,50 @@ def _made_of(tape: Tape, others: Sequence[Tensor]) -> set[int]:
             found |= set(map(_storage, tensors_in(entry.result)))
             found |= set(map(_storage, written_by(entry.func, entry.args, entry.kwargs)))
     return found
+
+
+def goes_into(results: Any, tape: Tape, held: Mapping[int, str]) -> tuple[str, ...]:
+    """Those of some tensors whose values from before go into what a forward gives, or may in its backward
+    pass where a function has one of its own.
+
+    Args:
+        held: their names by storage.
+    """
+    if not held:
+        return ()
+    given = tensors_in(pytree.tree_leaves(results))
+    if _has_own_backward(given):
+        return tuple(held.values())
+    inside = {storage: frozenset({name}) for storage, name in held.items()}
+    nothing = frozenset[str]()
+    for entry in tape.entries:
+        if entry.func.overloadpacket.__name__ in _BY_SHAPE:
+            continue
+        filled = overwritten_by(entry.func, entry.args, entry.kwargs)
+        unread = set(map(id, filled))
+        read = [each for each in tensors_in([*entry.args, *entry.kwargs.values()]) if id(each) not in unread]
+        names = nothing.union(*(inside.get(_storage(each), nothing) for each in read))
+        for each in filled:
+            is_whole = each.numel() * each.element_size() == each.untyped_storage().nbytes()
+            inside[_storage(each)] = names if is_whole else names | inside.get(_storage(each), nothing)
+        for each in (*written_by(entry.func, entry.args, entry.kwargs), *tensors_in(entry.result)):
+            if id(each) not in unread:
+                inside[_storage(each)] = names | inside.get(_storage(each), nothing)
+    return tuple(sorted(nothing.union(*(inside.get(_storage(each), nothing) for each in given))))
+
+
+def _has_own_backward(results: Iterable[Tensor]) -> bool:
+    """Whether a `torch.autograd.Function` is among what made some tensors."""
+    pending = [each.grad_fn for each in results if each.grad_fn is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        fresh = [source for source, _ in node.next_functions if source is not None and source not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return False
 
 
 def _storage(tensor: Tensor) -> int:

@@ -19,11 +19,11 @@ from spindle_cli.workload.fixed.refusal import reads_values
 from spindle_cli.workload.memo import FindingsRecord, StateRecord, packed, unpacked
 from spindle_cli.workload.own_draws import OwnDraws
 from spindle_cli.workload.refuse import place_of_error
-from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
+from spindle_cli.workload.rules.batch_norms import by_fixed_statistics, statistics_of
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.states import Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.workload.rules.tape import Tape, tensors_in
-from spindle_cli.workload.splitting.carried import Carried, Left, is_no_matter
+from spindle_cli.workload.splitting.carried import Carried, Left, goes_into, is_no_matter
 from spindle_cli.workload.splitting.follow import Follower, check_shapes
 from spindle_cli.workload.tracing.observe import Observer, failures_unlogged
 from spindle_cli.workload.tracing.shapes import leaves_of
@@ -44,6 +44,7 @@ class Findings:
         why_not: why it must not be split, whatever it gives.
         changed: the module's parameters and buffers that its forward changes, by the names that it has; of a
             call in glue, those that it is given, by their places among its tensors.
+        reads: named alike, those whose values from before go into what it gives.
         draws_own: it draws from a generator that somebody holds (`own_draws.py`).
         kept: what its forward leaves for the next one where no checkpoint has it, in attributes, objects,
             classes and files.
@@ -53,6 +54,7 @@ class Findings:
     states: tuple[State, ...]
     why_not: Mixed | None = None
     changed: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
     draws_own: bool = False
     kept: tuple[str, ...] = ()
 
@@ -63,6 +65,7 @@ class Findings:
             states=tuple(_state_record(state) for state in self.states),
             why_not=None if self.why_not is None else _state_record(self.why_not),
             changed=self.changed,
+            reads=self.reads,
             draws_own=self.draws_own,
             kept=self.kept,
         )
@@ -77,6 +80,7 @@ class Findings:
             tuple(_state(each) for each in record.states),
             why_not,
             record.changed,
+            record.reads,
             record.draws_own,
             record.kept,
         )
@@ -174,7 +178,7 @@ def _examine_with(
             if reads_values(error):
                 why = "it decides by the values of its batch, so that it runs as it is written"
             changed = _changed(module, watched, (*tapes, tape), changes, is_cut_short=not tapes)
-            return Findings(None, (), Mixed(why, place_of_error(error)), changed)
+            return Findings(None, (), Mixed(why, place_of_error(error)), changed, _may_read(module, watched))
         tapes.append(tape)
     counts = changes.buffers or changes.counted or changes.elsewhere
     if module is not None and counts and is_no_matter(module, run, inputs):
@@ -196,8 +200,9 @@ def _examine_with(
         or _normalises_other(follower, normalised[0])
     )
     changed = _changed(module, watched, tapes, changes)
-    kept = (*changes.kept, *(each.name for each in carried))
-    return Findings(tuple(results), found, why_not, changed, draws.follows, tuple(dict.fromkeys(kept)))
+    kept = tuple(dict.fromkeys((*changes.kept, *(each.name for each in carried))))
+    reads = goes_into(results[0], tapes[0], watched)
+    return Findings(tuple(results), found, why_not, changed, reads, draws.follows, kept)
 
 
 def _run_watched(
@@ -263,6 +268,12 @@ def _changed(
         # What it may move besides, behind where it stopped or in other steps than this one.
         others += [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     return tuple(dict.fromkeys(found + others + changes.buffers))
+
+
+def _may_read(module: nn.Module | None, watched: Mapping[int, str]) -> tuple[str, ...]:
+    """What code may read that was not followed to its end: all but running statistics."""
+    unread = () if module is None else statistics_of(module)
+    return tuple(name for name in watched.values() if name not in unread)
 
 
 def _result_states(follower: Follower, results: Sequence[Any], sizes: Sequence[int]) -> tuple[State, ...]:

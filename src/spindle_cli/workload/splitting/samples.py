@@ -114,6 +114,7 @@ class Samples:
         self._states: dict[fx.Node, tuple[State, ...]] = {}
         self._why_not: dict[fx.Node, Mixed] = {}
         self._changed: dict[fx.Node, tuple[str, ...]] = {}
+        self._reads: dict[fx.Node, tuple[str, ...]] = {}
         self._drawing: set[fx.Node] = set()
         self._kept: dict[fx.Node, tuple[str, ...]] = {}
         for node in graph.nodes:
@@ -147,6 +148,10 @@ class Samples:
         """The parameters and buffers that a node changes."""
         return self._changed.get(node, ())
 
+    def reads(self, node: fx.Node) -> tuple[str, ...]:
+        """The buffers whose values from before go into what a node gives."""
+        return self._reads.get(node, ())
+
     def draws_own(self, node: fx.Node) -> bool:
         """Whether a node draws from a generator that somebody holds."""
         return node in self._drawing
@@ -179,6 +184,7 @@ class Samples:
             module = self._root.get_submodule(str(node.target))
             found = self._verdicts.of_module(module, inputs, states, self._sizes)
             self._changed[node] = tuple(f"{node.target}.{name}" for name in found.changed)
+            self._reads[node] = tuple(f"{node.target}.{name}" for name in found.reads)
             # Code that runs as it is written is the task's own: it has these by their names there.
             owner = "" if getattr(module, "owners", ()) else f"{node.target}."
             self._kept[node] = tuple(re.sub(r"^self\.", owner, name) for name in found.kept)
@@ -187,6 +193,7 @@ class Samples:
             run = _function(node)
             found = self._verdicts.of_call(node.target, run, inputs, states, self._sizes, tuple(held))
             self._changed[node] = tuple(held[int(place)] for place in found.changed)
+            self._reads[node] = tuple(held[int(place)] for place in found.reads)
         if any(self._grows(source) for source in self._input_nodes(node)):  # of which no other size is known
             why = found.why_not or Mixed("it takes a list with an entry for each sample")
             found = replace(found, results=None, why_not=why)

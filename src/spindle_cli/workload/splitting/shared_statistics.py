@@ -2,41 +2,31 @@
 
 Every device that runs such an op keeps its own, which sees the batches of that op alone; in one process each
 sees all. A batch norm trains the same all the same, but in eval mode the model gives something else. What
-computes with such a buffer in training (a spectral norm) trains another model.
+computes with such a buffer in training is refused (shared_state.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import nn
-
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.rules.batch_norms import is_statistic
 
 
 def shared_statistics(graph: WorkloadGraph) -> tuple[str, ...]:
     """What becomes of buffers that several ops change, as lines for people; one for each set of ops."""
     table = ParameterTable.of(graph)
-    found: dict[tuple[tuple[tuple[str, int], ...], bool], list[str]] = {}
+    found: dict[tuple[tuple[str, int], ...], list[str]] = {}
     for name in table.buffers:
         users = table.users[name]
         if len(users) > 1 and any(_changes(graph, table, (task, op), name) for task, op in users):
-            found.setdefault((users, _is_of_a_norm(graph, table, users[0], name)), []).append(name)
+            found.setdefault(users, []).append(name)
     return tuple(
         f"{', '.join(names)}: changed by the forward passes of {_who(users)}, of which each device keeps its "
-        f"own: where several devices run these, they will not be those of one process, {_follows(of_norm)}; "
-        f"{_advice(users)}"
-        for (users, of_norm), names in found.items()
-    )
-
-
-def _follows(of_norm: bool) -> str:
-    if of_norm:
-        return "nor what a model gives by them (of a batch norm, in eval mode)"
-    return (
-        "nor what forward computes with them: if it does in training, as a spectral norm does, this trains "
-        "ANOTHER MODEL than plain PyTorch"
+        "own: where several devices run these, they will not be those of one process, nor what a model gives "
+        f"by them (of a batch norm, in eval mode); {_advice(users)}"
+        for users, names in found.items()
     )
 
 
@@ -63,24 +53,7 @@ def _changes(graph: WorkloadGraph, table: ParameterTable, user: tuple[str, int],
 
 
 def _changes_any(task: TaskGraph, op: Op, names: Iterable[str]) -> bool:
-    return any(_is_statistic(task.root, name) or name in op.changes for name in names)
-
-
-def _is_of_a_norm(graph: WorkloadGraph, table: ParameterTable, user: tuple[str, int], canonical: str) -> bool:
-    task, index = user
-    names = (name for name in graph.tasks[task].ops[index].buffers if table.names[task, name] == canonical)
-    return all(_is_statistic(graph.tasks[task].root, name) for name in names)
-
-
-def statistics_of(module: nn.Module) -> list[str]:
-    """The running statistics that a module's forward changes."""
-    return [name for name, _ in module.named_buffers() if _is_statistic(module, name)]
-
-
-def _is_statistic(root: nn.Module, name: str) -> bool:
-    owner = root.get_submodule(name.rpartition(".")[0])
-    norm = nn.modules.batchnorm._NormBase  # of batches, and of instances
-    return isinstance(owner, norm) and owner.training and owner.track_running_stats
+    return any(is_statistic(task.root, name) or name in op.changes for name in names)
 
 
 def _advice(users: tuple[tuple[str, int], ...]) -> str:

@@ -1,0 +1,191 @@
+"""What operators compute with and change is no other op's: each device would go on from its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from helpers.analysed import analysed
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.types import Task, Workload
+
+from .toy import WIDTH, Block, Items
+
+KEPT: list[int] = []
+
+
+class Layer(nn.Module):
+    """Multiplies what its block gives by a number that `moves` makes of what it keeps."""
+
+    def __init__(
+        self, moves: Callable[[Any, Tensor], Any], memory: Any = None, linear: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH) if linear is None else linear
+        self.moves, self.memory, self.calls = moves, memory, 0
+        self.register_buffer("mean", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y * self.moves(self, y)
+
+
+class Memory:
+    """An object that several layers hold."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Reverse(torch.autograd.Function):
+    """Has a gradient by what is kept, and a result without it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(scale)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.saved_tensors[0], None
+
+
+def counts(layer: Any, y: Tensor) -> float:
+    layer.calls += 1
+    return float(0.9**layer.calls)
+
+
+def counts_elsewhere(layer: Any, y: Tensor) -> float:
+    layer.memory.calls += 1
+    return float(0.9**layer.memory.calls)
+
+
+def counts_in_the_file(layer: Any, y: Tensor) -> float:
+    KEPT.append(1)
+    return float(0.9 ** len(KEPT))
+
+
+def keeps(layer: Any, y: Tensor) -> Tensor:
+    before = getattr(layer, "kept", torch.ones(()))
+    layer.kept = y.detach().mean()
+    return before
+
+
+@torch.no_grad()
+def averages(layer: Any, y: Tensor) -> Tensor:
+    layer.mean.lerp_(y.mean(0), 0.1)
+    return layer.mean.clone()
+
+
+def reverses(layer: Any, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        layer.mean.mul_(0.9)
+    return Reverse.apply(y, layer.mean)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@torch.no_grad()
+def counts_what_nobody_reads(layer: Any, y: Tensor) -> float:
+    layer.calls += 1
+    layer.mean.lerp_(y.mean(0), 0.1)
+    return 1.0
+
+
+@torch.no_grad()
+def fills(layer: Any, y: Tensor) -> Tensor:
+    """What was there before is not read."""
+    layer.mean.copy_(layer.linear.weight[0])
+    return layer.mean.clone()
+
+
+class Net(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def analyse(*nets: nn.Module) -> None:
+    tasks = [Task(name, net, 4, Items(x=(WIDTH,))) for name, net in zip("ab", nets, strict=False)]
+    analysed(Workload("w", tasks, (Block, Layer)))
+
+
+def normed(kind: str) -> nn.Module:
+    made = {"hook": nn.utils.spectral_norm, "part": nn.utils.parametrizations.spectral_norm}
+    linear: nn.Module = made[kind](nn.Linear(WIDTH, WIDTH))
+    return linear
+
+
+def one(layer: Any, y: Tensor) -> float:
+    return 1.0
+
+
+SHARED: dict[str, Callable[[], nn.Module]] = {
+    "changes the buffer 'a.layers.1.linear.parametrizations.weight.0._v'": lambda: Layer(
+        one, linear=normed("part")
+    ),
+    "changes the buffer 'a.layers.1.linear.weight_u'": lambda: Layer(one, linear=normed("hook")),
+    "changes the buffer 'a.layers.1.mean'": lambda: Layer(averages),
+    "changes the buffer 'a.layers.1.mean', from": lambda: Layer(reverses),
+    "keeps layers.0.calls": lambda: Layer(counts),
+    "keeps layers.0.kept": lambda: Layer(keeps),
+}
+
+
+@pytest.mark.parametrize("said", SHARED)
+def test_what_two_tasks_go_on_from_is_refused(said: str) -> None:
+    shared = SHARED[said]()
+    with pytest.raises(WorkloadError, match=r"test_shared_state\.py:\d+: task '[ab]'") as refused:
+        analyse(Net(Block(), shared), Net(shared))
+    assert said in str(refused.value) and "of task" in str(refused.value)
+    assert ("matrix_norm" in str(refused.value)) == ("linear" in said)
+
+
+@pytest.mark.parametrize("said", SHARED)
+def test_what_two_calls_go_on_from_is_refused(said: str) -> None:
+    shared = SHARED[said]()
+    with pytest.raises(WorkloadError, match="from which another call of it goes on"):
+        analyse(Net(Block(), shared, shared))
+
+
+@pytest.mark.parametrize(
+    ("moves", "said"),
+    [(counts_elsewhere, "keeps layers.[01].memory"), (counts_in_the_file, r"keeps .*test_shared_state\.KEPT")],
+)
+def test_what_two_layers_keep_in_one_place_is_refused(moves: Callable[[Any, Tensor], Any], said: str) -> None:
+    memory = Memory()
+    with pytest.raises(WorkloadError, match=said):
+        analyse(Net(Block(), Layer(moves, memory)), Net(Layer(moves, memory)))
+
+
+def test_each_may_keep_its_own() -> None:
+    analyse(Net(Block(), Layer(counts_elsewhere, Memory())), Net(Layer(counts_elsewhere, Memory()), Layer(averages)))
+
+
+@pytest.mark.parametrize("moves", [counts_what_nobody_reads, fills])
+def test_what_nobody_goes_on_from_may_be_shared(moves: Callable[[Any, Tensor], Any]) -> None:
+    shared = Layer(moves)
+    analyse(Net(Block(), shared), Net(shared))
+
+
+class Spectral(nn.Module):
+    """As the refusal of a shared spectral norm has it."""
+
+    def forward(self, w: Tensor) -> Tensor:
+        return w / torch.linalg.matrix_norm(w.flatten(1), 2)  # type: ignore[no-any-return]
+
+
+def test_a_norm_without_memory_may_be_shared() -> None:
+    linear = nn.Linear(WIDTH, WIDTH)
+    parametrize.register_parametrization(linear, "weight", Spectral())
+    assert torch.linalg.matrix_norm(linear.weight, 2).item() == pytest.approx(1.0)
+    shared = Layer(one, linear=linear)
+    analyse(Net(Block(), shared), Net(shared))
