@@ -14,7 +14,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.profile.numeric_check import NumericCheck
-from spindle_cli.workload.building.load import to_meta
+from spindle_cli.workload.building.load import drop, to_meta
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH = 4
@@ -110,19 +110,25 @@ MOVES = [by_data, by_array]
 
 @pytest.mark.parametrize("moves", MOVES, ids=["data", "array"])
 @pytest.mark.parametrize("own", [True, False], ids=["its own", "another"])
+@pytest.mark.parametrize("on_meta", [True, False], ids=["meta", "real"])
 def test_a_hook_on_a_gradient_that_writes_into_a_parameter_is_refused(
-    moves: Callable[[Tensor], object], own: bool
+    moves: Callable[[Tensor], object], own: bool, on_meta: bool
 ) -> None:
+    """`profile` has parameters on the meta device, and the hook may have one itself, not by its name."""
     net = Net()
     written = (net.first if own else net.second).linear.weight
     net.first.linear.weight.register_hook(lambda _: moves(written))  # type: ignore[no-untyped-call]
+    if on_meta:
+        drop(net.parameters())
     workload = Workload("w", [Task("t", net, 4, Rows())], (Layer,))
     name = f"{'first' if own else 'second'}.linear.weight"
     with pytest.raises(
-        WorkloadError, match=f"'first.linear.weight' writes into the parameter '{name}'"
+        WorkloadError,
+        match=rf"test_parameter_hooks.*'first.linear.weight' writes into the parameter '{name}'",
     ) as error:
         check_numbers(analysed(workload), 0, CheckSettings())
     assert "Constraint" in str(error.value.hint)
+    assert written.is_meta == on_meta
 
 
 @pytest.mark.parametrize("moves", MOVES, ids=["data", "array"])
@@ -135,6 +141,49 @@ def test_a_backward_pass_that_writes_into_a_parameter_is_refused(moves: Callable
     )
     with pytest.raises(WorkloadError, match=expected):
         check_numbers(analysed(workload), 0, CheckSettings())
+
+
+class MovingWhole(Moving):
+    """Centres its batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y - y.mean(0)
+
+
+class MovingByValues(Moving):
+    """Cannot be followed without values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y * (1.0 + float(x.detach().sum() > 0))
+
+
+@pytest.mark.parametrize("moves", MOVES, ids=["data", "array"])
+@pytest.mark.parametrize("kind", [MovingWhole, MovingByValues])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_backward_pass_that_writes_is_refused_in_an_op_that_runs_whole(
+    moves: Callable[[Tensor], object], kind: type[Moving], is_last: bool
+) -> None:
+    net = Net()
+    name = "second" if is_last else "first"
+    setattr(net, name, kind(moves))
+    graph = analysed(Workload("w", [Task("t", net, 4, Rows())], (Layer, kind)))
+    assert [op.coupled for op in graph.tasks["t"].ops if op.target == name] == [True]
+    expected = (
+        rf"test_parameter_hooks.*: the backward pass of {name} writes into the parameter '{name}\.linear"
+    )
+    with pytest.raises(WorkloadError, match=expected):
+        check_numbers(graph, 0, CheckSettings())
+
+
+def test_a_backward_pass_that_writes_nothing_is_taken_in_an_op_that_runs_whole() -> None:
+    net = Net()
+    net.second = MovingWhole(logs)
+    (task,) = check_numbers(
+        analysed(Workload("w", [Task("t", net, 4, Rows())], (Layer,))), 0, CheckSettings()
+    ).tasks
+    assert not task.whole and not task.unchecked and task.checked
 
 
 def test_a_hook_on_the_accumulated_gradient_is_refused() -> None:

@@ -17,7 +17,8 @@ import value_toys
 from alone import ALONE, run_case, world_of_one
 from case_runs import ADAMW, SGD, Case, captured, prepare, run_cases
 from torch import nn
-from value_toys import BUILT, SETTINGS, Net
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from value_toys import BUILT, HANDED, SETTINGS, Net
 
 from spindle_cli.errors import RunFailedError, UsageError, WorkloadError
 from spindle_cli.files.run_files import StepMetrics, read_metrics
@@ -297,6 +298,49 @@ def test_a_callback_that_changes_what_is_trained_ends_the_run(kind: str, tmp_pat
     assert "follows=[Follows(teacher, student, decay)]" in str(caught.value.hint)
     if kind == "a parameter":
         assert re.match(r".*test_step_values_in_runs\.py:\d+: the callback", str(caught.value))
+
+
+HANDS_OUT = {"declared": False, "hands_out": True}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_a_callback_that_writes_into_what_a_build_has_handed_out_ends_the_run(
+    kind: str, tmp_path: Path
+) -> None:
+    """What is trained may have other memory by then."""
+
+    @torch.no_grad()
+    def writes(net: Net) -> None:
+        assert float(HANDED[kind].sum()) != 0.0  # what was there when it was built
+        HANDED[kind].__imul__(0.9)
+
+    with (
+        pytest.raises(WorkloadError, match=rf"test_step_values_in_runs\.py:\d+: .* Does changes {WEIGHT}"),
+        trainer_of(tmp_path / "run", [Does(writes)], HANDS_OUT) as trainer,  # type: ignore[list-item]
+    ):
+        trainer.train()
+    assert len(found(tmp_path / "run")) == 2
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_hook_that_writes_into_an_array_of_a_builds_ends_the_run(tmp_path: Path) -> None:
+    """torch calls it whoever steps an optimizer."""
+
+    def writes(*_: object) -> None:
+        HANDED["array"].__imul__(0.9)
+
+    said = r"test_step_values_in_runs\.py:\d+: what runs in step 1 .* changes the parameter 'layers\.0"
+    hook = register_optimizer_step_post_hook(writes)
+    try:
+        with (
+            pytest.raises(WorkloadError, match=said),
+            trainer_of(tmp_path / "run", args=HANDS_OUT) as trainer,
+        ):
+            trainer.train()
+    finally:
+        hook.remove()
+    assert found(tmp_path / "run") == []
 
 
 @pytest.mark.usefixtures("alone")

@@ -16,6 +16,7 @@ from spindle_cli.workload.types import Task, Workload
 WIDTH = 6
 SETTINGS = {"margin": 0.5}
 BUILT: list[Net] = []
+HANDED: dict[str, Any] = {}  # what a build has handed out of a parameter's memory
 Numbers = dict[str, Any]
 
 
@@ -113,13 +114,21 @@ def set_by_hand(net: Net, numbers: Numbers) -> None:
 
 
 def build(
-    declared: bool = True, controlled: bool = False, evaluated: bool = False, counts: bool = False
+    declared: bool = True,
+    controlled: bool = False,
+    evaluated: bool = False,
+    counts: bool = False,
+    hands_out: bool = False,
 ) -> Workload:
     SETTINGS.setdefault("margin", 0.5)
     net = Net(counts)
     for layer in net.layers:
         layer.gain = 0.5
     BUILT.append(net)
+    if hands_out:
+        memory = net.layers[0].linear.weight.detach()
+        memory.numpy()[0] *= 0.5  # while it is built
+        HANDED.update(array=memory.numpy(), tensor=memory)
     values: Numbers = DECLARED if declared else {}
     if controlled:
         values = {**values, "beta": 0.25}

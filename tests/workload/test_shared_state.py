@@ -158,7 +158,10 @@ def test_what_two_calls_go_on_from_is_refused(said: str) -> None:
 
 @pytest.mark.parametrize(
     ("moves", "said"),
-    [(counts_elsewhere, "keeps layers.[01].memory"), (counts_in_the_file, r"keeps .*test_shared_state\.KEPT")],
+    [
+        (counts_elsewhere, "keeps layers.[01].memory"),
+        (counts_in_the_file, r"keeps .*test_shared_state\.KEPT"),
+    ],
 )
 def test_what_two_layers_keep_in_one_place_is_refused(moves: Callable[[Any, Tensor], Any], said: str) -> None:
     memory = Memory()
@@ -167,7 +170,10 @@ def test_what_two_layers_keep_in_one_place_is_refused(moves: Callable[[Any, Tens
 
 
 def test_each_may_keep_its_own() -> None:
-    analyse(Net(Block(), Layer(counts_elsewhere, Memory())), Net(Layer(counts_elsewhere, Memory()), Layer(averages)))
+    analyse(
+        Net(Block(), Layer(counts_elsewhere, Memory())),
+        Net(Layer(counts_elsewhere, Memory()), Layer(averages)),
+    )
 
 
 @pytest.mark.parametrize("moves", [counts_what_nobody_reads, fills])

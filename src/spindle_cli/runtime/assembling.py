@@ -24,6 +24,7 @@ from spindle_cli.runtime.evaluating.evaluator import Evaluator
 from spindle_cli.runtime.feeding import make_feed
 from spindle_cli.runtime.following.callback import Callback
 from spindle_cli.runtime.following.calls import Callbacks, require_callbacks
+from spindle_cli.runtime.following.changes import refusing_changes
 from spindle_cli.runtime.following.set_values import SetValues
 from spindle_cli.runtime.islands.counterparts import Counterparts
 from spindle_cli.runtime.islands.outer import OuterOptimizer
@@ -53,6 +54,7 @@ from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.update import Update
 from spindle_cli.runtime.worker_context import WorkerContext
+from spindle_cli.workload.building.load import built_modules
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.schedules import TaskWeights
 from spindle_cli.workload.step_values import StepValues
@@ -127,7 +129,10 @@ def assemble(
 
 def named_callbacks(context: WorkerContext, train: TrainSettings) -> tuple[Callback, ...]:
     """Those that the train settings name."""
-    return require_callbacks([make() for make in find_callbacks(train, context.request.workload)])
+    source = context.request.workload
+    found = find_callbacks(train, source)
+    with refusing_changes(built_modules(source), "a callback changes {} while it is made"):
+        return require_callbacks([make() for make in found])
 
 
 def build_part(context: WorkerContext, ready: Ready) -> tuple[LocalModel, Computing]:

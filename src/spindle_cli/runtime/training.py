@@ -23,6 +23,7 @@ from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.evaluating.evaluator import Evaluator
 from spindle_cli.runtime.following.callback import RunInfo
 from spindle_cli.runtime.following.calls import Callbacks
+from spindle_cli.runtime.following.changes import written_in
 from spindle_cli.runtime.following.set_values import SetValues
 from spindle_cli.runtime.islands.outer_steps import OuterSteps
 from spindle_cli.runtime.measuring.metrics import MetricsLog
@@ -134,6 +135,8 @@ class Training:
             self._evaluate_at_end()
         except Exception as error:
             self._look_back_after(error)
+            if (refusal := written_in(error, self.done + 1)) is not None:
+                raise refusal from error
             raise
         self._capture_end()
 

@@ -23,16 +23,18 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.checking.compare import OpShares, Run, first_line, largest_difference
 from spindle_cli.profile.checking.forward import compare_with_forward
-from spindle_cli.profile.checking.values import Values, choose_samples, stand_in
+from spindle_cli.profile.checking.values import Values, choose_samples, made_real, stand_in
 from spindle_cli.profile.numeric_check import TaskCheck
 from spindle_cli.units import format_bytes
 from spindle_cli.workload.building.attributes import watching
+from spindle_cli.workload.building.handed_out import refused_by_array
 from spindle_cli.workload.building.writes import RefusingWrites
 from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.moving import DECLARE
-from spindle_cli.workload.refuse import place_inside, refusal
+from spindle_cli.workload.refuse import place_inside, place_of_error, refusal
+from spindle_cli.workload.refuse import place_of as place_of_code
 from spindle_cli.workload.training.no_randomness import NoRandomness
 from spindle_cli.workload.training.precision import constants_in, dtype_in
 from spindle_cli.workload.types import FlowTask
@@ -108,6 +110,7 @@ class TaskChecker:
         split_of: Callable[[Op], LayerSplit | None] = lambda _: None,
     ) -> None:
         self._split_of = split_of
+        self._seen_backward: set[int] = set()  # ops that run whole
         self._kinds: set[str] = set()  # of the ops whose sequence, or experts, were shared out
         self._task = task
         self._names = names
@@ -125,7 +128,7 @@ class TaskChecker:
                 a hook that must not see a part of its gradient.
         """
         found = _Findings()
-        untried = try_hooks(self._task)
+        untried = self._try_hooks()
         try:
             self._check_chain(found)
         except NotCheckedError as error:
@@ -141,7 +144,7 @@ class TaskChecker:
         hooks.
         """
         found = _Findings()
-        try_hooks(self._task)
+        self._try_hooks()
         loss = self._task.ops[-1]
         if loss in self._splits:
             try:
@@ -150,6 +153,20 @@ class TaskChecker:
                 found.unchecked[loss.index] = str(error)
         self._leave(found, "an estimate runs no layers")
         return self._result(found, "an estimate runs no layers")
+
+    def _try_hooks(self) -> dict[str, str]:
+        """Try the hooks of parameters, with values in the place of those on the meta device where there is
+        room; gives and raises what `try_hooks` does.
+        """
+        root = self._task.root
+        if not any(_hooks_of(parameter) for parameter in root.parameters()):
+            return {}
+        try:
+            self._limits.require_room(sum(parameter.numel() for parameter in root.parameters()), 0)
+        except NotCheckedError:
+            return try_hooks(self._task)
+        with made_real(root):
+            return try_hooks(self._task)
 
     def _leave(self, found: _Findings, why: str) -> None:
         for op in self._splits:
@@ -171,7 +188,7 @@ class TaskChecker:
         known = self._fields(dtype)
         for op in self._task.ops:
             left = [split for split in self._splits if split.index not in found.seen]
-            if not left:
+            if not left and not any(self._writes_unknown(each) for each in self._task.ops):
                 return
             self._limits.require_time()
             if op in left:
@@ -181,6 +198,12 @@ class TaskChecker:
             for name in op.inputs:
                 if not any(name in later.inputs for later in self._task.ops[op.index + 1 :]):
                     del known[name]
+
+    def _writes_unknown(self, op: Op) -> bool:
+        """Whether the backward pass of an op that runs whole is to be seen yet, which may write into
+        parameters.
+        """
+        return op not in self._splits and bool(op.parameters) and op.index not in self._seen_backward
 
     def _fields(self, dtype: torch.dtype) -> dict[str, Tensor]:
         return _in_dtype(self._batch, dtype)
@@ -196,6 +219,7 @@ class TaskChecker:
             try:
                 whole = runs.whole(self._samples)
             except Exception as error:
+                self._refuse_array(op, error)
                 raise _DoesNotRunError(f"{place_of(op)}fails by itself: {first_line(error)}") from error
             self._refuse_written(op, runs.written_backward)
             try:
@@ -230,13 +254,21 @@ class TaskChecker:
 
     def _refuse_written(self, op: Op, names: Sequence[str]) -> None:
         if names:
-            raise refusal(
-                self._task.task.name,
-                f"the backward pass of {op.target or 'the loss'} writes into the parameter {names[0]!r}, by "
-                "a hook or a torch.autograd.Function: each device that has a share of the batch would do so",
-                op.place,
-                f"{DECLARE} What an operator's forward writes into its parameters is known, and runs whole.",
-            )
+            raise self._written(op, f"the parameter {names[0]!r}", op.place)
+
+    def _refuse_array(self, op: Op, error: Exception) -> None:
+        """Refuse what an error says writes into an array over the memory of what is trained."""
+        if (names := refused_by_array(error)) is not None:
+            raise self._written(op, names, place_of_error(error)) from error
+
+    def _written(self, op: Op, what: str, place: str | None) -> WorkloadError:
+        return refusal(
+            self._task.task.name,
+            f"the backward pass of {op.target or 'the loss'} writes into {what}, by a hook or a "
+            "torch.autograd.Function: each device that has a share of the batch would do so",
+            place,
+            f"{DECLARE} What an operator's forward writes into its parameters is known, and runs whole.",
+        )
 
     def _check_words(self, op: Op, runs: OpShares, whole: Run, tolerance: float) -> None:
         """Compare with what devices compute that share out the op's vocabulary.
@@ -305,8 +337,20 @@ class TaskChecker:
         return f"{what} differs from that of the whole by {relative:.1e}" if relative > tolerance else None
 
     def _run(self, op: Op, known: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        """Run an op whole; gives its outputs."""
         self._require_room(op)
         values = Values.of_op(self._task, op, dtype)
+        if self._writes_unknown(op):
+            with values.held() as parameters, watching(self._task.root), constants_in(dtype):
+                runs = OpShares(self._task, op, known, values, parameters)
+                self._seen_backward.add(op.index)
+                try:
+                    outputs = runs.whole(self._samples).outputs
+                except Exception as error:  # it may have no gradient in these numbers
+                    self._refuse_array(op, error)
+                else:
+                    self._refuse_written(op, runs.written_backward)
+                    return {} if op.is_loss else outputs
         arguments = [known[name].clone() for name in op.fields]
         # An op may ask for gradients itself, by what it is given too.
         arguments += [
@@ -444,11 +488,13 @@ def try_hooks(task: TaskGraph) -> dict[str, str]:
         except Exception as error:  # the user's code, on parameters that may be on the meta device
             if writes.refused is not None:
                 raise writes.refused from None
+            if (names := refused_by_array(error)) is not None:
+                raise _writes(task.task.name, name, names, place_of_error(error)) from None
             untried[name] = f"a hook on the gradient of {name!r} was not tried: {type(error).__name__}"
             continue
         for what, held, value in before:  # also by an array of numpy's
             if not held.is_meta and not torch.equal(held, value):
-                raise _writes(task.task.name, name, what)
+                raise _writes(task.task.name, name, what, _place_of_first(hooks._backward_hooks))
         if not is_additive:
             raise WorkloadError(
                 f"task {task.task.name!r}: a hook on the gradient of the parameter {name!r} gives another "
@@ -459,17 +505,27 @@ def try_hooks(task: TaskGraph) -> dict[str, str]:
     return untried
 
 
+def _place_of_first(hooks: Mapping[int, Any]) -> str | None:
+    """'file:line' of the first of some hooks that is a function."""
+    codes = (getattr(hook, "__code__", None) for hook in hooks.values())
+    return next((place_of_code(code.co_filename, code.co_firstlineno) for code in codes if code), None)
+
+
+def _hooks_of(parameter: Any) -> bool:
+    return bool(parameter._post_accumulate_grad_hooks or parameter._backward_hooks)
+
+
 def _held_by(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((f"the parameter {name!r}", parameter) for name, parameter in root.named_parameters())
     yield from ((f"the buffer {name!r}", buffer) for name, buffer in root.named_buffers())
 
 
-def _writes(task: str, hooked: str, written: str) -> WorkloadError:
+def _writes(task: str, hooked: str, written: str, place: str | None = None) -> WorkloadError:
     return refusal(
         task,
         f"a hook on the gradient of the parameter {hooked!r} writes into {written}: each device calls it for "
         "its parts of the gradient, on what it has",
-        place_inside(),
+        place or place_inside(),
         DECLARE,
     )
 

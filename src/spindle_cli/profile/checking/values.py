@@ -7,8 +7,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from spindle_cli.workload.building.attributes import Before, hold_parameter
+from spindle_cli.workload.building.load import swap
 from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import IGNORED_LABEL, Op, TaskGraph, ValueSpec
 from spindle_cli.workload.training.item_draws import seed_of
@@ -51,6 +53,31 @@ def stand_in(spec: ValueSpec, samples: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=spec.dtype)
     generator = torch.Generator().manual_seed(seed_of(spec.name))
     return torch.randn(shape, dtype=dtype_in(spec.dtype, dtype), generator=generator)
+
+
+@contextmanager
+def made_real(root: nn.Module) -> Iterator[None]:
+    """Give a module's parameters and buffers that are on the meta device values inside: to whoever has them,
+    as they stay the same objects.
+    """
+    held = [each for each in (*root.parameters(), *root.buffers()) if each.is_meta and not is_lazy(each)]
+    made = [
+        nn.Parameter(_drawn(each), each.requires_grad) if isinstance(each, nn.Parameter) else _drawn(each)
+        for each in held
+    ]
+    for pair in zip(held, made, strict=True):
+        swap(*pair)
+    try:
+        yield
+    finally:
+        for pair in zip(held, made, strict=True):
+            swap(*pair)
+
+
+def _drawn(like: Tensor) -> Tensor:
+    if not like.is_floating_point() and not like.is_complex():
+        return torch.zeros(like.shape, dtype=like.dtype)
+    return torch.randn(like.shape, dtype=like.dtype, generator=torch.Generator().manual_seed(0))
 
 
 class Values:

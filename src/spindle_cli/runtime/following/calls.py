@@ -17,6 +17,7 @@ from spindle_cli.runtime.following.changes import RefusingWhatIsAbsent, refusing
 from spindle_cli.runtime.results import Step
 from spindle_cli.workload.building.load import built_modules
 from spindle_cli.workload.refuse import place_of_error
+from spindle_cli.workload.training.callbacks import ABSENT, is_absent
 
 if TYPE_CHECKING:
     from spindle_cli.files.runs.evaluations import Evaluation
@@ -71,7 +72,9 @@ def _blaming(callback: Callback, name: str, when: str) -> Iterator[None]:
         raise RunFailedError(
             f"the callback {type(callback).__name__} failed in {name} ({when}): "
             f"{type(error).__name__}: {error}{where}",
-            hint="Checkpoints from before are there: go on from one with --resume, once it is mended.",
+            hint=ABSENT
+            if is_absent(error)
+            else "Checkpoints from before are there: go on from one with --resume, once it is mended.",
         ) from error
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -18,6 +18,13 @@ from torch.utils import _pytree as pytree
 from spindle_cli.errors import SpindleError, WorkloadError
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.workload.building.handed_out import (
+    Array,
+    SeeingArrays,
+    former_memories,
+    named_of,
+    refused_by_array,
+)
 from spindle_cli.workload.building.load import built_modules
 from spindle_cli.workload.building.writes import RefusingWrites
 from spindle_cli.workload.moving import DECLARE
@@ -42,15 +49,18 @@ def refusing_changes(held: Held, said: str) -> Iterator[None]:
         WorkloadError: something does.
     """
     before = _places(held)
-    writes = RefusingWrites(lambda: _tensors(held), lambda what: _changed(said, what, place_of_caller()))
+    writes = RefusingWrites(
+        lambda: chain(_tensors(held), former_memories()),
+        lambda what: _changed(said, what, place_of_caller()),
+    )
     arrays = _ReadOnlyArrays(held)
     try:
         with writes, arrays:
             yield
     except ValueError as error:
-        if not arrays.given or "read-only" not in str(error):
+        if (names := refused_by_array(error, arrays.given)) is None:
             raise
-        raise _changed(said, " or ".join(arrays.given), place_of_error(error)) from error
+        raise _changed(said, names, place_of_error(error)) from error
     finally:
         if writes.refused is not None:
             raise writes.refused
@@ -59,17 +69,22 @@ def refusing_changes(held: Held, said: str) -> Iterator[None]:
             raise _changed(said, f"the parameter {key[1]}", None)
 
 
+def written_in(error: Exception, step: int) -> WorkloadError | None:
+    """The refusal of what an error says has written into a read-only array of a build's while a step (counted
+    from 1) ran; None if it says something else.
+    """
+    names = refused_by_array(error)
+    said = f"what runs in step {step} (a hook, say) changes {{}}"
+    return None if names is None else _changed(said, names, place_of_error(error))
+
+
 def _places(held: Held) -> dict[tuple[int, str], tuple[int, int]]:
     """Which tensor is each parameter, and where its memory is."""
     return {
-        (id(module), _named(task, name)): (id(tensor), tensor.data_ptr())
+        (id(module), named_of(task, name)): (id(tensor), tensor.data_ptr())
         for task, prefix, module in held
         for name, tensor in module.named_parameters(prefix=prefix)
     }
-
-
-def _named(task: str, name: str) -> str:
-    return f"{name!r} of task {task!r}"
 
 
 def _changed(said: str, what: str, place: str | None) -> WorkloadError:
@@ -84,14 +99,14 @@ def _changed(said: str, what: str, place: str | None) -> WorkloadError:
 def _tensors(held: Held) -> Iterator[tuple[str, Tensor]]:
     for task, prefix, module in held:
         for name, parameter in module.named_parameters(prefix=prefix):
-            yield f"the parameter {_named(task, name)}", parameter
+            yield f"the parameter {named_of(task, name)}", parameter
             if parameter.grad is not None:
-                yield f"the gradient of {_named(task, name)}", parameter.grad
+                yield f"the gradient of {named_of(task, name)}", parameter.grad
         for name, buffer in module.named_buffers(prefix=prefix):
-            yield f"the buffer {_named(task, name)}", buffer
+            yield f"the buffer {named_of(task, name)}", buffer
 
 
-class _ReadOnlyArrays(TorchFunctionMode):
+class _ReadOnlyArrays(SeeingArrays):
     """Inside, arrays of numpy's over the memory of some modules' tensors are read-only: no operation of
     torch's tells what is written through them. Memory that is handed out otherwise (DLPack) is refused.
 
@@ -100,9 +115,14 @@ class _ReadOnlyArrays(TorchFunctionMode):
     """
 
     def __init__(self, held: Held) -> None:
-        super().__init__()
+        super().__init__(self._take)
         self._held = held
         self.given: dict[str, None] = {}
+
+    def _take(self, array: Array, tensor: Tensor) -> None:
+        if (name := self._name_of(tensor)) is not None:
+            array.flags.writeable = False
+            self.given[name] = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__dlpack__ and (name := self._name_of(args[0])) is not None:
@@ -110,13 +130,7 @@ class _ReadOnlyArrays(TorchFunctionMode):
                 f"{name} hands out its memory, and nobody would see what is written there: take .numpy(), "
                 "which is read-only here, or a clone"
             )
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, np.ndarray) and (name := self._name_of(args[0])) is not None:
-            held = args[0].untyped_storage()
-            if held.data_ptr() <= made.__array_interface__["data"][0] < held.data_ptr() + held.nbytes():
-                made.flags.writeable = False
-                self.given[name] = None
-        return made
+        return super().__torch_function__(func, types, args, kwargs)
 
     def _name_of(self, tensor: Tensor) -> str | None:
         memory = _memory(tensor)

@@ -22,6 +22,7 @@ from torch.utils.data import IterableDataset
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.workload.building.checks import check_workload
 from spindle_cli.workload.building.derived import Derivations
+from spindle_cli.workload.building.handed_out import end_of_build, noting_arrays
 from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.file import TrainSettings
@@ -73,7 +74,8 @@ def build(source: Source) -> Workload:
     """
     torch.manual_seed(source.train.seed)
     try:
-        workload = source.build(**source.args)
+        with noting_arrays():
+            workload = source.build(**source.args)
     except InputError as error:
         error.message = f"{source.text}: {error.message}"
         raise
@@ -94,7 +96,9 @@ _built: list[tuple[str, str, str, weakref.ref[nn.Module]]] = []
 
 def _remember(workload: Workload, source: str) -> None:
     _built[:] = [each for each in _built if each[-1]() is not None]
-    _built.extend((source, task, name, weakref.ref(module)) for task, name, module in modules_of(workload))
+    for task, name, module in modules_of(workload):
+        _built.append((source, task, name, weakref.ref(module)))
+        end_of_build(task, name, module)
 
 
 def modules_of(workload: Workload) -> list[tuple[str, str, nn.Module]]:

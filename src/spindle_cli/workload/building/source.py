@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.files.parsing import shown
+from spindle_cli.workload.building.handed_out import noting_arrays
 from spindle_cli.workload.file import TrainSettings, WorkloadFile
 from spindle_cli.workload.init_from import InitFrom
 from spindle_cli.workload.one_process import show_one_process
@@ -105,6 +106,11 @@ def named_function(name: str, folder: Path, *, where: str, wanted: Wanted = _WOR
         WorkloadError: the user's file fails while being imported.
     """
     show_one_process()
+    with noting_arrays():
+        return _named_function(name, folder, where, wanted)
+
+
+def _named_function(name: str, folder: Path, where: str, wanted: Wanted) -> Callable[..., Any]:
     module_name, colon, function_name = name.rpartition(":")
     if not colon or not module_name or not function_name:
         raise InputError(f"{where}: {name!r} is not {wanted.what}", hint=wanted.expected)

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import fields_of, swapped_tensors
+from spindle_cli.workload.building.handed_out import refused_by_array
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed.marks import describe, is_fixed, rows_for
 from spindle_cli.workload.fixed.refusal import (
@@ -32,6 +33,7 @@ from spindle_cli.workload.fixed.refusal import (
     reads_values,
 )
 from spindle_cli.workload.memo import AnalysisMemo, key_of, packed, portable, unpacked
+from spindle_cli.workload.moving import DECLARE
 from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, PythonDraws
 from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
@@ -474,6 +476,8 @@ class Run(fx.Interpreter):
             )
         if reads_values(error):
             return self._reading(what, node, place, error)
+        if (names := refused_by_array(error)) is not None:
+            return refusal(self._task, f"{what} writes by an array of numpy's into {names}", place, DECLARE)
         shapes = ", ".join(
             _describe(value) for value in pytree.tree_leaves(self.fetch_args_kwargs_from_env(node))
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,17 @@ _CALLBACK = Wanted(
     "a spindle_cli.Callback",
     f"Expected 'package.module:Class', 'path/to/file.py:Class', {' or '.join(map(repr, _OWN))}.",
 )
+
+
+ABSENT = (
+    "What other devices alone have of the model is on the meta device here, without values: read the checkpoint "
+    "(at_checkpoint), which has all."
+)
+
+
+def is_absent(error: Exception) -> bool:
+    """Whether an error says that values were asked for which are not on this device."""
+    return re.search(r"\bmeta (tensor|device)", str(error)) is not None
 
 
 def find_callbacks(train: TrainSettings, source: str) -> tuple[Callable[[], Any], ...]:
@@ -66,5 +78,5 @@ def _make(function: Callable[..., Any], args: dict[str, Any], where: str) -> Any
         at = f", at {place}" if place else ""
         raise WorkloadError(
             f"{where}: cannot be made with args={args!r}: {type(error).__name__}: {error}{at}",
-            hint="Correct its args: keyword arguments of the class.",
+            hint=ABSENT if is_absent(error) else "Correct its args: keyword arguments of the class.",
         ) from error

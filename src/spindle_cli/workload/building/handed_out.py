@@ -1,0 +1,98 @@
+"""Memory of parameters and buffers that code of the user's has of a build, beside these themselves: arrays of
+numpy's, and tensors that share it.
+
+What is trained may have other memory later on, or be on other devices alone. So nothing that is written there
+once the build is done would be what it is in one process.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+
+Array = np.ndarray[Any, Any]
+
+
+class SeeingArrays(TorchFunctionMode):
+    """Inside, `given` is told of each array of numpy's over the memory of a tensor, and of that tensor."""
+
+    def __init__(self, given: Callable[[Array, Tensor], None]) -> None:
+        super().__init__()
+        self._given = given
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, np.ndarray) and args and isinstance(args[0], Tensor) and _lies_in(made, args[0]):
+            self._given(made, args[0])
+        return made
+
+
+def _lies_in(array: Array, tensor: Tensor) -> bool:
+    memory = tensor.untyped_storage()
+    place: int = array.__array_interface__["data"][0]
+    return memory.data_ptr() <= place < memory.data_ptr() + memory.nbytes()
+
+
+# Of this process: arrays that builds have made, and the memory that parameters and buffers had in them.
+_arrays: list[weakref.ref[Array]] = []
+_read_only: list[tuple[str, weakref.ref[Array]]] = []
+_memories: list[tuple[str, Any]] = []  # with StorageWeakRefs
+
+
+def noting_arrays() -> SeeingArrays:
+    """Inside runs code of the user's that builds; arrays that it makes are noted."""
+    return SeeingArrays(lambda array, _: _arrays.append(weakref.ref(array)))
+
+
+def named_of(task: str, name: str) -> str:
+    """What messages call a parameter or buffer."""
+    return f"{name!r} of task {task!r}"
+
+
+def end_of_build(task: str, prefix: str, module: nn.Module) -> None:
+    """Take it that a task's module is built: arrays over its memory are read-only from here on, and it is
+    known where that is. `prefix`: its name in the task.
+    """
+    _memories[:] = [each for each in _memories if not each[1].expired()]
+    _read_only[:] = [each for each in _read_only if each[1]() is not None]
+    reference: Any = StorageWeakRef  # torch gives it no types
+    arrays = [array for each in _arrays if (array := each()) is not None]
+    _arrays[:] = [weakref.ref(array) for array in arrays]
+    tensors = (
+        *(("parameter", *named) for named in module.named_parameters(prefix)),
+        *(("buffer", *named) for named in module.named_buffers(prefix)),
+    )
+    for kind, name, tensor in tensors:
+        if tensor.layout is not torch.strided or nn.parameter.is_lazy(tensor):
+            continue
+        said = f"the {kind} {named_of(task, name)}"
+        _memories.append((said, reference(tensor.untyped_storage())))
+        for array in arrays if tensor.is_cpu else ():
+            if _lies_in(array, tensor):
+                array.flags.writeable = False
+                _read_only.append((said, weakref.ref(array)))
+
+
+def refused_by_array(error: BaseException, given: Iterable[str] = ()) -> str | None:
+    """The parameters and buffers over whose memory an error says that a read-only array is; None if it says
+    something else. `given`: of which there are such arrays, beside those of builds.
+    """
+    names = dict.fromkeys((*given, *(name for name, array in _read_only if array() is not None)))
+    if not names or not isinstance(error, ValueError) or "read-only" not in str(error):
+        return None
+    return " or ".join(names)
+
+
+def former_memories() -> Iterator[tuple[str, Tensor]]:
+    """The memory that parameters and buffers had when they were built, as bytes, where somebody has it."""
+    for name, reference in _memories:
+        storage = None if reference.expired() else torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+        if storage is not None and storage.device.type != "meta":
+            yield name, torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
