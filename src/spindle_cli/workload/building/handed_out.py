@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -46,9 +48,29 @@ _read_only: list[tuple[str, weakref.ref[Array]]] = []
 _memories: list[tuple[str, Any]] = []  # with StorageWeakRefs
 
 
-def noting_arrays() -> SeeingArrays:
-    """Inside runs code of the user's that builds; arrays that it makes are noted."""
-    return SeeingArrays(lambda array, _: _arrays.append(weakref.ref(array)))
+@contextmanager
+def noting_arrays() -> Iterator[None]:
+    """Inside runs code of the user's that builds; arrays that it makes are noted.
+
+    In the place of torch's method, and not by a mode, in which torch draws numbers otherwise.
+    """
+    tensors: Any = Tensor
+    own, is_own = tensors.numpy, "numpy" in vars(tensors)
+
+    @wraps(own)
+    def numpy(self: Tensor, *args: Any, **kwargs: Any) -> Array:
+        made: Array = own(self, *args, **kwargs)
+        _arrays.append(weakref.ref(made))
+        return made
+
+    tensors.numpy = numpy
+    try:
+        yield
+    finally:
+        if is_own:
+            tensors.numpy = own
+        else:
+            del tensors.numpy
 
 
 def named_of(task: str, name: str) -> str:

@@ -26,8 +26,8 @@ _CALLBACK = Wanted(
 
 
 ABSENT = (
-    "What other devices alone have of the model is on the meta device here, without values: read the checkpoint "
-    "(at_checkpoint), which has all."
+    "What other devices alone have of the model is on the meta device here, without values: a checkpoint has "
+    "all of it (at_checkpoint)."
 )
 
 
