@@ -16,6 +16,7 @@ from spindle_cli.launch.starting.network import whole_cluster_here
 from spindle_cli.launch.types import Launch, LaunchOptions
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.devices import usable_cores
+from spindle_cli.process.environment import chosen_threads, is_chosen
 from spindle_cli.verify.rounding import ROUNDING_FLAG
 from spindle_cli.verify.stepping.operator_noise import DRAWS, OPERATOR_NOISE_FLAG
 from spindle_cli.verify.types import ArithmeticName, VerifyOptions
@@ -23,6 +24,10 @@ from spindle_cli.workload.file import Precision
 
 if TYPE_CHECKING:
     from spindle_cli.workload.memo import AnalysisMemo
+
+# How OpenMP's threads wait for each other. Where others want the cores too, those that look again and again
+# can take a hundred times as long as the training of a small model.
+_WAITING = "OMP_WAIT_POLICY"
 
 
 @dataclass(frozen=True)
@@ -77,10 +82,11 @@ def build_runs(
         return build_launch(plan, plan_path, source, run_dir, share, asked)
 
     ours = launch("plan", threads_per_worker(plan, share.processes))
-    plain = launch("plain", usable_cores())
-    rounded = launch("rounded", usable_cores())
+    alone = chosen_threads() or usable_cores()
+    plain = launch("plain", alone)
+    rounded = launch("rounded", alone)
     flags = [(OPERATOR_NOISE_FLAG, str(draw)) for draw in range(1, DRAWS + 1)]
-    drawn = tuple(_plain_process(launch(f"drawn-{draw}", usable_cores()), flag, draw) for flag, draw in flags)
+    drawn = tuple(_plain_process(launch(f"drawn-{draw}", alone), flag, draw) for flag, draw in flags)
     arithmetic: ArithmeticName = options.dtype or ("float32" if precision == "full" else precision)
     noisy = _plain_process(rounded, ROUNDING_FLAG)
     return Runs(plan, ours, _plain_process(plain), noisy, arithmetic, drawn=drawn)
@@ -88,7 +94,10 @@ def build_runs(
 
 def _plain_process(launch: Launch, *flags: str) -> Launch:
     argv = (sys.executable, "-m", "spindle_cli.verify.plain", str(launch.request_file), *flags)
-    return launch.model_copy(update={"argv": argv, "processes": 1})
+    environment = launch.environment
+    if not is_chosen(_WAITING):
+        environment = {**environment, _WAITING: "PASSIVE"}
+    return launch.model_copy(update={"argv": argv, "processes": 1, "environment": environment})
 
 
 def train(launch: Launch, name: str, memo: AnalysisMemo | None = None) -> None:
