@@ -115,7 +115,8 @@ class Net(nn.Module):
 
 def analyse(*nets: nn.Module) -> None:
     tasks = [Task(name, net, 4, Items(x=(WIDTH,))) for name, net in zip("ab", nets, strict=False)]
-    analysed(Workload("w", tasks, (Block, Layer)))
+    kinds = {type(layer) for net in nets for layer in net.layers}  # type: ignore[union-attr]
+    analysed(Workload("w", tasks, tuple(kinds)))
 
 
 def normed(kind: str) -> nn.Module:
@@ -159,7 +160,7 @@ def test_what_two_calls_go_on_from_is_refused(said: str) -> None:
 @pytest.mark.parametrize(
     ("moves", "said"),
     [
-        (counts_elsewhere, "keeps layers.[01].memory"),
+        (counts_elsewhere, r"keeps layers.[01].memory"),
         (counts_in_the_file, r"keeps .*test_shared_state\.KEPT"),
     ],
 )
@@ -167,6 +168,75 @@ def test_what_two_layers_keep_in_one_place_is_refused(moves: Callable[[Any, Tens
     memory = Memory()
     with pytest.raises(WorkloadError, match=said):
         analyse(Net(Block(), Layer(moves, memory)), Net(Layer(moves, memory)))
+
+
+class Settings:
+    """A class as a place for numbers."""
+
+    calls = 0
+
+
+class Reads(nn.Module):
+    """Multiplies by what `read` finds; it leaves nothing itself."""
+
+    def __init__(self, read: Callable[[Any], Any], memory: Any = None) -> None:
+        super().__init__()
+        self.linear, self.read, self.memory = nn.Linear(WIDTH, WIDTH), read, memory
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.read(self)
+
+
+def counts_in_a_class(layer: Any, y: Tensor) -> float:
+    Settings.calls += 1
+    return 1.0
+
+
+def leaves_a_tensor(layer: Any, y: Tensor) -> float:
+    layer.memory.kept = y
+    return 1.0
+
+
+READ: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any], Any]]] = {
+    "layers.1.memory.calls": (counts_elsewhere, lambda layer: layer.memory.calls),
+    "layers.1.memory.kept": (leaves_a_tensor, lambda layer: getattr(layer.memory, "kept", 1.0)),
+    "Settings.calls": (counts_in_a_class, lambda _: Settings.calls),
+    "test_shared_state.KEPT": (counts_in_the_file, lambda _: len(KEPT)),
+}
+
+
+@pytest.mark.parametrize("said", READ)
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_one_operator_leaves_and_another_reads_is_refused(said: str, order: int) -> None:
+    memory = Memory()
+    leaves, reads = READ[said]
+    pair = [Layer(leaves, memory), Reads(reads, memory)][::order]
+    said = said.replace("1", "2") if order < 0 else said
+    with pytest.raises(
+        WorkloadError, match=r"test_shared_state\.py:\d+: task 'a': the forward of"
+    ) as refused:
+        analyse(Net(Block(), *pair))
+    assert f"{said}, which 'layers.{2 if order > 0 else 1}' of task 'a' reads" in str(refused.value)
+
+
+def test_what_nobody_else_reads_may_be_left() -> None:
+    memory = Memory()
+    reads = Reads(lambda layer: len(str(layer.memory.__class__)), memory)
+    analyse(Net(Block(), Layer(leaves_a_tensor, memory), Layer(one)), Net(reads))
+    analyse(Net(Block(), Layer(leaves_a_tensor, Memory())), Net(Reads(lambda _: 1.0, Memory())))
+
+
+def test_what_a_hook_counts_keeps_its_layer_whole() -> None:
+    counted = [0]
+
+    def halves(*given: Any) -> Any:
+        counted[0] += 1
+        return given[-1] * 0.5 ** counted[0]
+
+    layer = Layer(one)
+    layer.register_forward_hook(halves)
+    graph = analysed(Workload("w", [Task("a", Net(Block(), layer), 4, Items(x=(WIDTH,)))], (Block, Layer)))
+    assert [op.coupled for op in graph.tasks["a"].ops[:2]] == [False, True]
 
 
 def test_each_may_keep_its_own() -> None:

@@ -32,6 +32,7 @@ def unchanged() -> Iterator[None]:
     LIMITS.clear()
     LIMITS.update(before[2])
     FACTORS.square = before[3]
+    watched_code.Reversed.strength = 1.0
 
 
 def watch_of_model() -> tuple[Watch, Model]:
@@ -58,6 +59,10 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "a global of a function": (set_global("TEMPERATURE", 0.5), r"watched_code:TEMPERATURE, which was 1.0"),
     "in a dict": (lambda _: LIMITS.update(high=2.0), r"watched_code:LIMITS\.high, which was 1.0 .* is 2.0"),
     "of a class": (lambda _: setattr(FACTORS, "square", 3.0), r"FACTORS\.square, which was 2.0"),
+    "of a function's backward": (
+        lambda _: setattr(watched_code.Reversed, "strength", 0.5),
+        r"Reversed\.strength, which was 1.0",
+    ),
     "a tensor": (
         lambda m: m.kept.fill_(1.0),
         r"reads kept, which is a tensor of shape .* with another content than when it was traced",
@@ -135,7 +140,7 @@ def test_the_way_to_declare_it_is_said_with_its_name() -> None:
     line = next(
         number
         for number, text in enumerate(Path(watched_code.__file__).read_text().splitlines(), 1)
-        if "self.linear(x) * self.rate" in text
+        if "self.linear(x)) * self.rate" in text
     )
     assert f"watched_code.py:{line}: task 'task': forward reads block.rate" in str(caught.value)
     assert "step_values={'block.rate': function}" in str(caught.value)

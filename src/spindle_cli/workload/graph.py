@@ -120,6 +120,7 @@ class Op:
         draws_own: it draws from a `torch.Generator` that somebody holds; in the run from its stream.
         kept: what its forward leaves for the next batch where no checkpoint has it, in attributes, objects,
             classes and files; by names from the task's module.
+        left: what its forward leaves for whoever looks, named alike, whether the next one does or not.
     """
 
     index: int
@@ -147,6 +148,7 @@ class Op:
     sees_gradients: bool = True
     draws_own: bool = False
     kept: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
     @property
     def computed_with(self) -> tuple[str, ...]:

@@ -83,6 +83,7 @@ class FindingsRecord(Model):
         reads: Buffers whose values go into what it gives.
         draws_own: Whether it draws from a generator that somebody holds.
         kept: What it leaves for the next call where no checkpoint has it.
+        left: What it leaves for whoever looks, whether the next call does or not.
     """
 
     results: tuple[Packed, ...] | None
@@ -92,6 +93,7 @@ class FindingsRecord(Model):
     reads: tuple[str, ...] = ()
     draws_own: bool = False
     kept: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
 class FlowRecord(Model):

@@ -99,10 +99,11 @@ class Reads:
             if base in self.classes or not is_users(base):
                 continue
             self.classes[base] = None
+            is_called = issubclass(base, torch.autograd.Function)  # by torch: its forward and its backward
             for name, value in base.__dict__.items():
                 if name in _MADE_ONCE or not _is_function(value):
                     continue
-                if name in self.names or (name[:2] == name[-2:] == "__"):
+                if is_called or name in self.names or (name[:2] == name[-2:] == "__"):
                     self._pending.append(value)
                 self._methods.setdefault(name, []).append(value)
 
@@ -193,7 +194,7 @@ def _is_function(value: Any) -> bool:
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:
-    for key in ("_forward_hooks", "_forward_pre_hooks"):
+    for key in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         yield from module.__dict__.get(key, {}).values()
 
 

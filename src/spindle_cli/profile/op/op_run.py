@@ -15,6 +15,7 @@ from spindle_cli.profile.op.op_memory import cuda_meter, live_meter, share_memor
 from spindle_cli.profile.op.timings import Limits, Sample
 from spindle_cli.profile.types import ShareMemory
 from spindle_cli.units import MS
+from spindle_cli.workload.building.attributes import Memories
 from spindle_cli.workload.saved_tensors import SavedTensorsHooks, saved_behind
 from spindle_cli.workload.training.precision import gradient_dtype
 
@@ -24,6 +25,7 @@ def copy_of(module: nn.Module) -> nn.Module:
     torch.nn.utils.weight_norm does until its next forward, is copied as a value: torch copies leaves alone.
     """
     kept = [value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor)]
+    kept += Memories.of(module).tensors()
     made = copy.deepcopy(module, {id(value): value.detach().clone() for value in kept if not value.is_leaf})
     for part in made.modules():
         if isinstance(part, torch.jit.ScriptModule):  # whose copies are no leaves

@@ -70,6 +70,7 @@ class Changes:
         buffers: buffers that another tensor was put in the place of.
         tensors: attributes that hold other tensors than before.
         held: what else holds other objects than before, but no more or fewer; with whose it is.
+        within: what `elsewhere` and `held` are: fields of objects, containers, names of classes and files.
     """
 
     counted: list[str] = field(default_factory=list)
@@ -77,6 +78,7 @@ class Changes:
     buffers: list[str] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     held: list[str] = field(default_factory=list)
+    within: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         """Whether there was any."""
@@ -86,6 +88,12 @@ class Changes:
     def kept(self) -> tuple[str, ...]:
         """Plain values that are now others, and what grew or shrank, wherever."""
         return (*(f"self.{name}" for name in self.counted), *self.elsewhere)
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """All that whoever comes next would find, but for buffers."""
+        own = (*self.counted, *self.tensors)
+        return tuple(dict.fromkeys((*(f"self.{name}" for name in own), *self.within)))
 
 
 @dataclass(frozen=True)
@@ -247,6 +255,19 @@ class _Memory:
         """As messages have it."""
         return ("self." if self.is_own else "") + "".join(self.path)
 
+    @property
+    def changed(self) -> list[str]:
+        """What of it is another now: its fields where they are meant, otherwise all of it."""
+        if not self.by_names:
+            return [self.name]
+        held = self.held
+        fields = [
+            key
+            for key in {**self.kept, **held}
+            if not _is(held.get(key, _MISSING), self.kept.get(key, _MISSING))
+        ]
+        return [f"{self.name}.{key}" for key in fields]
+
     def restore(self) -> None:
         """Let it hold what it held.
 
@@ -309,10 +330,16 @@ class Memories:
             for key, value in vars(module).items():
                 if key not in _TORCHS:
                     self._look(value, (f"{prefix}.{key}" if prefix else key,), _DEPTH, is_own=True)
+            for name, hooks in hooks_of(module).items():
+                for hook in hooks.values():
+                    self._look(hook, (f"{prefix}.{name}" if prefix else name,), _DEPTH, is_own=True)
         for cls in classes:
             self._look_into_names(cls, vars(cls))
         for name in self._files & sys.modules.keys():
             self._look_into_names(sys.modules[name], vars(sys.modules[name]))
+            for value in list(vars(sys.modules[name]).values()):
+                if isinstance(value, type) and value not in classes and value.__module__ == name:
+                    self._look_into_names(value, vars(value))
 
     @classmethod
     def of(cls, root: nn.Module) -> Memories:
@@ -325,6 +352,7 @@ class Memories:
         """Add what has changed since."""
         for memory in self._memories.values():
             if not _is_as(memory.held, memory.kept):
+                changes.within += memory.changed
                 if not _counts(memory.held, memory.kept):
                     changes.held.append(memory.name)
                 elif memory.is_attribute:
@@ -336,6 +364,17 @@ class Memories:
                 is_plain = _is_plain_other(value, old)
                 if is_plain or _has_tensors([value]):
                     (changes.elsewhere if is_plain else changes.held).append(f"{names.name}.{name}")
+                    changes.within.append(f"{names.name}.{name}")
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors in them."""
+        for memory in self._memories.values():
+            inside = memory.kept.values() if isinstance(memory.kept, dict) else memory.kept
+            yield from (leaf for leaf in pytree.tree_leaves(list(inside)) if isinstance(leaf, Tensor))
+
+    def have(self, identity: object) -> bool:
+        """Whether what has this `id` is among them."""
+        return (identity, False) in self._memories or (identity, True) in self._memories
 
     def have_changed(self) -> bool:
         """Whether any has."""
@@ -617,6 +656,7 @@ def _compare(before: _Part, changes: Changes) -> None:
             changes.counted.append(prefix + key)
         elif _has_tensors([value]):
             changes.held.append(f"self.{prefix}{key}")
+            changes.within.append(f"self.{prefix}{key}")
 
 
 def _undo(before: _Part) -> None:

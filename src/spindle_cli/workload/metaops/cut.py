@@ -136,6 +136,7 @@ class Cutter:
             reads=self._of_nodes(own, samples.reads, made.buffers),
             draws_own=any(samples.draws_own(node) for node in own),
             kept=tuple(dict.fromkeys(name for node in own for name in samples.kept(node))),
+            left=tuple(dict.fromkeys(name for node in own for name in samples.left(node))),
         )
 
     def _copied(

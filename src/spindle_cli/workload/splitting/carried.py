@@ -24,6 +24,7 @@ from spindle_cli.workload.rules.tape import Tape, tensors_in
 from spindle_cli.workload.tracing.proxies.counters import PLAIN, unknown_inside
 from spindle_cli.workload.unread import Unread
 
+SOMETHING = "what it keeps"  # of which no name is known
 _TORCHS = frozenset(vars(nn.Module()))  # its own dicts of parameters, buffers, parts and hooks
 # Take of a tensor nothing but its shape and type.
 _BY_SHAPE = frozenset(
@@ -56,7 +57,7 @@ class Left:
         """`tape`: of the forward; `changes`: what it has changed; `given`: its arguments' tensors."""
         self._tape = tape
         self._names = {id(tensor): f"self.{name}" for name, tensor in _kept_by(module)}
-        self._otherwise = next(iter((*changes.held, *changes.elsewhere)), "what it keeps")
+        self._otherwise = next(iter((*changes.held, *changes.elsewhere)), SOMETHING)
         own = [*given, *module.parameters()]
         # What is written into parameters and buffers is looked at elsewhere.
         self._written = _lasting(tape) - set(map(_storage, (*own, *module.buffers())))

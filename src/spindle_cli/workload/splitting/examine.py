@@ -48,6 +48,7 @@ class Findings:
         draws_own: it draws from a generator that somebody holds (`own_draws.py`).
         kept: what its forward leaves for the next one where no checkpoint has it, in attributes, objects,
             classes and files.
+        left: what it leaves for whoever looks, named alike.
     """
 
     results: tuple[Any, ...] | None
@@ -57,6 +58,7 @@ class Findings:
     reads: tuple[str, ...] = ()
     draws_own: bool = False
     kept: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
     def record(self) -> FindingsRecord:
         """As data. Raises NotPortableError: a result is of a type of the user's own."""
@@ -68,6 +70,7 @@ class Findings:
             reads=self.reads,
             draws_own=self.draws_own,
             kept=self.kept,
+            left=self.left,
         )
 
     @classmethod
@@ -83,6 +86,7 @@ class Findings:
             record.reads,
             record.draws_own,
             record.kept,
+            record.left,
         )
 
 
@@ -128,7 +132,9 @@ def examine(
         found = _examine(run, faked, states, sizes, watched, module)
     if found.results is None:
         seen = None if module is None else observer.left.get(observer.kinds.behaviour(module))
-        return found if seen is None else replace(found, changed=seen.changed, kept=seen.kept)
+        if seen is None:
+            return found
+        return replace(found, changed=seen.changed, kept=seen.kept, left=seen.left)
     results = pytree.tree_map(lambda item: empty_like(item, "meta"), found.results)
     return replace(found, results=results)
 
@@ -180,7 +186,7 @@ def _examine_with(
             changed = _changed(module, watched, (*tapes, tape), changes, is_cut_short=not tapes)
             return Findings(None, (), Mixed(why, place_of_error(error)), changed, _may_read(module, watched))
         tapes.append(tape)
-    counts = changes.buffers or changes.counted or changes.elsewhere
+    counts, left = changes.buffers or changes.counted or changes.elsewhere, changes.left
     if module is not None and counts and is_no_matter(module, run, inputs):
         changes = Changes(tensors=changes.tensors)
     follower = Follower(tuple(sizes[:-1]), watched)
@@ -202,7 +208,7 @@ def _examine_with(
     changed = _changed(module, watched, tapes, changes)
     kept = tuple(dict.fromkeys((*changes.kept, *(each.name for each in carried))))
     reads = goes_into(results[0], tapes[0], watched)
-    return Findings(tuple(results), found, why_not, changed, reads, draws.follows, kept)
+    return Findings(tuple(results), found, why_not, changed, reads, draws.follows, kept, left)
 
 
 def _run_watched(

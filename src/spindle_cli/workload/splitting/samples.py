@@ -117,6 +117,7 @@ class Samples:
         self._reads: dict[fx.Node, tuple[str, ...]] = {}
         self._drawing: set[fx.Node] = set()
         self._kept: dict[fx.Node, tuple[str, ...]] = {}
+        self._left: dict[fx.Node, tuple[str, ...]] = {}
         for node in graph.nodes:
             if node.op != "output":
                 self._visit(node)
@@ -160,6 +161,10 @@ class Samples:
         """What a node leaves for the next batch where no checkpoint has it; see `Op.kept`."""
         return self._kept.get(node, ())
 
+    def left(self, node: fx.Node) -> tuple[str, ...]:
+        """What a node leaves for whoever looks; see `Op.left`."""
+        return self._left.get(node, ())
+
     def _visit(self, node: fx.Node) -> None:
         if node.op == "placeholder":
             field = self._shapes.values[node]
@@ -187,7 +192,8 @@ class Samples:
             self._reads[node] = tuple(f"{node.target}.{name}" for name in found.reads)
             # Code that runs as it is written is the task's own: it has these by their names there.
             owner = "" if getattr(module, "owners", ()) else f"{node.target}."
-            self._kept[node] = tuple(re.sub(r"^self\.", owner, name) for name in found.kept)
+            for names, given in ((found.kept, self._kept), (found.left, self._left)):
+                given[node] = tuple(re.sub(r"^self\.", owner, name) for name in names)
         else:
             held = self._held(inputs[0], node)
             run = _function(node)

@@ -7,8 +7,11 @@ an operator changes that of its own device alone.
 
 from __future__ import annotations
 
+import dis
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from types import CodeType
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,9 +19,12 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.attributes import Memories
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.reads import Reads
 from spindle_cli.workload.refuse import refusal
+from spindle_cli.workload.splitting.carried import SOMETHING
 
 _OF_ITS_OWN = (
     "Give each task one of its own; of several calls in one task, let one operator, called once, make all."
@@ -40,14 +46,20 @@ def refuse_shared_state(tasks: Mapping[str, TaskGraph]) -> None:
     """
     table = ParameterTable.of_tasks(tasks)
     keepers: dict[object, tuple[TaskGraph, Op]] = {}
+    leavers: list[tuple[TaskGraph, Op, str]] = []
     for task in tasks.values():
         for op in task.ops:
             for name in op.changes:
                 _refuse_changed(tasks, table, task, op, name)
             for name in op.kept:
+                if name == SOMETHING:
+                    continue
                 other = keepers.setdefault(_place_of(task.root, name), (task, op))
                 if other[1] is not op:
                     raise _goes_on(task, op, f"keeps {name}", other, f"{_OF_ITS_OWN} {_UNREAD}")
+            leavers += [(task, op, name) for name in op.left]
+    if leavers:
+        _refuse_readers(tasks, leavers)
 
 
 def _refuse_changed(
@@ -67,6 +79,67 @@ def _refuse_changed(
         hint = f"{_OF_ITS_OWN} {_NO_SPECTRAL_NORM}" if _is_of_spectral_norm(task.root, own) else _OF_ITS_OWN
         other = next((user for user in others if user[1] in [reader for _, reader in readers]), others[0])
         raise _goes_on(task, op, f"changes the buffer {name!r}", other, hint)
+
+
+def _refuse_readers(tasks: Mapping[str, TaskGraph], leavers: Sequence[tuple[TaskGraph, Op, str]]) -> None:
+    """Refuse an operator that reads what another leaves in an object, a file or a module that both know."""
+    by_place: dict[object, list[tuple[TaskGraph, Op, str]]] = {}
+    for task, op, name in leavers:
+        by_place.setdefault(_place_of(task.root, name), []).append((task, op, name))
+    for task in tasks.values():
+        for op in task.ops:
+            found: _Reader | None = None
+            for place, left in by_place.items():
+                if any(each[1] is op for each in left):
+                    continue  # what it leaves itself and reads is known to come before it, or kept
+                found = found or _Reader(task.root, op)
+                for leaver, other, name in left:
+                    if found.reads(name, place):
+                        raise refusal(
+                            leaver.task.name,
+                            f"the forward of {other.target or 'glue'!r} leaves {name}, which "
+                            f"{op.target or 'glue'!r} of task {task.task.name!r} reads, maybe on another "
+                            "device, where that is not",
+                            other.place,
+                            "Let the operator return it, and give it to the other as an argument; or let one "
+                            "operator do both.",
+                        )
+
+
+class _Reader:
+    """What an operator's code reads by name, and the modules and objects that it has."""
+
+    def __init__(self, root: nn.Module, op: Op) -> None:
+        called = [root.get_submodule(str(node.target)) for node in op.graph.nodes if node.op == "call_module"]
+        reads = Reads()
+        for module in called:
+            for part in (module, *getattr(module, "owners", ())):
+                for each in part.modules():
+                    reads.of_module(each)
+        reads.finish()
+        self._globals = {name for _, name in reads.globals}
+        self._names = {name for code in reads.codes for name in _loaded(code)}
+        self._parts = {id(part) for module in called for part in module.modules()}
+        self._memories = [Memories.of(module) for module in called]
+
+    def reads(self, name: str, place: object) -> bool:
+        """Whether it reads what somebody leaves in a place, by a name that it has for that one."""
+        path = list(_steps(name.removeprefix("self.")))
+        if isinstance(place, str):  # of a file, or of a class there
+            return path[-1] in self._names and not self._globals.isdisjoint(path[-2:])
+        holder = place[0] if isinstance(place, tuple) else place
+        is_known = holder in self._parts or any(memories.have(holder) for memories in self._memories)
+        return is_known and path[-1] in self._names
+
+
+@cache
+def _loaded(code: CodeType) -> frozenset[str]:
+    """The names and texts that code takes the values of."""
+    return frozenset(
+        each.argval
+        for each in dis.get_instructions(code)
+        if each.opname.startswith("LOAD_") and isinstance(each.argval, str)
+    )
 
 
 def _moves_parameter(

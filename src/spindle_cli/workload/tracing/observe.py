@@ -145,7 +145,7 @@ class Observer:
                 leave; or raises what it is given.
         """
 
-        def find() -> tuple[Any, tuple[tuple[str, ...], tuple[str, ...]] | None]:
+        def find() -> tuple[Any, tuple[tuple[str, ...], ...] | None]:
             try:
                 return self._run(module, args, kwargs), None
             except (
@@ -159,7 +159,7 @@ class Observer:
                 if otherwise is None:
                     raise
                 result, left = otherwise(error)
-                return pytree.tree_map(self._like, result), (left.changed, left.kept)
+                return pytree.tree_map(self._like, result), (left.changed, left.kept, left.left)
 
         described = pytree.tree_map(_describe, (args, kwargs))
         unnumbered, numbered = (f"{text} {described}" for text in self.kinds.behaviours(module))

@@ -35,10 +35,12 @@ class LeftBehind:
     Attributes:
         changed: its parameters and buffers that it changes.
         kept: what it keeps where no checkpoint has it.
+        left: what it leaves for whoever looks.
     """
 
     changed: tuple[str, ...]
     kept: tuple[str, ...]
+    left: tuple[str, ...]
 
 
 class OtherShapesError(Exception):
@@ -75,7 +77,7 @@ def seen_result(
             found = result if shift == 0 else _alike(found, result)
         changed = [name for name, each in _named(module) if held.get(name) is not each or each._version > 0]
         before.compare(changes)
-    return found, LeftBehind(tuple(changed), changes.kept)
+    return found, LeftBehind(tuple(changed), changes.kept, changes.left)
 
 
 def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
