@@ -78,7 +78,25 @@ def begun_with_zeros(g: Given) -> Tensor:
     return (loss * torch.tensor(3.0).to(g.z)).squeeze()
 
 
+def supervised(g: Given) -> Tensor:
+    """Supervised contrast, each sample's mean over those of its class."""
+    z, label = functional.normalize(g.z[:, 0], dim=1), g.ids[:, 0]
+    apart = torch.eye(len(z), dtype=torch.bool)
+    alike = (label[:, None] == label[None]) & ~apart
+    chances = (z @ z.T).masked_fill(apart, -1e9).log_softmax(1)
+    return -((chances * alike).sum(1) / alike.sum(1).clamp(min=1)).mean()
+
+
+def by_class(g: Given) -> Tensor:
+    """The mean over classes of their means."""
+    each = functional.one_hot(g.ids[:, 0], CLASSES).to(g.z.dtype)
+    return ((per_token(g).mean(1)[:, None] * each).sum(0) / (each.sum(0) + 1)).sum()
+
+
 CASES: Mapping[str, Case] = {
+    # several numbers that the batch counts
+    "supervised contrast": Case(supervised, "grows with the batch in more than one dimension"),
+    "by class": Case(by_class, "adds values that grow with the batch in different ways"),
     # means over what counts
     "active labels": Case(active, counts=1),
     "constants like others": Case(begun_with_zeros),

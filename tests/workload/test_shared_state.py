@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.load import drop
 from spindle_cli.workload.types import Task, Workload
 
 from .toy import WIDTH, Block, Items
@@ -236,7 +237,33 @@ def test_what_a_hook_counts_keeps_its_layer_whole() -> None:
     layer = Layer(one)
     layer.register_forward_hook(halves)
     graph = analysed(Workload("w", [Task("a", Net(Block(), layer), 4, Items(x=(WIDTH,)))], (Block, Layer)))
-    assert [op.coupled for op in graph.tasks["a"].ops[:2]] == [False, True]
+    assert [op.kept for op in graph.tasks["a"].ops[:2]] == [(), ("layers.1._forward_hooks: counted",)]
+
+
+class Tied(nn.Module):
+    """Computes with another layer's parameter."""
+
+    def __init__(self, other: nn.Module, *, hides: bool) -> None:
+        super().__init__()
+        self.linear, self.hidden = nn.Linear(WIDTH, WIDTH), [other]
+        self.tied = None if hides else other
+
+    def forward(self, x: Tensor) -> Tensor:
+        other: Any = self.tied or self.hidden[0]
+        return self.linear(x) @ other.linear.weight
+
+
+def test_a_layer_that_hides_another_is_told_to_hold_it() -> None:
+    """`profile` has parameters on the meta device, but for those that it knows a layer to have."""
+    other = Layer(one)
+    net = Net(Block(), other, Tied(other, hides=True))
+    drop(net.parameters())
+    with pytest.raises(WorkloadError, match=r"'layers\.2' \(Tied\) fails .* meta") as refused:
+        analyse(net)
+    assert "self.tied = other" in str(refused.value.hint)
+    net.layers[2] = Tied(other, hides=False)
+    drop(net.parameters())
+    analyse(net)
 
 
 def test_each_may_keep_its_own() -> None:

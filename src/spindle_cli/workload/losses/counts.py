@@ -25,9 +25,7 @@ SHARE = "spindle_share"  # the placeholder of graphs that are told which share o
 
 
 class Counts:
-    """The counts of one loss. `expressions`: each a scalar, or another tensor without a batch, of which the
-    shares' values add up.
-    """
+    """The counts of one loss. `expressions`: each one number, of which the shares' values add up."""
 
     def __init__(self, shapes: Shapes, root: nn.Module, operators: Collection[fx.Node]) -> None:
         self.expressions: list[Expression] = []

@@ -360,6 +360,9 @@ class LossForms:
         """A count: what the shares add up to, which follows from the batch's fields."""
         if form.kind is not Kind.PART:
             return form
+        made = (source for source in node.all_input_nodes if self._known.get(source) is form)
+        if any(self._shapes.values[source].numel() != 1 for source in made if self._shapes.is_tensor(source)):
+            raise NotKnownError(f"{node.name!r} needs several numbers that the whole batch counts", node)
         return self._counts.add(form, node)
 
     def _as_part(self, form: Form, node: fx.Node) -> Form:

@@ -482,7 +482,12 @@ class Run(fx.Interpreter):
             _describe(value) for value in pytree.tree_leaves(self.fetch_args_kwargs_from_env(node))
         )
         text = str(error).strip().split("\n")[0]
-        if self._doubled:
+        if "cpu and meta" in text:  # what is no part of it stays on the meta device
+            hint = (
+                "Does it compute with a parameter of another layer's, which it has in a list, an object or from a "
+                "function around it? Let that layer be a part of it: self.tied = other."
+            )
+        elif self._doubled:
             hint = (
                 "It works with the task's batch size but not with twice that: "
                 "is the batch size written into the model?"
