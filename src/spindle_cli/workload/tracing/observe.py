@@ -484,8 +484,8 @@ class Run(fx.Interpreter):
         text = str(error).strip().split("\n")[0]
         if "cpu and meta" in text:  # what is no part of it stays on the meta device
             hint = (
-                "Does it compute with a parameter of another layer's, which it has in a list, an object or from a "
-                "function around it? Let that layer be a part of it: self.tied = other."
+                "Does it compute with a parameter of another layer's, which it has in a list, an object or "
+                "from a function around it? Let that layer be a part of it: self.tied = other."
             )
         elif self._doubled:
             hint = (
