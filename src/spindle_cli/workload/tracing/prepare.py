@@ -243,7 +243,8 @@ def find_loss(
             f"forward returns {_describe(result, shapes)}, "
             "expected a scalar loss or a dict with one under 'loss'",
             place,
-            "End forward with the mean of the samples' losses.",
+            "End forward with the mean of the samples' losses; what stands beside it goes into a dict: "
+            "return {'loss': loss, 'logits': logits}.",
         )
     value = shapes.values[result]
     place = result.meta.get("place")
