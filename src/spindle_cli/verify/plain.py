@@ -1,8 +1,7 @@
 """Trains the same steps in plain PyTorch, in one process: what a plan's run is compared with.
 
-`python -m spindle_cli.verify.plain REQUEST.json [--rounding | --operator-noise DRAW]`. It shares no code
-with the runtime: the user's modules are called as they are, their weighted losses are added, and one
-`backward` and one optimizer step follow.
+`verify/plain_process.py` is the process. It shares no code with the runtime: the user's modules are called as
+they are, their weighted losses are added, and one `backward` and one optimizer step follow.
 
 What a workload does to parameters beside the optimizer is done as somebody would write it; which tasks a step
 runs is worked out a second time, from docs/training-settings.md; the loss scale is torch's own `GradScaler`.
@@ -557,7 +556,3 @@ class Scaling:
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
     return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])
-
-
-if __name__ == "__main__":
-    main()

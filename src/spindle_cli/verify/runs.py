@@ -93,7 +93,7 @@ def build_runs(
 
 
 def _plain_process(launch: Launch, *flags: str) -> Launch:
-    argv = (sys.executable, "-m", "spindle_cli.verify.plain", str(launch.request_file), *flags)
+    argv = (sys.executable, "-m", "spindle_cli.verify.plain_process", str(launch.request_file), *flags)
     environment = launch.environment
     if not is_chosen(_WAITING):
         environment = {**environment, _WAITING: "PASSIVE"}
