@@ -21,7 +21,7 @@ from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.search.improve import search
 from spindle_cli.plan.search.listing import Timed, time_jobs
 from spindle_cli.plan.search.wavefront import level_after_level, overlapping, wave_after_wave, wavefront
-from spindle_cli.plan.strategies.spindle import base_effort
+from spindle_cli.plan.strategies.spindle import SHORTEST
 from spindle_cli.profile.types import Profile
 
 STEPS = ("waves", "no waves wait", "no levels wait", "dispatched", "improved", "improved for longer")
@@ -61,14 +61,13 @@ def _gaps(problem: Problem) -> list[float]:
     """Compute above the bound after each of the steps."""
     bound = lower_bound(problem)
     levels = wavefront(problem)
-    effort = base_effort(problem)
     schedules: list[Sequence[Timed]] = [
         wave_after_wave(problem, levels),
         level_after_level(problem, levels),
         overlapping(problem, levels),
         *(
             time_jobs(problem, search(problem, bound, jobs, seed=0)[0])
-            for jobs in (0, 4 * effort, 64 * effort)
+            for jobs in (0, SHORTEST, 16 * SHORTEST)
         ),
     ]
     return [max(end_s for _, _, end_s in timed) / bound.lower_bound_s - 1 for timed in schedules]

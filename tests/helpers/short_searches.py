@@ -10,18 +10,13 @@ import pytest
 
 from spindle_cli.plan.mixed import posed
 from spindle_cli.plan.pipelines import drafts
-from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.refine import search
 from spindle_cli.plan.strategies import spindle
 
 SHARE = 4
 PIPELINES, ON_TYPES = drafts.BASE_PASSES, posed.BASE_JOBS
 EVERYTHING = search.PASSES
-base_effort = spindle.base_effort
-
-
-def short_effort(problem: Problem) -> int:
-    return base_effort(problem) // SHARE
+DRAFTS = spindle.SHORTEST
 
 
 # Of each file: of the package it would last to the end of the session, in all that is tested after it.
@@ -30,7 +25,7 @@ def short_searches() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafts, "BASE_PASSES", PIPELINES // SHARE)
         patch.setattr(posed, "BASE_JOBS", ON_TYPES // SHARE)
-        patch.setattr(spindle, "base_effort", short_effort)
+        patch.setattr(spindle, "SHORTEST", DRAFTS // SHARE)
         patch.setattr(search, "PASSES", EVERYTHING // SHARE)
         yield
 
@@ -40,5 +35,5 @@ def whole_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one test: as long as for users."""
     monkeypatch.setattr(drafts, "BASE_PASSES", PIPELINES)
     monkeypatch.setattr(posed, "BASE_JOBS", ON_TYPES)
-    monkeypatch.setattr(spindle, "base_effort", base_effort)
+    monkeypatch.setattr(spindle, "SHORTEST", DRAFTS)
     monkeypatch.setattr(search, "PASSES", EVERYTHING)

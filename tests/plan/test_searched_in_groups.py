@@ -8,10 +8,11 @@ from helpers.plans import cluster_of, curve_of, metaop_of, profile_of
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.search import improve
+from spindle_cli.plan.search.climb import Trial
 from spindle_cli.plan.search.improve import group_sizes, in_groups, search
 from spindle_cli.plan.search.listing import time_jobs, to_pieces
 from spindle_cli.plan.strategies import spindle as strategy
-from spindle_cli.plan.strategies.spindle import NO_SEARCH, base_effort, spindle
+from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_what_is_found_in_groups_is_a_schedule_of_the_problem(monkeypatch: pytes
     ends: list[float] = []
     forwards = improve._forwards
 
-    def noted(of: Problem, trial: improve._Trial) -> tuple[tuple[int, int, int], ...]:
+    def noted(of: Problem, trial: Trial) -> tuple[tuple[int, int, int], ...]:
         ends.append(trial.end_s)
         return forwards(of, trial)
 
@@ -74,18 +75,12 @@ def test_what_is_found_in_groups_is_a_schedule_of_the_problem(monkeypatch: pytes
     assert ends == sorted(ends)
 
 
-@pytest.mark.parametrize(("num_devices", "times"), [(8, 1), (64, 1), (255, 1), (256, 2), (1024, 4)])
-def test_the_shortest_search_grows_with_the_root_of_the_devices(num_devices: int, times: int) -> None:
-    profile = profile_of(metaop_of("a/m", 1, {1: 1.0}))
-    assert base_effort(make_problem(profile, cluster_of(num_devices))) == 25_000 * times
-
-
 def test_of_the_shortest_search_the_best_four_are_drafts_and_of_longer_ones_all() -> None:
     problem = large()
     bound = lower_bound(problem)
     of_baselines, shortest, longer = spindle(problem, bound, 0)
     assert len(of_baselines) == 2
-    found = search(problem, bound, strategy.base_effort(problem), seed=0)
+    found = search(problem, bound, strategy.SHORTEST, seed=0)
     ends = [max(piece.end_s for piece in to_pieces(problem, time_jobs(problem, jobs))) for jobs in found]
     assert [draft.end_s for draft in shortest] == ends[:4]
     assert len(longer) == len(found)

@@ -8,20 +8,13 @@ from __future__ import annotations
 
 from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.schedule import Schedule, Work
-from spindle_cli.plan.refine.tables import Ints, Tables
+from spindle_cli.plan.refine.tables import Tables
+from spindle_cli.plan.search.draws import draw
 
 # How often each move is tried, of all tries, in the order of `change`.
 OFTEN = (16, 8, 8, 10, 6, 12, 6, 4, 6, 4, 8, 3, 4, 3, 8, 4)
 # By how many allocations a piece becomes wider or narrower at most.
 FURTHEST = 3
-
-
-@compiled
-def draw(random: Ints, below: int) -> int:
-    """A number from 0 on, below another, of a linear congruential generator (Knuth, MMIX)."""
-    state = random[0] * 6364136223846793005 + 1442695040888963407
-    random[0] = state
-    return int(((state >> 33) & 0x3FFFFFFF) % below)
 
 
 @compiled

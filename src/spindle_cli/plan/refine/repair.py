@@ -13,7 +13,6 @@ from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.evaluate import lay_out
 from spindle_cli.plan.refine.moves import (
     cut,
-    draw,
     groups_are_inside,
     put,
     reorder_piece,
@@ -23,6 +22,7 @@ from spindle_cli.plan.refine.moves import (
 )
 from spindle_cli.plan.refine.schedule import Schedule, Work
 from spindle_cli.plan.refine.tables import Tables
+from spindle_cli.plan.search.draws import draw
 
 # What starts this share of the time so far later than before picks its devices again, and takes others where
 # it starts that much earlier on them.

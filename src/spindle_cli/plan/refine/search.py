@@ -25,12 +25,14 @@ from spindle_cli.plan.compiled import compiled, compiled_and_kept
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.refine import evaluate, homes, memory, moves, passes, repair, schedule, sums, tables
 from spindle_cli.plan.refine.evaluate import cost_of
-from spindle_cli.plan.refine.moves import OFTEN, change, draw
+from spindle_cli.plan.refine.moves import OFTEN, change
 from spindle_cli.plan.refine.repair import change_and_repair
 from spindle_cli.plan.refine.schedule import Schedule, Work, work_for
 from spindle_cli.plan.refine.tables import Floats, Tables, tables_of
 from spindle_cli.plan.refine.translate import Translation
 from spindle_cli.plan.schedule import placed_slices
+from spindle_cli.plan.search import draws
+from spindle_cli.plan.search.draws import draw
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
 from spindle_cli.plan.types import Slice
 
@@ -126,7 +128,7 @@ def compiled_search() -> Any:
 
     called = [
         *(evaluate, homes, memory, moves, passes, repair, schedule, sums, tables),
-        *(groups, links),
+        *(groups, links, draws),
     ]
     return compiled_and_kept(search, called)
 

@@ -9,70 +9,58 @@ How many it needs follows from the linear program: the seconds that a MetaOp and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import accumulate, chain, pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from math import ceil, inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spindle_cli.costs.memory import inner_bytes
 from spindle_cli.plan.bound.bound import Bound
-from spindle_cli.plan.compiled import compiled, compiled_and_kept
+from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.search import prices
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-class Nudge(NamedTuple):
-    """A change to one decision of a dispatch: the next job of a MetaOp that has had so many.
+class Guide(NamedTuple):
+    """What steers a dispatch. N nodes, at most K nudges.
+
+    A nudge is a change to one decision: the next job of a MetaOp that has had so many.
 
     Attributes:
-        points: allocations further up (or down, if negative) its curve than it needs; infinite: as it needs.
-        share: of its ops that are left, how many to run so; counts only with `points`.
-        wait: let it pass once.
-        urgency: multiplies its urgency.
+        numbers: [3] slack: the target end is the lower bound times 1 + slack; least fit: start a MetaOp on
+            fewer devices than it needs only if it gets this share of them; widen, 0 or 1: give devices that
+            would stay idle to what starts anyway.
+        stretch, urgency: [N] what its seconds in the linear program, and its urgency, are multiplied by.
+        num_nudges: [1] how many nudges there are.
+        nudged: [K, 2] the node of each, and its number of jobs so far.
+        nudges: [K, 4] what each says. Points: allocations further up (or down, if negative) its curve than it
+            needs; infinite: as it needs. Share: of its ops that are left, how many to run so; counts only
+            with points. Wait, 0 or 1: let it pass once. Urgency: multiplies its urgency.
     """
 
-    points: float = inf
-    share: float = 1.0
-    wait: bool = False
-    urgency: float = 1.0
+    numbers: Floats
+    stretch: Floats
+    urgency: Floats
+    num_nudges: Ints
+    nudged: Ints
+    nudges: Floats
 
 
-@dataclass(frozen=True)
-class Guide:
-    """What steers a dispatch.
-
-    Attributes:
-        slack: the target end is the lower bound times 1 + slack.
-        stretch: for each node, multiplies its seconds in the linear program.
-        urgency: for each node, multiplies its urgency.
-        widen: give devices that would stay idle to what starts anyway.
-        least_fit: start a MetaOp on fewer devices than it needs only if it gets this share of them.
-        nudges: by (node, number of its jobs so far).
-    """
-
-    slack: float
-    stretch: tuple[float, ...]
-    urgency: tuple[float, ...]
-    widen: bool = True
-    least_fit: float = 0.0
-    nudges: Mapping[tuple[int, int], Nudge] = field(default_factory=dict)
-
-    def nudged(self, key: tuple[int, int], nudge: Nudge | None) -> Guide:
-        """With one nudge set, or without it."""
-        nudges = {k: v for k, v in self.nudges.items() if k != key}
-        if nudge is not None:
-            nudges[key] = nudge
-        return replace(self, nudges=nudges)
+SLACK, LEAST_FIT, WIDEN = range(3)
+POINTS, SHARE, WAIT, URGENCY = range(4)
 
 
 # Widening may cost this much in device-seconds per op: the devices would be idle otherwise.
 WIDEN_COST = 1.5
+# The share of gradient sums that counts beside messages: most of them pass while others still compute, and
+# what several tasks share is summed once.
+SUMS_SEEN = 0.25
 ALMOST = 1 + 1e-9
 
 
@@ -85,6 +73,12 @@ class Nodes(NamedTuple):
         consumer_from: [N + 1] where those that take a node's output begin in `consumers`.
         point_from: [N + 1] where a node's points begin, by devices.
         devices, op_s: [P] of a point.
+        bound_op_s: [N] seconds of an op in the linear program.
+        input_from, inputs: [N + 1] and as `consumers`, what a node takes from others.
+        input_bytes: bytes that each of these hands on, in either direction; inner_bytes: [N] that its ops do.
+        byte_s: [P] seconds in which a slice sends or receives a byte (`prices.py`).
+        sum_s: [P] seconds that gradient sums of an op take of its devices, times their share of all.
+        latency_s: [1] seconds of a message.
         more, wider_s, cost: [P] from a point to the node's next: devices more, device-seconds of an op there,
             and how many times as many as here that are; infinite behind the last.
     """
@@ -97,24 +91,17 @@ class Nodes(NamedTuple):
     point_from: Ints
     devices: Ints
     op_s: Floats
+    bound_op_s: Floats
+    input_from: Ints
+    inputs: Ints
+    input_bytes: Floats
+    inner_bytes: Floats
+    byte_s: Floats
+    sum_s: Floats
+    latency_s: Floats
     more: Floats
     wider_s: Floats
     cost: Floats
-
-
-class Guided(NamedTuple):
-    """A guide as arrays.
-
-    Attributes:
-        op_s, urgency: [N] seconds of an op in the linear program, stretched; what urgency is multiplied by.
-        nudge_of: [N, J] which nudge a node's next job has that has had so many; -1: none.
-        nudges: [K, 4] what each says, as `Nudge` has it.
-    """
-
-    op_s: Floats
-    urgency: Floats
-    nudge_of: Ints
-    nudges: Floats
 
 
 class State(NamedTuple):
@@ -131,6 +118,10 @@ class State(NamedTuple):
             the share of its ops to run on that.
         granted, points: [N] nodes that are given devices, and on which points.
         jobs: [J, 3] node, point and ops of each.
+        op_s: [N] seconds of an op in the linear program, stretched.
+        last_point: [N] the point of a node's last job; -1: it has had none.
+        beside_s: [1] seconds that messages and sums take of devices, on average over all.
+        nudge_of: [N, J] which nudge a node's next job has that has had so many; -1: none.
     """
 
     left: Ints
@@ -149,55 +140,20 @@ class State(NamedTuple):
     granted: Ints
     points: Ints
     jobs: Ints
+    op_s: Floats
+    last_point: Ints
+    beside_s: Floats
+    nudge_of: Ints
 
 
-class Dispatcher:
-    """Dispatches one problem, forwards or (`backwards`) from its end to its start.
-
-    A backwards dispatch runs on the graph with its edges turned round; its jobs come out in the order of time
-    reversed, so that the ragged ends of the schedule lie at its start.
-    """
-
-    def __init__(self, problem: Problem, bound: Bound, *, backwards: bool = False) -> None:
-        self.problem = problem
-        self.backwards = backwards
-        self.lower_bound_s = bound.lower_bound_s
-        self._nodes = _nodes_of(problem, backwards=backwards)
-        self._state = _state_for(self._nodes)
-        most_jobs = int(self._nodes.num_ops.max(initial=0)) + 1
-        self._nudge_of = np.full((len(problem.nodes), most_jobs), -1, np.int64)
-        self._op_s = np.array(
-            [
-                sum(point.op_s * ops for point, ops in allocation) / node.num_ops
-                for node, allocation in zip(problem.nodes, bound.ops, strict=True)
-            ]
-        )
-
-    def run(self, guide: Guide, give_up_s: float = inf) -> tuple[Ints, float]:
-        """The jobs in order of start ([J, 3]: node, point, ops), and when the last one ends; `inf` if that is
-        after `give_up_s`.
-        """
-        nudges = np.fromiter(chain.from_iterable(guide.nudges.values()), np.float64).reshape(-1, 4)
-        keys = np.fromiter(chain.from_iterable(guide.nudges), np.int64).reshape(-1, 2)
-        nudged = keys[:, 0], keys[:, 1]
-        self._nudge_of[nudged] = np.arange(len(nudges))
-        op_s, urgency = self._op_s * np.array(guide.stretch), np.array(guide.urgency)
-        num_jobs, end_s = _compiled_dispatch()(
-            self._nodes,
-            Guided(op_s, urgency, self._nudge_of, nudges),
-            self._state,
-            self.problem.num_devices,
-            self.lower_bound_s * (1 + guide.slack),
-            guide.widen,
-            guide.least_fit,
-            give_up_s,
-        )
-        self._nudge_of[nudged] = -1
-        return self._state.jobs[:num_jobs].copy(), end_s
-
-
-def _nodes_of(problem: Problem, *, backwards: bool) -> Nodes:
+def nodes_of(problem: Problem, bound: Bound, *, backwards: bool) -> Nodes:
+    """A problem's graph, or that with its edges turned round, and its linear program's seconds."""
     nodes = problem.nodes
+    message = prices.Message.on(problem.cluster)
+    points = [(node, point) for node in nodes for point in node.points]
+    inputs = [
+        (node, nodes[other]) for node in nodes for other in (node.consumers if backwards else node.inputs)
+    ]
     consumers = [node.inputs if backwards else node.consumers for node in nodes]
     steps = [step for rates in problem.rates for step in _steps_up(rates)]
     ints = np.int64
@@ -210,6 +166,35 @@ def _nodes_of(problem: Problem, *, backwards: bool) -> Nodes:
         point_from=np.array([0, *accumulate(map(len, problem.rates))], ints),
         devices=np.array([devices for rates in problem.rates for devices, _ in rates], ints),
         op_s=np.array([op_s for rates in problem.rates for _, op_s in rates], np.float64),
+        bound_op_s=np.array(
+            [
+                sum(point.op_s * ops for point, ops in allocation) / node.num_ops
+                for node, allocation in zip(nodes, bound.ops, strict=True)
+            ],
+            np.float64,
+        ),
+        input_from=np.array(
+            [0, *accumulate(len(node.consumers if backwards else node.inputs) for node in nodes)], ints
+        ),
+        inputs=np.array([other.index for _, other in inputs], ints),
+        input_bytes=np.array(
+            [
+                prices.edge_bytes(node, other) if backwards else prices.edge_bytes(other, node)
+                for node, other in inputs
+            ],
+            np.float64,
+        ),
+        inner_bytes=np.array([float(inner_bytes(node.metaop)) for node in nodes]),
+        byte_s=np.array(
+            [message.seconds_per_byte(inner_bytes(node.metaop), point) for node, point in points]
+        ),
+        sum_s=np.array(
+            [
+                prices.sum_s(problem, node, point) * point.num_devices / problem.num_devices
+                for node, point in points
+            ]
+        ),
+        latency_s=np.array([message.latency_s]),
         more=np.array([more for more, _, _ in steps]),
         wider_s=np.array([wider_s for _, wider_s, _ in steps]),
         cost=np.array([cost for _, _, cost in steps]),
@@ -225,7 +210,20 @@ def _steps_up(rates: Sequence[tuple[int, float]]) -> list[tuple[float, float, fl
     return [*steps, (inf, inf, inf)]
 
 
-def _state_for(nodes: Nodes) -> State:
+def guide_for(nodes: Nodes, slack: float, least_fit: float = 0.0, *, widen: bool = True) -> Guide:
+    """A guide that has no nudges yet, and room for one of each job that there can be."""
+    count, most = len(nodes.num_ops), int(nodes.num_ops.sum())
+    return Guide(
+        numbers=np.array([slack, least_fit, float(widen)]),
+        stretch=np.ones(count),
+        urgency=np.ones(count),
+        num_nudges=np.zeros(1, np.int64),
+        nudged=np.zeros((most, 2), np.int64),
+        nudges=np.zeros((most, 4)),
+    )
+
+
+def state_for(nodes: Nodes) -> State:
     """The places that dispatches of these nodes take."""
     count = len(nodes.num_ops)
 
@@ -252,68 +250,71 @@ def _state_for(nodes: Nodes) -> State:
         granted=ints(),
         points=ints(),
         jobs=np.zeros((int(nodes.num_ops.sum()), 3), np.int64),
+        op_s=floats(),
+        last_point=ints(),
+        beside_s=np.zeros(1),
+        nudge_of=np.full((count, int(nodes.num_ops.max(initial=0)) + 1), -1, np.int64),
     )
 
 
-@cache
-def _compiled_dispatch() -> Any:
-    """The loop over a dispatch's events, compiled."""
+@compiled
+def dispatch(
+    nodes: Nodes, guide: Guide, state: State, num_devices: int, bound_s: float, give_up_s: float
+) -> tuple[int, float]:
+    """Dispatch until all ops have run: how many jobs, and when the last ends, with the seconds that messages
+    and sums take of devices on average; infinite if that is after `give_up_s`.
 
-    def dispatch(
-        nodes: Nodes,
-        guided: Guided,
-        state: State,
-        num_devices: int,
-        target_s: float,
-        widen: bool,
-        least_fit: float,
-        give_up_s: float,
-    ) -> tuple[int, float]:
-        """Dispatch until all ops have run: how many jobs, and when the last ends; infinite if that is after
-        `give_up_s`.
-        """
-        _begin(nodes, guided, state)
-        free, now_s, num_jobs = num_devices, 0.0, 0
-        while True:
-            if free:
-                count = _wishes(nodes, guided, state, now_s, target_s)
-                granted = _grant(nodes, state, count, free, widen, least_fit)
-                next_s = inf
-                for node in range(len(state.end_s)):
-                    next_s = min(next_s, state.end_s[node])
-                for place in range(granted):
-                    free -= _start(nodes, state, place, now_s, next_s, num_jobs)
-                    num_jobs += 1
-            now_s_then = inf
+    Args:
+        bound_s: the lower bound of all schedules.
+    """
+    _begin(nodes, guide, state)
+    target_s = bound_s * (1 + guide.numbers[SLACK])
+    free, now_s, num_jobs = num_devices, 0.0, 0
+    while True:
+        if free:
+            count = _wishes(nodes, guide, state, now_s, target_s)
+            granted = _grant(nodes, guide, state, count, free)
+            next_s = inf
             for node in range(len(state.end_s)):
-                now_s_then = min(now_s_then, state.end_s[node])
-            if now_s_then == inf:
-                return num_jobs, now_s
-            now_s = now_s_then
-            free += _release(nodes, state, now_s)
-            if now_s > give_up_s:
-                return num_jobs, inf
-
-    return compiled_and_kept(dispatch, [])
+                next_s = min(next_s, state.end_s[node])
+            for place in range(granted):
+                free -= _start(nodes, state, place, now_s, next_s, num_jobs, num_devices)
+                num_jobs += 1
+        now_s_then = inf
+        for node in range(len(state.end_s)):
+            now_s_then = min(now_s_then, state.end_s[node])
+        if now_s_then == inf:
+            return num_jobs, now_s + state.beside_s[0]
+        now_s = now_s_then
+        free += _release(nodes, state, now_s)
+        if now_s + state.beside_s[0] > give_up_s:
+            return num_jobs, inf
 
 
 @compiled
-def _begin(nodes: Nodes, guided: Guided, state: State) -> None:
+def _begin(nodes: Nodes, guide: Guide, state: State) -> None:
     """Set what holds before the first job."""
+    state.beside_s[0] = 0.0
     for node in range(len(nodes.num_ops)):
+        state.last_point[node] = -1
+        state.op_s[node] = nodes.bound_op_s[node] * guide.stretch[node]
+        for number in range(nodes.num_ops[node] + 1):
+            state.nudge_of[node, number] = -1
         state.left[node], state.missing[node] = nodes.num_ops[node], nodes.num_inputs[node]
         state.is_ready[node] = nodes.num_inputs[node] == 0
         state.num_jobs[node], state.waited[node] = 0, -1
         state.end_s[node], state.tail_s[node] = inf, 0.0
+    for number in range(guide.num_nudges[0]):
+        state.nudge_of[guide.nudged[number, 0], guide.nudged[number, 1]] = number
     for node in nodes.last_first:
         for at in range(nodes.consumer_from[node], nodes.consumer_from[node + 1]):
             behind = nodes.consumers[at]
-            tail_s = state.tail_s[behind] + guided.op_s[behind] * nodes.num_ops[behind]
+            tail_s = state.tail_s[behind] + state.op_s[behind] * nodes.num_ops[behind]
             state.tail_s[node] = max(state.tail_s[node], tail_s)
 
 
 @compiled
-def _wishes(nodes: Nodes, guided: Guided, state: State, now_s: float, target_s: float) -> int:
+def _wishes(nodes: Nodes, guide: Guide, state: State, now_s: float, target_s: float) -> int:
     """Set what each ready node needs to end in time, the most urgent first; how many there are."""
     left_s = max(target_s - now_s, 1e-9 * target_s)
     count = 0
@@ -321,8 +322,8 @@ def _wishes(nodes: Nodes, guided: Guided, state: State, now_s: float, target_s: 
         if not state.is_ready[node]:
             continue
         begin, num_points = nodes.point_from[node], nodes.point_from[node + 1] - nodes.point_from[node]
-        urgency = (state.left[node] * guided.op_s[node] + state.tail_s[node]) / left_s
-        wanted_s = guided.op_s[node] / urgency * ALMOST
+        urgency = (state.left[node] * state.op_s[node] + state.tail_s[node]) / left_s
+        wanted_s = state.op_s[node] / urgency * ALMOST
         most = 0
         while most < num_points - 1 and nodes.op_s[begin + most] > wanted_s:
             most += 1
@@ -332,16 +333,17 @@ def _wishes(nodes: Nodes, guided: Guided, state: State, now_s: float, target_s: 
             least = most - 1
             narrower_s = nodes.op_s[begin + least]
             share = (narrower_s - wanted_s) / (narrower_s - nodes.op_s[begin + most])
-        number = guided.nudge_of[node, state.num_jobs[node]]
+        number = state.nudge_of[node, state.num_jobs[node]]
         if number >= 0:
-            if guided.nudges[number, 2] and _lets_pass(state, node):
+            nudge = guide.nudges[number]
+            if nudge[WAIT] and _lets_pass(state, node):
                 continue
-            urgency *= guided.nudges[number, 3]
-            if guided.nudges[number, 0] != inf:
-                least = most = min(max(most + int(guided.nudges[number, 0]), 0), num_points - 1)
-                share = guided.nudges[number, 1]
+            urgency *= nudge[URGENCY]
+            if nudge[POINTS] != inf:
+                least = most = min(max(most + int(nudge[POINTS]), 0), num_points - 1)
+                share = nudge[SHARE]
         state.least[node], state.most[node], state.share[node] = least, most, share
-        state.key[node] = -urgency * guided.urgency[node]
+        state.key[node] = -urgency * guide.urgency[node]
         place = count
         while place and state.key[state.wish[place - 1]] > state.key[node]:
             state.wish[place] = state.wish[place - 1]
@@ -364,14 +366,7 @@ def _lets_pass(state: State, node: int) -> bool:
 
 
 @compiled
-def _grant(
-    nodes: Nodes,
-    state: State,
-    count: int,
-    free: int,
-    widen: bool,
-    least_fit: float,
-) -> int:
+def _grant(nodes: Nodes, guide: Guide, state: State, count: int, free: int) -> int:
     """Set points for as many wishes as there are devices for: the least, then the most, then wider still; how
     many these are.
     """
@@ -384,7 +379,7 @@ def _grant(
             while point and nodes.devices[begin + point] > free:
                 point -= 1
             given = nodes.devices[begin + point]
-            if given > free or given < least_fit * needed:
+            if given > free or given < guide.numbers[LEAST_FIT] * needed:
                 continue
             needed = given
         state.granted[granted], state.points[granted] = node, point
@@ -402,7 +397,7 @@ def _grant(
             free -= nodes.devices[begin + point + 1] - nodes.devices[begin + point]
             point += 1
         state.points[place] = point
-    if widen:
+    if guide.numbers[WIDEN]:
         _widen(nodes, state, granted, free)
     return granted
 
@@ -423,7 +418,36 @@ def _widen(nodes: Nodes, state: State, granted: int, free: int) -> None:
 
 
 @compiled
-def _start(nodes: Nodes, state: State, place: int, now_s: float, next_s: float, num_jobs: int) -> int:
+def _received_s(nodes: Nodes, state: State, node: int, at: int) -> float:
+    """Seconds of messages to a node's next job, on a point, and of the gradients that go back: of its longest
+    input, or of what the job before hands on. One input that comes from as many devices is there already.
+    """
+    if state.last_point[node] >= 0:
+        from_at = nodes.point_from[node] + state.last_point[node]
+        return 0.0 if from_at == at else _message_s(nodes, nodes.inner_bytes[node], from_at, at)
+    longest_s, one_is_there = 0.0, False
+    for place in range(nodes.input_from[node], nodes.input_from[node + 1]):
+        producer = nodes.inputs[place]
+        from_at = nodes.point_from[producer] + state.last_point[producer]
+        if nodes.devices[from_at] == nodes.devices[at] and not one_is_there:
+            one_is_there = True
+        else:
+            longest_s = max(longest_s, _message_s(nodes, nodes.input_bytes[place], from_at, at))
+    return longest_s
+
+
+@compiled
+def _message_s(nodes: Nodes, num_bytes: float, from_at: int, to_at: int) -> float:
+    """Seconds in which so many bytes go from the devices of one point to those of another."""
+    if not num_bytes:
+        return 0.0
+    return float(nodes.latency_s[0] + num_bytes * max(nodes.byte_s[from_at], nodes.byte_s[to_at]))
+
+
+@compiled
+def _start(
+    nodes: Nodes, state: State, place: int, now_s: float, next_s: float, num_jobs: int, num_devices: int
+) -> int:
     """Start what was granted, for as long as its allocation is the right one; its devices.
 
     Args:
@@ -440,6 +464,9 @@ def _start(nodes: Nodes, state: State, place: int, now_s: float, next_s: float, 
     else:  # too few devices: only until some come free
         ops = int(np.rint((next_s - now_s) / nodes.op_s[at]))
     ops = max(1, min(ops, left))
+    weight = nodes.devices[at] / num_devices
+    state.beside_s[0] += _received_s(nodes, state, node, at) * weight + SUMS_SEEN * nodes.sum_s[at] * ops
+    state.last_point[node] = point
     state.jobs[num_jobs, 0], state.jobs[num_jobs, 1], state.jobs[num_jobs, 2] = node, point, ops
     state.num_jobs[node] += 1
     state.left[node] = left - ops

@@ -10,43 +10,25 @@ effort is counted in dispatches, not in seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import log2
-from random import Random
-
-import numpy as np
 
 from spindle_cli.plan.bound.bound import Bound, lower_bound
 from spindle_cli.plan.problem import Node, Problem
-from spindle_cli.plan.search.dispatch import Dispatcher, Guide, Ints, Nudge
-from spindle_cli.plan.search.draws import scaled_at_random
+from spindle_cli.plan.search import draws
+from spindle_cli.plan.search.climb import LEAST_FITS, Dispatcher, Trial
 from spindle_cli.plan.search.listing import Job, turned_round
 
 GRID_SLACK = (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)
-GRID_LEAST_FIT = (0.0, 0.4, 1.0)
 # Guides that are kept of each direction, of all groups together.
 KEPT_PER_DIRECTION = 4
 # Above so many devices, in groups of powers of two, into at least so many groups.
 MOST_ONE_BY_ONE = 64
 NUM_GROUPS = (128, 64, 32)
 ROUNDS = 3
-# What a dispatch costs beyond its jobs, in jobs.
-EFFORT_PER_DISPATCH = 10
-# How far a decision is moved along the curve; 0 only cuts the slice elsewhere.
-OTHER_POINTS = (-2, -1, -1, 0, 1, 1, 2)
 # The search ends when it is so close to the bound: what remains is less than the curves are known.
 CLOSE_ENOUGH = 0.001
-
-
-@dataclass
-class _Trial:
-    """A guide and what it led to."""
-
-    dispatcher: Dispatcher
-    guide: Guide
-    jobs: Ints
-    end_s: float
 
 
 def search(problem: Problem, bound: Bound, effort: int, seed: int) -> list[tuple[Job, ...]]:
@@ -56,7 +38,7 @@ def search(problem: Problem, bound: Bound, effort: int, seed: int) -> list[tuple
         effort: how long to search beyond the grid: jobs to dispatch, of all the schedules tried together.
         seed: another seed, another search.
     """
-    random = Random(seed)  # noqa: S311 - reproducible, not secret
+    random = draws.state_of(seed)
     sizes = group_sizes(problem.num_devices)
     kept = -(-KEPT_PER_DIRECTION // len(sizes))
     trials = _grid(problem, bound, kept)
@@ -66,10 +48,10 @@ def search(problem: Problem, bound: Bound, effort: int, seed: int) -> list[tuple
     alive = trials
     close_s = bound.lower_bound_s * (1 + CLOSE_ENOUGH)
     for number in range(ROUNDS):
-        left, step = effort // ROUNDS, 0
-        while left > 0 and alive[step % len(alive)].end_s > close_s:
-            left -= _try_change(alive[step % len(alive)], random, nudging=number > 0)
-            step += 1
+        for trial in alive:
+            trial.climb(random, effort // ROUNDS // len(alive), close_s, nudging=number > 0)
+            if trial.end_s <= close_s:
+                break
         alive = sorted(alive, key=lambda trial: trial.end_s)
         alive = alive[: max(1, len(alive) // 3)]
     trials.sort(key=lambda trial: trial.end_s)
@@ -94,67 +76,21 @@ def _in_groups(node: Node, size: int) -> Node:
     return replace(node, points=points or node.points)
 
 
-def _grid(problem: Problem, bound: Bound, kept_per_direction: int) -> list[_Trial]:
+def _grid(problem: Problem, bound: Bound, kept_per_direction: int) -> list[Trial]:
     """The best few guides of a grid, in each direction."""
-    ones = (1.0,) * len(problem.nodes)
-    kept: list[_Trial] = []
+    kept: list[Trial] = []
     for backwards in (False, True):
         dispatcher = Dispatcher(problem, bound, backwards=backwards)
-        trials: list[_Trial] = []
-        for widen, least_fit, slack in product((True, False), GRID_LEAST_FIT, GRID_SLACK):
-            guide = Guide(slack, ones, ones, widen, least_fit)
-            trials.append(_Trial(dispatcher, guide, *dispatcher.run(guide)))
+        trials = [
+            dispatcher.run(dispatcher.guide(slack, least_fit, widen=widen))
+            for widen, least_fit, slack in product((True, False), LEAST_FITS, GRID_SLACK)
+        ]
         trials.sort(key=lambda trial: trial.end_s)
         kept += trials[:kept_per_direction]
     return kept
 
 
-def _try_change(trial: _Trial, random: Random, *, nudging: bool) -> int:
-    """Change the guide at random; keep the change if the schedule does not end later. Returns the effort."""
-    guide = trial.guide
-    if nudging and random.random() < 0.7:
-        for _ in range(random.choice((1, 1, 2, 3))):
-            guide = _nudge(guide, trial.jobs, random)
-    else:
-        for _ in range(random.choice((1, 1, 2, 3))):
-            guide = _vary(guide, random)
-    jobs, end_s = trial.dispatcher.run(guide, trial.end_s)
-    if end_s <= trial.end_s:
-        trial.guide, trial.jobs, trial.end_s = guide, jobs, end_s
-    return len(jobs) + EFFORT_PER_DISPATCH
-
-
-def _vary(guide: Guide, random: Random) -> Guide:
-    """Change one number of the guide."""
-    kind = random.random()
-    if kind < 0.5:
-        return replace(guide, stretch=scaled_at_random(guide.stretch, 0.25, random))
-    if kind < 0.8:
-        return replace(guide, urgency=scaled_at_random(guide.urgency, 0.4, random))
-    if kind < 0.95:
-        return replace(guide, slack=abs(guide.slack + random.gauss(0, 0.02)))
-    if kind < 0.97:
-        return replace(guide, widen=not guide.widen)
-    return replace(guide, least_fit=random.choice(GRID_LEAST_FIT))
-
-
-def _nudge(guide: Guide, jobs: Ints, random: Random) -> Guide:
-    """Change one decision of the schedule, or take back an earlier change."""
-    if guide.nudges and random.random() < 0.25:
-        return guide.nudged(random.choice(list(guide.nudges)), None)
-    place = random.randrange(len(jobs))
-    node = int(jobs[place, 0])
-    key = (node, int(np.count_nonzero(jobs[:place, 0] == node)))
-    kind = random.random()
-    if kind < 0.6:
-        share = random.choice((1.0, random.random()))
-        return guide.nudged(key, Nudge(points=random.choice(OTHER_POINTS), share=share))
-    if kind < 0.78:
-        return guide.nudged(key, Nudge(wait=True))
-    return guide.nudged(key, Nudge(urgency=random.choice((0.5, 0.8, 1.25, 2.0))))
-
-
-def _forwards(problem: Problem, trial: _Trial) -> tuple[Job, ...]:
+def _forwards(problem: Problem, trial: Trial) -> tuple[Job, ...]:
     """The jobs of a trial, its points those of the problem."""
     grouped = trial.dispatcher.problem
     in_order = [(node, point, num_ops) for node, point, num_ops in trial.jobs.tolist()]

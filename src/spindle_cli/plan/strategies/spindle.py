@@ -8,7 +8,6 @@ worse.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isqrt
 
 from spindle_cli.plan.bound.bound import Bound
 from spindle_cli.plan.problem import Problem
@@ -20,6 +19,8 @@ from spindle_cli.plan.strategies.sequential import sequential
 
 # The effort of a quick look at what is possible: drafts without searching.
 NO_SEARCH = -1
+# Jobs that the shortest search dispatches.
+SHORTEST = 400_000
 # Of the shortest search only so many schedules are drafts: longer ones find such that end sooner.
 OF_SHORTEST = 4
 
@@ -33,14 +34,9 @@ def spindle(problem: Problem, bound: Bound, effort: int) -> Iterator[list[Draft]
     """
     yield [Draft("spindle", baseline.pieces) for baseline in (sequential(problem), optimus(problem))]
     num_levels = 0 if effort == NO_SEARCH else effort + 2
-    efforts = [base_effort(problem) * 4**level for level in range(num_levels)]
+    efforts = [SHORTEST * 4**level for level in range(num_levels)]
     for level, jobs_tried in enumerate(efforts or [0]):
         found = search(problem, bound, jobs_tried, seed=level)
         if jobs_tried and not level:
             found = found[:OF_SHORTEST]
         yield [Draft("spindle", to_pieces(problem, time_jobs(problem, jobs))) for jobs in found]
-
-
-def base_effort(problem: Problem) -> int:
-    """The effort of the shortest search: more for larger clusters, whose users wait longer."""
-    return 25_000 * max(1, isqrt(problem.num_devices // 64))

@@ -16,14 +16,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
+from math import exp
 from random import Random
 
 from spindle_cli.plan.mixed.bound import MixedBound
 from spindle_cli.plan.mixed.dispatching.dispatch import MixedDispatcher
 from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.draws import scaled_at_random
-from spindle_cli.plan.search.improve import CLOSE_ENOUGH, EFFORT_PER_DISPATCH, KEPT_PER_DIRECTION
+from spindle_cli.plan.search.climb import EFFORT_PER_DISPATCH
+from spindle_cli.plan.search.improve import CLOSE_ENOUGH, KEPT_PER_DIRECTION
 from spindle_cli.plan.search.listing import Timed
 
 GRID_SLACK = (0.0, 0.01, 0.03, 0.06, 0.12, 0.25)
@@ -112,11 +113,11 @@ def _varied(guide: MixedGuide, timed: Sequence[Timed], random: Random) -> MixedG
     """Change one number of the guide."""
     kind = random.random()
     if kind < 0.35:
-        return replace(guide, stretch=scaled_at_random(guide.stretch, 0.25, random))
+        return replace(guide, stretch=_scaled(guide.stretch, 0.25, random))
     if kind < 0.55:
-        return replace(guide, urgency=scaled_at_random(guide.urgency, 0.4, random))
+        return replace(guide, urgency=_scaled(guide.urgency, 0.4, random))
     if kind < 0.65:
-        return replace(guide, prices=scaled_at_random(guide.prices, 0.4, random))
+        return replace(guide, prices=_scaled(guide.prices, 0.4, random))
     if kind < 0.72:
         return replace(guide, slack=abs(guide.slack + random.gauss(0, 0.02)))
     if kind < 0.75:
@@ -128,3 +129,9 @@ def _varied(guide: MixedGuide, timed: Sequence[Timed], random: Random) -> MixedG
     key = (node, sum(job[0] == node for job, _, _ in timed[:place]))
     shares = {other: share for other, share in guide.shares.items() if other != key}
     return replace(guide, shares=shares if key in guide.shares else shares | {key: random.random()})
+
+
+def _scaled(values: Sequence[float], spread: float, random: Random) -> tuple[float, ...]:
+    """One of the values multiplied by a log-normal factor."""
+    place = random.randrange(len(values))
+    return (*values[:place], values[place] * exp(random.gauss(0, spread)), *values[place + 1 :])
