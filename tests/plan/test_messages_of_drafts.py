@@ -9,10 +9,11 @@ import pytest
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.plan.search.climb import Dispatcher
 from spindle_cli.plan.search.improve import search
 from spindle_cli.plan.search.listing import time_jobs, to_pieces
+from spindle_cli.plan.search.prices import edge_bytes
 from spindle_cli.profile.types import MetaOpProfile
 
 NOTHING: dict[str, Any] = {"parameters": None, "param_bytes_per_op": 0}
@@ -74,6 +75,20 @@ def test_a_quarter_of_gradient_sums_counts() -> None:
     assert end_s(wide) == pytest.approx(2 + 0.25 * 0.8 / 2, abs=1e-4)
     alone = make_problem(profile_of(metaop_of("t/m", 2, {1: 1.0}, **bytes_of_op)), cluster_of(4))
     assert end_s(alone) == 2.0
+
+
+def test_sums_of_a_step_are_those_of_each_of_its_batches_in_part() -> None:
+    metaop = metaop_of("t/m", 2, {2: 1.0}, param_bytes_per_op=2 * 10**9)
+    profile = profile_of(metaop).model_copy(update={"accumulate": 4})
+    assert end_s(make_problem(profile, cluster_of(4))) == pytest.approx(2 + 0.25 * 0.8 / 2 / 4, abs=1e-4)
+
+
+def test_parts_of_a_metaop_hand_on_what_its_ops_do() -> None:
+    metaop = metaop_of("t/m", 2, {1: 1.0}, inner_output_bytes=7)
+    after = metaop_of("t/n", 1, {1: 1.0}, inputs=("t/m",))
+    fallback = MemoryFallback(recompute={"t/m": 1})
+    first, second, third = make_problem(profile_of(metaop, after), cluster_of(2), fallback).nodes
+    assert (edge_bytes(first, second), edge_bytes(second, third)) == (7.0, 2.0**16)
 
 
 def slices_of(metaop: MetaOpProfile) -> list[tuple[int, int, int]]:
