@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -262,6 +263,24 @@ def test_what_was_kept_before_is_there_afterwards() -> None:
     assert list(SHARED) == [5] and SHARED[5] is kept
     assert changes.counted == ["_hidden"]
     clear()
+
+
+@pytest.mark.parametrize("is_of_users", [True, False])
+def test_what_hooks_note_goes_but_for_what_this_package_notes_itself(is_of_users: bool) -> None:
+    """It looks at how layers are called by hooks of its own, and reads what these have noted afterwards."""
+
+    def note(noted: list[int], *given: object) -> None:
+        noted.append(len(given))
+
+    if not is_of_users:
+        note.__module__ = "spindle_cli.operators"
+    layer, noted = nn.Linear(2, 2), [0]
+    layer.register_forward_hook(partial(note, noted))
+    with watching(layer) as changes:
+        layer(torch.zeros(1, 2))
+        assert noted == [0, 3]
+    assert noted == ([0] if is_of_users else [0, 3])
+    assert bool(changes) == is_of_users
 
 
 def test_an_object_of_the_file_gets_its_attributes_back() -> None:

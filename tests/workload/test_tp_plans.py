@@ -15,7 +15,7 @@ from spindle_cli.operators.tp_plans import plan_of
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.groups import optimizer_groups, require_elementwise
 from spindle_cli.workload.types import Task, Workload
-from spindle_cli.zoo import digits, multitask_clip, ofasys, qwen_val
+from spindle_cli.zoo import bert_moe, digits, multitask_clip, ofasys, qwen_val
 
 WIDTH = 8
 
@@ -123,6 +123,7 @@ def test_optimizers_of_whole_matrices_are_refused(name: str) -> None:
         lambda: multitask_clip.build(tasks=4, size="laptop"),
         lambda: ofasys.build(tasks=4, size="laptop"),
         lambda: qwen_val.build(size="laptop"),
+        lambda: bert_moe.build(size="laptop"),
     ],
 )
 def test_every_chain_of_layers_of_the_zoo_can_be_split(zoo) -> None:

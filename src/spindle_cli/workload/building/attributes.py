@@ -332,7 +332,8 @@ class Memories:
                     self._look(value, (f"{prefix}.{key}" if prefix else key,), _DEPTH, is_own=True)
             for name, hooks in hooks_of(module).items():
                 for hook in hooks.values():
-                    self._look(hook, (f"{prefix}.{name}" if prefix else name,), _DEPTH, is_own=True)
+                    if not _is_of_spindle(hook):
+                        self._look(hook, (f"{prefix}.{name}" if prefix else name,), _DEPTH, is_own=True)
         for cls in classes:
             self._look_into_names(cls, vars(cls))
         for name in self._files & sys.modules.keys():
@@ -535,6 +536,14 @@ def _is_of(code: type | types.FunctionType, files: Collection[str] | None) -> bo
     """Whether a class or function is of these files; None: of any of the user's or of a library's."""
     file = code.__module__ or ""
     return file.partition(".")[0] not in _NOT_OF_USERS if files is None else file in files
+
+
+def _is_of_spindle(hook: Any) -> bool:
+    """Whether this package has set a hook, to see how a layer is called: what that notes is not the layer's,
+    and stays there when what the layer has changed is put back.
+    """
+    called = hook.func if isinstance(hook, functools.partial) else hook
+    return (getattr(called, "__module__", None) or "").partition(".")[0] == "spindle_cli"
 
 
 def _is_small_array(value: Any) -> bool:
