@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
-from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.cluster import Cluster, Link, Links
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.plan.search.climb import Dispatcher
@@ -56,6 +56,15 @@ def test_devices_of_a_node_share_its_cards() -> None:
     wider = metaop_of("t/wider", 1, {4: 1.0}, inputs=("t/wide",), **NOTHING)
     problem = make_problem(profile_of(wide, wider), nodes)
     assert end_s(problem) == pytest.approx(2 + 8.00004, rel=1e-9)
+
+
+def test_how_fast_a_link_is_depends_on_the_bytes_of_a_share() -> None:
+    """4 GB from two devices to four are 2 GB each: 1 GB/s, as messages of 2 GB go, and not 9 as of 4."""
+    slow = Link(latency_us=0, bandwidth_gb_per_s=9, curve=((2e9, 1.0), (4e9, 9.0)))
+    cluster = cluster_of(4).with_links(Links(intra_node=slow, inter_node=slow))
+    wide = metaop_of("t/wide", 1, {2: 1.0}, **NOTHING).model_copy(update={"output_bytes": 4 * 10**9})
+    wider = metaop_of("t/wider", 1, {4: 1.0}, inputs=("t/wide",), **NOTHING)
+    assert end_s(make_problem(profile_of(wide, wider), cluster)) == pytest.approx(2 + 2 * 2.0, rel=1e-9)
 
 
 def test_of_two_inputs_one_is_there_and_the_other_moves() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ _PLAIN: Any = {
     "error_model": "numpy",
     "_nrt": False,
 }
+_LOGGER = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -30,19 +32,29 @@ def compiled(function: Function) -> Function:
     return cast("Function", numba.njit(**_PLAIN)(function))
 
 
-def compiled_and_kept(function: Function, calls: Sequence[ModuleType]) -> Function:
+def compiled_and_kept(
+    function: Function, calls: Sequence[ModuleType], takes_long: str | None = None
+) -> Function:
     """The same for one that Python calls, kept on disk beside its module or in the user's cache; where
     nothing can be written, compiled in each run.
 
     numba looks only at the file of the function itself to see whether what it has kept is still right. So
     the name that it is kept by tells the text of all modules whose functions it calls, its own among them.
+
+    Args:
+        takes_long: what is logged as a warning where nothing is kept yet, so that users know what they wait
+            for.
     """
     digest = sources_digest([*calls, sys.modules[function.__module__]])
     function.__qualname__ = f"{function.__name__}_{digest}"
     try:
-        return cast("Function", numba.njit(cache=True, error_model="numpy")(function))
+        compiled_function = numba.njit(cache=True, error_model="numpy")(function)
+        is_kept = any(Path(str(compiled_function.stats.cache_path)).glob(f"*.{function.__qualname__}-*.nbc"))
     except RuntimeError:  # no folder to keep it in
-        return cast("Function", numba.njit(error_model="numpy")(function))
+        compiled_function, is_kept = numba.njit(error_model="numpy")(function), False
+    if takes_long is not None and not is_kept:
+        _LOGGER.warning(takes_long)
+    return cast("Function", compiled_function)
 
 
 def sources_digest(modules: Sequence[ModuleType]) -> str:

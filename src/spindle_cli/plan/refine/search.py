@@ -56,6 +56,7 @@ PENALTY = 2.0
 # Pieces that there is room for beside those that the first schedule has, and for each MetaOp.
 MORE_PIECES = 2
 SEED = 1
+COMPILING = "compiling the search for short memory: about a minute, once for each installation and version"
 # One of so many changes is a repair.
 REPAIRS = 4
 _TOTAL = sum(OFTEN)
@@ -127,7 +128,7 @@ def compiled_search() -> Any:
         *(evaluate, homes, memory, moves, passes, repair, schedule, sums, tables),
         *(groups, links, draws),
     ]
-    return compiled_and_kept(search, called)
+    return compiled_and_kept(search, called, COMPILING)
 
 
 def refined(problem: Problem, begins: Iterable[Judged], effort: int) -> Judged | None:
