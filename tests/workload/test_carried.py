@@ -688,3 +688,79 @@ def test_a_norm_of_a_layer_that_counts_is_summed_over_shares() -> None:
     graph = analyse(Workload("w", [Task("t", Normed(), 8, Items(x=(WIDTH,)))], (Counts,)))
     (op, *_) = graph.tasks["t"].ops
     assert not op.coupled and op.batch_norms == ("counts.norm",)
+
+
+class Counted:
+    calls = 0
+
+
+class Notes:
+    """A hook that is an object."""
+
+    def __init__(self) -> None:
+        self.calls, self.seen, self.last = 0, list[Tensor](), None
+
+    def __call__(self, layer: nn.Module, given: Any, result: Tensor) -> None:
+        self.calls += 1
+        self.seen.append(result.detach())
+        self.last = result
+
+
+def _note_in(noted: dict[str, Tensor], layer: nn.Module, given: Any, result: Tensor) -> None:
+    noted["result"] = result
+
+
+def _hook_of(kind: str) -> Any:
+    counted, sizes, calls = [0], [0], 0
+
+    def counts(layer: nn.Module, given: Any, result: Tensor) -> None:
+        nonlocal calls
+        counted[0] += 1
+        calls += 1
+        sizes.append(len(result))
+
+    def after_three(layer: nn.Module, given: Any, result: Tensor) -> Tensor:
+        counted[0] += 1
+        return result if counted[0] > 3 else 0.5 * result
+
+    def after_three_calls(layer: nn.Module, given: Any, result: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return result if calls > 3 else 0.5 * result
+
+    def after_three_sizes(layer: nn.Module, given: Any, result: Tensor) -> Tensor:
+        sizes.append(len(result))
+        return result if len(sizes) > 3 else 0.5 * result
+
+    def after_three_of_the_file(layer: nn.Module, given: Any, result: Tensor) -> Tensor:
+        Counted.calls += 1
+        return result if Counted.calls > 3 else 0.5 * result
+
+    hooks = (counts, after_three, after_three_calls, after_three_sizes, after_three_of_the_file)
+    return {hook.__name__: hook for hook in hooks}[kind]
+
+
+NOTING = {"object": Notes, "partial": lambda: partial(_note_in, {}), "counts": lambda: _hook_of("counts")}
+READING = ("after_three", "after_three_calls", "after_three_sizes", "after_three_of_the_file")
+
+
+def hooked(*hooks: Any) -> list[bool]:
+    """Whether each of two layers with these hooks stays whole."""
+    net = Around(lambda keeper, y: 0.0)
+    for hook, layer in zip(hooks, (net.first, net.keeper), strict=True):
+        layer.register_forward_hook(hook)
+    graph = analyse(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], (Block, Keeper)))
+    assert Counted.calls == 0
+    return [op.coupled for op in graph.tasks["t"].ops[:2]]
+
+
+@pytest.mark.parametrize("kind", NOTING)
+def test_what_hooks_note_and_do_not_read_is_no_matter(kind: str) -> None:
+    """As people look at activations: one hook for all layers, or one for each."""
+    noting = NOTING[kind]()
+    assert hooked(noting, noting) == hooked(NOTING[kind](), NOTING[kind]()) == [False, False]
+
+
+@pytest.mark.parametrize("kind", READING)
+def test_a_layer_whose_hook_reads_what_it_has_noted_stays_whole(kind: str) -> None:
+    assert hooked(NOTING["counts"](), _hook_of(kind)) == [False, True]

@@ -248,7 +248,12 @@ class _Memory:
     @property
     def is_attribute(self) -> bool:
         """Whether it is a container that is an attribute of a module."""
-        return self.is_own and len(self.path) == 1 and not self.by_names
+        return self.is_own and len(self.path) == 1 and not self.by_names and not self.is_of_hook
+
+    @property
+    def is_of_hook(self) -> bool:
+        """Whether a module comes to it by a hook."""
+        return self.is_own and self.path[0].rpartition(".")[2] in _HOOKS
 
     @property
     def name(self) -> str:
@@ -418,6 +423,19 @@ class Memories:
         kind.extend(memory.holder, held * _MOST)
         return True
 
+    @contextlib.contextmanager
+    def noted_by_hooks_replaced(self, other: object) -> Iterator[bool]:
+        """Inside, something else is in the place of plain values that hooks have changed, and lists that have
+        grown are much longer; gives whether nothing else has changed but for tensors.
+        """
+        with contextlib.ExitStack() as undo:
+            changed = [each for each in self._memories.values() if not _is_as(each.held, each.kept)]
+            found = [each.is_of_hook and _replace_noted(each, other, undo) for each in changed]
+            is_plain = any(
+                _is_plain_other(now, old) for names in self._names for _, now, old in _others(names)
+            )
+            yield all(found) and not is_plain
+
     def restore(self) -> None:
         """Let them hold what they held; those of classes and files where they have got tensors or plain
         values alone, as an object there may be made once. What is remembered of calls is forgotten where it
@@ -503,6 +521,37 @@ def _others(names: _Memory) -> Iterator[tuple[str, Any, Any]]:
         old = names.kept.get(name, _MISSING)
         if value is not old and not name.startswith("__"):
             yield name, value, old
+
+
+def _replace_noted(memory: _Memory, other: object, undo: contextlib.ExitStack) -> bool:
+    """Put something else in the place of its plain values that have changed, and let a list that has grown be
+    much longer; whether that is known to be all that could be counted there.
+    """
+    holder, held, kept = memory.holder, memory.held, memory.kept
+    if isinstance(holder, types.CellType):
+        if _is_plain_other(held[0], kept[0]):
+            undo.callback(setattr, holder, "cell_contents", held[0])
+            holder.cell_contents = other
+        return True
+    is_list = isinstance(held, list) and _container(holder) in (list, deque)
+    if is_list and len(held) != len(kept):
+        more = held * _MOST if len(held) > len(kept) else held
+    elif is_list:
+        more = [other if _is_plain_other(*pair) else pair[0] for pair in zip(held, kept, strict=True)]
+    elif isinstance(held, dict) and (memory.by_names or held.keys() == kept.keys()):
+        fields: Any = fields_of(holder) if memory.by_names else holder
+        changed = {key: value for key, value in held.items() if _is_plain_other(value, kept.get(key))}
+        undo.callback(fields.update, changed)
+        fields.update(dict.fromkeys(changed, other))
+        return True
+    else:
+        return False
+    kind = _container(holder)
+    undo.callback(kind.extend, holder, held)
+    undo.callback(kind.clear, holder)
+    kind.clear(holder)
+    kind.extend(holder, more)
+    return len(held) >= len(kept)
 
 
 def _is_plain_other(value: Any, old: Any) -> bool:

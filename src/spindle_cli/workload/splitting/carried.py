@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from spindle_cli.workload.building.attributes import Changes, watching
+from spindle_cli.workload.building.attributes import Changes, Memories, watching
 from spindle_cli.workload.building.writes import overwritten_by, written_by
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.tape import Tape, tensors_in
-from spindle_cli.workload.tracing.proxies.counters import PLAIN, unknown_inside
+from spindle_cli.workload.tracing.proxies.counters import PLAIN, Unknown, unknown_inside
 from spindle_cli.workload.unread import Unread
 
 SOMETHING = "what it keeps"  # of which no name is known
@@ -120,7 +120,7 @@ def is_no_matter(
 ) -> bool:
     """Whether nothing depends on what a forward changes in a module's attributes and buffers, but for what
     is `Carried`: a second one, which finds what the first has made, treats samples as that does and makes
-    nothing else; and numbers that it counts on it never looks at.
+    nothing else; and numbers that it counts on, or that hooks of it note, it never looks at.
 
     Args:
         run: runs it, with one of `inputs` for each size of the batch.
@@ -141,10 +141,12 @@ def _finds_the_same(
             again()
         with watching(module) as more, Remembering(), second, Unread():
             again()
-        if more.buffers or more.elsewhere:
+        if more.buffers:
             return False
         others = [*tensors_in(pytree.tree_leaves((args, kwargs))), *module.parameters()]
         if _work(first, others) != _work(second, others):
+            return False
+        if more.elsewhere and not _are_notes(module, again):
             return False
         return not more.counted or _is_unread(module, more.counted, again)
 
@@ -161,6 +163,26 @@ def _work(tape: Tape, others: Sequence[Tensor]) -> list[tuple[Any, ...]]:
 
 def _as_shape(value: Any) -> Any:
     return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
+
+
+def _are_notes(module: nn.Module, again: Callable[[], Any]) -> bool:
+    """Whether what a module changes in objects, containers, classes and files is what its hooks note, and it
+    does the same whatever they have noted.
+    """
+    with watching(module):
+        before, first, second = Memories.of(module), Tape(), Tape()
+        with Remembering(), first, Unread():
+            again()
+        try:
+            with before.noted_by_hooks_replaced(Unknown("", module, "")) as are_notes:
+                if not are_notes:
+                    return False
+                with Remembering(), second, Unread():
+                    again()
+        except Exception:  # it looks at them, or does what cannot be done with something unknown
+            return False
+        others = list(module.parameters())
+        return _work(first, others) == _work(second, others)
 
 
 def _is_unread(module: nn.Module, names: Sequence[str], again: Callable[[], Any]) -> bool:
