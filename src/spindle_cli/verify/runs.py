@@ -16,7 +16,7 @@ from spindle_cli.launch.starting.network import whole_cluster_here
 from spindle_cli.launch.types import Launch, LaunchOptions
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.devices import usable_cores
-from spindle_cli.process.environment import chosen_threads, is_chosen
+from spindle_cli.process.environment import is_chosen
 from spindle_cli.verify.rounding import ROUNDING_FLAG
 from spindle_cli.verify.stepping.operator_noise import DRAWS, OPERATOR_NOISE_FLAG
 from spindle_cli.verify.types import ArithmeticName, VerifyOptions
@@ -82,11 +82,10 @@ def build_runs(
         return build_launch(plan, plan_path, source, run_dir, share, asked)
 
     ours = launch("plan", threads_per_worker(plan, share.processes))
-    alone = chosen_threads() or usable_cores()
-    plain = launch("plain", alone)
-    rounded = launch("rounded", alone)
+    plain = launch("plain", usable_cores())
+    rounded = launch("rounded", usable_cores())
     flags = [(OPERATOR_NOISE_FLAG, str(draw)) for draw in range(1, DRAWS + 1)]
-    drawn = tuple(_plain_process(launch(f"drawn-{draw}", alone), flag, draw) for flag, draw in flags)
+    drawn = tuple(_plain_process(launch(f"drawn-{draw}", usable_cores()), flag, draw) for flag, draw in flags)
     arithmetic: ArithmeticName = options.dtype or ("float32" if precision == "full" else precision)
     noisy = _plain_process(rounded, ROUNDING_FLAG)
     return Runs(plan, ours, _plain_process(plain), noisy, arithmetic, drawn=drawn)

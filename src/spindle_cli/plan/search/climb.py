@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from functools import cache
 from math import exp, inf
@@ -51,7 +50,7 @@ class Trial:
 
     Attributes:
         jobs: node, point and ops of each ([J, 3]), in order of start.
-        end_s: when the last one ends.
+        end_s: when the last one ends, with the seconds that messages and sums take of devices on average.
     """
 
     dispatcher: Dispatcher
@@ -97,7 +96,7 @@ class Dispatcher:
     def climb(
         self, guide: Guide, random: Ints, effort: int, close_s: float, *, nudging: bool
     ) -> tuple[Ints, float]:
-        """As `Trial.climb`: change the guide; its jobs, and when the last one ends."""
+        """Change a guide as `Trial.climb` does; its jobs and `end_s`, as `Trial` has them."""
         num_jobs, end_s = _compiled_climb()(
             self._nodes,
             guide,
@@ -131,7 +130,7 @@ def _compiled_climb() -> Any:
         close_s: float,
         nudging: bool,
     ) -> tuple[int, float]:
-        """Change the guide and set the jobs that it leads to; how many, and when the last one ends."""
+        """Change the guide and set the jobs that it leads to; how many, and `end_s` as `Trial` has it."""
         num_jobs, end_s = dispatch.dispatch(nodes, guide, state, num_devices, bound_s, inf)
         _copy_jobs(state.jobs, jobs, num_jobs)
         spent = 0
@@ -151,7 +150,7 @@ def _compiled_climb() -> Any:
                 num_jobs, end_s = number, then_s
         return num_jobs, end_s
 
-    return compiled_and_kept(climb, [dispatch, draws, sys.modules[__name__]])
+    return compiled_and_kept(climb, [dispatch, draws])
 
 
 @compiled
