@@ -172,3 +172,29 @@ def test_what_a_hook_has_seen_of_an_operator(detaches: bool) -> None:
         return self.second(x).mean() + seen[0].mean() * x.mean()
 
     assert "takes what a hook has seen of an operator" in of_forward(forward)
+
+
+class DecidesByValues(nn.Module):
+    """A layer that can be looked at with real samples alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Twice as much of what is positive on the whole."""
+        return self.layer(2 * x if x.sum().item() > 0 else x)
+
+
+def test_real_tensors_that_a_hook_has_seen_are_no_constants() -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        handle = self.decides.register_forward_hook(lambda _module, _given, made: seen.append(made.detach()))
+        x = self.decides(x)
+        handle.remove()
+        return self.second(x).mean() + seen[0].mean() * x.mean()
+
+    operators = (Block, DecidesByValues)
+    task = Task("t", Net(forward, decides=DecidesByValues()), 4, Items(x=(4, WIDTH), label=((), 3)))
+    (op,) = analysed(Workload("w", [task], operators=operators)).tasks["t"].ops
+    assert not op.graph.find_nodes(op="get_attr")

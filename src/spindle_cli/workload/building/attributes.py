@@ -12,6 +12,7 @@ import functools
 import itertools
 import re
 import sys
+import threading
 import types
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -39,6 +40,7 @@ _EXACT = (list, dict, set, OrderedDict, defaultdict, Counter, deque)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
 _MISSING = object()
 _MOST_ELEMENTS = 4096  # of an array of numpy's whose values are looked at
+_forward = threading.local()  # `hooks`: those that a forward which is traced has not set itself; None: all
 
 
 class GoesOneWayError(WorkloadError):
@@ -336,8 +338,8 @@ class Memories:
                 if key not in _TORCHS:
                     self._look(value, (f"{prefix}.{key}" if prefix else key,), _DEPTH, is_own=True)
             for name, hooks in hooks_of(module).items():
-                for hook in hooks.values():
-                    if not _is_of_spindle(hook):
+                for number, hook in hooks.items():
+                    if not _is_of_spindle(hook) and not _is_of_forward(module, name, number):
                         self._look(hook, (f"{prefix}.{name}" if prefix else name,), _DEPTH, is_own=True)
         for cls in classes:
             self._look_into_names(cls, vars(cls))
@@ -595,6 +597,12 @@ def _is_of_spindle(hook: Any) -> bool:
     return (getattr(called, "__module__", None) or "").partition(".")[0] == "spindle_cli"
 
 
+def _is_of_forward(module: nn.Module, name: str, number: int) -> bool:
+    """Whether a hook is one of those that `hooks_of_forward_left_alone` leaves alone."""
+    known: Collection[tuple[int, str, int]] | None = getattr(_forward, "hooks", None)
+    return known is not None and (id(module), name, number) not in known
+
+
 def _is_small_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype != object and value.size <= _MOST_ELEMENTS
 
@@ -688,6 +696,38 @@ def hooks_of(module: nn.Module) -> dict[str, dict[int, Any]]:
     """The hooks that a module has, by the attributes that hold them."""
     held = module.__dict__
     return {name: dict(held[name]) for name in _HOOKS if held.get(name)}
+
+
+@contextlib.contextmanager
+def hooks_of_forward_left_alone(root: nn.Module) -> Iterator[None]:
+    """Inside, what hooks note stays noted where forward itself has set them by now: forward goes on with it
+    when a layer was looked at in the midst of it, and is to meet the stand-ins there.
+    """
+    known = {
+        (id(module), name, number)
+        for module in root.modules()
+        for name, hooks in hooks_of(module).items()
+        for number in hooks
+    }
+    with _looked_into(known):
+        yield
+
+
+def all_hooks_put_back() -> contextlib.AbstractContextManager[None]:
+    """Inside, what forward's own hooks note is put back as well: real tensors, which none would know from its
+    constants.
+    """
+    return _looked_into(None)
+
+
+@contextlib.contextmanager
+def _looked_into(hooks: Collection[tuple[int, str, int]] | None) -> Iterator[None]:
+    before = getattr(_forward, "hooks", None)
+    _forward.hooks = hooks  # no context variable: layers are looked at without those of forward
+    try:
+        yield
+    finally:
+        _forward.hooks = before
 
 
 def give_hooks(module: nn.Module, hooks: Mapping[str, Mapping[int, Any]]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from spindle_cli.workload.building.attributes import Before, Changes, swapped_tensors
+from spindle_cli.workload.building.attributes import Before, Changes, all_hooks_put_back, swapped_tensors
 from spindle_cli.workload.fixed.marks import is_fixed
 from spindle_cli.workload.tracing.shapes import leaves_of, records_kept, show_records
 
@@ -63,7 +63,7 @@ def seen_result(
         Exception: the module fails on real samples, too.
     """
     found: Any = None
-    with plainly(), held_for_real(module) as held:
+    with plainly(), all_hooks_put_back(), held_for_real(module) as held:
         few, before, changes = samples(), Before(module), Changes()
         for shift in range(_TRIED):
             real = _Real({name: _taken(field, count, shift) for name, field in few.items()}, values)

@@ -20,7 +20,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.arguments import arguments_of, call_forward
 from spindle_cli.workload.autocast import AutocastSeen
-from spindle_cli.workload.building.attributes import Changes, Memories, last_name
+from spindle_cli.workload.building.attributes import (
+    Changes,
+    Memories,
+    hooks_of_forward_left_alone,
+    last_name,
+)
 from spindle_cli.workload.fixed.refusal import FRAMES, ReadsValuesError
 from spindle_cli.workload.moving import DECLARE, Move
 from spindle_cli.workload.one_process import is_of_distributed, refuse_call
@@ -485,6 +490,7 @@ def _graph_of(
             torch.enable_grad(),
             unseeded(),
             not_validated(),
+            hooks_of_forward_left_alone(task.module),
             nothing_is_frozen(task.name, task.module, tracer.scratch, tracer.is_looking, moves),
             tracer.autocast.seeing(tracer.refuse_question),
             MadeInFloat64(tracer.is_looking),
