@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.workload.building.handed_out import (
     Array,
     SeeingArrays,
-    former_memories,
+    former_owner,
     named_of,
     refused_by_array,
 )
@@ -50,8 +49,9 @@ def refusing_changes(held: Held, said: str) -> Iterator[None]:
     """
     before = _places(held)
     writes = RefusingWrites(
-        lambda: chain(_tensors(held), former_memories()),
+        lambda: _tensors(held),
         lambda what: _changed(said, what, place_of_caller()),
+        former_owner,
     )
     arrays = _ReadOnlyArrays(held)
     try:

@@ -8,7 +8,7 @@ once the build is done would be what it is in one process.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -92,7 +92,7 @@ def end_of_build(task: str, prefix: str, module: nn.Module) -> None:
         *(("buffer", *named) for named in module.named_buffers(prefix)),
     )
     for kind, name, tensor in tensors:
-        if tensor.layout is not torch.strided or nn.parameter.is_lazy(tensor):
+        if tensor.layout is not torch.strided or nn.parameter.is_lazy(tensor) or tensor.is_meta:
             continue
         said = f"the {kind} {named_of(task, name)}"
         _memories.append((said, reference(tensor.untyped_storage())))
@@ -112,9 +112,12 @@ def refused_by_array(error: BaseException, given: Iterable[str] = ()) -> str | N
     return " or ".join(names)
 
 
-def former_memories() -> Iterator[tuple[str, Tensor]]:
-    """The memory that parameters and buffers had when they were built, as bytes, where somebody has it."""
-    for name, reference in _memories:
-        storage = None if reference.expired() else torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
-        if storage is not None and storage.device.type != "meta":
-            yield name, torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+def former_owner(memories: Container[int | None]) -> str | None:
+    """The parameter or buffer that had one of some memories when it was built, if somebody still has that.
+
+    Args:
+        memories: what tells them apart, as torch's `UntypedStorage._cdata`.
+    """
+    return next(
+        (name for name, memory in _memories if memory.cdata in memories and not memory.expired()), None
+    )

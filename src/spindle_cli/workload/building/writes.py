@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,20 +63,34 @@ class RefusingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     """
 
     def __init__(
-        self, tensors: Callable[[], Iterable[tuple[str, Tensor]]], refusal: Callable[[str], WorkloadError]
+        self,
+        tensors: Callable[[], Iterable[tuple[str, Tensor]]],
+        refusal: Callable[[str], WorkloadError],
+        owner: Callable[[Container[int | None]], str | None] | None = None,
     ) -> None:
-        """`tensors`: gives them with their names; `refusal`: gives what is raised of one of these."""
+        """Set what is guarded.
+
+        Args:
+            tensors: gives them with their names.
+            refusal: gives what is raised of one of these, or of an owner.
+            owner: gives the name of what one of some memories (`_memory`) was part of, or None.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self._tensors = tensors
         self._refusal = refusal
+        self._owner = owner
         self.refused: WorkloadError | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         written = {_memory(tensor) for tensor in written_by(func, args, kwargs or {})} - {None}
-        for name, tensor in self._tensors() if written else ():
-            if _memory(tensor) in written:
+        if written:
+            names = (name for name, tensor in self._tensors() if _memory(tensor) in written)
+            name = next(names, None)
+            if name is None and self._owner is not None:
+                name = self._owner(written)
+            if name is not None:
                 self.refused = self.refused or self._refusal(name)
                 raise self.refused
         return func(*args, **(kwargs or {}))
