@@ -13,6 +13,7 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.search.climb import Dispatcher
 from spindle_cli.plan.search.draws import state_of
+from spindle_cli.plan.search.improve import search
 from spindle_cli.plan.search.judge import judge
 from spindle_cli.plan.search.listing import time_jobs, to_pieces, turned_round
 from spindle_cli.plan.strategies.all_on_all import all_on_all
@@ -114,6 +115,18 @@ def test_changes_of_single_decisions_shorten_schedules_further() -> None:
                 trial.climb(state_of(1), 60_000, 0.0, nudging=nudging)
                 found.append(trial.end_s / bound.lower_bound_s)
     assert mean(ends[True]) < mean(ends[False])
+
+
+def test_a_search_comes_within_1_9_percent_of_the_bound_in_the_mean() -> None:
+    """By changes of single decisions as well: without these it is 2.1 %, with them 1.75."""
+    gaps = []
+    for shape in SHAPES:
+        for seed in range(4):
+            problem = make_problem(random_profile(seed, shape), cluster_of(8))
+            bound = lower_bound(problem)
+            timed = time_jobs(problem, search(problem, bound, 200_000, seed=0)[0])
+            gaps.append(max(end_s for _, _, end_s in timed) / bound.lower_bound_s - 1)
+    assert mean(gaps) < 0.019
 
 
 def test_a_metaop_is_given_the_fewest_devices_that_are_fast_enough() -> None:

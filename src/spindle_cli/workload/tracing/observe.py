@@ -482,22 +482,24 @@ class Run(fx.Interpreter):
             _describe(value) for value in pytree.tree_leaves(self.fetch_args_kwargs_from_env(node))
         )
         text = str(error).strip().split("\n")[0]
-        if "cpu and meta" in text:  # what is no part of it stays on the meta device
-            hint = (
-                "Does it compute with a parameter of another layer's, which it has in a list, an object or "
-                "from a function around it? Let that layer be a part of it: self.tied = other."
-            )
-        elif self._doubled:
-            hint = (
-                "It works with the task's batch size but not with twice that: "
-                "is the batch size written into the model?"
-            )
-        else:
-            hint = "Do the shapes of the items fit the model, and is the batch large enough for its layers?"
         return refusal(
             self._task,
             f"{what} fails for a batch of {self._count} samples: {type(error).__name__}: {text} "
             f"(given {shapes or 'nothing'})",
             place,
-            hint,
+            self._hint_at(text),
         )
+
+    def _hint_at(self, text: str) -> str:
+        """What to do about an error of torch's that says something, of a call that fails with this batch."""
+        if "cpu and meta" in text:  # what is no part of the model stays on the meta device
+            return (
+                "Does it compute with a parameter of another layer's, which it has in a list, an object or "
+                "from a function around it? Let that layer be a part of it: self.tied = other."
+            )
+        if self._doubled:
+            return (
+                "It works with the task's batch size but not with twice that: "
+                "is the batch size written into the model?"
+            )
+        return "Do the shapes of the items fit the model, and is the batch large enough for its layers?"
