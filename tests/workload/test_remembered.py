@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,6 +38,29 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     "its gradient": lambda x: torch.autograd.grad(functional.gelu(x).sum(), x)[0],
     "of a loss": lambda x: functional.cross_entropy(x[:, 0], torch.zeros(4, device=x.device).long()),
     "of complex numbers": lambda x: torch.complex(x, x).conj() + 1,
+    "a linear layer": lambda x: functional.linear(x, x.new_empty(7, 5), x.new_empty(7)),
+    "its gradients": lambda x: torch.autograd.grad(functional.linear(x, x.new_empty(7, 5)).sum(), x)[0],
+    "of a norm": lambda x: torch.autograd.grad(functional.layer_norm(x, (5,)).sum(), x)[0],
+    "normed channels": lambda x: functional.group_norm(x.transpose(1, 2), 5),
+    "attended": lambda x: functional.scaled_dot_product_attention(x, x, x),
+    "convolved, channels last": lambda x: functional.conv2d(
+        x[None].to(memory_format=torch.channels_last), x.new_empty(6, 4, 1, 1)
+    ),
+    "pooled": lambda x: functional.max_pool1d(x, 2, return_indices=True),
+    "looked up": lambda x: functional.embedding(torch.ones(2, 3, dtype=torch.long, device=x.device), x[0]),
+    "the largest": lambda x: x.topk(2, sorted=False),
+    "in order": lambda x: x.transpose(0, 2).sort(stable=True),
+    "summed up as": lambda x: x.half().sum((0, 2), keepdim=True, dtype=torch.float64),
+    "where": lambda x: torch.where(x > 0, x.bfloat16(), x.new_zeros(())),
+    "a number beside it": lambda x: x.half() * torch.empty((), dtype=torch.float64),
+    "padded": lambda x: functional.pad(x, (1, 2, 0, 1), value=3.0),
+    "repeated": lambda x: x.repeat(2, 1, 3).repeat_interleave(2, 1),
+    "normed in eval mode": lambda x: torch.native_batch_norm(
+        x, None, None, x.new_empty(3), x.new_empty(3), False, 0.1, 1e-5
+    ),
+    "a number elsewhere": lambda x: x.to("meta") * torch.empty(()),
+    "elsewhere": lambda x: x.to("meta") + 1,
+    "new elsewhere": lambda x: x.new_empty((2, 3), device="meta"),
 }
 
 
@@ -98,14 +121,47 @@ def test_the_second_time_gives_what_the_first_and_torch_give(name: str, device: 
 @pytest.mark.parametrize("device", ["meta", "fake"])
 def test_what_is_remembered_is_not_run_again_and_is_another_tensor(device: str) -> None:
     with remembering(device) as seen:
-        x = given(device).detach()
-        first = x * 1.25
+        x = given(device, 11).detach()
+        first = torch.empty_like(x)
         ran = len(seen.names)
-        second = x * 1.25
+        second = torch.empty_like(x)
         assert seen.names[ran:] == []
         assert first.untyped_storage()._cdata != second.untyped_storage()._cdata
-        assert (x * 1.5).shape == second.shape
-        assert seen.names[ran:] == ["mul"]
+        assert torch.empty_like(x, dtype=torch.half).shape == second.shape
+        assert seen.names[ran:] == ["empty_like"]
+
+
+def test_the_mode_of_fake_tensors_takes_nothing_apart_that_has_a_kernel() -> None:
+    with remembering("fake") as seen:
+        x = given("fake", 6).detach()
+        weight = torch.empty(7, 5)
+        ran = len(seen.names)
+        out = functional.linear(x, weight).flatten(1)
+        assert (out.shape, out.device.type, type(out)) == ((6, 21), "cpu", FakeTensor)
+        assert seen.names[ran:] == []
+
+
+def test_a_view_has_the_strides_that_it_has_of_a_tensor_with_values() -> None:
+    """Also along dimensions of one element, for which torch's fake tensors keep other strides."""
+    shapes = ((1, 4, 16, 4), (4, 16, 4), (64, 4), (1, 1, 256))
+    cut = torch.empty(2, 6, 4, 16, 4)[:1, 2]
+    with remembering("fake"):
+        fake = torch.empty(2, 6, 4, 16, 4)[:1, 2]
+        found = [fake.view(shape).stride() for shape in shapes]
+    assert found == [cut.view(shape).stride() for shape in shapes]
+
+
+def test_what_does_not_fit_fails_as_in_the_mode_of_fake_tensors_and_leaves_nothing_behind() -> None:
+    def fail() -> str:
+        with pytest.raises(RuntimeError) as failed:
+            given("fake").detach() + torch.empty(4, 6, 5)
+        return str(failed.value)
+
+    with FakeTensorMode():
+        plain = fail()
+    with remembering("fake"):
+        assert fail() == plain
+        assert (given("fake").detach() + 1).shape == (4, 3, 5), "and what comes next does not"
 
 
 def test_a_view_lies_in_the_memory_of_what_it_was_taken_of_this_time() -> None:

@@ -15,12 +15,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # More than any workload has; then all are forgotten.
 _MOST = 100_000
 _device_of = torch.ops.prim.device.default
+# Beside views and what is done element by element.
+_OF_THEIR_KERNELS = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.baddbmm.default,
+        torch.ops.aten.sum.default,
+        torch.ops.aten.sum.dim_IntList,
+        torch.ops.aten.mean.default,
+        torch.ops.aten.mean.dim,
+        torch.ops.aten._softmax.default,
+        torch.ops.aten._softmax_backward_data.default,
+        torch.ops.aten._log_softmax.default,
+        torch.ops.aten._log_softmax_backward_data.default,
+        torch.ops.aten.cat.default,
+        torch.ops.aten.stack.default,
+        torch.ops.aten.clone.default,
+    }
+)
 
 
 class _NotKnownError(Exception):
@@ -108,7 +128,9 @@ class Remembering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             return func(*args, **(kwargs or {}))
         if known is not None:
             return _made(known, given)
-        out = func(*args, **(kwargs or {}))
+        out = _by_kernel(func, args, kwargs or {}, given)
+        if out is None:
+            out = func(*args, **(kwargs or {}))
         result = _view_of(out, given) if is_view else _result_of(out, given)
         if result is not None:
             self._results.put(key, result)
@@ -195,6 +217,36 @@ def _is_view(func: Any) -> bool:
         and tensors[0] is schema.arguments[0]
         and [str(each.type) for each in schema.returns] == ["Tensor"]
     )
+
+
+def _by_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: _Given) -> Any:
+    """Ask torch's kernel for tensors without data what a call on fake ones of one device gives.
+
+    The mode of fake tensors would take most operators apart in Python, so that symbols may stand for sizes:
+    that takes ten times as long.
+
+    Returns:
+        None where that may not be what the mode gives.
+    """
+    devices = {tensor.fake_device for tensor in given.tensors if isinstance(tensor, FakeTensor)}
+    if given.mode is None or len(devices) != 1 or not _is_of_its_kernel(func):
+        return None
+    (device,) = devices
+    with in_kernel_invocation_manager(given.mode):
+        out = func(*args, **kwargs)
+    made = [
+        FakeTensor(given.mode, each, device) if isinstance(each, Tensor) else each  # a gradient may be None
+        for each in ([out] if isinstance(out, Tensor) else out)
+    ]
+    return made[0] if isinstance(out, Tensor) else type(out)(made)
+
+
+@cache
+def _is_of_its_kernel(func: Any) -> bool:
+    """Whether an operator gives on fake tensors what its kernel for tensors without data gives; others may
+    ask on which device they run, and find the one of tensors without data.
+    """
+    return _is_view(func) or torch.Tag.pointwise in func.tags or func in _OF_THEIR_KERNELS
 
 
 def _view_of(out: Any, given: _Given) -> _Result | None:
