@@ -15,8 +15,10 @@ from helpers.plans import cluster_of, metaop_of, slice_of
 from spindle_cli.account.types import Pass
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.files.nodes import GroupLinks
 from spindle_cli.files.sharding import Sharding
-from spindle_cli.plan.best.find import FAR_FROM_BOUND, find
+from spindle_cli.plan.best.find import find
+from spindle_cli.plan.best.in_memory import FAR_FROM_BOUND
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.compiled import sources_digest
 from spindle_cli.plan.make import make_plan
@@ -25,6 +27,7 @@ from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.refine.evaluate import PIECE
 from spindle_cli.plan.refine.search import Search, refined
+from spindle_cli.plan.refine.tables import MOST_KINDS
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, Profile
@@ -275,7 +278,7 @@ def test_with_ample_memory_it_goes_on_where_links_decide(
     assert (above > FAR_FROM_BOUND) == is_searched == bool(begun)
 
 
-@pytest.mark.parametrize("what", ["processors", "shared out", "host memory", "unequal links"])
+@pytest.mark.parametrize("what", ["processors", "shared out", "host memory", "too many kinds of links"])
 def test_what_tables_cannot_say_is_left_to_others(what: str) -> None:
     problem, begun = two_tasks()
     if what == "processors":
@@ -287,9 +290,10 @@ def test_what_tables_cannot_say_is_left_to_others(what: str) -> None:
         moved = [piece.model_copy(update={"offload": ((0, 2),)}) for piece in begun.slices]
         begun = replace(begun, slices=tuple(moved))
     else:
+        inside = GroupLinks(intra_node=problem.cluster.links.intra_node)
         nodes = [
-            NodeGroup(count=1, devices=1, device=device, memory_gib=24)
-            for device in ("a800-80gb", "h800-80gb")
+            NodeGroup(count=1, devices=1, device="a800-80gb", memory_gib=24, name=f"n{number}", links=inside)
+            for number in range(MOST_KINDS + 1)
         ]
         problem = replace(problem, cluster=problem.cluster.changed(nodes=tuple(nodes)))
     assert refined(problem, [begun], 0) is None

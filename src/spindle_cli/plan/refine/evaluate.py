@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import inf
 
 from spindle_cli.plan.compiled import compiled
-from spindle_cli.plan.refine.homes import find_homes
+from spindle_cli.plan.refine.homes import MULTIPLIER, batch_sums_s, find_homes, sums_shares
 from spindle_cli.plan.refine.memory import memory
 from spindle_cli.plan.refine.passes import run_passes, set_rest
 from spindle_cli.plan.refine.schedule import Schedule, Work
@@ -31,12 +31,19 @@ def lay_out(tables: Tables, schedule: Schedule, work: Work) -> None:
             continue
         option = schedule.pieces[piece].option
         work.masks[piece, :] = 0
+        name = option + 1
         for place in range(tables.options[option].devices):
             device = schedule.devices[piece, place]
             work.masks[piece, device >> 6] |= 1 << (device & 63)
+            name = name * MULTIPLIER + device + 1
+        work.names[piece] = name
         num_ops = schedule.pieces[piece].last - schedule.pieces[piece].first
-        work.passes[2 * piece].seconds = num_ops * tables.options[option].forward_s
-        work.passes[2 * piece + 1].seconds = num_ops * tables.options[option].backward_s
+        forward_s, backward_s = tables.options[option].forward_s, tables.options[option].backward_s
+        if sums_shares(tables, schedule.pieces[piece]):
+            more_forward_s, more_backward_s = batch_sums_s(tables, schedule, work, piece)
+            forward_s, backward_s = forward_s + more_forward_s, backward_s + more_backward_s
+        work.passes[2 * piece].seconds = num_ops * forward_s
+        work.passes[2 * piece + 1].seconds = num_ops * backward_s
         if schedule.pieces[piece].last < tables.metaops[metaop].num_ops:
             for place in range(schedule.of_metaop[metaop, 0]):
                 other = schedule.of_metaop[metaop, 1 + place]
@@ -76,7 +83,7 @@ def _set_edge(tables: Tables, schedule: Schedule, work: Work, edge: int, piece: 
     """Set who takes what a piece makes, and whether on the same devices in the same shares."""
     work.edges[edge].maker, work.edges[edge].taker = piece, other
     one, two = tables.options[schedule.pieces[piece].option], tables.options[schedule.pieces[other].option]
-    is_alike = one.dp == two.dp and one.tp == two.tp
+    is_alike = one.dp == two.dp and one.tp == two.tp and one.end_from == two.end_from
     place = 0
     while is_alike and place < one.devices:
         is_alike = schedule.devices[piece, place] == schedule.devices[other, place]
@@ -93,8 +100,7 @@ def time_s(tables: Tables, schedule: Schedule, work: Work, num_homes: int, withi
     passes_s = 0.0
     for number in range(1, 1 + schedule.order[0]):
         passes_s = max(passes_s, work.passes[schedule.order[number]].end_s)
-    for device in range(len(states)):
-        states[device].sums_free_s = 0.0
+    work.class_free_s[:] = 0.0
     for number in range(1, 1 + schedule.order[0]):
         work.keys_s[schedule.order[number]] = work.passes[schedule.order[number]].start_s
     sort_by(schedule.order, 1, 1 + schedule.order[0], work.keys_s)
@@ -115,7 +121,7 @@ def time_s(tables: Tables, schedule: Schedule, work: Work, num_homes: int, withi
             states[work.home_devices[home, place]].updated += homes[home].trained
     end_s = passes_s
     for device in range(len(states)):
-        ready_s = max(states[device].free_s, states[device].sums_free_s)
+        ready_s = max(states[device].free_s, work.class_free_s[work.class_of[device]])
         end_s = max(end_s, ready_s + tables.common[0].step_s * states[device].updated)
     return float(passes_s + (end_s - passes_s) / tables.common[0].batches)
 

@@ -19,7 +19,6 @@ _tree = compiled(links.tree_seconds)
 _doubling = compiled(links.doubling_seconds)
 _around_node = compiled(links.around_node_seconds)
 
-INSIDE, BETWEEN = 0, 1
 # Seconds that sums and gathers of a home have to save by going around nodes first (`account/groups.py`).
 WORTH_S = 0.01
 MULTIPLIER = 1000003
@@ -31,7 +30,7 @@ def find_homes(tables: Tables, schedule: Schedule, work: Work) -> int:
     num_fragments = _cut_blocks(tables, schedule, work)
     _spread_fragments(tables, schedule, work)
     fragments, homes, uses = work.fragments, work.homes, work.uses
-    common, knots = tables.common[0], tables.knots
+    common = tables.common[0]
     num_homes = 0
     work.table[:] = -1
     for number in range(num_fragments):
@@ -40,7 +39,7 @@ def find_homes(tables: Tables, schedule: Schedule, work: Work) -> int:
         if home < 0:
             home = num_homes
             num_homes += 1
-            _new_home(homes[home], work.home_devices[home], work.fragment_masks[number], tables.devices)
+            _new_home(tables, homes[home], work.home_devices[home], work.fragment_masks[number])
         fragment.home = home
         own = homes[home]
         sharers = own.count if common.is_sharded else 1
@@ -52,18 +51,58 @@ def find_homes(tables: Tables, schedule: Schedule, work: Work) -> int:
             own.held += (block.lasting + block.state / sharers + gradients) / parts
     for home in range(num_homes):
         own = homes[home]
-        own.by_node = common.is_sharded and _goes_by_node(own, common, knots)
-        own.worth_bytes = _worth_a_sum(own, common, knots)
+        own.by_node = common.is_sharded and _goes_by_node(tables, own)
+        own.worth_bytes = _known_worth(tables, work, own)
+    _find_classes(work, num_homes)
     return num_homes
 
 
 @compiled
-def _worth_a_sum(own: Records, common: Records, knots: Floats) -> float:
+def _find_classes(work: Work, num_homes: int) -> None:
+    """Find which devices are in the same homes, so that sums need not look at each."""
+    hashes, table = work.class_hashes, work.class_table
+    hashes[:] = 0
+    table[:] = -1
+    for home in range(num_homes):
+        if work.homes[home].count > 1:
+            for place in range(work.homes[home].count):
+                hashes[work.home_devices[home, place]] += (home + 1) * MULTIPLIER * (home + MULTIPLIER)
+    for device in range(len(hashes)):
+        slot = (hashes[device] ^ (hashes[device] >> 29)) & (len(table) - 1)
+        while table[slot] >= 0 and hashes[table[slot]] != hashes[device]:
+            slot = (slot + 1) & (len(table) - 1)
+        if table[slot] < 0:
+            table[slot] = device  # the first one gives its class its number
+        work.class_of[device] = table[slot]
+    for home in range(num_homes):
+        own = work.classes[home]
+        own[0] = 0
+        for place in range(work.homes[home].count if work.homes[home].count > 1 else 0):
+            device = work.home_devices[home, place]
+            if work.class_of[device] == device:
+                own[0] += 1
+                own[own[0]] = device
+
+
+@compiled
+def _known_worth(tables: Tables, work: Work, own: Records) -> float:
+    """The same as `_worth_a_sum`, worked out once for all homes that lie alike on the nodes."""
+    key = (own.count * MULTIPLIER + own.nodes) * MULTIPLIER + own.most
+    key = (key * MULTIPLIER + own.fewest) * MULTIPLIER + own.cards
+    key = (key * MULTIPLIER + own.near) * MULTIPLIER + own.far
+    row = (key ^ (key >> 29)) & (len(work.worth_keys) - 1)
+    if work.worth_keys[row] != key:
+        work.worth_keys[row], work.worth_bytes[row] = key, _worth_a_sum(tables, own)
+    return float(work.worth_bytes[row])
+
+
+@compiled
+def _worth_a_sum(tables: Tables, own: Records) -> float:
     """Bytes from which a sum is worth its latency (`account.groups.sum_bytes`)."""
     num_bytes = float(groups.LEAST_SUM_BYTES)
-    large_s_per_byte = collective_s(own, common, knots, groups.LARGE_SUM_BYTES, 2) / groups.LARGE_SUM_BYTES
+    large_s_per_byte = collective_s(tables, own, groups.LARGE_SUM_BYTES, 2) / groups.LARGE_SUM_BYTES
     while num_bytes < groups.MOST_SUM_BYTES:
-        if collective_s(own, common, knots, num_bytes, 2) <= 2 * num_bytes * large_s_per_byte:
+        if collective_s(tables, own, num_bytes, 2) <= 2 * num_bytes * large_s_per_byte:
             break
         num_bytes *= 2
     return num_bytes
@@ -143,9 +182,11 @@ def _home_of(fragments: Records, masks: Ints, table: Ints, number: int) -> int:
 
 
 @compiled
-def _new_home(own: Records, held_by: Ints, mask: Ints, devices: Records) -> None:
+def _new_home(tables: Tables, own: Records, held_by: Ints, mask: Ints) -> None:
     """Set how a home's devices lie on the nodes. `held_by`: set to these."""
+    devices = tables.devices
     count, nodes, here, most, fewest, node = 0, 0, 0, 0, len(devices), -1
+    cards, among = len(devices), 0
     for device in range(len(devices)):
         if not (mask[device >> 6] >> (device & 63)) & 1:
             continue
@@ -154,23 +195,27 @@ def _new_home(own: Records, held_by: Ints, mask: Ints, devices: Records) -> None
                 most, fewest = max(most, here), min(fewest, here)
             node, here = devices[device].node, 0
             nodes += 1
+            cards = min(cards, devices[device].cards)
+            if among // devices[device].kind % 3 < 2:
+                among += devices[device].kind
         here += 1
         held_by[count] = device
         count += 1
     own.count, own.nodes, own.most, own.fewest = count, nodes, max(most, here), min(fewest, here)
+    own.cards, own.near, own.far = cards, tables.among[among].near, tables.among[among].far
     own.trained, own.held = 0.0, 0.0
 
 
 @compiled
-def _goes_by_node(own: Records, common: Records, knots: Floats) -> bool:
+def _goes_by_node(tables: Tables, own: Records) -> bool:
     """Whether a home's sums and gathers save enough by going around nodes first."""
     if own.count < 2 or own.nodes < 2 or own.most < 2 or own.most != own.fewest:
         return False
     num_bytes = own.trained * own.count
     own.by_node = 0
-    at_once_s = collective_s(own, common, knots, num_bytes, 1)
+    at_once_s = collective_s(tables, own, num_bytes, 1)
     own.by_node = 1
-    return bool(2 * (at_once_s - collective_s(own, common, knots, num_bytes, 1)) >= WORTH_S)
+    return bool(2 * (at_once_s - collective_s(tables, own, num_bytes, 1)) >= WORTH_S)
 
 
 @compiled
@@ -189,28 +234,77 @@ def bandwidth(knots: Floats, link: int, num_bytes: float) -> float:
 
 
 @compiled
-def collective_s(own: Records, common: Records, knots: Floats, num_bytes: float, rounds: int) -> float:
+def collective_s(tables: Tables, own: Records, num_bytes: float, rounds: int) -> float:
     """Seconds of a sum that all get (two rounds), or of a scatter or gather (one) over the devices of a home,
     in the fastest way.
     """
-    count, nodes, most = own.count, own.nodes, own.most
+    count, nodes, most, knots = own.count, own.nodes, own.most, tables.knots
     if count < 2 or num_bytes <= 0.0:
         return 0.0
-    cards = min(common.cards, own.fewest)
-    near_s, far_s = common.near_s, common.far_s
-    near, far = bandwidth(knots, INSIDE, num_bytes), bandwidth(knots, BETWEEN, num_bytes)
+    cards = min(own.cards, own.fewest)
+    near_s, far_s = tables.latencies_s[own.near], tables.latencies_s[own.far]
+    near, far = bandwidth(knots, own.near, num_bytes), bandwidth(knots, own.far, num_bytes)
     whole_s = min(
         _ring(num_bytes, 2, count, nodes, cards, near_s, near, far_s, far),
         _tree(num_bytes, nodes, most, cards, near_s, near, far_s, far),
     )
     if rounds == 2:
         return whole_s
+    once_s = _gather_s(tables, own, num_bytes)
     if own.by_node:
         part = num_bytes / most
-        far = bandwidth(knots, BETWEEN, part)
+        far = bandwidth(knots, own.far, part)
         inside_s = _around_node(num_bytes, most, near_s, near)
         return min(whole_s, inside_s + _doubling(part, nodes, cards, most / cards, far_s, far))
-    once_s = _ring(num_bytes, 1, count, nodes, cards, near_s, near, far_s, far)
-    if most == 1:
-        once_s = min(once_s, _doubling(num_bytes, nodes, cards, 1.0, far_s, far))
     return min(whole_s, once_s)
+
+
+@compiled
+def _gather_s(tables: Tables, own: Records, num_bytes: float) -> float:
+    """Seconds of a scatter or gather over the devices of a home, all at once (`spread_all_gather_s`)."""
+    cards, far_s = min(own.cards, own.fewest), tables.latencies_s[own.far]
+    near = bandwidth(tables.knots, own.near, num_bytes)
+    far = bandwidth(tables.knots, own.far, num_bytes)
+    near_s = tables.latencies_s[own.near]
+    once_s = _ring(num_bytes, 1, own.count, own.nodes, cards, near_s, near, far_s, far)
+    if own.most == 1:
+        once_s = min(once_s, _doubling(num_bytes, own.nodes, cards, 1.0, far_s, far))
+    return float(once_s)
+
+
+@compiled
+def sums_shares(tables: Tables, piece: Records) -> bool:
+    """Whether ops of a piece sum or gather over the shares of their batch."""
+    metaop = piece.metaop
+    has_sums = tables.metaops[metaop].sum_from < tables.metaops[metaop + 1].sum_from
+    return bool(has_sums and tables.options[piece.option].dp > 1)
+
+
+@compiled
+def find_summing(tables: Tables, work: Work, number: int) -> int:
+    """Set how the devices of a piece lie on the nodes; the number of the home that tells it."""
+    last = len(work.homes) - 1
+    _new_home(tables, work.homes[last], work.home_devices[last], work.masks[number])
+    return last
+
+
+@compiled
+def batch_sums_s(tables: Tables, schedule: Schedule, work: Work, number: int) -> tuple[float, float]:
+    """Seconds that the sums of an op of a piece take beyond those that its option has, forward and backward
+    (`costs/beyond_curve.py`).
+    """
+    piece = schedule.pieces[number]
+    own = work.homes[find_summing(tables, work, number)]
+    forward_s, backward_s = 0.0, 0.0
+    for at in range(tables.metaops[piece.metaop].sum_from, tables.metaops[piece.metaop + 1].sum_from):
+        each = tables.batch_sums[at]
+        if each.is_gather:
+            once_s = _gather_s(tables, own, each.num_bytes)
+        else:
+            once_s = collective_s(tables, own, each.num_bytes, 2)
+        forward_s += each.forward * once_s
+        backward_s += each.backward * once_s
+    both_s = forward_s + backward_s
+    beyond = max(0.0, 1.0 - tables.options[piece.option].sums_s / both_s) if both_s > 0.0 else 0.0
+    forward_s *= beyond
+    return forward_s, backward_s * beyond + (forward_s if tables.options[piece.option].again else 0.0)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from spindle_cli.costs import links
 from spindle_cli.plan.compiled import compiled
-from spindle_cli.plan.refine.homes import MULTIPLIER
+from spindle_cli.plan.refine.homes import MULTIPLIER, find_summing, sums_shares
+from spindle_cli.plan.refine.passes import find_peers
 from spindle_cli.plan.refine.schedule import Schedule, Work
 from spindle_cli.plan.refine.tables import Ints, Records, Tables
 
@@ -26,6 +27,7 @@ def memory(tables: Tables, schedule: Schedule, work: Work, num_homes: int) -> fl
     _set_lasting(tables, schedule, work, num_homes)
     states, common = work.states, tables.common[0]
     _see_passes(tables, schedule, work)
+    find_peers(tables, schedule, work)
     worst, total = 0.0, 0.0
     for device in range(len(states)):
         state = states[device]
@@ -55,14 +57,16 @@ def _set_lasting(tables: Tables, schedule: Schedule, work: Work, num_homes: int)
             states[work.home_devices[home, place]].level += own.held
         if not 1 < own.count < len(states):
             continue
-        taken = _communicator(own.count, own.nodes, min(common.cards, own.fewest))
+        taken = _communicator(own.count, own.nodes, min(own.cards, own.fewest))
         if own.by_node:
             taken += _communicator(own.most, 1, 1) + _communicator(own.nodes, own.nodes, 1)
         for place in range(own.count):
             states[work.home_devices[home, place]].level += taken / common.filled
     work.held[:, :] = 0.0
     work.held_parts[:, :] = 0
-    work.groups[:] = 0
+    for number in range(work.group_slots[0]):
+        work.groups[work.group_slots[1 + number]] = 0
+    work.group_slots[0] = 0
     for number in range(len(schedule.pieces)):
         piece = schedule.pieces[number]
         if piece.metaop < 0:
@@ -75,11 +79,19 @@ def _set_lasting(tables: Tables, schedule: Schedule, work: Work, num_homes: int)
                 if not tables.blocks[tables.used[at].block].is_alike:
                     _hold(tables, work, schedule.devices[number], option, at)
         for place in range(option.devices):
-            states[schedule.devices[number, place]].level += fields / option.dp
+            device = schedule.devices[number, place]
+            part = tables.of_types[option.type_from + tables.devices[device].type].part
+            states[device].level += fields * part
+        if sums_shares(tables, piece):
+            own = work.homes[find_summing(tables, work, number)]
+            taken = _communicator(own.count, own.nodes, min(own.cards, own.fewest)) / common.filled
+            if _is_new_group(work, schedule.devices[number], 0, option.devices):
+                for place in range(option.devices):
+                    states[schedule.devices[number, place]].level += taken
         if option.tp > 1:
             taken = _communicator(option.tp, 1, 1) / common.filled
             for begin in range(0, option.devices, option.tp):
-                if _is_new_group(work.groups, schedule.devices[number], begin, option.tp):
+                if _is_new_group(work, schedule.devices[number], begin, option.tp):
                     for place in range(begin, begin + option.tp):
                         states[schedule.devices[number, place]].level += taken
 
@@ -92,6 +104,9 @@ def _hold(tables: Tables, work: Work, devices: Ints, option: Records, at: int) -
     used, common = tables.used[at], tables.common[0]
     block = used.block
     use = work.uses[block]
+    if use.parts == 1:
+        _hold_whole(tables, work, devices, option.devices, at)
+        return
     parts = option.tp if tables.blocks[block].is_split else 1
     for place in range(option.devices):
         fragment = place % parts * use.parts // parts
@@ -100,13 +115,29 @@ def _hold(tables: Tables, work: Work, devices: Ints, option: Records, at: int) -
         if count > 1:
             num_bytes += used.trained * common.width
         device = devices[place]
-        before, before_parts = work.held[device, block], work.held_parts[device, block]
+        before, before_parts = work.held[block, device], work.held_parts[block, device]
         if before_parts:
             num_bytes = max(num_bytes, before * use.parts / _count_bits(before_parts))
         held_parts = before_parts | ((1 << (use.parts // parts)) - 1) << fragment
         held = num_bytes * _count_bits(held_parts) / use.parts
-        work.held[device, block], work.held_parts[device, block] = held, held_parts
+        work.held[block, device], work.held_parts[block, device] = held, held_parts
         work.states[device].level += held - before
+
+
+@compiled
+def _hold_whole(tables: Tables, work: Work, devices: Ints, num_devices: int, at: int) -> None:
+    """Have devices hold what an op uses of a block that nothing splits."""
+    used, common = tables.used[at], tables.common[0]
+    count = work.homes[work.fragments[work.uses[used.block].fragment_from].home].count
+    num_bytes = used.lasting + used.state / (count if common.is_sharded else 1)
+    if count > 1:
+        num_bytes += used.trained * common.width
+    held = work.held[used.block]
+    for place in range(num_devices):
+        device = devices[place]
+        if held[device] < num_bytes:
+            work.states[device].level += num_bytes - held[device]
+            held[device] = num_bytes
 
 
 @compiled
@@ -120,9 +151,9 @@ def _count_bits(bits: int) -> int:
 
 
 @compiled
-def _is_new_group(groups: Ints, devices: Ints, begin: int, count: int) -> bool:
+def _is_new_group(work: Work, devices: Ints, begin: int, count: int) -> bool:
     """Whether a tensor-parallel group has not been seen, told by a hash of its devices; it has now."""
-    hashed = count
+    groups, hashed = work.groups, count
     for place in range(begin, begin + count):
         hashed = hashed * MULTIPLIER + devices[place] + 1
     hashed |= 1  # 0: nothing
@@ -132,6 +163,8 @@ def _is_new_group(groups: Ints, devices: Ints, begin: int, count: int) -> bool:
             return False
         slot = (slot + 1) & (len(groups) - 1)
     groups[slot] = hashed
+    work.group_slots[0] += 1
+    work.group_slots[work.group_slots[0]] = slot
     return True
 
 
@@ -143,51 +176,67 @@ def _see_passes(tables: Tables, schedule: Schedule, work: Work) -> None:
     for piece in range(len(schedule.pieces)):
         for edge in range(work.edge_from[piece], work.edge_from[piece + 1]):
             if not work.edges[edge].is_alike:
-                taker = work.edges[edge].taker
-                dp = tables.options[schedule.pieces[taker].option].dp
-                received[taker] += work.edges[edge].num_bytes / dp
+                received[work.edges[edge].taker] += work.edges[edge].num_bytes
     for block in range(len(work.uses)):
         work.uses[block].left = 1
     for number in range(1, 1 + schedule.order[0]):
-        current = schedule.order[number]
-        piece = current >> 1
-        if current & 1:
-            most, left = _backward_bytes(tables, work, schedule.pieces[piece])
-            left -= received[piece]
+        piece, returned = schedule.order[number] >> 1, 0.0
+        is_backward = schedule.order[number] & 1
+        if is_backward:
             for edge in range(work.edge_from[piece], work.edge_from[piece + 1]):
                 if not work.edges[edge].is_alike:
-                    dp = tables.options[schedule.pieces[piece].option].dp
-                    most += work.edges[edge].num_bytes / dp
-        else:
-            most, left = _forward_bytes(tables, schedule.pieces[piece])
-            most, left = most + received[piece], left + received[piece]
-        for place in range(tables.options[schedule.pieces[piece].option].devices):
-            state = states[schedule.devices[piece, place]]
-            state.peak = max(state.peak, state.level + most)
-            state.level += left
+                    returned += work.edges[edge].num_bytes
+            _own_gradients(tables, work, schedule.pieces[piece])
+        place, type_from = 0, tables.options[schedule.pieces[piece].option].type_from
+        for of_type in range(type_from, type_from + tables.common[0].types):
+            share = tables.of_types[of_type]
+            if not share.devices:
+                continue
+            if is_backward:
+                most, left = _backward_bytes(tables, work, schedule.pieces[piece], share)
+                most, left = most + returned * share.part, left - received[piece] * share.part
+            else:
+                most, left = _forward_bytes(tables, schedule.pieces[piece], share)
+                most, left = most + received[piece] * share.part, left + received[piece] * share.part
+            for _ in range(share.devices):
+                state = states[schedule.devices[piece, place]]
+                state.peak = max(state.peak, state.level + most)
+                state.level += left
+                place += 1
 
 
 @compiled
-def _forward_bytes(tables: Tables, piece: Records) -> tuple[float, float]:
-    """The most that a forward pass takes while it runs, and what it leaves."""
-    begin = tables.options[piece.option].bytes_from
+def _forward_bytes(tables: Tables, piece: Records, share: Records) -> tuple[float, float]:
+    """The most that a forward pass takes of a device while it runs, and what it leaves."""
     kept, most = 0.0, 0.0
-    for op in range(begin + piece.first, begin + piece.last):
+    for op in range(share.bytes_from + piece.first, share.bytes_from + piece.last):
         most = max(most, kept + tables.op_bytes[op].forward)
         kept += tables.op_bytes[op].kept
     return max(most, kept), kept
 
 
 @compiled
-def _backward_bytes(tables: Tables, work: Work, piece: Records) -> tuple[float, float]:
-    """The most that a backward pass takes while it runs, and what it leaves: gradients that no other device
-    has, less what was kept.
+def _backward_bytes(tables: Tables, work: Work, piece: Records, share: Records) -> tuple[float, float]:
+    """The most that a backward pass takes of a device while it runs, and what it leaves: gradients that no
+    other device has, less what was kept.
     """
-    option, metaop = tables.options[piece.option], tables.metaops[piece.metaop]
+    metaop = tables.metaops[piece.metaop]
     gone, made, most = 0.0, 0.0, 0.0
     handed = metaop.output_bytes if piece.last == metaop.num_ops else metaop.inner_bytes
     for op in range(piece.last - 1, piece.first - 1, -1):
+        made += work.made[op]
+        most = max(most, made - gone + tables.op_bytes[share.bytes_from + op].backward)
+        gone += tables.op_bytes[share.bytes_from + op].kept
+    return most + handed * share.part, made - gone
+
+
+@compiled
+def _own_gradients(tables: Tables, work: Work, piece: Records) -> None:
+    """Set the bytes of gradients that each op of a piece is the first to make, and no other device has."""
+    option, metaop = tables.options[piece.option], tables.metaops[piece.metaop]
+    for op in range(piece.last - 1, piece.first - 1, -1):
         number = metaop.op_from + op
+        work.made[op] = 0.0
         for at in range(tables.ops[number].block_from, tables.ops[number + 1].block_from):
             used = tables.used[at]
             use = work.uses[used.block]
@@ -198,7 +247,4 @@ def _backward_bytes(tables: Tables, work: Work, piece: Records) -> tuple[float, 
             for fragment in range(use.fragment_from, use.fragment_from + use.parts):
                 alone += work.homes[work.fragments[fragment].home].count == 1
             parts = option.tp if tables.blocks[used.block].is_split else 1
-            made += tables.common[0].width * used.trained * alone / use.parts / parts
-        most = max(most, made - gone + tables.op_bytes[option.bytes_from + op].backward)
-        gone += tables.op_bytes[option.bytes_from + op].kept
-    return most + handed / option.dp, made - gone
+            work.made[op] += tables.common[0].width * used.trained * alone / use.parts / parts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.schedule import Schedule, Work
-from spindle_cli.plan.refine.tables import Tables
+from spindle_cli.plan.refine.tables import Ints, Tables
 from spindle_cli.plan.search.draws import draw
 
 # How often each move is tried, of all tries, in the order of `change`.
@@ -25,16 +25,38 @@ def any_piece(schedule: Schedule, work: Work) -> int:
 
 
 @compiled
-def put(tables: Tables, schedule: Schedule, piece: int, option: int, first: int) -> bool:
-    """Give a piece an allocation on consecutive devices; False where a tensor-parallel group would not be
-    inside of a node.
+def count_of(tables: Tables, option: int, of_type: int) -> int:
+    """How many devices of a type an allocation has."""
+    return int(tables.of_types[tables.options[option].type_from + of_type].devices)
+
+
+@compiled
+def set_firsts(tables: Tables, schedule: Schedule, work: Work, piece: int, firsts: Ints) -> None:
+    """Set which of each type's devices a piece begins with; any, of a type of which it has none."""
+    place = 0
+    for of_type in range(len(firsts)):
+        count = count_of(tables, schedule.pieces[piece].option, of_type)
+        if count:
+            firsts[of_type] = tables.devices[schedule.devices[piece, place]].place
+        else:
+            firsts[of_type] = draw(work.random, tables.type_from[of_type + 1] - tables.type_from[of_type])
+        place += count
+
+
+@compiled
+def put(tables: Tables, schedule: Schedule, firsts: Ints, piece: int, option: int) -> bool:
+    """Give a piece an allocation on consecutive devices of each type, from `firsts` on; False where a
+    tensor-parallel group would not be inside of a node.
     """
-    count, tp = tables.options[option].devices, tables.options[option].tp
-    first = min(max(first, 0), len(tables.devices) - count)
-    first -= first % tp
     schedule.pieces[piece].option = option
-    for place in range(count):
-        schedule.devices[piece, place] = first + place
+    tp, place = tables.options[option].tp, 0
+    for of_type in range(len(firsts)):
+        begin, count = tables.type_from[of_type], count_of(tables, option, of_type)
+        first = min(max(firsts[of_type], 0), tables.type_from[of_type + 1] - begin - count)
+        first += begin - first % tp
+        for number in range(count):
+            schedule.devices[piece, place] = tables.by_type[first + number]
+            place += 1
     return groups_are_inside(tables, schedule, piece)
 
 
@@ -50,11 +72,30 @@ def groups_are_inside(tables: Tables, schedule: Schedule, piece: int) -> bool:
 
 
 @compiled
-def copy_devices(tables: Tables, schedule: Schedule, source: int, piece: int, skipped: int) -> bool:
-    """Give a piece devices of another one, from the `skipped`-th on."""
-    for place in range(tables.options[schedule.pieces[piece].option].devices):
-        schedule.devices[piece, place] = schedule.devices[source, skipped + place]
+def copy_devices(
+    tables: Tables, schedule: Schedule, source: int, whole: int, piece: int, at_end: int
+) -> bool:
+    """Give a piece devices of another one, which has the allocation `whole` and as many of each type, or
+    more: the first ones of each, or the last.
+    """
+    begin, place, option = 0, 0, schedule.pieces[piece].option
+    for of_type in range(len(tables.type_from) - 1):
+        count, most = count_of(tables, option, of_type), count_of(tables, whole, of_type)
+        skipped = begin + (most - count) * at_end
+        for number in range(count):
+            schedule.devices[piece, place] = schedule.devices[source, skipped + number]
+            place += 1
+        begin += most
     return groups_are_inside(tables, schedule, piece)
+
+
+@compiled
+def fits_in(tables: Tables, option: int, whole: int) -> bool:
+    """Whether an allocation has as many devices of each type as another one, or fewer."""
+    for of_type in range(len(tables.type_from) - 1):
+        if count_of(tables, option, of_type) > count_of(tables, whole, of_type):
+            return False
+    return True
 
 
 @compiled
@@ -65,43 +106,76 @@ def same_devices(schedule: Schedule, source: int, piece: int) -> None:
 
 
 @compiled
-def same_again(tables: Tables, schedule: Schedule, work: Work, piece: int, fewest: int, most: int) -> int:
-    """An option of a piece's MetaOp of so many devices that recomputes as much; -1: there is none."""
+def same_again(
+    tables: Tables, schedule: Schedule, work: Work, piece: int, fewest: int, most: int, whole: int
+) -> int:
+    """An option of a piece's MetaOp of so many devices that recomputes as much; -1: there is none.
+
+    Args:
+        whole: an option of which it is to have no more devices of any type; -1: of none.
+    """
     metaop, again = schedule.pieces[piece].metaop, tables.options[schedule.pieces[piece].option].again
     begin, end = tables.metaops[metaop].option_from, tables.metaops[metaop + 1].option_from
-    num_right = 0
-    for option in range(begin, end):
-        num_right += (
-            tables.options[option].again == again and fewest <= tables.options[option].devices <= most
-        )
-    if not num_right:
-        return -1
-    wanted = draw(work.random, num_right)
-    for option in range(begin, end):
-        if tables.options[option].again == again and fewest <= tables.options[option].devices <= most:
-            if not wanted:
-                return option
-            wanted -= 1
-    return -1
+    num_right, found = 0, -1
+    for is_chosen in range(2):
+        wanted = draw(work.random, num_right) if is_chosen else 0
+        for option in range(begin, end):
+            if tables.options[option].again != again or not fewest <= tables.options[option].devices <= most:
+                continue
+            if whole >= 0 and not fits_in(tables, option, whole):
+                continue
+            if is_chosen and not wanted:
+                found = option
+            wanted -= is_chosen
+            num_right += 1 - is_chosen
+        if not num_right:
+            break
+    return found
 
 
 @compiled
 def resize(tables: Tables, schedule: Schedule, work: Work) -> bool:
     """A piece becomes wider or narrower, at either end of its devices."""
     piece = any_piece(schedule, work)
-    option, metaop = schedule.pieces[piece].option, schedule.pieces[piece].metaop
-    other = option + (1 + draw(work.random, FURTHEST)) * (1 if draw(work.random, 2) else -1)
-    if not tables.metaops[metaop].option_from <= other < tables.metaops[metaop + 1].option_from:
+    option = schedule.pieces[piece].option
+    other = _neighbour(tables, schedule, work, piece)
+    if other < 0:
         return False
-    if tables.options[other].again != tables.options[option].again:
-        return False
-    before, after = tables.options[option].devices, tables.options[other].devices
-    at_end = draw(work.random, 2)
-    if after <= before:
+    at_end, firsts = draw(work.random, 2), work.firsts[0]
+    if fits_in(tables, other, option):
         schedule.pieces[piece].option = other
-        return copy_devices(tables, schedule, piece, piece, (before - after) * at_end)
-    first = schedule.devices[piece, 0]
-    return put(tables, schedule, piece, other, first + (before - after) * at_end)
+        return copy_devices(tables, schedule, piece, option, piece, at_end)
+    set_firsts(tables, schedule, work, piece, firsts)
+    for of_type in range(len(firsts)):
+        more = count_of(tables, other, of_type) - count_of(tables, option, of_type)
+        firsts[of_type] -= more * at_end
+    return put(tables, schedule, firsts, piece, other)
+
+
+@compiled
+def _neighbour(tables: Tables, schedule: Schedule, work: Work, piece: int) -> int:
+    """An option of a piece's MetaOp that recomputes as much, with a few more or fewer devices of one type; on
+    one type of device, one of the next in their order. -1: there is none.
+    """
+    option, metaop = schedule.pieces[piece].option, schedule.pieces[piece].metaop
+    begin, end = tables.metaops[metaop].option_from, tables.metaops[metaop + 1].option_from
+    steps, step = 1 + draw(work.random, FURTHEST), 1 if draw(work.random, 2) else -1
+    of_type, other = any_type(work), option
+    while steps:
+        other += step
+        if not begin <= other < end or tables.options[other].again != tables.options[option].again:
+            return -1
+        steps -= _differs_in(tables, other, option, of_type)
+    return int(other)
+
+
+@compiled
+def _differs_in(tables: Tables, option: int, other: int, of_type: int) -> bool:
+    """Whether two allocations have as many devices of all types but one."""
+    for number in range(len(tables.type_from) - 1):
+        if number != of_type and count_of(tables, option, number) != count_of(tables, other, number):
+            return False
+    return True
 
 
 @compiled
@@ -109,24 +183,34 @@ def shift(tables: Tables, schedule: Schedule, work: Work) -> bool:
     """A piece goes to devices a power of two further."""
     piece = any_piece(schedule, work)
     step = (1 << draw(work.random, 5)) * (1 if draw(work.random, 2) else -1)
-    return put(tables, schedule, piece, schedule.pieces[piece].option, schedule.devices[piece, 0] + step)
+    firsts = work.firsts[0]
+    set_firsts(tables, schedule, work, piece, firsts)
+    firsts[any_type(work)] += step
+    return put(tables, schedule, firsts, piece, schedule.pieces[piece].option)
+
+
+@compiled
+def any_type(work: Work) -> int:
+    """One of the types of device."""
+    num_types = work.firsts.shape[1]
+    return draw(work.random, num_types) if num_types > 1 else 0
 
 
 @compiled
 def put_beside(tables: Tables, schedule: Schedule, work: Work) -> bool:
     """A piece goes to an end of another one's devices, from inside or outside."""
     piece, other = any_piece(schedule, work), any_piece(schedule, work)
-    option = schedule.pieces[piece].option
-    count, first = tables.options[option].devices, schedule.devices[other, 0]
-    behind = schedule.devices[other, tables.options[schedule.pieces[other].option].devices - 1] + 1
-    where = draw(work.random, 4)
-    if where == 0:
-        return put(tables, schedule, piece, option, first)
-    if where == 1:
-        return put(tables, schedule, piece, option, behind)
-    if where == 2:
-        return put(tables, schedule, piece, option, first - count)
-    return put(tables, schedule, piece, option, behind - count)
+    option, beside = schedule.pieces[piece].option, schedule.pieces[other].option
+    firsts = work.firsts[0]
+    set_firsts(tables, schedule, work, other, firsts)
+    where, place = draw(work.random, 4), 0
+    for of_type in range(len(firsts)):
+        place += count_of(tables, beside, of_type)
+        if where in (1, 3) and count_of(tables, beside, of_type):
+            firsts[of_type] = tables.devices[schedule.devices[other, place - 1]].place + 1
+        if where > 1:
+            firsts[of_type] -= count_of(tables, option, of_type)
+    return put(tables, schedule, firsts, piece, option)
 
 
 @compiled
@@ -137,15 +221,24 @@ def join_devices(tables: Tables, schedule: Schedule, work: Work) -> bool:
         if _shares_parameters(tables, schedule, piece, other):
             break
         other = any_piece(schedule, work)
-    most = tables.options[schedule.pieces[other].option].devices
-    option = same_again(tables, schedule, work, piece, most, most)
-    if option < 0:
-        option = same_again(tables, schedule, work, piece, (most + 1) // 2, most)
+    whole = schedule.pieces[other].option
+    option = _option_inside(tables, schedule, work, piece, whole)
     if option < 0:
         return False
     schedule.pieces[piece].option = option
-    skipped = (most - tables.options[option].devices) * draw(work.random, 2)
-    return copy_devices(tables, schedule, other, piece, skipped)
+    return copy_devices(tables, schedule, other, whole, piece, draw(work.random, 2))
+
+
+@compiled
+def _option_inside(tables: Tables, schedule: Schedule, work: Work, piece: int, whole: int) -> int:
+    """An option of a piece's MetaOp of as many devices as `whole` has, or at least half, and of each type no
+    more; -1: there is none.
+    """
+    most = tables.options[whole].devices
+    option = same_again(tables, schedule, work, piece, most, most, whole)
+    if option < 0:
+        option = same_again(tables, schedule, work, piece, (most + 1) // 2, most, whole)
+    return int(option)
 
 
 @compiled
@@ -168,13 +261,32 @@ def _uses_same(tables: Tables, schedule: Schedule, piece: int, other: int) -> bo
 
 @compiled
 def swap_devices(tables: Tables, schedule: Schedule, work: Work) -> bool:
-    """Two pieces change places."""
+    """Two pieces change places; where these are of other types of device, each takes one of its allocations
+    there.
+    """
     piece, other = any_piece(schedule, work), any_piece(schedule, work)
-    first, second = schedule.devices[piece, 0], schedule.devices[other, 0]
-    if piece == other or first == second:
+    if piece == other or schedule.devices[piece, 0] == schedule.devices[other, 0]:
         return False
-    is_right = put(tables, schedule, piece, schedule.pieces[piece].option, second)
-    return put(tables, schedule, other, schedule.pieces[other].option, first) and is_right
+    of_piece, of_other = work.firsts[0], work.firsts[1]
+    set_firsts(tables, schedule, work, piece, of_piece)
+    set_firsts(tables, schedule, work, other, of_other)
+    one, two = schedule.pieces[piece].option, schedule.pieces[other].option
+    if not _has_same_types(tables, one, two):
+        one = _option_inside(tables, schedule, work, piece, schedule.pieces[other].option)
+        two = _option_inside(tables, schedule, work, other, schedule.pieces[piece].option)
+        if min(one, two) < 0:
+            return False
+    is_right = put(tables, schedule, of_other, piece, one)
+    return put(tables, schedule, of_piece, other, two) and is_right
+
+
+@compiled
+def _has_same_types(tables: Tables, option: int, other: int) -> bool:
+    """Whether two allocations have devices of the same types."""
+    for of_type in range(len(tables.type_from) - 1):
+        if (count_of(tables, option, of_type) > 0) != (count_of(tables, other, of_type) > 0):
+            return False
+    return True
 
 
 @compiled
@@ -297,11 +409,14 @@ def cut(tables: Tables, schedule: Schedule, work: Work) -> bool:
     if other < 0:
         return False
     count = tables.options[schedule.pieces[piece].option].devices
-    option = same_again(tables, schedule, work, other, count // 2, 2 * count)
+    option = same_again(tables, schedule, work, other, count // 2, 2 * count, -1)
     if option < 0:
         return True
-    step = tables.options[option].devices * (draw(work.random, 3) - 1)
-    return put(tables, schedule, other, option, schedule.devices[piece, 0] + step)
+    firsts, step = work.firsts[0], draw(work.random, 3) - 1
+    set_firsts(tables, schedule, work, piece, firsts)
+    for of_type in range(len(firsts)):
+        firsts[of_type] += step * count_of(tables, option, of_type)
+    return put(tables, schedule, firsts, other, option)
 
 
 @compiled
@@ -415,7 +530,7 @@ def _kept_otherwise(tables: Tables, schedule: Schedule, work: Work, piece: int) 
     before = tables.options[option]
     for other in range(tables.metaops[metaop].option_from, tables.metaops[metaop + 1].option_from):
         after = tables.options[other]
-        if after.again == again and after.dp == before.dp and after.tp == before.tp:
+        if after.again == again and after.allocation == before.allocation:
             schedule.pieces[piece].option = other
             return True
     return False
@@ -477,21 +592,25 @@ def move_part(tables: Tables, schedule: Schedule, work: Work) -> bool:
 def put_anywhere(tables: Tables, schedule: Schedule, work: Work) -> bool:
     """A piece goes to any devices, of any number, that begin at a multiple of it or where another's do."""
     piece, other = any_piece(schedule, work), any_piece(schedule, work)
-    option = same_again(tables, schedule, work, piece, 1, len(tables.devices))
+    option = same_again(tables, schedule, work, piece, 1, len(tables.devices), -1)
     if option < 0:
         return False
-    count = tables.options[option].devices
-    first = schedule.devices[other, 0]
+    firsts = work.firsts[0]
+    set_firsts(tables, schedule, work, other, firsts)
     if draw(work.random, 2):
-        first = count * draw(work.random, len(tables.devices) // count)
-    return put(tables, schedule, piece, option, first)
+        for of_type in range(len(firsts)):
+            count = count_of(tables, option, of_type)
+            room = tables.type_from[of_type + 1] - tables.type_from[of_type]
+            firsts[of_type] = count * draw(work.random, room // count) if count else 0
+    return put(tables, schedule, firsts, piece, option)
 
 
 @compiled
 def gather_component(tables: Tables, schedule: Schedule, work: Work) -> bool:
     """All pieces that use a piece's parameters go to its devices, or to as many of them as they can use."""
     source = any_piece(schedule, work)
-    most = tables.options[schedule.pieces[source].option].devices
+    whole = schedule.pieces[source].option
+    most = tables.options[whole].devices
     is_moved = False
     for piece in range(len(schedule.pieces)):
         if schedule.pieces[piece].metaop < 0 or not _uses_same(tables, schedule, source, piece):
@@ -499,12 +618,12 @@ def gather_component(tables: Tables, schedule: Schedule, work: Work) -> bool:
         fewest = most
         option = -1
         while option < 0 and fewest:
-            option = same_again(tables, schedule, work, piece, fewest, most)
+            option = same_again(tables, schedule, work, piece, fewest, most, whole)
             fewest //= 2
         if option < 0:
             return False
         schedule.pieces[piece].option = option
-        if not copy_devices(tables, schedule, source, piece, 0):
+        if not copy_devices(tables, schedule, source, whole, piece, 0):
             return False
         is_moved = True
     return is_moved

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from spindle_cli.plan.compiled import compiled
-from spindle_cli.plan.refine.homes import BETWEEN, INSIDE, bandwidth
+from spindle_cli.plan.refine.homes import MULTIPLIER, bandwidth
 from spindle_cli.plan.refine.schedule import Schedule, Work
 from spindle_cli.plan.refine.sums import set_slots
 from spindle_cli.plan.refine.tables import Ints, Records, Tables
 
 # By how much sums of the same seconds may differ by their order.
 ROUNDING = 1e-9
+# Parts of a batch that overlap by less are next to each other.
+TOUCH = 1e-12
 
 
 @compiled
@@ -19,21 +21,41 @@ def send(
     """Send a batch from the devices of a piece to those of another as soon as ways are free; when all of it
     is there.
     """
+    row = _load_of(tables, schedule, work, source, taker, num_bytes)
+    arrived_s, num_devices, free_s = ready_s, len(tables.devices), work.port_free_s
+    for number in range(work.load_counts[row]):
+        port = work.load_ports[row, number]
+        start_s = max(ready_s, free_s[port])
+        end_s = start_s + work.load_s[row, number]
+        free_s[port] = end_s
+        arrived_s = max(arrived_s, end_s)
+        if port >= 2 * num_devices:
+            set_slots(work.card_slots[port % num_devices], work.slot_s[0], start_s, end_s)
+    return arrived_s
+
+
+@compiled
+def _load_of(
+    tables: Tables, schedule: Schedule, work: Work, source: int, taker: int, num_bytes: float
+) -> int:
+    """The row of `load_ports` and `load_s` with what messages between two pieces keep ports busy. Most pieces
+    stay as they are from one schedule to the next, so it is worked out where no row is called by both.
+    """
+    key = work.names[source] * MULTIPLIER + work.names[taker]
+    key = key * MULTIPLIER + int(num_bytes)
+    row = (key ^ (key >> 29)) & (len(work.load_keys) - 1)
+    if work.load_keys[row] == key:
+        return int(row)
     one, two = tables.options[schedule.pieces[source].option], tables.options[schedule.pieces[taker].option]
     num_touched = _load_ports(
         tables, work, schedule.devices[source], one, schedule.devices[taker], two, num_bytes
     )
-    arrived_s, num_devices = ready_s, len(tables.devices)
+    work.load_keys[row], work.load_counts[row] = key, num_touched
     for number in range(num_touched):
-        port = work.ports[work.touched[number]]
-        start_s = max(ready_s, port.free_s)
-        end_s = start_s + port.taken_s
-        port.free_s, port.taken_s = end_s, 0.0
-        arrived_s = max(arrived_s, end_s)
-        card = work.touched[number] % num_devices
-        if work.touched[number] >= 2 * num_devices:
-            set_slots(work.card_slots[card], work.slot_s[0], start_s, end_s)
-    return arrived_s
+        work.load_ports[row, number] = work.touched[number]
+        work.load_s[row, number] = work.taken_s[work.touched[number]]
+        work.taken_s[work.touched[number]] = 0.0
+    return int(row)
 
 
 @compiled
@@ -41,37 +63,88 @@ def _load_ports(
     tables: Tables, work: Work, senders: Ints, one: Records, takers: Ints, two: Records, num_bytes: float
 ) -> int:
     """Add up what messages keep ports busy; how many ports these are (`account/activations.py`)."""
-    ports, devices, common = work.ports, tables.devices, tables.common[0]
+    taken_s, devices, ends = work.taken_s, tables.devices, tables.ends
     parts, holders, shares, tp = one.dp, one.tp, two.dp, two.tp
-    num_touched, known, near_s, far_s = 0, -1, 0.0, 0.0
+    num_touched, first = 0, 0
+    known, known_near, known_far, near_s, far_s = -1.0, -1, -1, 0.0, 0.0
     for place in range(shares * tp):
         device, share = takers[place], place // tp
-        for part in range(share * parts // shares, -(-(share + 1) * parts // shares)):
-            sender = senders[part * holders + place % holders]
-            for holder in range(holders):
-                if senders[part * holders + holder] == device:
-                    sender = device
+        begin, end = ends[two.end_from + share], ends[two.end_from + share + 1]
+        while ends[one.end_from + first + 1] < begin + TOUCH:
+            first += 1
+        for part in range(first, parts):
+            part_begin, part_end = ends[one.end_from + part], ends[one.end_from + part + 1]
+            if part_begin > end - TOUCH:
+                break
+            sender = _sender(senders, part * holders, holders, place, device)
             if sender == device:
                 continue
-            overlap = min((share + 1) * parts, (part + 1) * shares) - max(share * parts, part * shares)
-            if overlap != known:
-                known = overlap
-                size = num_bytes * overlap / (shares * parts)
-                near_s = common.near_s + size / bandwidth(tables.knots, INSIDE, size)
-                far_s = common.far_s + size / bandwidth(tables.knots, BETWEEN, size)
+            overlap = min(part_end, end) - max(part_begin, begin)
+            if abs(overlap - known) > TOUCH:
+                known, known_near, known_far = overlap, -1, -1
             if devices[sender].node == devices[device].node:
+                link = tables.among[devices[device].kind].near
+                if link != known_near:
+                    known_near, near_s = link, _message_s(tables, link, num_bytes * overlap)
                 way_out, way_in, seconds = sender, len(devices) + device, near_s
-                work.peers[sender, device] = work.peers[device, sender] = 1
             else:
+                link = tables.among[devices[sender].kind + devices[device].kind].far
+                if link != known_far:
+                    known_far, far_s = link, _message_s(tables, link, num_bytes * overlap)
                 way_out = 2 * len(devices) + devices[sender].card
                 way_in, seconds = 3 * len(devices) + devices[device].card, far_s
-                work.states[sender].crosses = work.states[device].crosses = 1
             for port in (way_out, way_in):
-                if ports[port].taken_s == 0.0:
+                if taken_s[port] == 0.0:
                     work.touched[num_touched] = port
                     num_touched += 1
-                ports[port].taken_s += seconds
+                taken_s[port] += seconds
     return num_touched
+
+
+@compiled
+def _sender(senders: Ints, begin: int, holders: int, place: int, device: int) -> int:
+    """Which of the devices that hold a part of a batch sends it to a device: itself, if it is one of them."""
+    for holder in range(begin, begin + holders):
+        if senders[holder] == device:
+            return device
+    return int(senders[begin + place % holders])
+
+
+@compiled
+def find_peers(tables: Tables, schedule: Schedule, work: Work) -> None:
+    """Set which devices of a node exchange messages, and which do so with other nodes."""
+    work.peers[:, :] = 0
+    for device in range(len(work.states)):
+        work.states[device].crosses = 0
+    for piece in range(len(schedule.pieces)):
+        for edge in range(work.edge_from[piece], work.edge_from[piece + 1]):
+            if not work.edges[edge].is_alike:
+                _find_peers_of(tables, schedule, work, piece, work.edges[edge].taker)
+
+
+@compiled
+def _find_peers_of(tables: Tables, schedule: Schedule, work: Work, source: int, taker: int) -> None:
+    one, two = tables.options[schedule.pieces[source].option], tables.options[schedule.pieces[taker].option]
+    devices, ends, first = tables.devices, tables.ends, 0
+    for place in range(two.dp * two.tp):
+        device, share = schedule.devices[taker, place], place // two.tp
+        begin, end = ends[two.end_from + share], ends[two.end_from + share + 1]
+        while ends[one.end_from + first + 1] < begin + TOUCH:
+            first += 1
+        for part in range(first, one.dp):
+            if ends[one.end_from + part] > end - TOUCH:
+                break
+            sender = _sender(schedule.devices[source], part * one.tp, one.tp, place, device)
+            if sender != device and devices[sender].node == devices[device].node:
+                work.peers[sender, device] = work.peers[device, sender] = 1
+            elif sender != device:
+                work.states[sender].crosses = work.states[device].crosses = 1
+
+
+@compiled
+def _message_s(tables: Tables, link: int, num_bytes: float) -> float:
+    """Seconds of one message over a link."""
+    return float(tables.latencies_s[link] + num_bytes / bandwidth(tables.knots, link, num_bytes))
 
 
 @compiled
@@ -116,11 +189,9 @@ def _send_first(tables: Tables, schedule: Schedule, work: Work, size: int) -> No
 @compiled
 def _free_all(work: Work) -> None:
     """Let devices, ports and cards be free from the start."""
-    for port in range(len(work.ports)):
-        work.ports[port].free_s = work.ports[port].taken_s = 0.0
+    work.port_free_s[:] = 0.0
     for device in range(len(work.states)):
-        work.states[device].free_s, work.states[device].crosses = 0.0, 0
-    work.peers[:, :] = 0
+        work.states[device].free_s = 0.0
     work.card_slots[:, :] = 0
 
 

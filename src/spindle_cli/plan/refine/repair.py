@@ -12,6 +12,7 @@ from math import inf
 from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.evaluate import lay_out
 from spindle_cli.plan.refine.moves import (
+    count_of,
     cut,
     groups_are_inside,
     put,
@@ -104,23 +105,43 @@ def _free_s(tables: Tables, schedule: Schedule, work: Work, piece: int) -> float
 def _pick(
     tables: Tables, schedule: Schedule, work: Work, piece: int, ready_s: float, start_s: float
 ) -> float:
-    """Move a piece to consecutive devices on which it starts earlier, of those to the ones that wait least;
-    when it starts. They begin at a multiple of the largest power of two in their number.
+    """Move a piece to consecutive devices of each type on which it starts earlier, of those to the ones that
+    wait least; when it starts. They begin at a multiple of the largest power of two in their number.
     """
-    option = schedule.pieces[piece].option
-    count = tables.options[option].devices
+    option, firsts = schedule.pieces[piece].option, work.firsts[0]
+    earlier_s = ready_s
+    for of_type in range(len(firsts)):
+        count = count_of(tables, option, of_type)
+        if count:
+            free_s = _pick_of_type(tables, work, option, of_type, ready_s, start_s * (1 - LATE))
+            if firsts[of_type] < 0:
+                return start_s
+            earlier_s = max(earlier_s, free_s)
+    if not put(tables, schedule, firsts, piece, option):
+        return start_s
+    return earlier_s
+
+
+@compiled
+def _pick_of_type(
+    tables: Tables, work: Work, option: int, of_type: int, ready_s: float, within_s: float
+) -> float:
+    """Set in `firsts` with which of a type's devices a piece may begin so that all it takes are free soonest;
+    when they are. -1: none are within `within_s`.
+    """
+    count, begin = count_of(tables, option, of_type), tables.type_from[of_type]
     step = max(count & -count, tables.options[option].tp)
-    first, least_s, least_wait_s = -1, start_s * (1 - LATE), inf
-    for begin in range(0, len(tables.devices) - count + 1, step):
+    room = tables.type_from[of_type + 1] - begin
+    work.firsts[0, of_type] = -1
+    least_s, least_wait_s = within_s, inf
+    for first in range(0, room - count + 1, step):
         free_s, wait_s = ready_s, 0.0
-        for device in range(begin, begin + count):
-            free_s = max(free_s, work.states[device].free_s)
+        for place in range(begin + first, begin + first + count):
+            free_s = max(free_s, work.states[tables.by_type[place]].free_s)
         if free_s > least_s:
             continue
-        for device in range(begin, begin + count):
-            wait_s += free_s - work.states[device].free_s
+        for place in range(begin + first, begin + first + count):
+            wait_s += free_s - work.states[tables.by_type[place]].free_s
         if free_s < least_s or wait_s < least_wait_s:
-            first, least_s, least_wait_s = begin, free_s, wait_s
-    if first < 0 or not put(tables, schedule, piece, option, first):
-        return start_s
+            work.firsts[0, of_type], least_s, least_wait_s = first, free_s, wait_s
     return least_s

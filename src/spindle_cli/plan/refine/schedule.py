@@ -12,6 +12,10 @@ from spindle_cli.plan.refine.tables import Floats, Ints, Records, Tables
 # first plan's iteration they cover: behind them it does not.
 SLOTS = 1024
 COVERED = 1.25
+# Loads of ways of messages that are kept, in numbers for each way, and at least so many.
+LOADS, LEAST_LOADS = 1 << 19, 256
+# Homes whose worth of a sum is kept.
+WORTHS = 1 << 10
 # Pieces that a MetaOp has at most.
 MOST_PIECES = 24
 
@@ -41,26 +45,23 @@ FRAGMENT = np.dtype([(name, _INT) for name in ("block", "home", "sum")])
 # A sum or a gather of a home: by when it is ready or needed; its bytes; when it ends.
 SUM = np.dtype([("home", _INT), *((name, _FLOAT) for name in ("key_s", "num_bytes", "end_s"))])
 # Where the fragments are that the same devices hold: how many devices, on how many nodes, the most and fewest
-# of a node, and whether what goes between nodes goes around each node first; the sum that its next fragment
-# joins, or -1; trained bytes of all of them that each device updates; bytes that each holds all the time of
-# those blocks that all ops have alike; bytes from which a sum is worth its latency.
+# of a node, and the fewest network cards of one; the slowest links among them, and whether what goes between
+# nodes goes around each node first; the sum that its next fragment joins, or -1; trained bytes of all of them
+# that each device updates; bytes that each holds all the time of those blocks that all ops have alike; bytes
+# from which a sum is worth its latency.
 HOME = np.dtype(
     [
-        *((name, _INT) for name in ("count", "nodes", "most", "fewest", "by_node", "open_sum")),
+        *((name, _INT) for name in ("count", "nodes", "most", "fewest", "cards", "near", "far")),
+        *((name, _INT) for name in ("by_node", "open_sum")),
         *((name, _FLOAT) for name in ("trained", "held", "worth_bytes")),
     ]
 )
-# Ways of messages, out and in, inside of nodes and of cards: when they are free, and what a message adds.
-PORT = np.dtype([("free_s", _FLOAT), ("taken_s", _FLOAT)])
-# A device: when its passes are through, how long those take that are not yet placed, and when its sums are
-# through; bytes of tensors now, at most, and what it updates; the bytes by which the account of a plan had
-# more than what is worked out here; whether it exchanges messages with other nodes.
+# A device: when its passes are through, and how long those take that are not yet placed; bytes of tensors
+# now, at most, and what it updates; the bytes by which the account of a plan had more than what is worked out
+# here; whether it exchanges messages with other nodes.
 STATE = np.dtype(
     [
-        *(
-            (name, _FLOAT)
-            for name in ("free_s", "rest_s", "sums_free_s", "level", "peak", "updated", "correction")
-        ),
+        *((name, _FLOAT) for name in ("free_s", "rest_s", "level", "peak", "updated", "correction")),
         ("crosses", _INT),
     ]
 )
@@ -105,23 +106,36 @@ class Work(NamedTuple):
         in_from, in_edges: [P + 1] and numbers of the edges to each piece.
         heap_s, heap: when something is ready to be sent, and which edge: twice its number, and one more where
             it is the gradients; first what is ready first (a binary heap).
-        received: [P] bytes that a piece's devices receive for it.
+        received: [P] bytes of a batch that a piece's devices receive for it.
+        made: bytes of gradients that each op of a piece makes.
         uses: [B] `USE`.
         fragments: [F] `FRAGMENT` of all blocks in turn; `fragment_masks`: [F, W] devices that hold each.
-        held: [N, B] bytes that a device has of a block all the time; `held_parts`: of which fragments, as
+        held: [B, N] bytes of a block that a device has all the time; `held_parts`: of which fragments, as
             bits.
         group_masks: [T, W] of a piece, the devices with the same fragments.
-        table: hashes of homes; `groups`: of tensor-parallel groups.
-        homes: [F] `HOME`.
-        home_devices: [F, N] of each home.
+        table: hashes of homes; `groups`: of tensor-parallel groups, and `group_slots`: how many of these, and
+            where.
+        homes: [F + 1] `HOME`; the last one is that of the devices of a piece that sums over its shares.
+        home_devices: [F + 1, N] of each home.
+        worth_keys, worth_bytes: [W] by hashes of how homes lie on the nodes, bytes from which their sums are
+            worth their latency, as far as that has been worked out.
+        class_of: [N] devices that are in the same homes of several devices are of one class; `class_hashes`:
+            [N] of these homes; `class_table`: of classes by these hashes.
+        classes: [F, 1 + N] how many classes a home has, and which.
+        class_free_s: [N] when sums of a class are through.
         sums: [F] `SUM`; `sum_order`: [F] the order in which they run.
         keys_s: what sums or passes are sorted by.
-        ports: [4 N] `PORT`; `touched`: those that a message uses.
+        names: [P] hashes of pieces' allocations and devices.
+        port_free_s: [4 N] when ways of messages are free: out and in, inside of nodes and of cards.
+        taken_s: [4 N] what the messages of an edge take of each; `touched`: which these are.
+        load_keys, load_counts, load_ports, load_s: the same of edges that have been worked out, by hashes of
+            their ends: [R] how many ways, and [R, 4 N] which, for how long.
         card_slots: [N, S] of each card, slots of time with messages, 64 to a word; `home_slots`: [F, S] of
             any card of a home. `slot_s`: [1] the length of a slot.
         peers: [N, N] whether two devices of a node exchange messages.
         states: [N] `STATE`.
         place: [2 P] of passes in the order.
+        firsts: [2, T] which of each type's devices two pieces begin with.
         random: [1] state of the random numbers.
     """
 
@@ -134,6 +148,7 @@ class Work(NamedTuple):
     heap_s: Floats
     heap: Ints
     received: Floats
+    made: Floats
     uses: Records
     fragments: Records
     fragment_masks: Ints
@@ -142,19 +157,34 @@ class Work(NamedTuple):
     group_masks: Ints
     table: Ints
     groups: Ints
+    group_slots: Ints
     homes: Records
     home_devices: Ints
+    worth_keys: Ints
+    worth_bytes: Floats
+    class_of: Ints
+    class_hashes: Ints
+    class_table: Ints
+    classes: Ints
+    class_free_s: Floats
     sums: Records
     sum_order: Ints
     keys_s: Floats
-    ports: Records
+    names: Ints
+    port_free_s: Floats
+    taken_s: Floats
     touched: Ints
+    load_keys: Ints
+    load_counts: Ints
+    load_ports: Ints
+    load_s: Floats
     card_slots: Ints
     home_slots: Ints
     slot_s: Floats
     peers: Ints
     states: Records
     place: Ints
+    firsts: Ints
     random: Ints
 
 
@@ -167,6 +197,7 @@ def work_for(tables: Tables, num_places: int, iteration_s: float) -> Work:
     # A piece has an edge to the next one of its MetaOp, the last one to those that take the MetaOp's output.
     num_edges = num_places + int(np.where(tables.takers["of_every"], MOST_PIECES, 1).sum())
     ints = np.int64
+    num_loads = max(LEAST_LOADS, 1 << (LOADS // (4 * num_devices)).bit_length())
     return Work(
         passes=np.zeros(2 * num_places, PASS),
         masks=np.zeros((num_places, words), ints),
@@ -177,26 +208,42 @@ def work_for(tables: Tables, num_places: int, iteration_s: float) -> Work:
         heap_s=np.zeros(2 * num_edges),
         heap=np.zeros(2 * num_edges, ints),
         received=np.zeros(num_places),
+        made=np.zeros(int(tables.metaops["num_ops"].max())),
         uses=np.zeros(num_blocks, USE),
         fragments=np.zeros(num_fragments, FRAGMENT),
         fragment_masks=np.zeros((num_fragments, words), ints),
-        held=np.zeros((num_devices, num_blocks)),
-        held_parts=np.zeros((num_devices, num_blocks), ints),
+        held=np.zeros((num_blocks, num_devices)),
+        held_parts=np.zeros((num_blocks, num_devices), ints),
         group_masks=np.zeros((most_parts, words), ints),
         table=np.zeros(1 << (2 * num_fragments).bit_length(), ints),
         groups=np.zeros(1 << (2 * num_places * num_devices).bit_length(), ints),
-        homes=np.zeros(num_fragments, HOME),
-        home_devices=np.zeros((num_fragments, num_devices), ints),
+        group_slots=np.zeros(1 + num_places * num_devices, ints),
+        homes=np.zeros(num_fragments + 1, HOME),
+        home_devices=np.zeros((num_fragments + 1, num_devices), ints),
+        worth_keys=np.full(WORTHS, -1, ints),
+        worth_bytes=np.zeros(WORTHS),
+        class_of=np.zeros(num_devices, ints),
+        class_hashes=np.zeros(num_devices, ints),
+        class_table=np.zeros(1 << (2 * num_devices).bit_length(), ints),
+        classes=np.zeros((num_fragments, 1 + num_devices), ints),
+        class_free_s=np.zeros(num_devices),
         sums=np.zeros(num_fragments, SUM),
         sum_order=np.zeros(num_fragments, ints),
         keys_s=np.zeros(max(num_fragments, 2 * num_places)),
-        ports=np.zeros(4 * num_devices, PORT),
+        names=np.zeros(num_places, ints),
+        port_free_s=np.zeros(4 * num_devices),
+        taken_s=np.zeros(4 * num_devices),
         touched=np.zeros(4 * num_devices, ints),
+        load_keys=np.zeros(num_loads, ints),
+        load_counts=np.zeros(num_loads, ints),
+        load_ports=np.zeros((num_loads, 4 * num_devices), ints),
+        load_s=np.zeros((num_loads, 4 * num_devices)),
         card_slots=np.zeros((num_devices, SLOTS // 64), ints),
         home_slots=np.zeros((num_fragments, SLOTS // 64), ints),
         slot_s=np.full(1, COVERED * iteration_s / SLOTS),
         peers=np.zeros((num_devices, num_devices), ints),
         states=np.zeros(num_devices, STATE),
         place=np.zeros(2 * num_places, ints),
+        firsts=np.zeros((2, len(tables.type_from) - 1), ints),
         random=np.zeros(1, ints),
     )

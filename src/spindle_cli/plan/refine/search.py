@@ -28,7 +28,7 @@ from spindle_cli.plan.refine.evaluate import cost_of
 from spindle_cli.plan.refine.moves import OFTEN, change
 from spindle_cli.plan.refine.repair import change_and_repair
 from spindle_cli.plan.refine.schedule import Schedule, Work, work_for
-from spindle_cli.plan.refine.tables import Floats, Tables, tables_of
+from spindle_cli.plan.refine.tables import Floats, Tables, options_of, tables_of
 from spindle_cli.plan.refine.translate import Translation
 from spindle_cli.plan.schedule import placed_slices
 from spindle_cli.plan.search import draws
@@ -149,16 +149,13 @@ def refined(problem: Problem, begins: Iterable[Judged], effort: int) -> Judged |
     return search.best if search.best.rank() < in_order[0].rank() else None
 
 
-def _iteration_s(judged: Judged) -> float:
-    return judged.prediction.iteration_s
-
-
 def _go_on_while_it_gains(search: Search, num_passes: int, marks: int) -> None:
-    gained_at, best_s = 0, _iteration_s(search.best)
+    """Search until so many marks in a row gain nothing, neither for the plan nor for what it is at."""
+    gained_at, best_s = 0, search.best.prediction.iteration_s
     for mark in range(1, 1 + marks):
-        search.go_on(num_passes)
-        if _iteration_s(search.best) < (1 - GAIN) * best_s:
-            gained_at, best_s = mark, _iteration_s(search.best)
+        is_falling = search.go_on(num_passes)
+        if is_falling or search.best.prediction.iteration_s < (1 - GAIN) * best_s:
+            gained_at, best_s = mark, search.best.prediction.iteration_s
         if mark - gained_at >= PATIENCE:
             break
 
@@ -193,10 +190,11 @@ class Search:
     @classmethod
     def of(cls, problem: Problem, judged: Judged) -> Search | None:
         """From a plan that fits; None as `refined` says."""
-        numbers = tables_of(problem)
+        options = options_of(problem, judged.slices)
+        numbers = tables_of(problem, options)
         if numbers is None:
             return None
-        translation = Translation(problem, numbers)
+        translation = Translation(problem, numbers, options)
         num_places = 2 * len(judged.slices) + MORE_PIECES * len(numbers.metaops)
         begun = translation.schedule_of(judged.slices, num_places)
         if begun is None:
@@ -213,15 +211,26 @@ class Search:
         history[:] = (1 + MELT) * costs[0]
         return search
 
-    def go_on(self, num_passes: int) -> None:
-        """Search until so many passes have been placed, and judge what was found."""
-        before_s = self.costs[1]
+    def go_on(self, num_passes: int) -> bool:
+        """Search until so many passes have been placed, and judge what was found. Where what it is at becomes
+        no shorter any more, it goes on from the shortest.
+
+        Returns:
+            Whether it is still on the way down from where it began to melt.
+        """
+        level_s, before_s = self.history.mean(), self.costs[1]
         self._run(self.current, num_passes)
-        if self.costs[1] >= (1 - GAIN) * before_s:
+        is_falling = self.history.mean() < (1 - GAIN) * level_s
+        is_above = self.history.mean() > (1 + HEAT) * self.costs[1]
+        if not is_falling:
             self.current = _copy(self.shortest)
             self.history[:] = (1 + HEAT) * self.costs[1]
-        if self.costs[1] >= before_s:
-            return
+        if self.costs[1] < before_s:
+            self._judge(before_s)
+        return bool(is_falling and is_above)
+
+    def _judge(self, before_s: float) -> None:
+        """Judge the shortest schedule; `before_s`: what the one before it takes."""
         slices = self.translation.slices_of(self.shortest)
         judged = measure_as_they_are(self.problem, self.best.strategy, slices)
         if judged is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from spindle_cli.plan.compiled import compiled
-from spindle_cli.plan.refine.homes import collective_s
+from spindle_cli.plan.refine.homes import collective_s, sums_shares
 from spindle_cli.plan.refine.schedule import SLOTS, Schedule, Work
 from spindle_cli.plan.refine.tables import Floats, Ints, Records, Tables
 
@@ -64,12 +64,15 @@ def _set_due(tables: Tables, schedule: Schedule, work: Work, is_backward: int) -
         if current & 1 != is_backward:
             continue
         piece, start_s = schedule.pieces[current >> 1], work.passes[current].start_s
-        op_from, option = tables.metaops[piece.metaop].op_from, tables.options[piece.option]
+        op_from = tables.metaops[piece.metaop].op_from
+        op_s = work.passes[current].seconds / (piece.last - piece.first)
+        # Where passes wait for other devices inside, nothing is summed before they are through.
+        is_whole = tables.options[piece.option].tp > 1 or sums_shares(tables, piece)
         for op in range(piece.first, piece.last):
             if is_backward:
-                time_s = start_s + (piece.last - op) * option.backward_s
+                time_s = start_s + (piece.last - (piece.first if is_whole else op)) * op_s
             else:
-                time_s = start_s + (op - piece.first) * option.forward_s
+                time_s = start_s + (op - piece.first) * op_s
             for at in range(tables.ops[op_from + op].block_from, tables.ops[op_from + op + 1].block_from):
                 use = uses[tables.used[at].block]
                 use.done_s = max(use.done_s, time_s) if is_backward else min(use.done_s, time_s)
@@ -129,24 +132,24 @@ def _add_block(tables: Tables, work: Work, block: int, num_sums: int, is_backwar
 @compiled
 def run_sums(tables: Tables, work: Work, num_sums: int, is_backward: int) -> None:
     """Let homes sum or gather, each as soon as all of its devices are free, in the order of `key_s`."""
-    order, sums, states, common = work.sum_order, work.sums, work.states, tables.common[0]
+    order, sums, free_s, common = work.sum_order, work.sums, work.class_free_s, tables.common[0]
     for number in range(num_sums):
         order[number], work.keys_s[number] = number, sums[number].key_s
     sort_by(order, 0, num_sums, work.keys_s)
     rounds = 1 if common.is_sharded else 2
     for number in range(num_sums):
         each = sums[order[number]]
-        own, held_by = work.homes[each.home], work.home_devices[each.home]
+        own, classes = work.homes[each.home], work.classes[each.home]
         num_bytes = each.num_bytes * (common.width if is_backward else 1.0)
-        seconds = collective_s(own, common, tables.knots, num_bytes, rounds)
+        seconds = collective_s(tables, own, num_bytes, rounds)
         start_s = each.key_s if is_backward else 0.0
-        for place in range(own.count):
-            start_s = max(start_s, states[held_by[place]].sums_free_s)
+        for place in range(1, 1 + classes[0]):
+            start_s = max(start_s, free_s[classes[place]])
         each.end_s = start_s + seconds
         if own.nodes > 1:
             each.end_s = _through_s(work.home_slots[each.home], work.slot_s[0], start_s, seconds)
-        for place in range(own.count):
-            states[held_by[place]].sums_free_s = each.end_s
+        for place in range(1, 1 + classes[0]):
+            free_s[classes[place]] = each.end_s
 
 
 @compiled
@@ -179,8 +182,8 @@ def gather(tables: Tables, schedule: Schedule, work: Work, num_homes: int) -> No
         piece = schedule.pieces[number]
         if piece.metaop < 0:
             continue
-        op_s, op_from = tables.options[piece.option].forward_s, tables.metaops[piece.metaop].op_from
-        gathered_s = 0.0
+        op_s = work.passes[2 * number].seconds / (piece.last - piece.first)
+        op_from, gathered_s = tables.metaops[piece.metaop].op_from, 0.0
         for op in range(piece.first, piece.last):
             for at in range(tables.ops[op_from + op].block_from, tables.ops[op_from + op + 1].block_from):
                 done_s = uses[tables.used[at].block].done_s

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import replace
+from fractions import Fraction
+from itertools import accumulate, pairwise, product
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,41 +19,57 @@ from spindle_cli.costs.links import messages_bytes
 from spindle_cli.costs.memory import inner_bytes
 from spindle_cli.costs.parameters import Block, blocks_of, optimizer_bytes
 from spindle_cli.costs.recompute_and_offload import Again
-from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.problem import Problem, make_point, possible_points
+from spindle_cli.costs.shares import times_of
+from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Cluster, Link
+from spindle_cli.plan.mixed.cutting.allocations import allocations, degrees_of
+from spindle_cli.plan.problem import Point, Problem, make_point, possible_points, with_again
 from spindle_cli.plan.search.memory_fallback import selects
-from spindle_cli.plan.slices import Slice
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile
+from spindle_cli.plan.slices import Slice, rows_of
+from spindle_cli.profile.types import MetaOpProfile
 from spindle_cli.units import GB
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 # An array of records, whose fields compiled code reads by name; numpy's types do not tell them apart.
 Records = Any
+# Devices, degree of tensor parallelism, devices of each type, and where unequal shares end.
+Shape = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 # How an option keeps activations, in the order of `again` in the tables.
 KEEPING = (Again.NOTHING, Again.SELECTIVE, Again.ALL)
 
 _INT, _FLOAT = np.int64, np.float64
 # Of a MetaOp: its ops, and the first of them in all; its first option, where those go by recomputation, then
-# by devices; a number that is the same for those that hang together; where its inputs begin, and who takes
-# its output; bytes of a whole batch, behind the last op and behind each other. One more row ends all lists.
+# by devices; a number that is the same for those that hang together; where its inputs begin, who takes its
+# output, and where its sums over shares begin; bytes of a whole batch, behind the last op and behind each
+# other. One more row ends all lists.
 METAOP = np.dtype(
     [
         *((name, _INT) for name in ("num_ops", "op_from", "option_from", "part", "input_from", "taker_from")),
+        ("sum_from", _INT),
         *((name, _FLOAT) for name in ("output_bytes", "inner_bytes")),
     ]
 )
-# An allocation of a MetaOp with what its ops recompute (a place in `KEEPING`): seconds of one op, and where
-# its ops begin in `op_bytes`.
+# An allocation of a MetaOp with what its ops recompute (a place in `KEEPING`): a number that is the same for
+# equal allocations of the MetaOp; where its types begin in `of_types`, and its shares in `ends`; seconds of
+# one op, and those of its sums over shares that these have in them.
 OPTION = np.dtype(
     [
-        *((name, _INT) for name in ("devices", "dp", "tp", "again", "bytes_from")),
-        *((name, _FLOAT) for name in ("forward_s", "backward_s")),
+        *((name, _INT) for name in ("devices", "dp", "tp", "again", "allocation", "type_from", "end_from")),
+        *((name, _FLOAT) for name in ("forward_s", "backward_s", "sums_s")),
     ]
+)
+# Of an option on one type of device: how many devices; the largest share's part of the batch; and where its
+# ops begin in `op_bytes`.
+OF_TYPE = np.dtype([("devices", _INT), ("bytes_from", _INT), ("part", _FLOAT)])
+# What each op of a MetaOp sums, or gathers, over the shares of its batch: bytes of each; how many of them in
+# a forward pass, and in a backward pass.
+BATCH_SUM = np.dtype(
+    [("is_gather", _INT), *((name, _FLOAT) for name in ("num_bytes", "forward", "backward"))]
 )
 # Another MetaOp, and whether each op takes what the edge carries.
 EDGE = np.dtype([("metaop", _INT), ("of_every", _INT)])
-# Of an op of an option on one device: kept from forward to backward; the most of its forward pass; the most
+# Of an op on one device of an option: kept from forward to backward; the most of its forward pass; the most
 # of its backward pass beyond what it keeps.
 OP_BYTES = np.dtype([(name, _FLOAT) for name in ("kept", "forward", "backward")])
 # Of an op: where the blocks of its parameters begin, and bytes of a batch's fields.
@@ -62,19 +82,30 @@ USED = np.dtype([("block", _INT), *((name, _FLOAT) for name in ("trained", "last
 BLOCK = np.dtype(
     [*((name, _FLOAT) for name in ("trained", "lasting", "state")), ("is_split", _INT), ("is_alike", _INT)]
 )
-# Its node, its network card in all, and bytes for tensors and communicators.
-DEVICE = np.dtype([("node", _INT), ("card", _INT), ("capacity", _FLOAT)])
-# What is the same everywhere: network cards of a node; latencies inside of nodes and between them; how many
-# times as much as tensors take is taken for them; what messages take with one more device of the node, and
-# with other nodes; bytes of gradients for each byte of parameters; seconds of the optimizer for each byte
+# Its node, the digit of that in numbers of `among`, and how many network cards it has; its own card in all;
+# its type, and which of that type's devices it is; and bytes for tensors and communicators.
+DEVICE = np.dtype(
+    [
+        *((name, _INT) for name in ("node", "kind", "cards", "card", "type", "place")),
+        ("capacity", _FLOAT),
+    ]
+)
+# The slowest links among devices of some nodes: inside of one, and between two; numbers of links.
+AMONG = np.dtype([("near", _INT), ("far", _INT)])
+# What is the same everywhere: how many types of device there are; the fewest network cards of a node; how
+# many times as much as tensors take is taken for them; what messages take with one more device of the node,
+# and with other nodes; bytes of gradients for each byte of parameters; seconds of the optimizer for each byte
 # that it updates; batches of a step; whether devices share the optimizer's state.
 COMMON = np.dtype(
     [
-        *((name, _INT) for name in ("cards", "batches", "is_sharded")),
-        *((name, _FLOAT) for name in ("near_s", "far_s", "filled", "peer_bytes", "outside_bytes")),
-        *((name, _FLOAT) for name in ("width", "step_s")),
+        *((name, _INT) for name in ("types", "cards", "batches", "is_sharded")),
+        *((name, _FLOAT) for name in ("filled", "peer_bytes", "outside_bytes", "width", "step_s")),
     ]
 )
+# By links nodes may be of up to so many kinds: `among` has a row for each set of them.
+MOST_KINDS = 6
+# By how much more devices on several types may cost than the cheapest allocation that is as fast.
+SLACK = 0.15
 
 
 class Tables(NamedTuple):
@@ -83,26 +114,39 @@ class Tables(NamedTuple):
     Attributes:
         metaops: [M + 1] `METAOP`.
         inputs, takers: `EDGE`, of each MetaOp in turn.
+        batch_sums: `BATCH_SUM` of each MetaOp in turn.
         options: [O] `OPTION`.
-        op_bytes: `OP_BYTES` of each op of each option.
+        of_types: `OF_TYPE` of each option on each type in turn.
+        ends: where in the batch shares of options end, from 0.0 to 1.0.
+        op_bytes: `OP_BYTES` of ops of MetaOps, for each size of share, degree and recomputation in turn.
         ops: [G + 1] `OP`, of each MetaOp in turn.
         used: `USED` of each op in turn.
         blocks: [B] `BLOCK`.
         devices: [N] `DEVICE`.
-        knots: [2, 2, K] sizes of messages, and bytes a second, inside of nodes and between them.
+        by_type: [N] numbers of devices, type after type; `type_from`: [T + 1] where each type begins.
+        among: `AMONG` of sets of nodes: in a number to the base three, for each kind a digit for none, one or
+            several.
+        knots: [L, 2, K] of each link sizes of messages, and bytes a second; `latencies_s`: [L].
         common: [1] `COMMON`.
     """
 
     metaops: Records
     inputs: Records
     takers: Records
+    batch_sums: Records
     options: Records
+    of_types: Records
+    ends: Floats
     op_bytes: Records
     ops: Records
     used: Records
     blocks: Records
     devices: Records
+    by_type: Ints
+    type_from: Ints
+    among: Records
     knots: Floats
+    latencies_s: Floats
     common: Records
 
 
@@ -110,30 +154,38 @@ class Option(NamedTuple):
     """An allocation of a MetaOp with what its ops recompute."""
 
     metaop: MetaOpProfile
-    point: CurvePoint
+    point: Point
     again: Again
+    allocation: int
+
+    @property
+    def share_samples(self) -> list[int]:
+        """Samples of each share."""
+        batch, dp = self.metaop.batch_size, self.point.dp
+        rows = self.point.rows or [share * batch // dp for share in range(dp + 1)]
+        return [end - begin for begin, end in pairwise(rows)]
 
 
-def tables_of(problem: Problem) -> Tables | None:
-    """The tables of a problem; None of what they cannot say: devices or links of several kinds, processors
-    that send and receive themselves, sets of tasks, what is gathered or summed within passes, unequal
-    ranges, experts.
+def tables_of(problem: Problem, options: Sequence[Sequence[Option]]) -> Tables | None:
+    """The tables of a problem; None of what they cannot say: nodes of more kinds than `MOST_KINDS`,
+    processors that send and receive themselves, sets of tasks, what is gathered or summed within passes,
+    unequal ranges, experts.
+
+    Args:
+        options: `options_of` the problem.
     """
     profile, cluster = problem.profile, problem.cluster
     metaops = profile.metaops
     has_others = (
-        cluster.is_mixed
-        or not cluster.has_one_kind_of_nodes
-        or not cluster.has_one_kind_of_links
-        or cluster.talks_by != "nccl"
+        cluster.talks_by != "nccl"
         or not problem.orders_passes
         or bool(profile.sharding)
         or bool(profile.shard_weights)
-        or any(metaop.num_experts or metaop.gathered or metaop.batch_sums for metaop in metaops)
+        or any(metaop.num_experts or metaop.gathered for metaop in metaops)
     )
-    if has_others:
+    kinds = _kinds_of_nodes(cluster)
+    if has_others or max(kinds) >= MOST_KINDS:
         return None
-    options = options_of(problem)
     flat = [option for own in options for option in own]
     index = {metaop.name: number for number, metaop in enumerate(metaops)}
     inputs: list[list[tuple[int, bool]]] = [[] for _ in metaops]
@@ -150,74 +202,193 @@ def tables_of(problem: Problem) -> Tables | None:
         [*(problem.part_of[metaop.name] for metaop in metaops), -1],
         _begins(map(len, inputs)),
         _begins(map(len, takers)),
+        _begins(len(metaop.batch_sums) for metaop in metaops),
         [*(float(metaop.output_bytes) for metaop in metaops), 0.0],
         [*(float(inner_bytes(metaop)) for metaop in metaops), 0.0],
         strict=True,
     )
     ops, used, blocks = _parameters(problem)
+    option_rows, of_types, ends, op_bytes = _options(flat, cluster)
+    by_type = sorted(
+        range(cluster.num_devices), key=lambda device: cluster.types.index(cluster.type_of[device])
+    )
+    among, links = _links(cluster, kinds)
     return Tables(
         metaops=np.array(list(rows), METAOP),
         inputs=np.array([edge for own in inputs for edge in own], EDGE),
         takers=np.array([edge for own in takers for edge in own], EDGE),
-        options=_options(flat),
-        op_bytes=_op_bytes(flat),
+        batch_sums=_batch_sums(metaops),
+        options=option_rows,
+        of_types=of_types,
+        ends=ends,
+        op_bytes=op_bytes,
         ops=ops,
         used=used,
         blocks=blocks,
-        devices=_devices(cluster),
-        knots=_knots(cluster),
+        devices=_devices(cluster, kinds, by_type),
+        by_type=np.array(by_type),
+        type_from=np.array(_begins(problem.devices_of_types)),
+        among=among,
+        knots=_knots(links),
+        latencies_s=np.array([link.latency_s for link in links]),
         common=_common(problem),
     )
 
 
-def options_of(problem: Problem) -> list[list[Option]]:
-    """Of each MetaOp, by recomputation, then by devices and seconds."""
+def options_of(problem: Problem, slices: Sequence[Slice]) -> list[list[Option]]:
+    """Of each MetaOp, by recomputation, then by devices.
+
+    Args:
+        slices: whose allocations are among them.
+    """
+    used: dict[str, set[Shape]] = {}
+    for piece in slices:
+        used.setdefault(piece.metaop, set()).add(shape_of_slice(problem, piece))
     found = []
     for metaop in problem.profile.metaops:
-        points = sorted(
-            possible_points(metaop, problem.cluster), key=lambda point: (point.num_devices, point.tp)
-        )
+        points = sorted(_points(metaop, problem.cluster, used.get(metaop.name, set())), key=shape_of)
         found.append(
             [
-                Option(metaop, point, again)
+                Option(metaop, with_again(point, metaop, again), again, allocation)
                 for again in KEEPING
-                for point in points
+                for allocation, point in enumerate(points)
                 if again is not Again.SELECTIVE or (selects(metaop) and point.tp == 1)
             ]
         )
     return found
 
 
-def _options(options: Sequence[Option]) -> Records:
-    begins = _begins(option.metaop.num_ops for option in options)
-    rows = []
-    for (metaop, curve_point, again), begin in zip(options, begins, strict=False):
-        point = make_point(curve_point, metaop, again)
-        shape = point.num_devices, point.dp, point.tp, KEEPING.index(again), begin
-        rows.append((*shape, point.forward_s, point.backward_s))
-    return np.array(rows, OPTION)
+def shape_of(point: Point) -> Shape:
+    """What tells an allocation of a MetaOp from others."""
+    return point.num_devices, point.tp, point.of_types, point.rows or ()
 
 
-def _op_bytes(options: Sequence[Option]) -> Records:
+def shape_of_slice(problem: Problem, piece: Slice) -> Shape:
+    """The same of the one that a slice has."""
+    return shape_of(replace(problem.point_of(piece), rows=piece.rows))
+
+
+def _points(metaop: MetaOpProfile, cluster: Cluster, used: Set[Shape]) -> Iterable[Point]:
+    """Allocations of ops that recompute nothing, of every degree of tensor parallelism; `used`: shapes of
+    some that are not left out.
+    """
+    if not cluster.is_mixed:
+        return [
+            replace(make_point(point, metaop), rows=rows_of(metaop.batch_size, point.dp))
+            for point in possible_points(metaop, cluster)
+        ]
+    found: dict[Point, None] = {}
+    for least_tp in degrees_of(metaop, cluster):
+        try:
+            found |= dict.fromkeys(allocations(metaop, cluster, least_tp))
+        except NoPlanError:  # an allocation of this degree needs more devices than there are
+            continue
+    return _worth_having(list(found), used)
+
+
+def _worth_having(points: Sequence[Point], used: Set[Shape]) -> Iterator[Point]:
+    """Give those on one type of device, and those on several that none as fast beats by more than `SLACK`, by
+    prices of the types' seconds: what an op takes at least of each by itself.
+    """
+    on_one = [point for point in points if sum(map(bool, point.of_types)) == 1]
+    alone_s = [
+        min((point.num_devices * point.op_s for point in on_one if point.of_types[number]), default=inf)
+        for number in range(len(points[0].of_types))
+    ]
+    least = inf
+    for point in sorted(points, key=lambda point: point.op_s):
+        worth = point.op_s * sum(
+            count / seconds for count, seconds in zip(point.of_types, alone_s, strict=True)
+        )
+        if point in on_one or worth <= (1 + SLACK) * least or shape_of(point) in used:
+            yield point
+        least = min(least, worth)
+
+
+def _batch_sums(metaops: Sequence[MetaOpProfile]) -> Records:
+    rows = [
+        (each.kind == "gather", each.num_bytes, each.forward, each.backward)
+        for metaop in metaops
+        for each in metaop.batch_sums
+    ]
+    return np.array(rows, BATCH_SUM)
+
+
+def _options(options: Sequence[Option], cluster: Cluster) -> tuple[Records, Records, Floats, Records]:
+    """Options, what they have of each type, where their shares end, and bytes of their ops."""
     known = KnownUses()
-    return np.array([row for option in options for row in _bytes_of_ops(option, known)], OP_BYTES)
+    rows: list[tuple[float, ...]] = []
+    of_types: list[tuple[float, ...]] = []
+    ends: list[float] = []
+    end_from: dict[tuple[Fraction, ...], int] = {}
+    op_bytes: list[tuple[float, float, float]] = []
+    bytes_from: dict[tuple[str, int, int, Again], int] = {}
+    for option in options:
+        metaop, point, again, allocation = option
+        samples = option.share_samples
+        cuts = tuple(Fraction(end, metaop.batch_size) for end in accumulate(samples, initial=0))
+        if cuts not in end_from:
+            end_from[cuts] = len(ends)
+            ends += map(float, cuts)
+        shape = point.num_devices, point.dp, point.tp, KEEPING.index(again), allocation
+        places = len(cluster.types) * len(rows), end_from[cuts]
+        rows.append((*shape, *places, point.forward_s, point.backward_s, _sums_s(option, cluster)))
+        share = 0
+        for count in point.of_types:
+            if not count:
+                of_types.append((0, 0, 0.0))
+                continue
+            largest = max(samples[share : share + count // point.tp])
+            share += count // point.tp
+            key = metaop.name, largest, point.tp, again
+            if key not in bytes_from:
+                bytes_from[key] = len(op_bytes)
+                op_bytes += _bytes_of_ops(option, metaop.batch_size / largest, known)
+            of_types.append((count, bytes_from[key], largest / metaop.batch_size))
+    return (
+        np.array(rows, OPTION),
+        np.array(of_types, OF_TYPE),
+        np.array(ends),
+        np.array(op_bytes, OP_BYTES),
+    )
 
 
-def _bytes_of_ops(option: Option, known: KnownUses) -> Iterator[tuple[float, float, float]]:
-    """Of each op: kept, the most forward, and the most backward beyond what is kept."""
-    metaop, point, again = option
-    piece = Slice.model_construct(
+def _sums_s(option: Option, cluster: Cluster) -> float:
+    """Seconds of an op's sums over shares that its curve or shares have in them."""
+    if not option.metaop.batch_sums:
+        return 0.0
+    devices: list[int] = []
+    for kind, count in zip(cluster.types, option.point.of_types, strict=True):
+        devices += [device for device, own in enumerate(cluster.type_of) if own == kind][:count]
+    op = times_of(option.metaop, _piece(option, tuple(devices)), cluster)
+    assert op is not None, "options are of shares that are known"
+    return op.communication_s
+
+
+def _piece(option: Option, devices: tuple[int, ...]) -> Slice:
+    """All ops of a MetaOp on an option."""
+    metaop, point, again, _ = option
+    return Slice.model_construct(
         metaop=metaop.name,
         ops=(0, metaop.num_ops),
-        devices=tuple(range(point.num_devices)),
+        devices=devices,
         dp=point.dp,
         tp=point.tp,
+        rows=point.rows,
         start_s=0.0,
         end_s=0.0,
         recompute=again is not Again.NOTHING,
         selective=again is Again.SELECTIVE,
     )
-    part = Part(0, piece, {metaop.name: metaop}, point.dp, (), is_handed_on=True, known=known)
+
+
+def _bytes_of_ops(option: Option, shares: float, known: KnownUses) -> Iterator[tuple[float, float, float]]:
+    """Of each op on a device with a share of which the batch has so many: kept, the most forward, and the
+    most backward beyond what is kept.
+    """
+    metaop, point, again, _ = option
+    piece = _piece(option, tuple(range(point.num_devices)))
+    part = Part(0, piece, {metaop.name: metaop}, shares, (), is_handed_on=True, known=known)
     keeping = part.keeping[0]
     for count, needs in part.needs:
         running = needs.backward
@@ -256,17 +427,54 @@ def _parameters(problem: Problem) -> tuple[Records, Records, Records]:
     return ops, used, np.array(blocks, BLOCK)
 
 
-def _devices(cluster: Cluster) -> Records:
+def _kinds_of_nodes(cluster: Cluster) -> list[int]:
+    """Of each node a number that is the same for those with equal links."""
+    if cluster.has_one_kind_of_links:
+        return [0] * len(cluster.node_sizes)
+    return [number for number, group in enumerate(cluster.nodes) for _ in range(group.count)]
+
+
+def _devices(cluster: Cluster, kinds: Sequence[int], by_type: Sequence[int]) -> Records:
     number_of = {card: number for number, card in enumerate(dict.fromkeys(cluster.card_of))}
-    cards = [number_of[card] for card in cluster.card_of]
-    return np.array(list(zip(cluster.node_of, cards, cluster.usable_bytes, strict=True)), DEVICE)
+    place_of: dict[int, int] = {}
+    seen = Counter[str]()
+    for device in by_type:
+        place_of[device] = seen[cluster.type_of[device]]
+        seen[cluster.type_of[device]] += 1
+    rows = [
+        (
+            node,
+            3 ** kinds[node],
+            cluster.cards_of_node[node],
+            number_of[cluster.card_of[device]],
+            cluster.types.index(cluster.type_of[device]),
+            place_of[device],
+            cluster.usable_bytes[device],
+        )
+        for device, node in enumerate(cluster.node_of)
+    ]
+    return np.array(rows, DEVICE)
 
 
-def _knots(cluster: Cluster) -> Floats:
+def _links(cluster: Cluster, kinds: Sequence[int]) -> tuple[Records, list[Link]]:
+    """The slowest links among each set of nodes, and these links."""
+    nodes_of = [[node for node, kind in enumerate(kinds) if kind == own] for own in range(max(kinds) + 1)]
+    links: dict[Link, int] = {}
+    among = []
+    for digits in product(range(3), repeat=len(nodes_of)):
+        # The first kind has the lowest digit.
+        some = [node for digit, own in zip(reversed(digits), nodes_of, strict=True) for node in own[:digit]]
+        slowest = cluster.links_among(some) if some else cluster.links
+        both = slowest.intra_node, slowest.inter_node
+        among.append(tuple(links.setdefault(link, len(links)) for link in both))
+    return np.array(among, AMONG), list(links)
+
+
+def _knots(links: Sequence[Link]) -> Floats:
     """Sizes of messages with the links' bandwidths."""
     curves = [
         [(size, speed * GB) for size, speed in link.curve or ((1.0, link.bandwidth_gb_per_s),)]
-        for link in (cluster.links.intra_node, cluster.links.inter_node)
+        for link in links
     ]
     length = max(map(len, curves))
     padded = [curve + curve[-1:] * (length - len(curve)) for curve in curves]
@@ -277,11 +485,10 @@ def _common(problem: Problem) -> Records:
     profile, cluster = problem.profile, problem.cluster
     held_up = profile.calibration.held_up if profile.calibration else 0.0
     row = (
+        len(cluster.types),
         min(cluster.cards_of_node),
         profile.accumulate,
         profile.optimizer_state_sharded,
-        cluster.links.intra_node.latency_s,
-        cluster.links.inter_node.latency_s,
         # As `Need.at` has it.
         (1 + UNCOUNTED_SHARE) * (1 + (0.0 if cluster.is_cpu else ALLOCATOR_SHARE)),
         messages_bytes(1, outside=False),

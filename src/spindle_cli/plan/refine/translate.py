@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from spindle_cli.account.activations import edges_between, order_passes
 from spindle_cli.account.types import Pass
 from spindle_cli.costs.recompute_and_offload import Again
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.refine.schedule import Schedule, free_schedule
-from spindle_cli.plan.refine.tables import Option, Tables, options_of
-from spindle_cli.plan.slices import rows_of
+from spindle_cli.plan.refine.tables import Option, Tables, shape_of, shape_of_slice
 from spindle_cli.plan.types import Slice
 
 
 class Translation:
     """Between the slices of a problem's plans and schedules."""
 
-    def __init__(self, problem: Problem, tables: Tables) -> None:
+    def __init__(self, problem: Problem, tables: Tables, options: Sequence[Sequence[Option]]) -> None:
+        """`options`: those that the tables are of."""
         self._problem, self._tables = problem, tables
-        self._options: list[Option] = [option for own in options_of(problem) for option in own]
+        self._options = [option for own in options for option in own]
         self._metaops = {metaop.name: number for number, metaop in enumerate(problem.profile.metaops)}
         self._numbers = {
-            (option.metaop.name, option.point.dp, option.point.tp, option.again): number
+            (option.metaop.name, shape_of(option.point), option.again): number
             for number, option in enumerate(self._options)
         }
 
@@ -33,9 +35,10 @@ class Translation:
         """
         found = free_schedule(self._tables, num_places)
         for number, piece in enumerate(slices):
-            option = self._numbers.get((piece.metaop, piece.dp, piece.tp, Again.of(piece)))
+            key = piece.metaop, shape_of_slice(self._problem, piece), Again.of(piece)
+            option = self._numbers.get(key)
             is_usual = piece.micro_batches == 1 and not piece.offload
-            if option is None or not is_usual or piece.rows != self._rows(option):
+            if option is None or not is_usual or not self._goes_by_type(piece):
                 return None
             found.pieces[number] = self._metaops[piece.metaop], *piece.ops, option
             found.devices[number, : len(piece.devices)] = piece.devices
@@ -62,21 +65,21 @@ class Translation:
 
     def _slice(self, schedule: Schedule, place: int) -> Slice:
         _, first, last, number = map(int, schedule.pieces[place].item())
-        metaop, point, again = self._options[number]
+        metaop, point, again, _ = self._options[number]
         return Slice.model_construct(
             metaop=metaop.name,
             ops=(first, last),
             devices=tuple(map(int, schedule.devices[place, : point.num_devices])),
             dp=point.dp,
             tp=point.tp,
-            rows=self._rows(number),
+            rows=point.rows,
             start_s=0.0,
             end_s=0.0,
             recompute=again is not Again.NOTHING,
             selective=again is Again.SELECTIVE,
         )
 
-    def _rows(self, number: int) -> tuple[int, ...] | None:
-        """The offsets of an option's shares, where these are not equal."""
-        option = self._options[number]
-        return rows_of(option.metaop.batch_size, option.point.dp)
+    def _goes_by_type(self, piece: Slice) -> bool:
+        """Whether a slice's devices are of one type after the other."""
+        types = self._tables.devices["type"][list(piece.devices)]
+        return bool(np.all(types[:-1] <= types[1:]))

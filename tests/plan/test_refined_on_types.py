@@ -1,0 +1,255 @@
+"""The search over everything at once on devices and links of several kinds, and of ops that sum over the
+shares of their batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.several_types import metaop_on_types, profile_on_types
+from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.files.nodes import BetweenLink, GroupLinks
+from spindle_cli.plan.best.in_memory import recomputed_share
+from spindle_cli.plan.mixed.posed import SeveralTypes
+from spindle_cli.plan.ordering.orders import mirrored
+from spindle_cli.plan.ordering.timed import timed
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.refine import search
+from spindle_cli.plan.refine.evaluate import PIECE
+from spindle_cli.plan.refine.search import PATIENCE, Search, refined
+from spindle_cli.plan.refine.tables import options_of
+from spindle_cli.plan.search.judge import Judged, measure_as_they_are
+from spindle_cli.plan.slices import Slice
+from spindle_cli.profile.types import MetaOpProfile
+from spindle_cli.units import GIB, MIB
+
+FAST, SLOW = "h800-80gb", "h20-96gb"
+TIMES = {FAST: 1.0, SLOW: 2.0}
+# The sum that tells which parameters have gradients is not estimated.
+FLAGS_S = 3e-4
+
+
+def cluster(
+    fast: int = 2, slow: int = 2, *, per_node: int = 2, memory_gib: float = 80.0, between: float | None = None
+) -> Cluster:
+    """Nodes of two types; `between`: GB/s of the links between these."""
+    links: dict[str, Any] = {}
+    if between is not None:
+        groups = (FAST, SLOW)
+        links["between"] = (BetweenLink(groups=groups, latency_us=50, bandwidth_gb_per_s=between),)
+    nodes = [
+        NodeGroup(count=count // per_node, devices=per_node, device=kind, memory_gib=memory_gib)
+        for kind, count in ((FAST, fast), (SLOW, slow))
+    ]
+    if between is not None:
+        own = GroupLinks(intra_node=Link(latency_us=5, bandwidth_gb_per_s=80))
+        nodes[1] = nodes[1].model_copy(update={"links": own})
+    return Cluster(
+        name="two types",
+        nodes=tuple(nodes),
+        links=Links(
+            intra_node=Link(latency_us=3, bandwidth_gb_per_s=160),
+            inter_node=Link(latency_us=14, bandwidth_gb_per_s=46),
+            **links,
+        ),
+    )
+
+
+def problem_of(on: Cluster, *metaops: MetaOpProfile) -> Problem:
+    return SeveralTypes().problem(profile_on_types(*metaops), on)
+
+
+def piece_of(
+    metaop: MetaOpProfile, devices: Sequence[int], rows: tuple[int, ...] | None = None, **more: Any
+) -> Slice:
+    settings = {"dp": len(devices), "ops": (0, metaop.num_ops), "rows": rows, **more}
+    return Slice.model_validate(
+        {"metaop": metaop.name, "devices": tuple(devices), "start_s": 0.0, "end_s": 0.0, **settings}
+    )
+
+
+def judged(problem: Problem, slices: list[Slice]) -> Judged:
+    found = measure_as_they_are(problem, "by hand", timed(problem, slices, mirrored(range(len(slices)))))
+    assert found is not None, "it fits"
+    return found
+
+
+def test_each_task_goes_to_the_type_that_is_fast_for_it() -> None:
+    """Side by side on the type that is slow for each they take 9 s; one of them alone has nowhere to go."""
+    a = metaop_on_types("a/net", 1, {FAST: 1.0, SLOW: 9.0}, batch_size=1)
+    b = metaop_on_types("b/net", 1, {FAST: 9.0, SLOW: 1.0}, batch_size=1)
+    problem = problem_of(cluster(1, 1, per_node=1), a, b)
+    begun = judged(problem, [piece_of(a, (1,)), piece_of(b, (0,))])
+    assert begun.prediction.compute_s == pytest.approx(9.0)
+    found = refined(problem, [begun], 0)
+    assert found is not None
+    assert found.prediction.compute_s == pytest.approx(1.0)
+    assert {piece.metaop: piece.devices for piece in found.slices} == {"a/net": (0,), "b/net": (1,)}
+
+
+def estimated(problem: Problem, begun: Judged) -> tuple[float, list[float]]:
+    """Seconds, and the bytes of each device over those that the account has."""
+    under_way = Search.of(problem, begun)
+    assert under_way is not None
+    reserves = problem.cluster.reserve_bytes
+    needed = [need.total_bytes - reserve for need, reserve in zip(begun.memory, reserves, strict=True)]
+    peaks = under_way._peaks(under_way.kept)
+    return under_way.costs[0] / (1 + PIECE * len(begun.slices)), list(peaks / needed)
+
+
+@pytest.mark.parametrize("between", [None, 5.0])
+def test_unequal_shares_over_unequal_links_are_estimated_as_predicted(between: float | None) -> None:
+    """Six samples go from shares of 2, 2, 1 and 1 to shares of three on two devices of a node each: what
+    crosses between the types goes at their own link's speed.
+    """
+    made = metaop_on_types("a/one", 1, TIMES, batch_size=6, output_bytes=6 * GIB)
+    sizes = {"param_bytes_per_op": 64 * MIB, "inputs": ("a/one",), "output_bytes": 0}
+    taking = metaop_on_types("a/two", 1, TIMES, batch_size=6, **sizes)
+    problem = problem_of(cluster(between=between), made, taking)
+    slices = [piece_of(made, (0, 1, 2, 3), (0, 2, 4, 5, 6)), piece_of(taking, (0, 2), (0, 4, 6))]
+    begun = judged(problem, slices)
+    seconds, _ = estimated(problem, begun)
+    assert seconds == pytest.approx(begun.prediction.iteration_s, abs=FLAGS_S)
+    # The last share of each type is sent to its first device: 2 and 1 GiB inside of the nodes, both ways.
+    near_s = max(2 * GIB / 160e9, GIB / (80e9 if between else 160e9))
+    assert begun.prediction.transfer_s == pytest.approx(2 * near_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(("between", "gb_per_s"), [(None, 46e9), (5.0, 5e9)])
+def test_what_goes_between_types_takes_their_link(between: float | None, gb_per_s: float) -> None:
+    made = metaop_on_types("a/one", 1, TIMES, batch_size=1, output_bytes=GIB)
+    taking = metaop_on_types("a/two", 1, TIMES, batch_size=1, inputs=("a/one",))
+    problem = problem_of(cluster(between=between), made, taking)
+    begun = judged(problem, [piece_of(made, (0,)), piece_of(taking, (2,))])
+    seconds, _ = estimated(problem, begun)
+    assert begun.prediction.transfer_s == pytest.approx(2 * GIB / gb_per_s, rel=1e-2)
+    assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sum", "gather"])
+@pytest.mark.parametrize("devices", [(0, 1), (0, 2), (0, 1, 2, 3)])
+def test_sums_over_shares_are_estimated_as_predicted(kind: str, devices: tuple[int, ...]) -> None:
+    """Inside of a node or between two, beyond what the curve has of them; they also take a communicator."""
+    sums = {"kind": kind, "num_bytes": GIB, "forward": 1.0, "backward": 2.0}
+    task = metaop_on_types("a/net", 2, {FAST: 0.1, SLOW: 0.1}, batch_size=4, batch_sums=(sums,))
+    problem = problem_of(cluster(), task)
+    begun = judged(problem, [piece_of(task, devices)])
+    alone_s = 2 * 4 * 0.1 / len(devices)
+    assert begun.prediction.iteration_s > alone_s + 0.015
+    seconds, filled = estimated(problem, begun)
+    assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6, abs=FLAGS_S)
+    assert [filled[device] for device in devices] == pytest.approx([1.0] * len(devices), rel=0.02)
+
+
+def test_memory_is_estimated_by_the_share_that_a_type_has() -> None:
+    """Of six samples the fast type's devices have two each, and keep twice as much."""
+    keeps = {"activation_bytes_per_op": 6 * GIB, "param_bytes_per_op": 64 * MIB}
+    task = metaop_on_types("a/net", 4, TIMES, batch_size=6, **keeps)
+    problem = problem_of(cluster(), task)
+    begun = judged(problem, [piece_of(task, (0, 1, 2, 3), (0, 2, 4, 5, 6))])
+    needed = [need.total_bytes for need in begun.memory]
+    assert needed[0] - needed[2] == pytest.approx(4 * GIB, rel=0.25)
+    assert estimated(problem, begun)[1] == pytest.approx([1.0] * 4, rel=0.02)
+
+
+@dataclass
+class _OnTypes:
+    """Three tasks that share a component on 4 + 4 devices in nodes of two."""
+
+    problem: Problem
+    begun: Judged
+
+
+def on_types(memory_gib: float = 40.0) -> _OnTypes:
+    metaops = []
+    for number in range(3):
+        keeps = {"activation_bytes_per_op": (2 + number) * GIB, "param_bytes_per_op": 64 * MIB}
+        own = metaop_on_types(f"t{number}/own", 4, {FAST: 0.01, SLOW: 0.01 + 0.01 * number}, **keeps)
+        shared = metaop_on_types(
+            f"t{number}/shared", 6, TIMES, parameters="shared", inputs=(f"t{number}/own",), **keeps
+        )
+        metaops += [own, shared]
+    problem = problem_of(cluster(4, 4, memory_gib=memory_gib), *metaops)
+    slices = [piece_of(metaop, range(4), recompute=True) for metaop in metaops]
+    return _OnTypes(problem, judged(problem, slices))
+
+
+def test_every_schedule_that_is_come_to_has_devices_of_its_types_in_turn() -> None:
+    """Also such as do not fit; and the options that it has are those of the tables."""
+    case = on_types()
+    under_way = Search.of(case.problem, case.begun)
+    assert under_way is not None
+    kinds, types_seen = case.problem.cluster.type_of, set()
+    for _ in range(20):
+        under_way._run(under_way.current, 10_000)
+        for piece in under_way.translation.slices_of(under_way.current):
+            own = [kinds[device] for device in piece.devices]
+            assert own == sorted(own, key=case.problem.cluster.types.index)
+            assert len(set(piece.devices)) == len(piece.devices)
+            # An allocation says how many of each type: its times are of these.
+            point = case.problem.point_of(piece)
+            assert point.counts == tuple(own.count(kind) for kind in case.problem.cluster.types)
+            types_seen.add(tuple(bool(count) for count in point.counts))
+    assert len(types_seen) == 3  # either alone, and both
+
+
+def test_what_is_kept_from_schedule_to_schedule_changes_no_cost() -> None:
+    """Loads of links, and what sums are worth, are worked out once: the same as in a search that has seen
+    nothing else.
+    """
+    case = on_types()
+    under_way = Search.of(case.problem, case.begun)
+    assert under_way is not None
+    for _ in range(5):
+        under_way.go_on(50_000)
+    slices = under_way.translation.slices_of(under_way.kept)
+    found = measure_as_they_are(case.problem, "by hand", slices)
+    assert found is not None, "what was kept has been judged to fit"
+    fresh = Search.of(case.problem, found)
+    assert fresh is not None
+    under_way.costs[:] = np.inf
+    under_way._run(search._copy(under_way.kept), 0)
+    assert under_way.costs[0] == pytest.approx(fresh.costs[0], rel=1e-9)
+    assert under_way.costs[0] / (1 + PIECE * len(slices)) == pytest.approx(
+        found.prediction.iteration_s, rel=0.02
+    )
+
+
+def test_of_allocations_on_several_types_those_that_cost_much_more_are_left_out_unless_used() -> None:
+    """A slow device beside the fast one takes 1.9 s for a sample, where two fast ones take 1 s."""
+    task = metaop_on_types("a/net", 1, {FAST: 1.0, SLOW: 1.9}, batch_size=2)
+    problem = problem_of(cluster(2, 1, per_node=1), task)
+    known = {option.point.of_types for option in options_of(problem, ())[0]}
+    assert known == {(1, 0), (2, 0), (0, 1)}
+    used = piece_of(task, (0, 2))
+    assert (1, 1) in {option.point.of_types for option in options_of(problem, [used])[0]}
+
+
+def test_a_search_goes_on_while_what_it_is_at_becomes_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its plan does not yet; then so many marks more."""
+    case, falling = on_types(), [True, True, False, True]
+    marks: list[int] = []
+
+    def go_on(_: Search, num_passes: int) -> bool:
+        marks.append(num_passes)
+        return falling.pop(0) if falling else False
+
+    monkeypatch.setattr(Search, "go_on", go_on)
+    assert refined(case.problem, [case.begun], 1) is None
+    assert len(marks) == 4 + PATIENCE
+
+
+def test_the_share_of_forward_passes_that_is_recomputed_is_by_device_seconds() -> None:
+    """An op of 1 s on one device recomputes, three of 2 s on two do not: 1 of 13 s."""
+    one = metaop_on_types("a/one", 1, {FAST: 3.0, SLOW: 3.0}, batch_size=1)
+    other = metaop_on_types("a/two", 3, {FAST: 6.0, SLOW: 6.0}, batch_size=2)
+    problem = problem_of(cluster(), one, other)
+    slices = [piece_of(one, (0,), recompute=True), piece_of(other, (0, 1))]
+    share = recomputed_share(slices, problem.profile.by_name, problem.cluster)
+    assert share == pytest.approx(1 / 13)
+    assert recomputed_share(slices[1:], problem.profile.by_name, problem.cluster) == 0.0
