@@ -31,6 +31,7 @@ from spindle_cli.plan.best.asked import DEFAULT_EFFORT, Asked
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.find_asked import find_asked, or_less_than, whole_or_in_part
+from spindle_cli.plan.best.in_memory import recomputed_share
 from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.best.written import Bounds, plan_of
 from spindle_cli.plan.bound.any_cut import lower_bound_any_s
@@ -59,6 +60,10 @@ from spindle_cli.profile.machine.devices import require_precision
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 from spindle_cli.simulate.run import simulate
+
+# Of all forward passes, the share that is recomputed from which on other parts of what devices share out may
+# make a plan 1 % faster: a forward pass is about a third of an op.
+WORTH_OTHER_WEIGHTS = 0.03
 
 
 def make_plan(
@@ -118,8 +123,9 @@ def _plan_with_weights(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
     def is_short(plan: Plan) -> bool:
         is_cut = bool(plan.micro_batches) and not asked.micro_batches
         shares_out_more = bool(plan.sharding) and not asked.sharding
-        gives_up = any(piece.recompute or piece.offload for piece in plan.slices)
-        return is_cut or shares_out_more or gives_up
+        moves = any(piece.offload for piece in plan.slices)
+        recomputes = recomputed_share(plan.slices, profile.by_name, plan.cluster)
+        return is_cut or shares_out_more or moves or recomputes > WORTH_OTHER_WEIGHTS
 
     def make(weighted: Profile, on: Cluster) -> Plan:
         return _plan(weighted, on, asked)

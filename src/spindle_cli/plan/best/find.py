@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from math import inf
 from typing import Protocol
 
-from spindle_cli.costs.recompute_and_offload import forwards_again
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
@@ -21,6 +20,7 @@ from spindle_cli.plan.best.drafts import (
     by_baseline,
 )
 from spindle_cli.plan.best.experts import with_experts
+from spindle_cli.plan.best.in_memory import in_memory
 from spindle_cli.plan.best.micro_batches import (
     MicroBatched,
     alike_micro_batches,
@@ -30,9 +30,9 @@ from spindle_cli.plan.best.micro_batches import (
 from spindle_cli.plan.best.rounds import in_rounds, rounds_of
 from spindle_cli.plan.best.sharding import on_all_devices
 from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import describe_slices
+from spindle_cli.plan.search.memory_fallback import TightPlan
 from spindle_cli.plan.search.passes_apart import apart, or_another_apart, with_passes_apart
 from spindle_cli.plan.strategies.all_on_all import all_on_all, hands_on_much
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
@@ -47,17 +47,6 @@ ALIKE = (2, 3, 4, 6, 8, 12, 16)
 PATIENCE = 2
 # A quick plan that takes more than this many times as long as the best of another kind gains nothing.
 FAR = 1.15
-# Of a schedule that takes no more than this many times as long as no schedule can be shorter than, nothing is
-# searched for further; and a search that makes a plan shorter than this share of it has found what there is
-# without giving up speed for memory, if it recomputes no more than this share of all forward passes.
-NEAR_BOUND = 1.03
-SEARCHED = 0.95
-# What such a search leads to that takes no more than this many times as long as the bound is as good.
-NEAR_SEARCHED = 1.08
-# Where memory is ample and a schedule takes more than this many times as long as that, links decide, which
-# the strategies' searches do not see.
-FAR_FROM_BOUND = 1.2
-RECOMPUTES_LITTLE = 0.1
 # Shares that are not equal are tried where the lower bound with them is lower by at least this.
 WORTH_UNEQUAL = 0.02
 
@@ -118,24 +107,16 @@ def find(
     bound = lower_bound(problem)
     by_name = cache(partial(by_baseline, problem))
     fitting, all_fit = best_of_each(problem, bound, strategy, effort, by_name)
-    best, note, is_searched = best_spread_out(problem, fitting), None, False
-    may_search = strategy == "spindle" and effort != NO_SEARCH
-    near_s = bound.lower_bound_s * (FAR_FROM_BOUND if all_fit else NEAR_BOUND)
-    if best is not None and may_search:
-        searched = _searched(problem, near_s, [best, *fitting], effort)
-        is_searched = searched is not None and (
-            searched.prediction.compute_s <= NEAR_SEARCHED * bound.lower_bound_s
-            or _gives_up_little(problem, searched, best)
-        )
-        best = searched or best
-        note = describe_slices(best.slices)
-    if best is None or not (all_fit or is_searched):
-        tight = with_fallback(profile, cluster, strategy, effort, ONE_TYPE, or_less_s=or_less_s)
-        if tight is not None and (best is None or tight.judged.rank() < best.rank()):
-            best, problem, note = tight.judged, tight.tight.problem, tight.note
-            searched = _searched(whole, near_s, [best], effort) if may_search else None
-            if searched is not None:
-                best, problem, note = searched, whole, describe_slices(searched.slices)
+    spread = best_spread_out(problem, fitting)
+
+    def give_up(_: Judged | None) -> TightPlan | None:
+        return with_fallback(profile, cluster, strategy, effort, ONE_TYPE, or_less_s=or_less_s)
+
+    begins = [] if spread is None else [spread, *fitting]
+    found = in_memory(problem, bound.lower_bound_s, begins, strategy, effort, give_up, all_fit=all_fit)
+    best, note, is_searched = None, None, False
+    if found is not None:
+        best, problem, note, is_searched = found.best, found.problem, found.note, found.is_searched
     if strategy == "spindle" and any(metaop.num_experts for metaop in profile.metaops):
         shared_out = with_experts(profile, cluster, effort, best)
         if shared_out is not None:
@@ -160,30 +141,6 @@ def find(
             return None
         best = timed_apart
     return Found(best, not all_fit, note, sharding=profile.sharding, is_searched=is_searched)
-
-
-def _searched(problem: Problem, near_s: float, begins: Sequence[Judged], effort: int) -> Judged | None:
-    """A shorter plan than those that fit, found by a search over everything at once; None where there is
-    none, or where one takes no longer than `near_s`: there is little to gain. Loading what compiles it takes
-    a while, so it is loaded where it is needed.
-    """
-    if min(judged.prediction.iteration_s for judged in begins) <= near_s:
-        return None
-    from spindle_cli.plan.refine.search import refined
-
-    return refined(problem, begins, effort)
-
-
-def _gives_up_little(problem: Problem, searched: Judged, before: Judged) -> bool:
-    """Whether a search has made a plan much shorter, and recomputes little."""
-    metaops = problem.profile.by_name
-    again_s = total_s = 0.0
-    for piece in searched.slices:
-        point, share = problem.point_of(piece), len(piece.devices)
-        total_s += share * piece.num_ops * point.forward_s
-        again_s += share * forwards_again(piece, metaops[piece.metaop]) * point.forward_s
-    is_shorter = searched.prediction.iteration_s <= SEARCHED * before.prediction.iteration_s
-    return is_shorter and again_s <= RECOMPUTES_LITTLE * total_s
 
 
 def find_on_any_number(

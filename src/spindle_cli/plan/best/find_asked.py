@@ -11,7 +11,6 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked, gives_up_memory
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import (
-    NEAR_BOUND,
     CutPlanner,
     Found,
     OneTypeCutPlanner,
@@ -21,6 +20,7 @@ from spindle_cli.plan.best.find import (
     in_best_micro_batches,
 )
 from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
+from spindle_cli.plan.best.in_memory import NEAR_BOUND
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.posed import Posing

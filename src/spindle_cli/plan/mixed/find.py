@@ -15,6 +15,7 @@ from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found, find, find_in, require_above
 from spindle_cli.plan.best.find_asked import or_less_than, or_moving, with_less
+from spindle_cli.plan.best.in_memory import in_memory
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
 from spindle_cli.plan.best.rounds import rounds_of
 from spindle_cli.plan.mixed.bound import MixedBound
@@ -151,18 +152,22 @@ def find_in_memory(
     """
     posed = posing.posed(profile, cluster)
     best, all_fit = posed.best(strategy, effort)
-    problem, note = posed.problem, None
-    if best is None or not all_fit:
-        known_s = or_less_s(inf if best is None else best.prediction.iteration_s)
-        tight = _tight(profile, cluster, strategy, effort, posing, known_s)
-        if tight is not None and (best is None or tight.judged.rank() < best.rank()):
-            best, problem, note = tight.judged, tight.tight.problem, tight.note
-    if best is None:
+
+    def give_up(than: Judged | None) -> TightPlan | None:
+        known_s = or_less_s(inf if than is None else than.prediction.iteration_s)
+        return _tight(profile, cluster, strategy, effort, posing, known_s)
+
+    begins = [] if best is None else [best]
+    found = in_memory(posed.problem, posed.lower_bound_s, begins, strategy, effort, give_up, all_fit=all_fit)
+    if found is None:
         return None
+    best, problem = found.best, found.problem
     require_above(posed.lower_bound_s, best)
     best = with_passes_apart(problem, best)
     told = best if best.is_apart else apart(problem, best)
-    return None if told is None else Found(told, not all_fit, note, sharding=profile.sharding)
+    if told is None:
+        return None
+    return Found(told, not all_fit, found.note, sharding=profile.sharding, is_searched=found.is_searched)
 
 
 def _tight(

@@ -1,0 +1,120 @@
+"""The best plan of whole batches inside of every device's memory, on devices of one type or several: what has
+been placed with nothing given up, what a search over everything at once makes of it, and where memory is
+short and the search does not make up for it, what gives up speed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from spindle_cli.costs.recompute_and_offload import forwards_again
+from spindle_cli.costs.shares import times_of
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.memory_fallback import TightPlan, describe_slices
+from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.types import Slice, StrategyName
+from spindle_cli.profile.types import MetaOpProfile
+
+# Of a schedule that takes no more than this many times as long as no schedule can be shorter than, nothing is
+# searched for further; and a search that makes a plan shorter than this share of it has found what there is
+# without giving up speed for memory, if it recomputes no more than this share of all forward passes.
+NEAR_BOUND = 1.03
+SEARCHED = 0.95
+RECOMPUTES_LITTLE = 0.1
+# What such a search leads to that takes no more than this many times as long as the bound is as good.
+NEAR_SEARCHED = 1.08
+# Where memory is ample and a schedule takes more than this many times as long as that, links decide, which
+# the strategies' searches do not see.
+FAR_FROM_BOUND = 1.2
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """The best plan of a problem.
+
+    Attributes:
+        problem: that it was found for, which may give up something.
+        note: what the plan says of what it gives up.
+        is_searched: as `Found` has it.
+    """
+
+    best: Judged
+    problem: Problem
+    note: str | None = None
+    is_searched: bool = False
+
+
+def in_memory(
+    problem: Problem,
+    lower_bound_s: float,
+    begins: Sequence[Judged],
+    strategy: StrategyName,
+    effort: int,
+    give_up: Callable[[Judged | None], TightPlan | None],
+    *,
+    all_fit: bool,
+) -> InMemory | None:
+    """The best plan of a problem; None if nothing fits.
+
+    Args:
+        lower_bound_s: no schedule is shorter.
+        begins: plans with nothing given up that fit, the best first.
+        give_up: the best plan that gives up speed for memory, if one is better than what it is called with.
+        all_fit: whether memory stood in the way of none of the begins.
+    """
+    may_search = strategy == "spindle" and effort != NO_SEARCH
+    near_s = lower_bound_s * (FAR_FROM_BOUND if all_fit else NEAR_BOUND)
+    found = InMemory(begins[0], problem) if begins else None
+    if found is not None and may_search:
+        searched = _searched(problem, near_s, begins, effort)
+        is_near = searched is not None and (
+            searched.prediction.compute_s <= NEAR_SEARCHED * lower_bound_s
+            or _gives_up_little(problem, searched, found.best)
+        )
+        best = searched or found.best
+        found = InMemory(best, problem, describe_slices(best.slices), is_near)
+    if found is not None and (all_fit or found.is_searched):
+        return found
+    tight = give_up(None if found is None else found.best)
+    if tight is None or (found is not None and found.best.rank() <= tight.judged.rank()):
+        return found
+    searched = _searched(problem, near_s, [tight.judged], effort) if may_search else None
+    if searched is not None:
+        return InMemory(searched, problem, describe_slices(searched.slices))
+    return InMemory(tight.judged, tight.tight.problem, tight.note)
+
+
+def _searched(problem: Problem, near_s: float, begins: Sequence[Judged], effort: int) -> Judged | None:
+    """A shorter plan than those that fit, found by a search over everything at once; None where there is
+    none, or where one takes no longer than `near_s`: there is little to gain. Loading what compiles it takes
+    a while, so it is loaded where it is needed.
+    """
+    if min(judged.prediction.iteration_s for judged in begins) <= near_s:
+        return None
+    from spindle_cli.plan.refine.search import refined
+
+    return refined(problem, begins, effort)
+
+
+def _gives_up_little(problem: Problem, searched: Judged, before: Judged) -> bool:
+    """Whether a search has made a plan much shorter, and recomputes little."""
+    is_shorter = searched.prediction.iteration_s <= SEARCHED * before.prediction.iteration_s
+    share = recomputed_share(searched.slices, problem.profile.by_name, problem.cluster)
+    return is_shorter and share <= RECOMPUTES_LITTLE
+
+
+def recomputed_share(
+    slices: Iterable[Slice], by_name: Mapping[str, MetaOpProfile], cluster: Cluster
+) -> float:
+    """Of the device-seconds of all forward passes, the part that backward passes compute again."""
+    again_s = total_s = 0.0
+    for piece in slices:
+        op = times_of(by_name[piece.metaop], piece, cluster)
+        assert op is not None, "no other shares are planned"
+        op_s = len(piece.devices) * op.forward_s
+        total_s += op_s * piece.num_ops
+        again_s += op_s * forwards_again(piece, by_name[piece.metaop])
+    return again_s / total_s if total_s else 0.0
