@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tiny_workload import WIDTH, build
-from torch import nn
+from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.profile.estimating.estimate import between
@@ -14,6 +14,7 @@ from spindle_cli.profile.op.counting import count_work, with_state
 from spindle_cli.profile.op.op_run import OpRun, WallClock
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.types import Task, Workload
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +79,30 @@ def test_a_part_with_two_names_has_its_own_parameters_again_afterwards() -> None
     with with_state(module, state):
         assert module.inner.weight is weight
     assert module.inner.weight is own["inner.weight"]
+
+
+class Descends(nn.Module):
+    """A step along a gradient that torch.func takes, by a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def energy(one: Tensor) -> Tensor:
+            return torch.tanh(self.linear(one)).sum()
+
+        slope: Tensor = torch.func.vmap(torch.func.grad(energy))(x)
+        return x - 0.1 * slope
+
+
+def test_a_number_that_a_gradient_is_multiplied_by_is_no_tensor_that_is_kept() -> None:
+    net = nn.Sequential(Descends(), nn.Linear(WIDTH, 1), nn.Flatten(0), MeanSquare())
+    task = Task("t", net, 4, [{"input": torch.randn(WIDTH)} for _ in range(4)])
+    graph = analysed(Workload("w", [task], operators=(Descends,))).tasks["t"]
+    assert count_work(graph, graph.ops[0], 4, "float32").activation_bytes > 0
+
+
+class MeanSquare(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square().mean()

@@ -268,5 +268,6 @@ class SavedStorages:
     def _note(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()._cdata
         if storage not in self._known:
-            self._saved.setdefault(storage, tensor.detach())
+            # Of a factor that is a number, as in 0.1 * x, operations take the number alone.
+            self._saved.setdefault(storage, tensor.detach() if tensor.requires_grad else tensor)
         return tensor
