@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -357,3 +358,71 @@ def test_every_run_of_a_check_begins_with_the_buffers_as_they_were(dtype: torch.
     before = {name: buffer.clone() for name, buffer in graph.tasks["t"].root.named_buffers()}
     assert check(graph).forward_unchecked is None
     assert all(torch.equal(buffer, before[name]) for name, buffer in graph.tasks["t"].root.named_buffers())
+
+
+class Reversed(torch.autograd.Function):
+    """Counts its backward passes."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        Reversed.calls += 1
+        return gradient
+
+
+class CountsBackward(Net):
+    """Counts backward passes by `kind`."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(torch.tanh if kind != "a function" else lambda x: Reversed.apply(x))  # type: ignore[no-any-return, no-untyped-call]
+        self.calls = 0
+        self.register_buffer("norm", torch.zeros(()))
+        if kind == "a parameter's hook":
+            self.first.linear.weight.register_hook(lambda _: self.count())
+        elif kind == "a layer's hook":
+            self.first.register_full_backward_hook(lambda *_: self.count())
+        elif kind == "a buffer":
+            self.first.register_full_backward_hook(lambda *given: self.keep(given[2][0]))
+
+    def count(self) -> None:
+        self.calls += 1
+
+    def keep(self, gradient: Tensor) -> None:
+        self.norm.copy_(gradient.norm())
+
+
+class ReadsOfBackward(CountsBackward):
+    """Does something else from the tenth backward pass on."""
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        loss = super().forward(x, label)
+        return (2 * loss if max(self.calls, Reversed.calls) > 9 else loss) + 0 * self.norm
+
+
+MOVED = {
+    "a parameter's hook": "self.calls",
+    "a layer's hook": "self.calls",
+    "a function": "Reversed.calls",
+    "a buffer": "norm",
+}
+
+
+@pytest.mark.parametrize("kind", MOVED)
+def test_what_a_backward_pass_moves_is_read_by_no_forward(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reversed, "calls", 0)
+
+    def found(net: type[CountsBackward]) -> TaskCheck:
+        torch.manual_seed(0)
+        data = [{"x": item["x"], "label": item["label"][:, None]} for item in samples()]
+        task = Task("t", net(kind), 12, data)
+        return check(analysed(Workload("w", [task], operators=(Layer,))))
+
+    assert found(CountsBackward).forward_unchecked is None
+    moved = re.escape(f"a backward pass moves {MOVED[kind]}, which forward reads")
+    with pytest.raises(WorkloadError, match=rf"test_numeric_check\.py:\d+: task 't': {moved}"):
+        found(ReadsOfBackward)

@@ -21,6 +21,8 @@ from spindle_cli.workload.types import Task, Workload
 from .shares import gradients_of, run_plain, run_shares
 from .toy import WIDTH, Block, Items
 
+OWN = {"one": random.Random(1)}
+
 
 class Net(nn.Module):
     """Two blocks, a buffer and a counter, with a forward of the test's."""
@@ -147,7 +149,6 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
         lambda self, x: (setattr(self, "step", self.step + 1), self.first(x * self.step).mean())[1],
         "sets self.step of Net between operators and reads what an earlier one has left there",
     ),
-    "a buffer": (_sets("average", lambda self: self.average * 0.9), "sets self.average"),
     "a value for later": (
         lambda self, x: (setattr(self, "mask", self.first(x)), self.second(self.mask).mean())[1],
         "sets self.mask",
@@ -159,9 +160,12 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
         "depends on 't.teacher.norm.weight'",
     ),
     "a moving average by out": (_does(_moving_average_by_out), "depends on 't.teacher.norm.weight'"),
-    "a buffer in place": (lambda self, x: self.first(x + self.average.mul_(0.9)).mean(), "in place"),
     "noise": (lambda self, x: self.second(self.first(x) + torch.randn(4, WIDTH)).mean(), "draws random"),
     "Python's noise": (lambda self, x: self.first(x).mean() * random.random(), "draws random"),
+    "noise of its own": (
+        lambda self, x: self.first(x).mean() * OWN["one"].random(),
+        "draws random numbers by OWN (Random)",
+    ),
     "numpy's noise": (lambda self, x: self.first(x).mean() * float(np.random.rand()), "draws random"),
     "autocast": (lambda self, x: self.second(_autocast(self, self.first(x)).sum(-1)).mean(), "autocast on"),
     "frozen parameters": (

@@ -248,12 +248,6 @@ def the_student(model: Distilled) -> None:
         fast.copy_(slow)
 
 
-@torch.no_grad()
-def a_buffer(model: Distilled) -> None:
-    for buffer in model.buffers():
-        buffer.mul_(0.5)
-
-
 def by_a_number_of_the_step(model: Distilled) -> None:
     with torch.no_grad():
         for slow, fast in pairs(model):
@@ -273,12 +267,10 @@ REFUSED = {
     by_sizes: "forward changes 'teacher.0.linear.weight' between operators",
     the_student: "'t.student.0.linear.weight' takes a gradient, so that the optimizer would move it too",
     by_a_buffer: "forward changes a parameter by mul_ of a traced value, between operators",
-    a_buffer: "forward changes 'center' between operators",
     by_a_number_of_the_step: "forward changes a parameter by mul_ of a traced value, between operators",
     by_data_and_a_number_of_the_step: "forward changes a parameter by mul_ of a traced value, between",
 }
 ADVISED = {
-    a_buffer: "the calls of all that use it, into one nn.Module",
     by_a_number_of_the_step: "with a function of the step for a decay that changes, and 'before_forward'",
 }
 

@@ -431,9 +431,32 @@ def written_before_it_is_read(self: Net, x: Tensor, label: Tensor) -> Tensor:
     return functional.cross_entropy(logits + known, label.clamp(min=0)) * self.seen
 
 
+def centred(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """As DINO keeps the centre of what a teacher gives: nothing is decided, but a buffer is another one."""
+    logits = self.head(self.features(x))
+    target = (logits.detach() - self.seen).softmax(-1)
+    with torch.no_grad():
+        self.seen = 0.9 * self.seen + 0.1 * logits.detach().mean()
+    return functional.cross_entropy(logits, target)
+
+
+def normalised(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """As running statistics are written by hand."""
+    logits = self.head(self.features(x))
+    if self.training:
+        mean = logits.mean()
+        with torch.no_grad():
+            self.seen.mul_(0.9).add_(0.1 * mean)
+    else:
+        mean = self.seen
+    return functional.cross_entropy(logits - self.scale * mean, label.clamp(min=0)) * self.seen
+
+
 @pytest.mark.parametrize(
     "run",
     [
+        centred,
+        normalised,
         written_and_weighed,
         written_and_read,
         written_alone,
@@ -509,6 +532,25 @@ def test_a_buffer_that_an_operator_reads_too_is_refused() -> None:
         analysed(workload)
 
 
+def test_a_list_that_is_put_in_the_place_of_another_is_kept() -> None:
+    """As weights of losses follow the losses of the last step."""
+
+    class Weighs(Net):
+        def __init__(self, run: Callable[..., Any]) -> None:
+            super().__init__(run)
+            self.before = [1.0, 1.0]
+
+    def run(self: Weighs, x: Tensor, label: Tensor) -> Tensor:
+        losses = self.losses(x, label)
+        weights = [each / sum(self.before) for each in self.before]
+        one, other = losses.mean(), losses.square().mean()
+        self.before = [one.item(), other.item()]
+        return weights[0] * one + weights[1] * other
+
+    with pytest.raises(WorkloadError, match=r"forward keeps self\.before for the next one"):
+        task_of(run, Weighs)
+
+
 def test_a_teacher_that_torch_moves_is_said_to_be_declared() -> None:
     """An `AveragedModel` asks how often it was moved."""
 
@@ -521,7 +563,9 @@ def test_a_teacher_that_torch_moves_is_said_to_be_declared() -> None:
         self.teacher.update_parameters(self.a)
         return self.losses(x, label).mean() + self.teacher(self.first(x)).square().mean()
 
-    with pytest.raises(WorkloadError, match=r"forward writes into '.*' where it decides by values") as error:
+    with pytest.raises(
+        WorkloadError, match=r"forward writes into '.*' in what runs as it is written"
+    ) as error:
         task_of(run, Follows)
     assert "Follows(teacher, student, decay)" in str(error.value.hint)
 

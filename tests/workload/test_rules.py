@@ -305,7 +305,7 @@ KEEPS: dict[str, tuple[Callable[..., Any], bool]] = {
     "a part of a buffer": (lambda self, x: self.average[:2].add_(1), False),
     "a counter": (lambda self, x: setattr(self, "step", self.step + 1), True),
     "a counter that is read": (lambda self, x: setattr(self, "step", 1 if self.step else 2), False),
-    "a list": (lambda self, x: self.seen.append(1), False),
+    "a list": (lambda self, x: self.seen.append(1), True),
     "a cache": (lambda self, x: setattr(self, "cache", torch.ones(6)), True),
     "nothing": (lambda self, x: None, True),
 }

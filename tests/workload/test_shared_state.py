@@ -237,7 +237,7 @@ def test_what_a_hook_counts_keeps_its_layer_whole() -> None:
     layer = Layer(one)
     layer.register_forward_hook(halves)
     graph = analysed(Workload("w", [Task("a", Net(Block(), layer), 4, Items(x=(WIDTH,)))], (Block, Layer)))
-    assert [op.kept for op in graph.tasks["a"].ops[:2]] == [(), ("layers.1._forward_hooks: counted",)]
+    assert [op.kept for op in graph.tasks["a"].ops[:2]] == [(), ("layers.1._forward_hooks[0]: counted",)]
 
 
 class Tied(nn.Module):
@@ -292,3 +292,78 @@ def test_a_norm_without_memory_may_be_shared() -> None:
     assert torch.linalg.matrix_norm(linear.weight, 2).item() == pytest.approx(1.0)
     shared = Layer(one, linear=linear)
     analyse(Net(Block(), shared), Net(shared))
+
+
+def test_a_variable_that_two_functions_share_is_one_place() -> None:
+    calls = 0
+
+    def count() -> float:
+        nonlocal calls
+        calls += 1
+        return 1.0
+
+    pair = Layer(lambda layer, y: layer.memory(), count), Reads(lambda layer: layer.memory(), lambda: calls)
+    with pytest.raises(WorkloadError, match=r"leaves layers\.1\.memory: calls, which 'layers\.2'"):
+        analyse(Net(Block(), *pair))
+
+
+def test_a_name_that_is_made_when_it_runs_may_be_anybodys() -> None:
+    def name(y: Tensor) -> str:
+        return f"of_{y.dim()}"
+
+    memory = Memory()
+    leaves = Layer(lambda layer, y: setattr(layer.memory, name(y), 2.0) or 1.0, memory)
+    reads = Reads(lambda layer: getattr(layer.memory, name(layer.linear.weight), 1.0), memory)
+    with pytest.raises(WorkloadError, match=r"leaves layers\.1\.memory\.of_2, which 'layers\.2'"):
+        analyse(Net(Block(), leaves, reads))
+
+
+def test_a_list_that_nobody_reads_may_be_shared() -> None:
+    """As people look at norms of activations."""
+    shared = Layer(lambda layer, y: layer.memory.append(y.detach().norm()) or 1.0, [])
+    analyse(Net(Block(), shared), Net(shared))
+    assert shared.memory == []
+
+
+class Counting(nn.Module):
+    """Two layers whose outputs its own hook multiplies, once for both."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.calls, self.noted = 0, [0]
+        self.layers = nn.ModuleList([Block(), Block()])
+        meter = Meter()
+        hooks = {
+            "a method": self.scales,
+            "an object": meter,
+            "a function": lambda *given: self.scaled(*given),
+        }
+        for layer in self.layers:
+            layer.register_forward_hook(hooks[kind])
+
+    def scales(self, _: nn.Module, __: Any, result: Tensor) -> Tensor:
+        self.calls += 1
+        return result * 0.9**self.calls
+
+    def scaled(self, _: nn.Module, __: Any, result: Tensor) -> Tensor:
+        self.noted[0] += 1
+        return result * 0.9 ** self.noted[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+class Meter:
+    calls = 0
+
+    def __call__(self, _: nn.Module, __: Any, result: Tensor) -> Tensor:
+        self.calls += 1
+        return result * 0.9**self.calls
+
+
+@pytest.mark.parametrize("kind", ["a method", "an object", "a function"])
+def test_what_one_hook_of_two_layers_counts_is_refused(kind: str) -> None:
+    with pytest.raises(WorkloadError, match=r"keeps layers\.[01]\._forward_hooks\[0\].*, from which"):
+        analyse(Counting(kind))

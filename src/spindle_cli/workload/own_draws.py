@@ -23,6 +23,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spindle_cli.workload.building.attributes import OF_TORCH
 from spindle_cli.workload.refuse import place_inside
 
 # Names of functions and methods of torch, without the underscore of those that work in place.
@@ -85,7 +86,7 @@ DRAW_WITH_TORCH = (
 # Arguments of operations that drop some of what they are given.
 _RATES = ("p", "dropout_p", "dropout", "training")
 _FEWEST, _LOOKED_AT = 4, 64  # different numbers, among the first of those drawn
-_TORCHS = frozenset(vars(nn.Module()))  # its own dicts of parameters, buffers, parts and hooks
+_MOST_HELD = 64  # entries of a list or dict in which a generator is looked for
 # Seeds that nobody else takes, to see whether another one is set.
 _UNTAKEN = 0x5EED_0F_0B5E_17ED
 
@@ -220,7 +221,7 @@ def _held_by(module: nn.Module) -> Iterator[torch.Generator]:
         for name, value in vars(part).items():
             if isinstance(value, torch.Generator):
                 yield value
-            elif name not in _TORCHS and isinstance(value, tuple | list | dict):
+            elif name not in OF_TORCH and isinstance(value, tuple | list | dict):
                 yield from (each for each in pytree.tree_leaves(value) if isinstance(each, torch.Generator))
 
 
@@ -291,33 +292,45 @@ class PythonDraws:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._held = _python_generators(module)
+        self._held = list(_python_generators(module))
         self._before = self._states()
 
     def what(self) -> str | None:
         """What has drawn since; None: nothing has."""
-        now = self._states()
-        return next((name for name, state in self._before.items() if now[name] != state), None)
+        pairs = zip(self._states(), self._before, strict=True)
+        return next((name for (name, now), (_, before) in pairs if now != before), None)
 
-    def _states(self) -> dict[str, object]:
-        found: dict[str, object] = {"Python's random": random.getstate()}
+    def _states(self) -> list[tuple[str, object]]:
+        found: list[tuple[str, object]] = [("Python's random", random.getstate())]
         numpy = sys.modules.get("numpy")
         if numpy is not None:
-            found["numpy.random"] = pickle.dumps(numpy.random.get_state(legacy=False))
-        return found | {name: pickle.dumps(each) for name, each in self._held.items()}
+            # Compared as bytes, since printing numpy's state takes milliseconds.
+            found.append(("numpy.random", pickle.dumps(numpy.random.get_state(legacy=False))))
+        return found + [(name, pickle.dumps(each)) for name, each in self._held]
 
 
-def _python_generators(module: nn.Module) -> dict[str, Any]:
+def _python_generators(module: nn.Module) -> Iterator[tuple[str, Any]]:
     numpy = sys.modules.get("numpy")
     kinds: Sequence[type] = (random.Random,)
     if numpy is not None:
         kinds = (random.Random, numpy.random.Generator, numpy.random.RandomState)
-    found: dict[str, Any] = {}
+    names: dict[int, tuple[str, Any]] = {}
+    files: dict[int, dict[str, Any]] = {}
     for part in module.modules():
         forward = inspect.getattr_static(type(part), "forward", None)  # asked, torch.jit's modules raise
-        code = getattr(forward, "__globals__", {})
-        own = {f"self.{name}": value for name, value in vars(part).items()}
-        for name, value in (*own.items(), *code.items()):
-            if isinstance(value, tuple(kinds)) and type(value) is not random.SystemRandom:
-                found.setdefault(f"{name} ({type(value).__name__})", value)
-    return found
+        around = getattr(forward, "__globals__", {})
+        files[id(around)] = around
+        names |= {id(value): (f"self.{name}", value) for name, value in _leaves(vars(part))}
+    for around in files.values():
+        names |= {id(value): (name, value) for name, value in _leaves(around)}
+    for name, value in names.values():
+        if isinstance(value, tuple(kinds)) and type(value) is not random.SystemRandom:
+            yield f"{name} ({type(value).__name__})", value
+
+
+def _leaves(held: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What is there by name, and what is in lists, tuples and dicts there."""
+    for name, value in held.items():
+        yield name, value
+        if type(value) in (list, tuple, dict) and len(value) <= _MOST_HELD:
+            yield from ((name, each) for each in (value.values() if type(value) is dict else value))

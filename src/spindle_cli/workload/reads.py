@@ -22,6 +22,7 @@ _LIBRARIES = (
     frozenset({"torch", "torchvision", "torchaudio", "numpy", "spindle_cli", "triton"})
     | sys.stdlib_module_names
 )
+_OF_BACKWARD = frozenset({"backward", "vjp"})  # methods of a torch.autograd.Function
 # What every module has.
 OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 _MADE_ONCE = frozenset(
@@ -48,7 +49,9 @@ class Reads:
         classes: of the user's, that it names or that its objects have.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, backward: bool = True) -> None:
+        """`backward`: what backward passes run counts, too."""
+        self._backward = backward
         self.names: set[str] = set()
         self.globals: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
         self.cells: dict[int, tuple[types.CellType, str]] = {}
@@ -64,7 +67,7 @@ class Reads:
     def of_module(self, module: nn.Module) -> None:
         """Follow what calling a module runs."""
         self.of_class(type(module))
-        self._pending += _hooks(module)
+        self._pending += _hooks(module, backward=self._backward)
         for key, value in module.__dict__.items():
             if key not in OF_MODULES:
                 self._held(value, 3)
@@ -102,6 +105,8 @@ class Reads:
             is_called = issubclass(base, torch.autograd.Function)  # by torch: its forward and its backward
             for name, value in base.__dict__.items():
                 if name in _MADE_ONCE or not _is_function(value):
+                    continue
+                if is_called and name in _OF_BACKWARD and not self._backward:
                     continue
                 if is_called or name in self.names or (name[:2] == name[-2:] == "__"):
                     self._pending.append(value)
@@ -193,8 +198,9 @@ def _is_function(value: Any) -> bool:
     ) or isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
 
 
-def _hooks(module: nn.Module) -> Iterator[Any]:
-    for key in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+def _hooks(module: nn.Module, *, backward: bool) -> Iterator[Any]:
+    of_backward = ("_backward_hooks", "_backward_pre_hooks") if backward else ()
+    for key in ("_forward_hooks", "_forward_pre_hooks", *of_backward):
         yield from module.__dict__.get(key, {}).values()
 
 

@@ -12,9 +12,11 @@ from spindle_cli.profile.checking.compare import Watch, first_line, relative_dif
 from spindle_cli.profile.checking.values import Values
 from spindle_cli.workload.after_update import move_as_forward
 from spindle_cli.workload.arguments import call_forward
-from spindle_cli.workload.building.attributes import watching
+from spindle_cli.workload.building.attributes import last_name, watching
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.reading import Reader, place_of
+from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.training.no_randomness import NoRandomness
 from spindle_cli.workload.types import Task
 
@@ -29,10 +31,12 @@ def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: V
     with values.held() as parameters:
         trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
         try:
-            with watching(task.root), NoRandomness(), Watch() as watch:
+            with watching(task.root) as of_forward, NoRandomness(), Watch() as watch:
                 plain = _loss_of(task, batch)
-            with NoRandomness():  # a layer may run again in its backward pass
+            versions = {name: buffer._version for name, buffer in task.root.named_buffers()}
+            with watching(task.root) as left, NoRandomness():  # a layer may run again in its backward pass
                 expected = _gradients(plain, trained)
+                written = [n for n, b in task.root.named_buffers() if b._version != versions.get(n)]
             moved = _moved(task)
             values.start_anew()
             values.give_parameters_anew(parameters)  # an operator may move a teacher
@@ -43,6 +47,7 @@ def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: V
                 found = _gradients(loss, trained)
         except Exception as error:  # the user's code, on parameters and numbers that are not its own
             return f"it does not run in float64: {first_line(error)}"
+    refuse_read_of_backward(task, [each for each in (*left.left, *written) if each not in of_forward.left])
     require_dense(task.task.name, trained, expected)
     if not plain.isfinite() or watch.tolerance is None:
         return "its loss is not finite in float64, or computed in few bits"
@@ -57,6 +62,31 @@ def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: V
             "--no-check goes on without this check.",
         )
     return None
+
+
+def refuse_read_of_backward(task: TaskGraph, names: Sequence[str]) -> None:
+    """Refuse a forward that reads what a backward pass moves: how often that runs, and where, is the plan's.
+
+    Args:
+        names: of what one was seen to move, below the task's module.
+
+    Raises:
+        WorkloadError: with the first that forward reads.
+    """
+    if not names:
+        return
+    reader = Reader([task.root], backward=False)
+    for name in names:
+        if reader.reads(name, place_of(task.root, name), reader):
+            raise refusal(
+                task.task.name,
+                f"a backward pass moves {name}, which forward reads: under a plan each device, share and "
+                "micro-batch has a backward pass of its own",
+                reader.place_of(last_name(name)),
+                "Declare a number that follows from the step: Task(..., step_values={'beta': lambda step: "
+                "min(1.0, (step + 1) / 100)}). Or move it in an operator's own forward (self.calls += 1), "
+                "which then runs whole.",
+            )
 
 
 def _loss_of(task: TaskGraph, batch: Mapping[str, Tensor]) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.checking.compare import OpShares, Run, first_line, largest_difference
-from spindle_cli.profile.checking.forward import compare_with_forward
+from spindle_cli.profile.checking.forward import compare_with_forward, refuse_read_of_backward
 from spindle_cli.profile.checking.values import Values, choose_samples, made_real, stand_in
 from spindle_cli.profile.numeric_check import TaskCheck
 from spindle_cli.units import format_bytes
@@ -483,7 +483,7 @@ def try_hooks(task: TaskGraph) -> dict[str, str]:
         writes = RefusingWrites(partial(_held_by, task.root), partial(_writes, task.task.name, name))
         before = [(what, held, held.detach().clone()) for what, held in _held_by(task.root)]
         try:
-            with writes:
+            with writes, watching(task.root) as left:
                 is_additive = _is_additive(hooks._backward_hooks, parameter)
         except Exception as error:  # the user's code, on parameters that may be on the meta device
             if writes.refused is not None:
@@ -492,6 +492,7 @@ def try_hooks(task: TaskGraph) -> dict[str, str]:
                 raise _writes(task.task.name, name, names, place_of_error(error)) from None
             untried[name] = f"a hook on the gradient of {name!r} was not tried: {type(error).__name__}"
             continue
+        refuse_read_of_backward(task, left.left)
         for what, held, value in before:  # also by an array of numpy's
             if not held.is_meta and not torch.equal(held, value):
                 raise _writes(task.task.name, name, what, _place_of_first(hooks._backward_hooks))

@@ -16,7 +16,7 @@ import threading
 import types
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -28,7 +28,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.source import settled_module_name
 
 _PLAIN = (bool, int, float, complex, str, bytes)
-_TORCHS = frozenset(vars(nn.Module()))  # its own dicts of parameters, buffers, parts and hooks
+OF_TORCH = frozenset(vars(nn.Module()))  # its own dicts of parameters, buffers, parts and hooks
 _HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "_hooks" in name and held == {})
 _DEPTH = 3  # of containers in containers, and in objects
 _MOST = 1000  # entries of a container that are looked into
@@ -61,6 +61,32 @@ def last_name(path: str) -> str:
     return str(re.findall(r"\w+", re.sub(r"\[.*?\]|'s default", "", path))[-1])
 
 
+@dataclass(frozen=True)
+class Leftover:
+    """What was found changed at one place. `put` lets it be there, and gives what puts back what was there;
+    `attribute`: of a module that holds it itself, the name; `has_tensors`: it is an object or container with
+    tensors in it.
+    """
+
+    name: str
+    holder: object
+    put: Callable[[], Callable[[], object]]
+    attribute: str = ""
+    has_tensors: bool = False
+
+    @property
+    def is_noted_by_hook(self) -> bool:
+        """Whether it is tensors that a hook has put into a container."""
+        is_of_hook = any(f"{name}[" in self.name for name in _HOOKS)
+        return is_of_hook and self.has_tensors and _container(self.holder) is not None
+
+    @classmethod
+    def of_attribute(cls, module: nn.Module, name: str, value: Any, dotted: str = "") -> Leftover:
+        """What an attribute of a module now is; `dotted`: its name for messages, if another."""
+        put = functools.partial(_set_entry, module.__dict__, name, value)
+        return cls(f"self.{dotted or name}", module, put, name)
+
+
 @dataclass
 class Changes:
     """What was changed while looking, as 'self.name' below the module.
@@ -73,6 +99,7 @@ class Changes:
         tensors: attributes that hold other tensors than before.
         held: what else holds other objects than before, but no more or fewer; with whose it is.
         within: what `elsewhere` and `held` are: fields of objects, containers, names of classes and files.
+        leftovers: all of it but buffers, to be put there once more.
     """
 
     counted: list[str] = field(default_factory=list)
@@ -81,6 +108,7 @@ class Changes:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     held: list[str] = field(default_factory=list)
     within: list[str] = field(default_factory=list)
+    leftovers: list[Leftover] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         """Whether there was any."""
@@ -105,6 +133,7 @@ class _Part:
     values: dict[str, Any]
     buffers: dict[str, Any]
     hooks: dict[str, dict[int, Any]]
+    is_owner: bool = False  # of some of the tensors that a region has, which has these as buffers of its own
 
 
 def hold_parameter(module: nn.Module, name: str, parameter: Tensor) -> None:
@@ -140,8 +169,10 @@ class Before:
         parts = list(root.named_modules())
         # Of a part of forward that runs whole: the modules whose methods it was taken from.
         owners = [("", owner) for owner in getattr(root, "owners", ())]
-        seen_by_python = [each for each in parts if _has_attributes(each[1])] + owners
-        self._parts = [_look(name, module) for name, module in seen_by_python]
+        seen_by_python = [each for each in parts if _has_attributes(each[1])]
+        self._parts = [_look(*each) for each in seen_by_python]
+        self._parts += [_look(*each, is_owner=True) for each in owners]
+        seen_by_python += owners
         self._memories = Memories(seen_by_python, _classes(module for _, module in parts))
 
     def compare(self, changes: Changes) -> None:
@@ -162,8 +193,9 @@ def _has_attributes(module: nn.Module) -> bool:
     return not isinstance(module, ScriptModule)
 
 
-def _look(name: str, module: nn.Module) -> _Part:
-    return _Part(module, name, dict(module.__dict__), dict(module._buffers), hooks_of(module))
+def _look(name: str, module: nn.Module, *, is_owner: bool = False) -> _Part:
+    held = dict(module.__dict__), dict(module._buffers), hooks_of(module)
+    return _Part(module, name, *held, is_owner)
 
 
 class _Fields(MutableMapping[str, Any]):
@@ -204,6 +236,30 @@ class _Fields(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
 
+class _Attributes(MutableMapping[str, Any]):
+    """The attributes of a module, but for those that torch has of each."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._held = module.__dict__
+
+    def __getitem__(self, name: str) -> Any:
+        if name in OF_TORCH:
+            raise KeyError(name)
+        return self._held[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._held[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._held[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in list(self._held) if name not in OF_TORCH)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 def fields_of(value: Any) -> MutableMapping[str, Any] | None:
     """What an object holds by names, in its dict and in the slots of its class, whatever the class does with
     who asks or sets; None: nothing could be.
@@ -213,6 +269,11 @@ def fields_of(value: Any) -> MutableMapping[str, Any] | None:
         return _Fields(value, slots)
     held = getattr(value, "__dict__", None)
     return held if type(held) is dict else None
+
+
+def _attributes_of(value: Any) -> MutableMapping[str, Any] | None:
+    """The fields of an object; of a module, those that torch has not put there."""
+    return _Attributes(value) if isinstance(value, nn.Module) else fields_of(value)
 
 
 def _slots_of(cls: type) -> dict[str, types.MemberDescriptorType]:
@@ -275,6 +336,33 @@ class _Memory:
         ]
         return [f"{self.name}.{key}" for key in fields]
 
+    @property
+    def leftovers(self) -> list[Leftover]:
+        """What of it is another now, to be put there once more: of a module, attributes one by one."""
+        held = self.held
+        if not isinstance(self.holder, nn.Module):
+            put = functools.partial(self.put, held)
+            return [Leftover(self.name, self.holder, put, has_tensors=_has_tensors(held))]
+        return [
+            Leftover.of_attribute(self.holder, name, value)
+            for name, value in held.items()
+            if not _is(value, self.kept.get(name, _MISSING))
+        ]
+
+    def put(self, held: Any) -> Callable[[], object]:
+        """Let what has come to it in `held`, or is another there, come to what it holds; gives what puts that
+        back.
+        """
+        before, kept = self.held, self.kept
+        now = held
+        if isinstance(held, dict) and kept.keys() <= held.keys():
+            new = {key: value for key, value in held.items() if not _is(value, kept.get(key, _MISSING))}
+            now = {**before, **new}
+        elif isinstance(held, list) and len(held) > len(kept) and _is_as(held[: len(kept)], kept):
+            now = before + held[len(kept) :]
+        replace(self, kept=now).restore()
+        return replace(self, kept=before).restore
+
     def restore(self) -> None:
         """Let it hold what it held.
 
@@ -283,7 +371,7 @@ class _Memory:
         """
         holder, kept = self.holder, self.kept
         if self.by_names:
-            fields: Any = fields_of(holder)
+            fields: Any = _attributes_of(holder)
             fields.clear()
             fields.update(kept)
         elif isinstance(holder, types.CellType):
@@ -308,7 +396,7 @@ def _container(value: Any) -> Any:
 def _contents(value: Any, *, by_names: bool) -> Any:
     """A copy of what something holds."""
     if by_names:
-        return dict(fields_of(value) or {})
+        return dict(_attributes_of(value) or {})
     if isinstance(value, types.CellType):
         return [_inside(value, _MISSING)]
     if isinstance(value, np.ndarray):
@@ -321,6 +409,16 @@ def _contents(value: Any, *, by_names: bool) -> Any:
     return set(value) if kind is set else {key: kind.__getitem__(value, key) for key in kind.__iter__(value)}
 
 
+@dataclass(frozen=True)
+class Replaced:
+    """What something else is in the place of: whether there was anything, and whether that is all that has
+    changed, but for tensors.
+    """
+
+    is_some: bool
+    is_all: bool
+
+
 class Memories:
     """What a module may keep but for its own attributes: the contents of containers and objects that these
     hold, and that its classes and their files hold, or that functions there do; what classes and files hold
@@ -329,18 +427,20 @@ class Memories:
 
     def __init__(self, parts: Sequence[tuple[str, nn.Module]], classes: Sequence[type]) -> None:
         """`parts`: with their names below the module; `classes`: of all of them."""
-        self._memories: dict[tuple[int, bool], _Memory] = {}
+        self._memories: dict[tuple[object, bool], _Memory] = {}
         self._names: list[_Memory] = []  # of classes and files
         self._remembering: dict[int, tuple[Any, int]] = {}
         self._files = {cls.__module__ for cls in classes}
+        self._parts = {id(module) for _, module in parts}
         for prefix, module in parts:
             for key, value in vars(module).items():
-                if key not in _TORCHS:
+                if key not in OF_TORCH:
                     self._look(value, (f"{prefix}.{key}" if prefix else key,), _DEPTH, is_own=True)
-            for name, hooks in hooks_of(module).items():
-                for number, hook in hooks.items():
-                    if not _is_of_spindle(hook) and not _is_of_forward(module, name, number):
-                        self._look(hook, (f"{prefix}.{name}" if prefix else name,), _DEPTH, is_own=True)
+            for name, hooks in hooks_of_users(module).items():
+                for place, (number, hook) in enumerate(hooks.items()):
+                    if not _is_of_forward(module, name, number):
+                        path = (f"{prefix}.{name}" if prefix else name, f"[{place}]")
+                        self._look(hook, path, _DEPTH, is_own=True)
         for cls in classes:
             self._look_into_names(cls, vars(cls))
         for name in self._files & sys.modules.keys():
@@ -356,11 +456,36 @@ class Memories:
         seen_by_python = [each for each in parts if _has_attributes(each[1])]
         return cls(seen_by_python, _classes(module for _, module in parts))
 
+    @classmethod
+    def of_hooks_of_forward(cls, operator: nn.Module, root: nn.Module) -> Memories:
+        """What hooks of an operator note that a forward which is traced has set itself, but for attributes of
+        the parts of `root`.
+        """
+        made = cls((), ())
+        made._parts = set(map(id, root.modules()))
+        for module in operator.modules():
+            for name, hooks in hooks_of_users(module).items():
+                for number, hook in hooks.items():
+                    if _is_of_forward(module, name, number):
+                        made._look(hook, (name,), _DEPTH, is_own=True)
+        return made
+
+    def replace_plain(self, other: Callable[[object, str], object]) -> list[str]:
+        """Put something else in the place of plain values that have changed or come to lists, for good, and
+        give the names of what holds them. `other`: see `changed_replaced`.
+        """
+        changed = [each for each in self._memories.values() if not _is_as(each.held, each.kept)]
+        with contextlib.ExitStack() as undo:
+            found = [each for each in changed if _replace_plain(each, other, undo, most=1)[0]]
+            undo.pop_all()
+        return [each.name for each in found]
+
     def compare(self, changes: Changes) -> None:
         """Add what has changed since."""
         for memory in self._memories.values():
             if not _is_as(memory.held, memory.kept):
                 changes.within += memory.changed
+                changes.leftovers += memory.leftovers
                 if not _counts(memory.held, memory.kept):
                     changes.held.append(memory.name)
                 elif memory.is_attribute:
@@ -373,6 +498,8 @@ class Memories:
                 if is_plain or _has_tensors([value]):
                     (changes.elsewhere if is_plain else changes.held).append(f"{names.name}.{name}")
                     changes.within.append(f"{names.name}.{name}")
+                    put = functools.partial(_set_name, names.holder, name, value)
+                    changes.leftovers.append(Leftover(f"{names.name}.{name}", names.holder, put))
 
     def tensors(self) -> Iterator[Tensor]:
         """The tensors in them."""
@@ -380,9 +507,10 @@ class Memories:
             inside = memory.kept.values() if isinstance(memory.kept, dict) else memory.kept
             yield from (leaf for leaf in pytree.tree_leaves(list(inside)) if isinstance(leaf, Tensor))
 
-    def have(self, identity: object) -> bool:
-        """Whether what has this `id` is among them."""
-        return (identity, False) in self._memories or (identity, True) in self._memories
+    def name_of(self, identity: object) -> str | None:
+        """By which name what has this `id` is among them; None: it is not."""
+        found = self._memories.get((identity, False)) or self._memories.get((identity, True))
+        return None if found is None else found.name
 
     def have_changed(self) -> bool:
         """Whether any has."""
@@ -391,52 +519,23 @@ class Memories:
         return bool(changes)
 
     @contextlib.contextmanager
-    def changed_replaced(self, other: Callable[[object, str], object]) -> Iterator[bool]:
-        """Inside, something else is in the place of plain values that have changed in objects, dicts, classes
-        and files, and lists that have grown are much longer; gives whether there was any.
+    def changed_replaced(self, other: Callable[[object, str], object]) -> Iterator[Replaced]:
+        """Inside, something else is in the place of plain values that have changed in objects, containers,
+        variables of functions, classes and files, and lists that have grown are much longer.
 
         Args:
             other: gives it, for who holds the value and by which name.
         """
         with contextlib.ExitStack() as undo:
-            found = [self._replace(memory, other, undo) for memory in self._memories.values()]
+            changed = [each for each in self._memories.values() if not _is_as(each.held, each.kept)]
+            found = [_replace_plain(memory, other, undo) for memory in changed]
             for names in self._names:
                 for name, value, old in list(_others(names)):
                     if _is_plain_other(value, old):
                         undo.callback(setattr, names.holder, name, value)
                         setattr(names.holder, name, other(names.holder, name))
-                        found.append(True)
-            yield any(found)
-
-    def _replace(
-        self, memory: _Memory, other: Callable[[object, str], object], undo: contextlib.ExitStack
-    ) -> bool:
-        held, kept, kind = memory.held, memory.kept, _container(memory.holder)
-        if isinstance(held, dict):
-            fields: Any = fields_of(memory.holder) if memory.by_names else memory.holder
-            changed = {key: value for key, value in held.items() if _is_plain_other(value, kept.get(key))}
-            undo.callback(fields.update, changed)
-            fields.update({key: other(memory.holder, str(key)) for key in changed})
-            return bool(changed)
-        if kind not in (list, deque) or len(held) <= len(kept):
-            return False
-        undo.callback(kind.extend, memory.holder, held)
-        undo.callback(kind.clear, memory.holder)
-        kind.extend(memory.holder, held * _MOST)
-        return True
-
-    @contextlib.contextmanager
-    def noted_by_hooks_replaced(self, other: object) -> Iterator[bool]:
-        """Inside, something else is in the place of plain values that hooks have changed, and lists that have
-        grown are much longer; gives whether nothing else has changed but for tensors.
-        """
-        with contextlib.ExitStack() as undo:
-            changed = [each for each in self._memories.values() if not _is_as(each.held, each.kept)]
-            found = [each.is_of_hook and _replace_noted(each, other, undo) for each in changed]
-            is_plain = any(
-                _is_plain_other(now, old) for names in self._names for _, now, old in _others(names)
-            )
-            yield all(found) and not is_plain
+                        found.append((True, True))
+            yield Replaced(any(is_some for is_some, _ in found), all(is_all for _, is_all in found))
 
     def restore(self) -> None:
         """Let them hold what they held; those of classes and files where they have got tensors or plain
@@ -450,7 +549,7 @@ class Memories:
         for names in self._names:
             for name, value, old in list(_others(names)):
                 if isinstance(value, _PLAIN) or _has_tensors([value]):
-                    delattr(names.holder, name) if old is _MISSING else setattr(names.holder, name, old)
+                    _set_name(names.holder, name, old)
         for function, size in self._remembering.values():
             if function.cache_info().currsize != size:
                 function.cache_clear()
@@ -458,6 +557,8 @@ class Memories:
     def _look_into_names(self, holder: Any, names: Mapping[str, Any]) -> None:
         kept = dict(names)
         own = settled_module_name(holder.__name__)
+        if any(each.holder is holder for each in self._names):
+            return
         self._names.append(_Memory(holder, (own,), kept, is_own=False, by_names=True))
         for name, value in kept.items():
             function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
@@ -477,6 +578,13 @@ class Memories:
                 self._look(each, path, depth, is_own=is_own)
         elif isinstance(value, types.FunctionType):
             self._look_into_function(value, path, depth, is_own=is_own)
+        elif isinstance(value, nn.Module):
+            if is_own and id(value) not in self._parts and _is_of(type(value), None):
+                kept = self._keep(value, path, is_own=is_own, by_names=True)
+                self._look_inside(kept, path, depth, ".{}", is_own=is_own)
+        elif isinstance(value, type):
+            if _is_of(value, None if is_own else self._files):
+                self._look_into_names(value, vars(value))
         elif type(value) is tuple:
             for number, each in enumerate(value[:_MOST]):
                 self._look(each, (*path, f"[{number}]"), depth - 1, is_own=is_own)
@@ -517,6 +625,23 @@ class Memories:
                     self._look(each, (*path, how.format(key)), depth - 1, is_own=is_own)
 
 
+def _set_name(holder: Any, name: str, value: Any) -> Callable[[], object]:
+    """Let a class or file have a name for a value, or no such name; gives what puts back what it has."""
+    before = vars(holder).get(name, _MISSING)
+    delattr(holder, name) if value is _MISSING else setattr(holder, name, value)
+    return functools.partial(_set_name, holder, name, before)
+
+
+def _set_entry(holder: dict[str, Any], name: str, value: Any) -> Callable[[], object]:
+    """Let a dict have an entry, or none; gives what puts back what it has."""
+    before = holder.get(name, _MISSING)
+    if value is _MISSING:
+        holder.pop(name, None)
+    else:
+        holder[name] = value
+    return functools.partial(_set_entry, holder, name, before)
+
+
 def _others(names: _Memory) -> Iterator[tuple[str, Any, Any]]:
     """Names of a class or file that stand for another value than before, with that and the one before."""
     for name, value in vars(names.holder).items():
@@ -525,40 +650,58 @@ def _others(names: _Memory) -> Iterator[tuple[str, Any, Any]]:
             yield name, value, old
 
 
-def _replace_noted(memory: _Memory, other: object, undo: contextlib.ExitStack) -> bool:
+def _replace_plain(
+    memory: _Memory,
+    other: Callable[[object, str], object],
+    undo: contextlib.ExitStack,
+    most: int = _MOST,
+) -> tuple[bool, bool]:
     """Put something else in the place of its plain values that have changed, and let a list that has grown be
-    much longer; whether that is known to be all that could be counted there.
+    `most` times as long; whether there was any, and whether that is known to be all that could be counted
+    there.
     """
     holder, held, kept = memory.holder, memory.held, memory.kept
     if isinstance(holder, types.CellType):
-        if _is_plain_other(held[0], kept[0]):
+        is_some = _is_plain_other(held[0], kept[0])
+        if is_some:
             undo.callback(setattr, holder, "cell_contents", held[0])
-            holder.cell_contents = other
-        return True
-    is_list = isinstance(held, list) and _container(holder) in (list, deque)
-    if is_list and len(held) != len(kept):
-        more = held * _MOST if len(held) > len(kept) else held
-    elif is_list:
-        more = [other if _is_plain_other(*pair) else pair[0] for pair in zip(held, kept, strict=True)]
-    elif isinstance(held, dict) and (memory.by_names or held.keys() == kept.keys()):
-        fields: Any = fields_of(holder) if memory.by_names else holder
+            holder.cell_contents = other(holder, last_name(memory.name))
+        return is_some, True
+    kind = _container(holder)
+    if memory.by_names or isinstance(held, dict):
+        fields: Any = _attributes_of(holder) if memory.by_names else holder
         changed = {key: value for key, value in held.items() if _is_plain_other(value, kept.get(key))}
         undo.callback(fields.update, changed)
-        fields.update(dict.fromkeys(changed, other))
-        return True
-    else:
-        return False
-    kind = _container(holder)
+        fields.update({key: other(holder, str(key)) for key in changed})
+        return bool(changed), memory.by_names or held.keys() == kept.keys()
+    if kind not in (list, deque) or len(held) < len(kept):
+        return False, _is_as(held, kept)
+    before = kept + [_MISSING] * (len(held) - len(kept))
+    is_plain = [_is_plain_other(*pair) for pair in zip(held, before, strict=True)]
+    more = [other(holder, last_name(memory.name)) if is_plain[n] else held[n] for n in range(len(held))]
+    if len(held) > len(kept):
+        more = more * most
     undo.callback(kind.extend, holder, held)
     undo.callback(kind.clear, holder)
     kind.clear(holder)
     kind.extend(holder, more)
-    return len(held) >= len(kept)
+    return any(is_plain) or len(held) > len(kept), True
 
 
 def _is_plain_other(value: Any, old: Any) -> bool:
     """Whether a value is plain, and another than before."""
     return isinstance(value, _PLAIN) and not (type(value) is type(old) and value == old)
+
+
+def _is_other_container(value: Any, old: Any) -> bool:
+    """Whether a value is a list, tuple or dict of plain values, and another than before."""
+    if type(value) not in (list, tuple, dict) or not _is_plain_inside(value):
+        return False
+    return not (type(value) is type(old) and _is_plain_inside(old) and value == old)
+
+
+def _is_plain_inside(value: Any) -> bool:
+    return all(isinstance(each, _PLAIN) for each in pytree.tree_leaves(value))
 
 
 def _inside(cell: types.CellType, nothing: Any = None) -> Any:
@@ -698,6 +841,14 @@ def hooks_of(module: nn.Module) -> dict[str, dict[int, Any]]:
     return {name: dict(held[name]) for name in _HOOKS if held.get(name)}
 
 
+def hooks_of_users(module: nn.Module) -> dict[str, dict[int, Any]]:
+    """The same, but for those that this package has set."""
+    return {
+        name: {number: hook for number, hook in hooks.items() if not _is_of_spindle(hook)}
+        for name, hooks in hooks_of(module).items()
+    }
+
+
 @contextlib.contextmanager
 def hooks_of_forward_left_alone(root: nn.Module) -> Iterator[None]:
     """Inside, what hooks note stays noted where forward itself has set them by now: forward goes on with it
@@ -711,6 +862,19 @@ def hooks_of_forward_left_alone(root: nn.Module) -> Iterator[None]:
     }
     with _looked_into(known):
         yield
+
+
+@contextlib.contextmanager
+def noted_by_hooks_of_forward_replaced(
+    operator: nn.Module, root: nn.Module, other: Callable[[object, str], object]
+) -> Iterator[list[str]]:
+    """At the end, something else stays in the place of plain values that forward's own hooks of an operator
+    have noted meanwhile, as they may be run less or more often than in a step. Gives what they are called.
+    """
+    seen = Memories.of_hooks_of_forward(operator, root)
+    names: list[str] = []
+    yield names
+    names += seen.replace_plain(other)
 
 
 def all_hooks_put_back() -> contextlib.AbstractContextManager[None]:
@@ -742,7 +906,7 @@ def give_hooks(module: nn.Module, hooks: Mapping[str, Mapping[int, Any]]) -> Non
 def _compare(before: _Part, changes: Changes) -> None:
     prefix = f"{before.name}." if before.name else ""
     for key, value in before.module._buffers.items():
-        if value is not before.buffers.get(key):
+        if value is not before.buffers.get(key) and not before.is_owner:
             changes.buffers.append(prefix + key)
     for key, value in before.module.__dict__.items():
         old = before.values.get(key)
@@ -750,11 +914,15 @@ def _compare(before: _Part, changes: Changes) -> None:
             continue
         if isinstance(value, Tensor):
             changes.tensors[prefix + key] = value
-        elif _is_plain_other(value, old):
+        elif _is_plain_other(value, old) or _is_other_container(value, old):
             changes.counted.append(prefix + key)
         elif _has_tensors([value]):
             changes.held.append(f"self.{prefix}{key}")
             changes.within.append(f"self.{prefix}{key}")
+        else:
+            continue
+        if key != "training":  # modes are looked at elsewhere
+            changes.leftovers.append(Leftover.of_attribute(before.module, key, value, prefix + key))
 
 
 def _undo(before: _Part) -> None:

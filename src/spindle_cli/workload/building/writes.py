@@ -53,6 +53,24 @@ def overwritten_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     return [each for each in written if any(each is value for value in out)]
 
 
+class NotingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Inside, it is noted whose memory operations write into, through `weight.data` too."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._written: set[int | None] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._written |= {_memory(tensor) for tensor in written_by(func, args, kwargs or {})}
+        return func(*args, **(kwargs or {}))
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether a tensor was written into."""
+        return _memory(tensor) in self._written - {None}
+
+
 class RefusingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Inside, an operation that would write into the memory of some tensors is refused.
 

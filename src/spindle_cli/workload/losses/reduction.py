@@ -136,7 +136,9 @@ class LossForms:
     def _find(self, node: fx.Node) -> Form:
         if node.op == "call_module" and isinstance(self._root.get_submodule(str(node.target)), Region):
             raise NotKnownError(
-                "what forward does there is decided by values, so that it runs as it is written", node
+                "what forward does there is decided by values, or changes a buffer, so that it runs as it is "
+                "written",
+                node,
             )
         if not self._shapes.is_tensor(node):
             return self._of_number(node)

@@ -240,7 +240,9 @@ class _Placement:
                 self._taken_out.add(node)
 
     def _mixes(self, node: fx.Node) -> bool:
-        """Whether a glue node's value depends on which samples are in the batch with it."""
+        """Whether a glue node is one for the whole batch: its value depends on which samples are there, or it
+        changes a buffer.
+        """
         inputs = node.all_input_nodes
         if any(source in self._mixed or self._is_own_loss(source) for source in inputs):
             return True
@@ -249,7 +251,9 @@ class _Placement:
             return True
         tensors = [source for source in inputs if self._shapes.is_tensor(source)]
         if not sizes and not any(self._has_batch(source) for source in tensors):
-            return False
+            # What moves a buffer that no sample has a part in is done once all the same.
+            moves = bool(self._trace.samples.changed(node))
+            return moves and why_mixing(self._trace, node) is not None
         if self._shapes.is_tensor(node) and not self._has_batch(node):
             if puts_samples_together(self._trace, node):
                 self._reordering.add(node)

@@ -57,7 +57,7 @@ def analyse_task(
     arguments = arguments_of(task)
     left_out = () if arguments is None else arguments.left_out
     finder.observer.samples.pop(task.name, None)
-    regions = Regions()
+    regions = Regions(task.module if isinstance(task, Task) else None)
     first: ReadsValuesError | None = None
     while True:
         try:

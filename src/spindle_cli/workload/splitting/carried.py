@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from spindle_cli.workload.building.attributes import Changes, Memories, watching
+from spindle_cli.workload.building.attributes import OF_TORCH, Changes, Memories, watching
 from spindle_cli.workload.building.writes import overwritten_by, written_by
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
@@ -25,7 +25,6 @@ from spindle_cli.workload.tracing.proxies.counters import PLAIN, Unknown, unknow
 from spindle_cli.workload.unread import Unread
 
 SOMETHING = "what it keeps"  # of which no name is known
-_TORCHS = frozenset(vars(nn.Module()))  # its own dicts of parameters, buffers, parts and hooks
 # Take of a tensor nothing but its shape and type.
 _BY_SHAPE = frozenset(
     {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
@@ -60,7 +59,8 @@ class Left:
         self._otherwise = next(iter((*changes.held, *changes.elsewhere)), SOMETHING)
         own = [*given, *module.parameters()]
         # What is written into parameters and buffers is looked at elsewhere.
-        self._written = _lasting(tape) - set(map(_storage, (*own, *module.buffers())))
+        self._buffers = set(map(_storage, module.buffers()))
+        self._written = _lasting(tape) - set(map(_storage, own)) - self._buffers
         self._is_some = bool(changes or self._written)
         self._of_step = _made_of(tape, own) if self._is_some else set()
 
@@ -76,7 +76,9 @@ class Left:
         for entry in tape.entries:
             for tensor in tensors_in([*entry.args, *entry.kwargs.values()]):
                 is_written = _storage(tensor) in lasting
-                is_left = id(tensor) in made and id(tensor) not in own
+                is_left = (
+                    id(tensor) in made and id(tensor) not in own and _storage(tensor) not in self._buffers
+                )
                 if is_written or (is_left and _storage(tensor) in self._of_step):
                     name = self._names.get(id(tensor), self._otherwise)
                     yield Carried(name, tensor, entry.place, is_written)
@@ -86,7 +88,7 @@ def _kept_by(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The tensors in a module's attributes and those of its parts, with 'part.attribute'."""
     for prefix, part in module.named_modules():
         for name, value in vars(part).items():
-            if name not in _TORCHS and isinstance(value, Tensor | tuple | list | dict):
+            if name not in OF_TORCH and isinstance(value, Tensor | tuple | list | dict):
                 for leaf in pytree.tree_leaves(value):
                     if isinstance(leaf, Tensor):
                         yield (f"{prefix}.{name}" if prefix else name), leaf
@@ -146,9 +148,7 @@ def _finds_the_same(
         others = [*tensors_in(pytree.tree_leaves((args, kwargs))), *module.parameters()]
         if _work(first, others) != _work(second, others):
             return False
-        if more.elsewhere and not _are_notes(module, again):
-            return False
-        return not more.counted or _is_unread(module, more.counted, again)
+        return not (more.elsewhere or more.counted) or _is_unread(module, more.counted, again)
 
 
 def _work(tape: Tape, others: Sequence[Tensor]) -> list[tuple[Any, ...]]:
@@ -165,17 +165,25 @@ def _as_shape(value: Any) -> Any:
     return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
 
 
-def _are_notes(module: nn.Module, again: Callable[[], Any]) -> bool:
-    """Whether what a module changes in objects, containers, classes and files is what its hooks note, and it
-    does the same whatever they have noted.
+def _is_unread(module: nn.Module, names: Sequence[str], again: Callable[[], Any]) -> bool:
+    """Whether all that a module changes in attributes, objects, containers, classes and files is plain values
+    and lists that grow, and it does the same whatever is there.
+
+    Args:
+        names: of attributes, those that it changes.
     """
     with watching(module):
         before, first, second = Memories.of(module), Tape(), Tape()
+        dotted = [each.rpartition(".") for each in names]
+        places = [(module.get_submodule(owner), name) for owner, _, name in dotted]
+        held = [vars(part).get(name) for part, name in places]
         with Remembering(), first, Unread():
             again()
+        pairs = zip(places, held, strict=True)
+        counted = [(part, name) for (part, name), old in pairs if _is_unknown(vars(part)[name], old)]
         try:
-            with before.noted_by_hooks_replaced(Unknown("", module, "")) as are_notes:
-                if not are_notes:
+            with before.changed_replaced(partial(Unknown, "")) as replaced, unknown_inside("", counted):
+                if not replaced.is_all:
                     return False
                 with Remembering(), second, Unread():
                     again()
@@ -185,20 +193,11 @@ def _are_notes(module: nn.Module, again: Callable[[], Any]) -> bool:
         return _work(first, others) == _work(second, others)
 
 
-def _is_unread(module: nn.Module, names: Sequence[str], again: Callable[[], Any]) -> bool:
-    """Whether a module counts in attributes, and does the same whatever is there."""
-    counted = []
-    for dotted in names:
-        owner, _, name = dotted.rpartition(".")
-        counted.append((module.get_submodule(owner), name))
-    if not all(isinstance(vars(part)[name], PLAIN) for part, name in counted):
-        return False
-    try:
-        with watching(module), unknown_inside("", counted), Remembering(), Unread():
-            again()
-    except Exception:  # it looks at them, or does what cannot be done with something unknown
-        return False
-    return True
+def _is_unknown(value: Any, old: Any) -> bool:
+    """Whether something unknown is to stand in the place of an attribute: not of a container that lasts, of
+    which the entries are replaced.
+    """
+    return isinstance(value, PLAIN) or value is not old
 
 
 def _made_of(tape: Tape, others: Sequence[Tensor]) -> set[int]:

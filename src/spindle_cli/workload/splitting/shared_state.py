@@ -7,22 +7,16 @@ an operator changes that of its own device alone.
 
 from __future__ import annotations
 
-import dis
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from types import CodeType
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.attributes import Memories
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.reads import Reads
+from spindle_cli.workload.reading import Reader, place_of
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.splitting.carried import SOMETHING
 
@@ -54,7 +48,7 @@ def refuse_shared_state(tasks: Mapping[str, TaskGraph]) -> None:
             for name in op.kept:
                 if name == SOMETHING:
                     continue
-                other = keepers.setdefault(_place_of(task.root, name), (task, op))
+                other = keepers.setdefault(place_of(task.root, name), (task, op))
                 if other[1] is not op:
                     raise _goes_on(task, op, f"keeps {name}", other, f"{_OF_ITS_OWN} {_UNREAD}")
             leavers += [(task, op, name) for name in op.left]
@@ -83,18 +77,25 @@ def _refuse_changed(
 
 def _refuse_readers(tasks: Mapping[str, TaskGraph], leavers: Sequence[tuple[TaskGraph, Op, str]]) -> None:
     """Refuse an operator that reads what another leaves in an object, a file or a module that both know."""
+    readers: dict[tuple[str, int], Reader] = {}
+
+    def reader_of(task: TaskGraph, op: Op) -> Reader:
+        key = task.task.name, op.index
+        if key not in readers:
+            called = [str(node.target) for node in op.graph.nodes if node.op == "call_module"]
+            readers[key] = Reader(task.root.get_submodule(target) for target in called)
+        return readers[key]
+
     by_place: dict[object, list[tuple[TaskGraph, Op, str]]] = {}
     for task, op, name in leavers:
-        by_place.setdefault(_place_of(task.root, name), []).append((task, op, name))
+        by_place.setdefault(place_of(task.root, name), []).append((task, op, name))
     for task in tasks.values():
         for op in task.ops:
-            found: _Reader | None = None
             for place, left in by_place.items():
                 if any(each[1] is op for each in left):
                     continue  # what it leaves itself and reads is known to come before it, or kept
-                found = found or _Reader(task.root, op)
                 for leaver, other, name in left:
-                    if found.reads(name, place):
+                    if reader_of(task, op).reads(name, place, reader_of(leaver, other)):
                         raise refusal(
                             leaver.task.name,
                             f"the forward of {other.target or 'glue'!r} leaves {name}, which "
@@ -104,42 +105,6 @@ def _refuse_readers(tasks: Mapping[str, TaskGraph], leavers: Sequence[tuple[Task
                             "Let the operator return it, and give it to the other as an argument; or let one "
                             "operator do both.",
                         )
-
-
-class _Reader:
-    """What an operator's code reads by name, and the modules and objects that it has."""
-
-    def __init__(self, root: nn.Module, op: Op) -> None:
-        called = [root.get_submodule(str(node.target)) for node in op.graph.nodes if node.op == "call_module"]
-        reads = Reads()
-        for module in called:
-            for part in (module, *getattr(module, "owners", ())):
-                for each in part.modules():
-                    reads.of_module(each)
-        reads.finish()
-        self._globals = {name for _, name in reads.globals}
-        self._names = {name for code in reads.codes for name in _loaded(code)}
-        self._parts = {id(part) for module in called for part in module.modules()}
-        self._memories = [Memories.of(module) for module in called]
-
-    def reads(self, name: str, place: object) -> bool:
-        """Whether it reads what somebody leaves in a place, by a name that it has for that one."""
-        path = list(_steps(name.removeprefix("self.")))
-        if isinstance(place, str):  # of a file, or of a class there
-            return path[-1] in self._names and not self._globals.isdisjoint(path[-2:])
-        holder = place[0] if isinstance(place, tuple) else place
-        is_known = holder in self._parts or any(memories.have(holder) for memories in self._memories)
-        return is_known and path[-1] in self._names
-
-
-@cache
-def _loaded(code: CodeType) -> frozenset[str]:
-    """The names and texts that code takes the values of."""
-    return frozenset(
-        each.argval
-        for each in dis.get_instructions(code)
-        if each.opname.startswith("LOAD_") and isinstance(each.argval, str)
-    )
 
 
 def _moves_parameter(
@@ -184,29 +149,3 @@ def _is_of_spectral_norm(root: nn.Module, buffer: str) -> bool:
     hooks = owner._forward_pre_hooks.values()
     is_old = any(isinstance(hook, SpectralNorm) for hook in hooks)
     return is_old or isinstance(owner, _SpectralNorm)
-
-
-def _place_of(root: nn.Module, path: str) -> object:
-    """What tells where something is kept: by whom, and as what; the path itself where nobody is found."""
-    holder: Any = root
-    steps = list(_steps(path.removeprefix("self.")))
-    for number, step in enumerate(steps):
-        inside = _inside(holder, step)
-        if inside is None or isinstance(inside, bool | int | float | complex | str | bytes | Tensor):
-            return (id(holder), *steps[number:]) if number or hasattr(root, steps[0]) else path
-        holder = inside
-    return id(holder)
-
-
-def _steps(path: str) -> Iterator[str]:
-    """The names and keys of a path ('layers.0.cache[2].h')."""
-    yield from re.findall(r"[^.\[\]]+", path)
-
-
-def _inside(holder: Any, step: str) -> Any:
-    if isinstance(holder, nn.Module) or hasattr(holder, step):
-        return getattr(holder, step, None)
-    try:
-        return holder[step.strip("'")] if isinstance(holder, Mapping) else holder[int(step)]
-    except (TypeError, ValueError, LookupError):
-        return None

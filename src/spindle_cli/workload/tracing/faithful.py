@@ -7,24 +7,26 @@ would never be done again.
 from __future__ import annotations
 
 import contextlib
-import pickle
-import random
-import sys
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.autocast import AutocastSeen
-from spindle_cli.workload.building.attributes import give_hooks, hooks_of
+from spindle_cli.workload.building.attributes import OF_TORCH, give_hooks, hooks_of
 from spindle_cli.workload.building.writes import written_by
+from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.graph import CONSTANT
 from spindle_cli.workload.moving import DECLARE
-from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, is_seeded
-from spindle_cli.workload.refuse import place_of_caller, refusal
+from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, PythonDraws, is_seeded
+from spindle_cli.workload.reading import Reader
+from spindle_cli.workload.refuse import frames_of_caller, place_of_caller, refusal
 from spindle_cli.workload.tracing.modes import MODE
 from spindle_cli.workload.tracing.moves import Moves
 from spindle_cli.workload.tracing.observe import FREEZE_WHERE_BUILT
@@ -40,6 +42,10 @@ _OF_BUFFERS = (
     "Put what changes it, and the calls of all that use it, into one nn.Module and list its class in the "
     "workload's `operators`: it is then run as it is, on one device. Of a teacher, parameters alone may be "
     "moved between operators (teacher.parameters()): its batch norms then keep statistics of their own."
+)
+_KEPT_IN_BUFFER = (
+    'Keep it in a buffer, self.register_buffer("mean", ...): what reads it and what changes it then runs as '
+    "it is written, and checkpoints have it."
 )
 _IN_OPERATOR = (
     "Put this part into an nn.Module of its own and list its class in the workload's `operators`: it is then "
@@ -98,7 +104,7 @@ def nothing_is_frozen(
         for module in root.modules()
         if not isinstance(module, torch.jit.ScriptModule)
     ]
-    drawn = _python_draws()
+    draws = PythonDraws(root)
     try:
         with (
             _attributes_kept(task, root, scratch, is_looking),
@@ -115,9 +121,10 @@ def nothing_is_frozen(
             module._buffers.clear()
             module._buffers.update(buffers)
             give_hooks(module, hooks)
-    if _python_draws() != drawn:
-        what = "forward draws random numbers by Python's random or numpy"
-        raise _frozen(task, what, None, DRAW_WITH_TORCH)
+    if (drawn := draws.what()) is not None:
+        what = f"forward draws random numbers by {drawn} between operators"
+        own = re.findall(r"\w+", drawn.partition(" (")[0])[-1]  # how code names it
+        raise _frozen(task, what, Reader([root]).place_of(own), DRAW_WITH_TORCH)
 
 
 def refuse_seeding(task: str) -> None:
@@ -126,13 +133,12 @@ def refuse_seeding(task: str) -> None:
         raise _frozen(task, "forward seeds torch's random numbers between operators", place_of_caller())
 
 
-def _python_draws() -> tuple[object, bytes]:
-    """What is another after a draw; compared as bytes, since printing numpy's state takes milliseconds."""
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), b"" if numpy is None else pickle.dumps(numpy.random.get_state(legacy=False))
+def _runs_as_written(refused: WorkloadError) -> ReadsValuesError:
+    """What is refused where the statements around the place cannot run as they are written."""
+    return ReadsValuesError.at(refused, frames=frames_of_caller())
 
 
-def _frozen(task: str, what: str, place: str | None, hint: str = _IN_OPERATOR) -> Exception:
+def _frozen(task: str, what: str, place: str | None, hint: str = _IN_OPERATOR) -> WorkloadError:
     return refusal(task, f"{what}, which a trace does once and for all", place, hint)
 
 
@@ -170,7 +176,10 @@ def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scrat
         is_same = value is old or (
             type(value) is type(old) and not isinstance(value, Tensor) and value == old
         )
-        if is_same or (isinstance(value, Tensor) and (old is None or isinstance(old, Tensor))):
+        if is_same:
+            return
+        if isinstance(value, Tensor) and (old is None or isinstance(old, Tensor)):
+            scratch.keep(module, name, value)
             return
         if scratch.may_be_unknown(module, name, old, value):
             if isinstance(old, Unknown) or scratch.is_unknown(module, name):
@@ -186,7 +195,8 @@ def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scrat
     was_there = any(
         held.get(name) is not None for held in (module.__dict__, module._buffers, module._parameters)
     )
-    raise _frozen(task, what, place_of_caller(), _IN_OPERATOR if was_there else _IN_INIT)
+    refused = _frozen(task, what, place_of_caller(), _IN_OPERATOR if was_there else _IN_INIT)
+    raise _runs_as_written(refused) if name in module._buffers and was_there else refused
 
 
 def _is_normed(module: nn.Module, name: str) -> bool:
@@ -267,7 +277,9 @@ class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self._task = task
         self._moves = moves
         self._is_looking = is_looking
-        tensors = [*root.named_parameters(), *root.named_buffers()]
+        buffers = [name for name, _ in root.named_buffers()]
+        self._buffers = frozenset(buffers)
+        tensors = [*root.named_parameters(), *root.named_buffers(), *_in_attributes(root)]
         self._held = {tensor.untyped_storage()._cdata: name for name, tensor in tensors}
 
     def __torch_dispatch__(
@@ -285,4 +297,17 @@ class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             name = self._held.get(tensor.untyped_storage()._cdata)
             if name is not None and not self._moves.holds(tensor):
                 what = f"forward changes {name!r} between operators"
-                raise _frozen(self._task, what, place_of_caller(), _OF_BUFFERS)
+                hint = _KEPT_IN_BUFFER if name.startswith("self.") else _OF_BUFFERS
+                refused = _frozen(self._task, what, place_of_caller(), hint)
+                raise _runs_as_written(refused) if name in self._buffers else refused
+
+
+def _in_attributes(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that modules have in attributes, lists and dicts, and not as parameters or buffers."""
+    for prefix, module in root.named_modules():
+        for name, value in vars(module).items():
+            if name in OF_TORCH or name.startswith(CONSTANT):
+                continue
+            for leaf in pytree.tree_leaves(value) if isinstance(value, Tensor | list | tuple | dict) else ():
+                if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+                    yield (f"self.{prefix}.{name}" if prefix else f"self.{name}"), leaf

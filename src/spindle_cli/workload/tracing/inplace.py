@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import fx, nn
 
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.fixed.refusal import FRAMES, ReadsValuesError
 from spindle_cli.workload.moving import DECLARE
 from spindle_cli.workload.refuse import refusal
 
@@ -29,9 +31,24 @@ HINT = "Use what returns a new tensor (add instead of add_, inplace=False, x = x
 
 def way_out(root: nn.Module, held: fx.Node) -> str:
     """What to do instead of changing what a module holds."""
+    return f"{DECLARE} Or: {APART}" if _is_parameter(root, held) else APART
+
+
+def refusal_of_state(
+    root: nn.Module, held: fx.Node, refused: WorkloadError, change: fx.Node
+) -> WorkloadError:
+    """The refusal of a change of what a module holds: of a buffer, the statements around it may run as they
+    are written instead.
+    """
+    if _is_parameter(root, held):
+        return refused
+    return ReadsValuesError.at(refused, frames=change.meta.get(FRAMES, ()))
+
+
+def _is_parameter(root: nn.Module, held: fx.Node) -> bool:
+    """Whether what a module holds is a parameter."""
     owner, _, name = str(held.target).rpartition(".")
-    is_parameter = isinstance(getattr(root.get_submodule(owner), name, None), nn.Parameter)
-    return f"{DECLARE} Or: {APART}" if is_parameter else APART
+    return isinstance(getattr(root.get_submodule(owner), name, None), nn.Parameter)
 
 
 def check_in_place(task: str, root: nn.Module, graph: fx.Graph) -> None:
@@ -49,7 +66,8 @@ def check_in_place(task: str, root: nn.Module, graph: fx.Graph) -> None:
         state = _state(changed, root)
         if state is not None:
             what = f"{node.name!r} changes {str(state.target)!r} in place, which a trace would lose"
-            raise refusal(task, what, node.meta.get("place"), way_out(root, state))
+            refused = refusal(task, what, node.meta.get("place"), way_out(root, state))
+            raise refusal_of_state(root, state, refused, node)
         if not node.users or len(changed.users) > 1:
             raise _refusal(task, node, changed)
 

@@ -20,9 +20,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.attributes import fields_of, swapped_tensors
+from spindle_cli.workload.building.attributes import (
+    Leftover,
+    fields_of,
+    noted_by_hooks_of_forward_replaced,
+    swapped_tensors,
+    watching,
+)
 from spindle_cli.workload.building.handed_out import refused_by_array
 from spindle_cli.workload.building.layer_numbers import Findings
+from spindle_cli.workload.building.writes import NotingWrites, RefusingWrites
 from spindle_cli.workload.fixed.marks import describe, is_fixed, rows_for
 from spindle_cli.workload.fixed.refusal import (
     FRAMES,
@@ -35,11 +42,12 @@ from spindle_cli.workload.fixed.refusal import (
 from spindle_cli.workload.memo import AnalysisMemo, key_of, packed, portable, unpacked
 from spindle_cli.workload.moving import DECLARE
 from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, PythonDraws
-from spindle_cli.workload.refuse import place_of_error, refusal
+from spindle_cli.workload.refuse import place_inside, place_of_error, refusal
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering, new_fake
 from spindle_cli.workload.tracing.behaviour import Kinds
 from spindle_cli.workload.tracing.modes import SeenModes
+from spindle_cli.workload.tracing.proxies.counters import Unknown
 from spindle_cli.workload.tracing.proxies.row_by_row import USE
 from spindle_cli.workload.tracing.proxies.scratch import SeenAttributes
 from spindle_cli.workload.tracing.seen import LeftBehind, OtherShapesError, Samples, seen_result
@@ -97,6 +105,7 @@ class Observer:
         # by the behaviour of modules that were seen on these, what they were seen to leave
         self.left: dict[str, LeftBehind] = {}
         self.modes = SeenModes()
+        self.is_tracing = False  # a forward goes on with what hooks have noted
         # by id, with the tensor itself, so that its id stays its own
         self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
         self._calls: Findings[Any] = Findings(self._told)
@@ -137,17 +146,20 @@ class Observer:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         otherwise: Callable[[Exception], tuple[Any, LeftBehind]] | None = None,
+        of: tuple[str, nn.Module] | None = None,
     ) -> Any:
         """What a module gives, from memory if an equal one was given equal inputs.
 
         Args:
+            of: the task and its module, which may read what this one leaves.
             otherwise: finds it where the module fails on fake tensors, with what the module was seen to
                 leave; or raises what it is given.
         """
 
         def find() -> tuple[Any, tuple[tuple[str, ...], ...] | None]:
             try:
-                return self._run(module, args, kwargs), None
+                result, left = self._run(module, args, kwargs, *(of or ("", module)))
+                return result, None if left is None else (left.changed, left.kept, left.left)
             except (
                 _ChangesItsInputError,
                 _ReplacesParameterError,
@@ -176,18 +188,27 @@ class Observer:
             made = torch.empty(tuple(value.shape), dtype=value.dtype)
         return made.requires_grad_().clone() if value.requires_grad else made
 
-    def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], task: str, root: nn.Module
+    ) -> tuple[Any, LeftBehind | None]:
+        """What a module gives; and what it leaves, of a part of forward that runs as it is written."""
         given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
         versions = [tensor._version for tensor in given]
         trains = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+        unknown = partial(Unknown, task, is_of_operator=True)
         norms = by_fixed_statistics(module, is_whole=True)  # momentum=None reads a value
         with (
             norms,
+            watching(root) as around,
             swapped_tensors(module, self.fake) as changes,
+            noted_by_hooks_of_forward_replaced(module, root, unknown) as noted,
+            RefusingWrites(partial(_others, root, module), partial(_writes_elsewhere, task)),
+            NotingWrites() as writes,
             failures_unlogged(),
             records_kept((args, kwargs)),
         ):
             held = dict(module.named_parameters())
+            buffers, around_it = list(module.named_buffers()), list(_buffers_around(root, module))
             draws = PythonDraws(module)
             result = module(*args, **kwargs)
             show_records(result)
@@ -199,10 +220,30 @@ class Observer:
                 if parameter.requires_grad is not trains.get(name, parameter.requires_grad):
                     parameter.requires_grad_(trains[name])  # as others are to see it
                     raise _FreezesParameterError(name)
+            now = dict(module.named_buffers())
+            others = [name for owner, name, buffer in around_it if owner._buffers.get(name) is not buffer]
+            written = [n for n, buffer in buffers if writes.has(buffer) or now.get(n) is not buffer]
+        if others:
+            raise _writes_elsewhere(task, others[0])
         self.attributes.note(module, changes)
+        left = None
+        if hasattr(module, "owners"):  # a part of forward that runs as it is written
+            left = LeftBehind(tuple(written), changes.kept, changes.left)
+        else:
+            self._leave([*changes.leftovers, *around.leftovers])
+            self.attributes.noted.extend(noted)
         if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
             raise _ChangesItsInputError
-        return result
+        return result, left
+
+    def _leave(self, leftovers: list[Leftover]) -> None:
+        """Note what an operator leaves. What its hooks have seen is there for the rest of a forward that is
+        traced, which is to meet the stand-ins.
+        """
+        self.attributes.leftovers.extend(leftovers)
+        for each in leftovers if self.is_tracing else ():
+            if each.is_noted_by_hook:
+                each.put()
 
     def memory_of(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[list[int], list[int], set[int]]:
         """Say in which memory each tensor lies that a module gives, and each that it is given, and which
@@ -242,6 +283,34 @@ class Observer:
                 made = nn.Parameter(made, tensor.requires_grad)
             self._fakes[id(tensor)] = (tensor, made)
         return self._fakes[id(tensor)][1]
+
+
+def _others(root: nn.Module, module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters and buffers of a task's module that another one of it does not hold."""
+    own = set(map(id, (*module.parameters(), *module.buffers())))
+    named = [*root.named_parameters(), *root.named_buffers()]
+    return [(name, tensor) for name, tensor in named if id(tensor) not in own]
+
+
+def _buffers_around(root: nn.Module, module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor | None]]:
+    """The buffers of a task's module that another one of it does not hold, with who holds them. (Those that a
+    part of forward has which runs as it is written are put back when it has run.)
+    """
+    own = set(module.modules())
+    for part in root.modules():
+        if part not in own and not isinstance(part, torch.jit.ScriptModule):
+            yield from ((part, name, buffer) for name, buffer in part._buffers.items())
+
+
+def _writes_elsewhere(task: str, name: str) -> WorkloadError:
+    return refusal(
+        task,
+        f"an operator, or a hook of one, changes {name!r}, which the operator does not hold: another device "
+        "has it, where it stays what it was",
+        place_inside(),
+        "Let the operator hold it (self.register_buffer in its class) and do all that is done with it; or "
+        "let forward change it, by what the operator returns.",
+    )
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -303,6 +372,7 @@ class Run(fx.Interpreter):
         doubled: bool,
     ) -> None:
         super().__init__(root, garbage_collect_values=False, graph=graph)
+        self._root = root
         self._observer = observer
         self._task = task
         self._samples = samples
@@ -366,7 +436,8 @@ class Run(fx.Interpreter):
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module with fake parameters; one that cannot do without values, with real ones."""
         module = self.fetch_attr(str(target))
-        return self._observer.call(module, args, kwargs, partial(self._seen, self._node, module))
+        seen = partial(self._seen, self._node, module)
+        return self._observer.call(module, args, kwargs, seen, (self._task, self._root))
 
     def _more_samples(self) -> Mapping[str, Tensor]:
         return {**self._samples, **self._observer.samples[self._task]()}

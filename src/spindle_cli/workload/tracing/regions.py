@@ -1,10 +1,10 @@
 """Parts of a forward that run as they are written, on the whole batch.
 
-Where forward decides by values (`if n == 0: return ...`, `k = int(ratio * len(losses))`, `while`, numpy), a
-trace knows no way on. The statements around that place then become a module of their own, a `Region`: a trace
-has it as one call, and whoever runs that call runs the user's own Python. It begins with the statement that
-decides and ends with the first behind it after which there are tensors alone again; at the latest with the
-function that it is in.
+Where forward decides by values (`if n == 0: return ...`, `k = int(ratio * len(losses))`, `while`, numpy), or
+changes a buffer (`self.centre = 0.9 * self.centre + ...`), a trace knows no way on. The statements around
+that place then become a module of their own, a `Region`: a trace has it as one call, and whoever runs that
+call runs the user's own Python. It begins with the statement that decides or changes and ends with the first
+behind it after which there are tensors alone again; at the latest with the function that it is in.
 """
 
 from __future__ import annotations
@@ -86,9 +86,10 @@ class Cut:
 class Regions:
     """The regions of one task's forward, by the code of the functions that they are in, in order.
 
-    `unfit`: code in which none can be.
+    `unfit`: code in which none can be; `root`: the task's module.
     """
 
+    root: nn.Module | None = None
     cuts: dict[types.CodeType, tuple[Cut, ...]] = field(default_factory=dict)
     unfit: set[types.CodeType] = field(default_factory=set)
     _functions: dict[types.CodeType, types.FunctionType | None] = field(default_factory=dict)
@@ -130,16 +131,21 @@ class Regions:
         self._put(frame.code, Cut(at, at + 1))
         return True
 
+    def _buffers(self) -> frozenset[str]:
+        """The names of the attributes that are buffers."""
+        modules = () if self.root is None else self.root.modules()
+        return frozenset(name for module in modules for name in module._buffers)
+
     def _function_of(self, code: types.CodeType) -> types.FunctionType | None:
         """The one function of some code that can be written anew, looked for once; None if there is none."""
         function = self._functions.get(code)
         if function is None or function.__code__ is not code:
-            function = self._functions[code] = _function_of(code)
+            function = self._functions[code] = _function_of(code, self.root)
         return function
 
     def _put(self, code: types.CodeType, cut: Cut) -> None:
         """Add a cut, and take those in that it overlaps."""
-        cut = _whole(_body_of(code), cut)
+        cut = _whole(_body_of(code), cut, self._buffers())
         others = []
         for each in self.cuts.get(code, ()):
             if each.start < cut.end and cut.start < each.end:
@@ -186,9 +192,9 @@ def _first(body: Sequence[ast.stmt]) -> int:
     return 1 if is_text else 0
 
 
-def _whole(body: Sequence[ast.stmt], cut: Cut) -> Cut:
+def _whole(body: Sequence[ast.stmt], cut: Cut, buffers: frozenset[str]) -> Cut:
     """A cut of whole lines, as places are told by lines alone, that ends with the function where it leaves
-    it, or sets attributes that later code may read.
+    it, or sets attributes that later code may read; of buffers it is known who reads them.
     """
     start, end = cut.start, cut.end
     while start > _first(body) and _end(body[start - 1]) >= body[start].lineno:
@@ -198,7 +204,8 @@ def _whole(body: Sequence[ast.stmt], cut: Cut) -> Cut:
     cut = Cut(start, end)
     inside = [node for each in body[cut.start : cut.end] for node in _walk(each)]
     leaves = any(isinstance(node, ast.Return) for node in inside)
-    sets = any(isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) for node in inside)
+    stored = [node for node in inside if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    sets = any(node.attr not in buffers for node in stored)
     return replace(cut, end=len(body)) if leaves or sets else cut
 
 
@@ -210,8 +217,10 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
             yield from _walk(child)
 
 
-def _function_of(code: types.CodeType) -> types.FunctionType | None:
-    """The one function of some code that can be written anew; None where there is none."""
+def _function_of(code: types.CodeType, root: nn.Module | None) -> types.FunctionType | None:
+    """The one function of some code that can be written anew; None where there is none. Of those that several
+    builds have made, that of the classes of `root`.
+    """
     generators = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
     if code.co_flags & generators:
         return None
@@ -226,7 +235,19 @@ def _function_of(code: types.CodeType) -> types.FunctionType | None:
     # Last, as all objects that there are are looked at.
     functions = [each for each in _referrers(code) if isinstance(each, types.FunctionType)]
     functions = [each for each in functions if each.__code__ is code]
+    if len(functions) > 1 and root is not None:
+        functions = [each for each in _methods_of(root) if each.__code__ is code]
     return functions[0] if len(functions) == 1 else None
+
+
+def _methods_of(root: nn.Module) -> Iterator[types.FunctionType]:
+    """The methods of the classes of a module and its parts, under whatever decorators."""
+    for cls in dict.fromkeys(base for module in root.modules() for base in type(module).__mro__):
+        for found in vars(cls).values():
+            while found is not None:
+                if isinstance(found, types.FunctionType):
+                    yield found
+                found = _decorated(found)
 
 
 def _named_function_of(code: types.CodeType) -> types.FunctionType | None:
@@ -350,6 +371,7 @@ class Part:
             return cls(function, tree, cut, takes, None)
         later = set(_names(after, ast.Load))
         made = [name for name in (*_names(inside, ast.Store), *_changed(inside)) if name in later]
+        made = [name for name in made if name != "self"]  # what it changes in place is a buffer of it
         return cls(function, tree, cut, takes, tuple(dict.fromkeys(made)))
 
     def names_around(self) -> frozenset[str]:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from spindle_cli.workload.building.attributes import Before, Changes, all_hooks_put_back, swapped_tensors
+from spindle_cli.workload.building.writes import NotingWrites
 from spindle_cli.workload.fixed.marks import is_fixed
 from spindle_cli.workload.tracing.shapes import leaves_of, records_kept, show_records
 
@@ -64,18 +65,18 @@ def seen_result(
     """
     found: Any = None
     with plainly(), all_hooks_put_back(), held_for_real(module) as held:
-        few, before, changes = samples(), Before(module), Changes()
+        few, before, changes, writes = samples(), Before(module), Changes(), NotingWrites()
         for shift in range(_TRIED):
             real = _Real({name: _taken(field, count, shift) for name, field in few.items()}, values)
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), real.value)
-            with records_kept((args, kwargs)):
+            with records_kept((args, kwargs)), writes:
                 result = module(*args, **kwargs)
             show_records(result)
             odd = next((leaf for leaf in leaves_of(result) if not isinstance(leaf, Tensor | None)), None)
             if odd is not None:
                 raise OtherShapesError(f"it gives {odd!r}, which may be another one for other samples")
             found = result if shift == 0 else _alike(found, result)
-        changed = [name for name, each in _named(module) if held.get(name) is not each or each._version > 0]
+        changed = [n for n, each in _named(module) if held.get(n) is not each or writes.has(each)]
         before.compare(changes)
     return found, LeftBehind(tuple(changed), changes.kept, changes.left)
 

@@ -40,7 +40,7 @@ from spindle_cli.workload.refuse import (
     refusal,
 )
 from spindle_cli.workload.step_values import StepValues, TracedValues
-from spindle_cli.workload.tracing.earlier import refuse_earlier
+from spindle_cli.workload.tracing.earlier import GIVE_AS_ARGUMENT, refuse_earlier, says_what_operators_leave
 from spindle_cli.workload.tracing.faithful import (
     note_contexts,
     nothing_is_frozen,
@@ -55,7 +55,13 @@ from spindle_cli.workload.tracing.proxies import selecting
 from spindle_cli.workload.tracing.proxies.asking import classes_are_known, draws_are_sized
 from spindle_cli.workload.tracing.proxies.capturing import is_recorded, record
 from spindle_cli.workload.tracing.proxies.changes import TracedValue
-from spindle_cli.workload.tracing.proxies.counters import DECLARED, SetsPlainError, Unknown, unknown_inside
+from spindle_cli.workload.tracing.proxies.counters import (
+    DECLARED,
+    ReadsUnknownError,
+    SetsPlainError,
+    Unknown,
+    unknown_inside,
+)
 from spindle_cli.workload.tracing.proxies.creators import creators_traced
 from spindle_cli.workload.tracing.proxies.grids import grids_are_calls
 from spindle_cli.workload.tracing.proxies.known import Known, UnknownError, numbers_are_known
@@ -181,6 +187,14 @@ class OperatorTracer(fx.Tracer):
         """A proxy for a new node, or for what stands for rows that a mask selects."""
         if is_of_distributed(target):
             refuse_call(target.__name__, place_of_caller())
+        if self.is_looking():
+            raise refusal(
+                self._task.name,
+                "an operator takes what forward has left somewhere between operators (in an object, a dict, "
+                "a list), where other devices do not have it",
+                place_of_caller(),
+                GIVE_AS_ARGUMENT,
+            )
         self._refuse_writing(kind, target, args)
         selected = None
         if any(type(each) is Selected for each in (*args, *kwargs.values())):
@@ -235,6 +249,8 @@ class OperatorTracer(fx.Tracer):
             return region(*given)
         if any(self.known.shares_memory(given[place]) for place in region.changed_places()):
             raise UnfitError.here("it changes in place what lies in the memory of others", starts=True)
+        if any(given[place].node.op == "get_attr" for place in region.changed_places()):
+            raise UnfitError.here("it changes in place what a module holds", starts=True)
         target = self.regions.add(region)
         try:
             name = f"region_{len(self.regions.names)}"
@@ -283,13 +299,14 @@ class OperatorTracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         """An argument of a node; what was computed of parameters out of its sight would be a constant."""
         if isinstance(a, FakeTensor) and not self.is_looking():
-            raise refusal(
+            made = refusal(
                 self._task.name,
                 "forward takes what a hook has seen of an operator (register_forward_hook), which other "
                 "devices may run, and a trace does not",
                 place_of_caller(),
                 "Let the operator return it beside its output, or call the parts of the model by themselves.",
             )
+            raise ReadsUnknownError(*made.args, hint=made.hint)
         if isinstance(a, Tensor) and a.grad_fn is not None and not self.is_looking():
             raise refusal(
                 self._task.name,
@@ -449,12 +466,14 @@ def _traced(
     """
     trace = partial(_graph_of, task, workload, samples, observer, opened, regions)
     memories, left = Memories.of(task.module), Changes()
+    observer.is_tracing = True
     try:
-        tracer, moves, graph = trace()
+        with says_what_operators_leave(task.module, observer.attributes, lambda: trace()):
+            tracer, moves, graph = trace()
         memories.compare(left)
-        if left:
-            refuse_earlier(task, graph, left, lambda: trace()[2])
+        refuse_earlier(task, graph, left, tracer.scratch.kept, observer.attributes, lambda: trace()[2])
     finally:
+        observer.is_tracing = False
         memories.restore()
     forget_equal_twins(task.module)
     tracer.regions.hold()
@@ -579,8 +598,8 @@ def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> Non
             apart = "it also reads it elsewhere" if shared else "the loss is made of nothing there"
             made = refusal(
                 task.name,
-                f"forward writes into {(shared or sorted(written))[0]!r} where it decides by values, in what "
-                f"runs as it is written; {apart}",
+                f"forward writes into {(shared or sorted(written))[0]!r} in what runs as it is written; "
+                f"{apart}",
                 region.place,
                 _way_out(root, (shared or sorted(written))[0]),
             )
@@ -594,7 +613,7 @@ def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> Non
 
 
 def _way_out(root: nn.Module, written: str) -> str:
-    """What to do instead of writing where forward decides by values."""
+    """What to do instead of writing between operators."""
     apart = (
         "Put what reads it and what writes into it into one nn.Module, whose result the loss is made of, and "
         "list its class in the workload's `operators`: it runs whole."

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
+from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.moving import DECLARE
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.faithful import NO_GRAD
-from spindle_cli.workload.tracing.inplace import HINT, is_in_place_name, way_out
+from spindle_cli.workload.tracing.inplace import HINT, is_in_place_name, refusal_of_state, way_out
 from spindle_cli.workload.tracing.observe import Observer, storage_of
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
 
@@ -233,11 +234,16 @@ class Changes:
             ]
             held = next((node for node in self._nodes if node.op == "get_attr" and node in sharing), None)
             if held is not None:
-                raise _refusal(
-                    task,
-                    change,
-                    f"changes {str(held.target)!r} in place, which a trace would lose",
-                    way_out(root, held),
+                raise refusal_of_state(
+                    root,
+                    held,
+                    _refusal(
+                        task,
+                        change,
+                        f"changes {str(held.target)!r} in place, which a trace would lose",
+                        way_out(root, held),
+                    ),
+                    change.new,
                 )
             if seen or is_held or loss in sharing:
                 raise _refusal(
@@ -286,7 +292,7 @@ def _check_gradient(task: str, change: _Change, shapes: Shapes) -> None:
         raise _refusal(task, change, f"changes {change.old.name!r} in place where gradients are switched off")
 
 
-def _refusal(task: str, change: _Change, what: str, hint: str = HINT) -> Exception:
+def _refusal(task: str, change: _Change, what: str, hint: str = HINT) -> WorkloadError:
     return refusal(task, f"{change.new.name!r} {what}", change.new.meta.get("place"), hint)
 
 

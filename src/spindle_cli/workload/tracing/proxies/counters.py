@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.refuse import place_of_caller, refusal
 
 # Not None, which is asked for by `is`: nobody would see that.
@@ -25,6 +26,22 @@ DECLARED = (
 )
 
 
+OF_OPERATOR = (
+    "Let the operator return it beside its output. A number that is the same in every step is written as one "
+    "(len(self.layers)); one that follows from the step is declared: Task(..., step_values={'beta': lambda "
+    "step: min(1.0, (step + 1) / 100)}). Or put the operators and this part into one nn.Module and list its "
+    "class in the workload's `operators`: it is then run as it is."
+)
+
+
+def of_operator(name: str) -> str:
+    """What is said of a forward that reads what operators leave."""
+    return (
+        f"forward reads {name} between operators, which an operator sets, or a hook of one: other devices "
+        "may run that, and a trace does not"
+    )
+
+
 class SetsPlainError(BaseException):
     """Forward sets an attribute of a module to another plain value; it is to be traced as an unknown one. No
     `except Exception` of forward's is to catch this.
@@ -35,23 +52,42 @@ class SetsPlainError(BaseException):
         self.key = module, name
 
 
-class Unknown:
-    """What an earlier forward has left in an attribute of a module, or of something else that holds it."""
+class ReadsUnknownError(WorkloadError):
+    """Forward computes with what an earlier one has left somewhere, or decides by it; `place`: where.
+    `is_of_operator`: an operator has left it.
+    """
 
-    def __init__(self, task: str, module: object, name: str) -> None:
-        self._task, self._module, self._name = task, module, name
+    place: str | None = None
+    is_of_operator = False
+
+
+class Unknown:
+    """What an earlier forward has left in an attribute of a module, or of something else that holds it; or
+    what an operator has, or a hook of one.
+    """
+
+    def __init__(self, task: str, holder: object, name: str, *, is_of_operator: bool = False) -> None:
+        self._task, self._holder, self._name = task, holder, name
+        self._is_of_operator = is_of_operator
 
     def refuse(self) -> NoReturn:
         """Refuse whoever wants to know it.
 
         Raises:
-            WorkloadError: always.
+            ReadsUnknownError: always.
         """
         what = (
-            f"forward sets self.{self._name} of {type(self._module).__name__} between operators and "
+            f"forward sets self.{self._name} of {type(self._holder).__name__} between operators and "
             "reads what an earlier one has left there"
         )
-        raise refusal(self._task, what, place_of_caller(), DECLARED)
+        hint = DECLARED
+        if self._is_of_operator:
+            what, hint = of_operator(self._name), OF_OPERATOR
+        place = place_of_caller()
+        made = refusal(self._task, what, place, hint)
+        error = ReadsUnknownError(*made.args, hint=made.hint)
+        error.place, error.is_of_operator = place, self._is_of_operator
+        raise error
 
     def _counted(self, other: object) -> Any:
         return self if isinstance(other, (*PLAIN, Unknown)) else NotImplemented

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from spindle_cli.workload.building.attributes import Changes
+from spindle_cli.workload.building.attributes import Changes, Leftover
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.proxies.counters import PLAIN, Unknown
 
@@ -25,13 +25,16 @@ class SeenAttributes:
     """The attributes that the forwards of a workload asked for in vain, and that they made, each by its
     module and name. Tasks that share a module see what another one has left there. `left`: those that
     operators leave on themselves, by the module's class. `counted`: those that forwards set to other plain
-    values, which no forward is to read.
+    values, which no forward is to read. `leftovers`: what operators leave anywhere; `noted`: what hooks of
+    forward's own note of them.
     """
 
     missed: set[tuple[nn.Module, str]] = field(default_factory=set)
     made: set[tuple[nn.Module, str]] = field(default_factory=set)
     left: dict[type[nn.Module], set[str]] = field(default_factory=dict)
     counted: list[tuple[nn.Module, str]] = field(default_factory=list)
+    leftovers: list[Leftover] = field(default_factory=list)
+    noted: list[str] = field(default_factory=list)
 
     def note(self, operator: nn.Module, changes: Changes) -> None:
         """An operator's forward has changed its own attributes, or those of its parts."""
@@ -62,6 +65,7 @@ class Scratch:
         self._inside = {inner for module in opaque for inner in module.modules()}
         self._called: set[nn.Module] = set()  # operators that forward has called, and their parts
         self._hidden: dict[tuple[nn.Module, str], Any] = {}
+        self.kept: list[Leftover] = []  # tensors that forward has made of numbers and keeps to save work
 
     def takes(self, module: nn.Module, name: str) -> bool:
         """Whether a traced value may be assigned: the module has had no such attribute before this forward,
@@ -77,6 +81,10 @@ class Scratch:
         self._own.add(key)
         self._seen.made.add(key)
         return True
+
+    def keep(self, module: nn.Module, name: str, value: Tensor) -> None:
+        """Forward keeps a tensor in an attribute."""
+        self.kept.append(Leftover.of_attribute(module, name, value))
 
     def may_be_unknown(self, module: nn.Module, name: str, old: Any, value: Any) -> bool:
         """Whether an attribute may be set to a plain value that other forwards are not to read: no operator
