@@ -103,7 +103,9 @@ def forker() -> Iterator[socket.socket]:
 
 @pytest.fixture(scope="module")
 def ready_pythons(forker: socket.socket) -> Iterator[None]:
-    """What launches and verifications start in this process has torch at once."""
+    """What launches and verifications start in this process has torch at once, and what they have found of a
+    workload they find no more.
+    """
     with _starting_ready_ones(forker):
         yield
 
@@ -117,6 +119,10 @@ def ready_here(forker: socket.socket) -> Iterator[None]:
 
 @contextmanager
 def _starting_ready_ones(forker: socket.socket) -> Iterator[None]:
+    from helpers.analysed import analysed_again  # not above: it imports torch
+    from spindle_cli.workload import analyse
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(analyse, "analyse_for_others", analysed_again)
         patch.setattr(apart, "Popen", partial(ready_python.ReadyPython, forker))
         yield

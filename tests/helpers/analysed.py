@@ -12,6 +12,7 @@ from spindle_cli.workload.settings.data import Lengths
 from spindle_cli.workload.types import Workload
 
 _graphs: dict[str, WorkloadGraph] = {}  # the last of each kind
+_memos: dict[str, AnalysisMemo] = {}  # by a workload's name
 
 
 class Analyses:
@@ -42,3 +43,16 @@ def analysed_before(key: str, workload: Workload) -> WorkloadGraph:
 def analysed(workload: Workload, lengths: Lengths | None = None) -> WorkloadGraph:
     """What `analyse` gives, sooner."""
     return analyses().of(workload, lengths)[0]
+
+
+def analysed_again(
+    workload: Workload,
+    memo: AnalysisMemo | None = None,
+    lengths: Lengths | None = None,
+    *,
+    evaluates: bool = False,
+) -> tuple[WorkloadGraph, AnalysisMemo]:
+    """What `analyse_for_others` gives, sooner where this process has analysed a workload of this name."""
+    known = memo or _memos.get(workload.name)
+    graph, _memos[workload.name] = analyse_for_others(workload, known, lengths, evaluates=evaluates)
+    return graph, _memos[workload.name]
