@@ -157,6 +157,23 @@ def test_memory_is_estimated_by_the_share_that_a_type_has() -> None:
     assert estimated(problem, begun)[1] == pytest.approx([1.0] * 4, rel=0.02)
 
 
+def test_sums_over_the_same_network_card_wait_for_each_other() -> None:
+    """Two tasks on a device of each node, where both devices of a node have one card."""
+    op_s = {FAST: 1e-3, SLOW: 1e-3}
+    tasks = [
+        metaop_on_types(f"{name}/net", 1, op_s, batch_size=2, param_bytes_per_op=256 * MIB) for name in "ab"
+    ]
+    on = cluster()
+    with_one = [group.model_copy(update={"nics": 1}) for group in on.nodes]
+    seconds = {}
+    for cards, nodes in (("own", on.nodes), ("shared", tuple(with_one))):
+        problem = problem_of(on.changed(nodes=nodes), *tasks)
+        begun = judged(problem, [piece_of(task, (at, at + 2)) for at, task in enumerate(tasks)])
+        seconds[cards], _ = estimated(problem, begun)
+        assert seconds[cards] == pytest.approx(begun.prediction.iteration_s, rel=0.02, abs=FLAGS_S)
+    assert seconds["shared"] > 1.5 * seconds["own"]
+
+
 @dataclass
 class _OnTypes:
     """Three tasks that share a component on 4 + 4 devices in nodes of two."""
@@ -165,7 +182,18 @@ class _OnTypes:
     begun: Judged
 
 
-def on_types(memory_gib: float = 40.0) -> _OnTypes:
+def in_turn(memory_gib: float) -> Cluster:
+    """A node of each type in turn, so that devices of one type do not follow each other."""
+    on = cluster(4, 4, memory_gib=memory_gib)
+    fast, slow = (group.model_copy(update={"count": 1}) for group in on.nodes)
+    named = [
+        group.model_copy(update={"name": f"n{number}"})
+        for number, group in enumerate((slow, fast, slow, fast))
+    ]
+    return on.changed(nodes=tuple(named))
+
+
+def on_types(on: Cluster) -> _OnTypes:
     metaops = []
     for number in range(3):
         keeps = {"activation_bytes_per_op": (2 + number) * GIB, "param_bytes_per_op": 64 * MIB}
@@ -174,14 +202,16 @@ def on_types(memory_gib: float = 40.0) -> _OnTypes:
             f"t{number}/shared", 6, TIMES, parameters="shared", inputs=(f"t{number}/own",), **keeps
         )
         metaops += [own, shared]
-    problem = problem_of(cluster(4, 4, memory_gib=memory_gib), *metaops)
-    slices = [piece_of(metaop, range(4), recompute=True) for metaop in metaops]
+    problem = problem_of(on, *metaops)
+    fast = [device for device, kind in enumerate(on.type_of) if kind == FAST]
+    slices = [piece_of(metaop, fast, recompute=True) for metaop in metaops]
     return _OnTypes(problem, judged(problem, slices))
 
 
-def test_every_schedule_that_is_come_to_has_devices_of_its_types_in_turn() -> None:
+@pytest.mark.parametrize("on", [cluster(4, 4, memory_gib=40.0), in_turn(40.0)])
+def test_every_schedule_that_is_come_to_has_devices_of_its_types_in_turn(on: Cluster) -> None:
     """Also such as do not fit; and the options that it has are those of the tables."""
-    case = on_types()
+    case = on_types(on)
     under_way = Search.of(case.problem, case.begun)
     assert under_way is not None
     kinds, types_seen = case.problem.cluster.type_of, set()
@@ -202,7 +232,7 @@ def test_what_is_kept_from_schedule_to_schedule_changes_no_cost() -> None:
     """Loads of links, and what sums are worth, are worked out once: the same as in a search that has seen
     nothing else.
     """
-    case = on_types()
+    case = on_types(cluster(4, 4, memory_gib=40.0))
     under_way = Search.of(case.problem, case.begun)
     assert under_way is not None
     for _ in range(5):
@@ -220,6 +250,13 @@ def test_what_is_kept_from_schedule_to_schedule_changes_no_cost() -> None:
     )
 
 
+def test_a_plan_whose_devices_are_not_of_one_type_after_the_other_is_left_to_others() -> None:
+    task = metaop_on_types("a/net", 2, TIMES, batch_size=2)
+    problem = problem_of(cluster(), task)
+    assert Search.of(problem, judged(problem, [piece_of(task, (0, 2))])) is not None
+    assert Search.of(problem, judged(problem, [piece_of(task, (2, 0))])) is None
+
+
 def test_of_allocations_on_several_types_those_that_cost_much_more_are_left_out_unless_used() -> None:
     """A slow device beside the fast one takes 1.9 s for a sample, where two fast ones take 1 s."""
     task = metaop_on_types("a/net", 1, {FAST: 1.0, SLOW: 1.9}, batch_size=2)
@@ -232,7 +269,7 @@ def test_of_allocations_on_several_types_those_that_cost_much_more_are_left_out_
 
 def test_a_search_goes_on_while_what_it_is_at_becomes_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where its plan does not yet; then so many marks more."""
-    case, falling = on_types(), [True, True, False, True]
+    case, falling = on_types(cluster(4, 4)), [True, True, False, True]
     marks: list[int] = []
 
     def go_on(_: Search, num_passes: int) -> bool:

@@ -54,6 +54,7 @@ def find_homes(tables: Tables, schedule: Schedule, work: Work) -> int:
         own.by_node = common.is_sharded and _goes_by_node(tables, own)
         own.worth_bytes = _known_worth(tables, work, own)
     _find_classes(work, num_homes)
+    _add_cards(tables, work, num_homes)
     return num_homes
 
 
@@ -82,6 +83,22 @@ def _find_classes(work: Work, num_homes: int) -> None:
             if work.class_of[device] == device:
                 own[0] += 1
                 own[own[0]] = device
+
+
+@compiled
+def _add_cards(tables: Tables, work: Work, num_homes: int) -> None:
+    """Add to the classes of homes on several nodes their shared network cards: a card carries one sum at a
+    time.
+    """
+    work.card_seen[:] = -1
+    for home in range(num_homes):
+        own = work.classes[home]
+        for place in range(work.homes[home].count if work.homes[home].nodes > 1 else 0):
+            device = tables.devices[work.home_devices[home, place]]
+            if device.shares_card and work.card_seen[device.card] != home:
+                work.card_seen[device.card] = home
+                own[0] += 1
+                own[own[0]] = len(tables.devices) + device.card
 
 
 @compiled

@@ -121,8 +121,10 @@ class Work(NamedTuple):
             worth their latency, as far as that has been worked out.
         class_of: [N] devices that are in the same homes of several devices are of one class; `class_hashes`:
             [N] of these homes; `class_table`: of classes by these hashes.
-        classes: [F, 1 + N] how many classes a home has, and which.
-        class_free_s: [N] when sums of a class are through.
+        classes: [F, 1 + 2 N] how many classes a home has, and which; and of homes on several nodes N and the
+            numbers of network cards that several devices have.
+        class_free_s: [2 N] when sums of a class, or over a card, are through.
+        card_seen: [N] the last home that has been seen to use a card.
         sums: [F] `SUM`; `sum_order`: [F] the order in which they run.
         keys_s: what sums or passes are sorted by.
         names: [P] hashes of pieces' allocations and devices.
@@ -167,6 +169,7 @@ class Work(NamedTuple):
     class_table: Ints
     classes: Ints
     class_free_s: Floats
+    card_seen: Ints
     sums: Records
     sum_order: Ints
     keys_s: Floats
@@ -225,8 +228,9 @@ def work_for(tables: Tables, num_places: int, iteration_s: float) -> Work:
         class_of=np.zeros(num_devices, ints),
         class_hashes=np.zeros(num_devices, ints),
         class_table=np.zeros(1 << (2 * num_devices).bit_length(), ints),
-        classes=np.zeros((num_fragments, 1 + num_devices), ints),
-        class_free_s=np.zeros(num_devices),
+        classes=np.zeros((num_fragments, 1 + 2 * num_devices), ints),
+        class_free_s=np.zeros(2 * num_devices),
+        card_seen=np.zeros(num_devices, ints),
         sums=np.zeros(num_fragments, SUM),
         sum_order=np.zeros(num_fragments, ints),
         keys_s=np.zeros(max(num_fragments, 2 * num_places)),

@@ -66,8 +66,8 @@ def _set_due(tables: Tables, schedule: Schedule, work: Work, is_backward: int) -
         piece, start_s = schedule.pieces[current >> 1], work.passes[current].start_s
         op_from = tables.metaops[piece.metaop].op_from
         op_s = work.passes[current].seconds / (piece.last - piece.first)
-        # Where passes wait for other devices inside, nothing is summed before they are through.
-        is_whole = tables.options[piece.option].tp > 1 or sums_shares(tables, piece)
+        # Where ops sum over shares inside of a pass, nothing else is summed before it is through.
+        is_whole = sums_shares(tables, piece)
         for op in range(piece.first, piece.last):
             if is_backward:
                 time_s = start_s + (piece.last - (piece.first if is_whole else op)) * op_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate, pairwise, product
@@ -82,11 +82,12 @@ USED = np.dtype([("block", _INT), *((name, _FLOAT) for name in ("trained", "last
 BLOCK = np.dtype(
     [*((name, _FLOAT) for name in ("trained", "lasting", "state")), ("is_split", _INT), ("is_alike", _INT)]
 )
-# Its node, the digit of that in numbers of `among`, and how many network cards it has; its own card in all;
-# its type, and which of that type's devices it is; and bytes for tensors and communicators.
+# Its node, the digit of that in numbers of `among`, and how many network cards it has; its own card in all,
+# and whether others have the same; its type, and which of that type's devices it is; bytes for tensors and
+# communicators.
 DEVICE = np.dtype(
     [
-        *((name, _INT) for name in ("node", "kind", "cards", "card", "type", "place")),
+        *((name, _INT) for name in ("node", "kind", "cards", "card", "shares_card", "type", "place")),
         ("capacity", _FLOAT),
     ]
 )
@@ -241,12 +242,13 @@ def options_of(problem: Problem, slices: Sequence[Slice]) -> list[list[Option]]:
     Args:
         slices: whose allocations are among them.
     """
-    used: dict[str, set[Shape]] = {}
+    used: dict[str, dict[Shape, Point]] = {}
     for piece in slices:
-        used.setdefault(piece.metaop, set()).add(shape_of_slice(problem, piece))
+        point = replace(problem.point_of(keeping_all(piece)), rows=piece.rows)
+        used.setdefault(piece.metaop, {})[shape_of(point)] = point
     found = []
     for metaop in problem.profile.metaops:
-        points = sorted(_points(metaop, problem.cluster, used.get(metaop.name, set())), key=shape_of)
+        points = sorted(_points(metaop, problem.cluster, used.get(metaop.name, {})), key=shape_of)
         found.append(
             [
                 Option(metaop, with_again(point, metaop, again), again, allocation)
@@ -263,14 +265,14 @@ def shape_of(point: Point) -> Shape:
     return point.num_devices, point.tp, point.of_types, point.rows or ()
 
 
-def shape_of_slice(problem: Problem, piece: Slice) -> Shape:
-    """The same of the one that a slice has."""
-    return shape_of(replace(problem.point_of(piece), rows=piece.rows))
+def keeping_all(piece: Slice) -> Slice:
+    """The same, with nothing recomputed and no activations in host memory."""
+    return piece.model_copy(update={"recompute": False, "selective": False, "offload": ()})
 
 
-def _points(metaop: MetaOpProfile, cluster: Cluster, used: Set[Shape]) -> Iterable[Point]:
-    """Allocations of ops that recompute nothing, of every degree of tensor parallelism; `used`: shapes of
-    some that are not left out.
+def _points(metaop: MetaOpProfile, cluster: Cluster, used: dict[Shape, Point]) -> Iterable[Point]:
+    """Allocations of ops that recompute nothing, of every degree of tensor parallelism; on several types also
+    those that are used.
     """
     if not cluster.is_mixed:
         return [
@@ -283,10 +285,11 @@ def _points(metaop: MetaOpProfile, cluster: Cluster, used: Set[Shape]) -> Iterab
             found |= dict.fromkeys(allocations(metaop, cluster, least_tp))
         except NoPlanError:  # an allocation of this degree needs more devices than there are
             continue
-    return _worth_having(list(found), used)
+    known = {shape_of(point): point for point in _worth_having(list(found))}
+    return (used | known).values()
 
 
-def _worth_having(points: Sequence[Point], used: Set[Shape]) -> Iterator[Point]:
+def _worth_having(points: Sequence[Point]) -> Iterator[Point]:
     """Give those on one type of device, and those on several that none as fast beats by more than `SLACK`, by
     prices of the types' seconds: what an op takes at least of each by itself.
     """
@@ -300,7 +303,7 @@ def _worth_having(points: Sequence[Point], used: Set[Shape]) -> Iterator[Point]:
         worth = point.op_s * sum(
             count / seconds for count, seconds in zip(point.of_types, alone_s, strict=True)
         )
-        if point in on_one or worth <= (1 + SLACK) * least or shape_of(point) in used:
+        if point in on_one or worth <= (1 + SLACK) * least:
             yield point
         least = min(least, worth)
 
@@ -436,6 +439,7 @@ def _kinds_of_nodes(cluster: Cluster) -> list[int]:
 
 def _devices(cluster: Cluster, kinds: Sequence[int], by_type: Sequence[int]) -> Records:
     number_of = {card: number for number, card in enumerate(dict.fromkeys(cluster.card_of))}
+    devices_of = Counter(cluster.card_of)
     place_of: dict[int, int] = {}
     seen = Counter[str]()
     for device in by_type:
@@ -447,6 +451,7 @@ def _devices(cluster: Cluster, kinds: Sequence[int], by_type: Sequence[int]) -> 
             3 ** kinds[node],
             cluster.cards_of_node[node],
             number_of[cluster.card_of[device]],
+            devices_of[cluster.card_of[device]] > 1,
             cluster.types.index(cluster.type_of[device]),
             place_of[device],
             cluster.usable_bytes[device],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from spindle_cli.costs.recompute_and_offload import Again
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.refine.schedule import Schedule, free_schedule
-from spindle_cli.plan.refine.tables import Option, Tables, shape_of, shape_of_slice
+from spindle_cli.plan.refine.tables import Option, Tables, shape_of
 from spindle_cli.plan.types import Slice
 
 
@@ -35,7 +36,11 @@ class Translation:
         """
         found = free_schedule(self._tables, num_places)
         for number, piece in enumerate(slices):
-            key = piece.metaop, shape_of_slice(self._problem, piece), Again.of(piece)
+            key = (
+                piece.metaop,
+                shape_of(replace(self._problem.point_of(piece), rows=piece.rows)),
+                Again.of(piece),
+            )
             option = self._numbers.get(key)
             is_usual = piece.micro_batches == 1 and not piece.offload
             if option is None or not is_usual or not self._goes_by_type(piece):
