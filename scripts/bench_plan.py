@@ -1,4 +1,4 @@
-"""Plan the corpus: sixty problems (scripts/plan_corpus), against the plans that were frozen.
+"""Plan the corpus, the problems of scripts/plan_corpus, against the plans that were frozen.
 
     python scripts/bench_plan.py [--quick] [--only NAME ...] [--group GROUP ...] [--jobs N]
                                  [--same-plans] [--twice] [--again] [--freeze]

@@ -1,4 +1,4 @@
-"""The sixty planning problems, by group: each is a profile, a cluster and options of `spindle plan`."""
+"""The planning problems, by group: each is a profile, a cluster and options of `spindle plan`."""
 
 from __future__ import annotations
 
@@ -181,6 +181,7 @@ TYPES = _on(
     _at("language-5-4", "h800-32-h20-32"),
     _at("graphs-7-6", "h800-16-a800-16-h20-32", 40),
     _at("encoder-decoders-3-4", "h800-16-a800-16-h20-32"),
+    Problem("ten-tasks-40gib-on-h800-32-h20-32", "", TEN_TASKS, "h800-32-h20-32", 40),
     _at("language-6-3", "h800-8-h20-8-at-3"),
     Problem("six-nodes", "", "train 96: model 1024x512 24", "six-nodes"),
     group="types",

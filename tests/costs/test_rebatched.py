@@ -13,8 +13,8 @@ from helpers.several_types import cluster_of_types, metaop_on_types, on_types, p
 from spindle_cli.costs.shares import rebatched
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster, NodeGroup
+from spindle_cli.plan.cutting.shares import MOST_SAMPLES
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.cutting.shares import MOST_SAMPLES
 from spindle_cli.profile.types import LocalSgd, MetaOpProfile, ShareTime
 from spindle_cli.questions.edit import edited, with_batch_size
 

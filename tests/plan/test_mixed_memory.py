@@ -11,8 +11,8 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.cutting.allocations import degrees_of, on_all_devices
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.cutting.allocations import degrees_of, on_all_devices
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile, ShareTime

@@ -12,11 +12,11 @@ from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_
 from spindle_cli.costs.same import Same
 from spindle_cli.costs.shares import share_on_type, share_seconds, shares_on_type
 from spindle_cli.plan.best.micro_batches import in_micro_batches
+from spindle_cli.plan.cutting import allocations as allocations_module
+from spindle_cli.plan.cutting.allocations import allocations
+from spindle_cli.plan.cutting.cuts import cutter_of
+from spindle_cli.plan.cutting.shares import share_times
 from spindle_cli.plan.mixed.bound import mixed_bound
-from spindle_cli.plan.mixed.cutting import allocations as allocations_module
-from spindle_cli.plan.mixed.cutting.allocations import allocations
-from spindle_cli.plan.mixed.cutting.cuts import cutter_of
-from spindle_cli.plan.mixed.cutting.shares import share_times
 from spindle_cli.plan.mixed.dispatching.choices import Choices
 from spindle_cli.plan.mixed.dispatching.dispatch import LEAST_PRICE, MixedDispatcher
 from spindle_cli.plan.mixed.dispatching.guide import MixedGuide

@@ -15,10 +15,10 @@ from helpers.offloaded import sound as sound_within
 from helpers.several_types import metaop_on_types, profile_on_types
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import Cluster, GroupLinks, Link, Links, NodeGroup
+from spindle_cli.plan.cutting.allocations import allocations, moving
+from spindle_cli.plan.cutting.hidden import hidden_shares
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.bound import mixed_bound
-from spindle_cli.plan.mixed.cutting.allocations import allocations, moving
-from spindle_cli.plan.mixed.cutting.hidden import hidden_shares
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.problem import MemoryFallback, Point, with_offload

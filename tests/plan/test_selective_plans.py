@@ -15,10 +15,10 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find_asked import whole_or_in_part
 from spindle_cli.plan.best.micro_batches import in_micro_batches
+from spindle_cli.plan.cutting.allocations import places_of, recomputed
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.bound import _least_forwards
-from spindle_cli.plan.mixed.cutting.allocations import places_of, recomputed
 from spindle_cli.plan.mixed.find import _alike
 from spindle_cli.plan.pipelines.allocations import Allocation, _as
 from spindle_cli.plan.problem import MemoryFallback, Point, make_problem

@@ -17,7 +17,7 @@ import numpy as np
 
 from spindle_cli.plan.bound.bound import FLOAT_SLACK
 from spindle_cli.plan.bound.solver import LinearProgram
-from spindle_cli.plan.mixed.cutting.shares import share_times
+from spindle_cli.plan.cutting.shares import share_times
 from spindle_cli.plan.problem import Problem
 
 

@@ -14,8 +14,8 @@ from itertools import pairwise
 from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.mixed.cutting.allocations import groups_of_type, point_of_cut
-from spindle_cli.plan.mixed.cutting.shares import share_times
+from spindle_cli.plan.cutting.allocations import groups_of_type, point_of_cut
+from spindle_cli.plan.cutting.shares import share_times
 from spindle_cli.plan.placing.calendar import first_devices
 from spindle_cli.plan.problem import Node, Point, Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice, whole_slice

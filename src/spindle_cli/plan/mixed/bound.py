@@ -26,8 +26,8 @@ from spindle_cli.costs.parameters import level_of
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.bound.bound import FLOAT_SLACK
 from spindle_cli.plan.bound.solver import LinearProgram
-from spindle_cli.plan.mixed.cutting.allocations import degrees_of, groups_of_type
-from spindle_cli.plan.mixed.cutting.shares import share_times
+from spindle_cli.plan.cutting.allocations import degrees_of, groups_of_type
+from spindle_cli.plan.cutting.shares import share_times
 from spindle_cli.plan.mixed.pricing import Column, Pricing, pricing_of
 from spindle_cli.plan.problem import MemoryFallback, Point, Problem
 from spindle_cli.profile.types import MetaOpProfile

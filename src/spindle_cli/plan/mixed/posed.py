@@ -11,9 +11,9 @@ from typing import TypeAlias
 from spindle_cli.costs.same import Same
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.cutting.allocations import on_all_devices
 from spindle_cli.plan.mixed.baselines import baseline
 from spindle_cli.plan.mixed.bound import MixedBound, bound_under, mixed_bound
-from spindle_cli.plan.mixed.cutting.allocations import on_all_devices
 from spindle_cli.plan.mixed.dispatching.search import search
 from spindle_cli.plan.mixed.problem import KnownAllocations, make_mixed_problem
 from spindle_cli.plan.patterns.shorten import Shortener

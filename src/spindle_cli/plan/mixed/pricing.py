@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spindle_cli.plan.mixed.cutting.shares import Seconds, ShareTimes
+from spindle_cli.plan.cutting.shares import Seconds, ShareTimes
 
 # Of so many MetaOps, degrees and clusters what was worked out is kept.
 _MOST_KEPT = 1024

@@ -7,14 +7,14 @@ from dataclasses import replace
 from spindle_cli.costs.recompute_and_offload import Again
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.sharding import chosen_on_all
-from spindle_cli.plan.mixed.cutting.allocations import (
+from spindle_cli.plan.cutting.allocations import (
     allocations,
     moving,
     on_all_devices,
     places_of,
     recomputed,
 )
-from spindle_cli.plan.mixed.cutting.hidden import hidden_shares
+from spindle_cli.plan.cutting.hidden import hidden_shares
 from spindle_cli.plan.problem import MemoryFallback, Node, Point, Problem, make_problem
 from spindle_cli.profile.types import MetaOpProfile, Profile
 

@@ -22,7 +22,7 @@ from spindle_cli.costs.recompute_and_offload import Again
 from spindle_cli.costs.shares import times_of
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, Link
-from spindle_cli.plan.mixed.cutting.allocations import allocations, degrees_of
+from spindle_cli.plan.cutting.allocations import allocations, degrees_of
 from spindle_cli.plan.problem import Point, Problem, make_point, possible_points, with_again
 from spindle_cli.plan.search.memory_fallback import selects
 from spindle_cli.plan.slices import Slice, rows_of

@@ -16,10 +16,10 @@ from spindle_cli.costs.shares import share_on_type, sizes, times_of
 from spindle_cli.files.artifact import Model
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.micro_batches import cut_profile
+from spindle_cli.plan.cutting.allocations import degrees_of, groups_of_type, point_of_cut
+from spindle_cli.plan.cutting.cuts import cutter_of
+from spindle_cli.plan.cutting.shares import share_times
 from spindle_cli.plan.mixed.bound import Used, cheapest_columns, mixed_bound
-from spindle_cli.plan.mixed.cutting.allocations import degrees_of, groups_of_type, point_of_cut
-from spindle_cli.plan.mixed.cutting.cuts import cutter_of
-from spindle_cli.plan.mixed.cutting.shares import share_times
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.problem import Point
 from spindle_cli.plan.types import Plan, Slice

@@ -18,7 +18,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from spindle_cli.plan.mixed.cutting.shares import ShareTimes
+from spindle_cli.plan.cutting.shares import ShareTimes
 
 # Of so many MetaOps and degrees what was worked out is kept.
 _MOST_KEPT = 2048

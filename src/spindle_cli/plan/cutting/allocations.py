@@ -12,8 +12,8 @@ import numpy as np
 from spindle_cli.costs.recompute_and_offload import Again
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.mixed.cutting.cuts import cutter_of, offsets
-from spindle_cli.plan.mixed.cutting.shares import ShareTimes, share_times
+from spindle_cli.plan.cutting.cuts import cutter_of, offsets
+from spindle_cli.plan.cutting.shares import ShareTimes, share_times
 from spindle_cli.plan.problem import SHORTEST_S, Point, with_again, with_offload
 from spindle_cli.profile.types import MetaOpProfile
 
