@@ -1,10 +1,11 @@
 """Making a plan: from a profile and a cluster to the plan file's content.
 
 problem.py          index the MetaGraph, cut the curves to the cluster
+cutting/            on several types of device: allocations over them, by how fast shares are on each
 bound/              the linear program over the whole graph: lower bound and allocation
 strategies/         drafts: schedules without devices
 search/judge.py     placement, memory, predicted iteration; the best draft wins
-refine/search.py    where memory is short, a search over everything at once, from the plans that fit
+best/in_memory.py   the best inside of memory, by refine/search.py: a search over everything at once
 best/find_asked.py  the best plan of whole batches, of micro-batches, or with what devices share out
 teams/find.py       the best of these and of plans whose parameters teams of devices share out
 stages/pipelined.py the best of these and of pipelines of micro-batches
