@@ -196,7 +196,8 @@ def in_turn(memory_gib: float) -> Cluster:
 def on_types(on: Cluster) -> _OnTypes:
     metaops = []
     for number in range(3):
-        keeps = {"activation_bytes_per_op": (2 + number) * GIB, "param_bytes_per_op": 64 * MIB}
+        sizes = {"param_bytes_per_op": 64 * MIB, "output_bytes": 128 * MIB}
+        keeps = {"activation_bytes_per_op": (2 + number) * GIB, **sizes}
         own = metaop_on_types(f"t{number}/own", 4, {FAST: 0.01, SLOW: 0.01 + 0.01 * number}, **keeps)
         shared = metaop_on_types(
             f"t{number}/shared", 6, TIMES, parameters="shared", inputs=(f"t{number}/own",), **keeps
