@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drafts import problem_of
+from estimates import estimated
 
 from helpers.plans import cluster_of, metaop_of, slice_of
 from spindle_cli.account.types import Pass
@@ -184,16 +185,6 @@ def test_estimates_are_near_the_prediction_and_the_account(per_node: int) -> Non
 
 # The sum that tells which parameters have gradients, where optimizer state is shared out, is not estimated.
 FLAGS_S = 6.1e-6
-
-
-def estimated(problem: Problem, begun: Judged) -> tuple[float, list[float]]:
-    """Seconds, and the bytes of each device over those that the account has."""
-    under_way = Search.of(problem, begun)
-    assert under_way is not None
-    reserves = problem.cluster.reserve_bytes
-    needed = [need.total_bytes - reserve for need, reserve in zip(begun.memory, reserves, strict=True)]
-    peaks = under_way._peaks(under_way.kept)
-    return under_way.costs[0] / (1 + PIECE * len(begun.slices)), list(peaks / needed)
 
 
 @pytest.mark.parametrize("is_sharded", [False, True])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from estimates import estimated
 
 from helpers.several_types import metaop_on_types, profile_on_types
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
@@ -92,16 +93,6 @@ def test_each_task_goes_to_the_type_that_is_fast_for_it() -> None:
     assert {piece.metaop: piece.devices for piece in found.slices} == {"a/net": (0,), "b/net": (1,)}
 
 
-def estimated(problem: Problem, begun: Judged) -> tuple[float, list[float]]:
-    """Seconds, and the bytes of each device over those that the account has."""
-    under_way = Search.of(problem, begun)
-    assert under_way is not None
-    reserves = problem.cluster.reserve_bytes
-    needed = [need.total_bytes - reserve for need, reserve in zip(begun.memory, reserves, strict=True)]
-    peaks = under_way._peaks(under_way.kept)
-    return under_way.costs[0] / (1 + PIECE * len(begun.slices)), list(peaks / needed)
-
-
 @pytest.mark.parametrize("between", [None, 5.0])
 def test_unequal_shares_over_unequal_links_are_estimated_as_predicted(between: float | None) -> None:
     """Six samples go from shares of 2, 2, 1 and 1 to shares of three on two devices of a node each: what
@@ -144,6 +135,20 @@ def test_sums_over_shares_are_estimated_as_predicted(kind: str, devices: tuple[i
     seconds, filled = estimated(problem, begun)
     assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6, abs=FLAGS_S)
     assert [filled[device] for device in devices] == pytest.approx([1.0] * len(devices), rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["sum", "gather"])
+def test_sums_of_one_device_of_each_node_are_estimated_as_predicted(kind: str) -> None:
+    """Each of a hundred small gathers over eight nodes takes three hops, as distances double, not seven."""
+    sums = {"kind": kind, "num_bytes": MIB, "forward": 100.0, "backward": 100.0}
+    task = metaop_on_types("a/net", 2, {FAST: 0.1, SLOW: 0.1}, batch_size=8, batch_sums=(sums,))
+    problem = problem_of(cluster(4, 4, per_node=1), task)
+    begun = judged(problem, [piece_of(task, range(8))])
+    seconds, _ = estimated(problem, begun)
+    assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6, abs=FLAGS_S)
+    if kind == "gather":
+        hops_s = 2 * 200 * (3 * 14e-6 + 7 / 8 * MIB / 46e9)
+        assert begun.prediction.transfer_s == pytest.approx(hops_s, rel=1e-6)
 
 
 def test_memory_is_estimated_by_the_share_that_a_type_has() -> None:

@@ -109,7 +109,7 @@ def _gives_up_little(problem: Problem, searched: Judged, before: Judged) -> bool
 def recomputed_share(
     slices: Iterable[Slice], by_name: Mapping[str, MetaOpProfile], cluster: Cluster
 ) -> float:
-    """Of the device-seconds of all forward passes, the part that backward passes compute again."""
+    """The part of all forward passes' device-seconds that backward passes compute again."""
     again_s = total_s = 0.0
     for piece in slices:
         op = times_of(by_name[piece.metaop], piece, cluster)

@@ -103,7 +103,7 @@ def _add_cards(tables: Tables, work: Work, num_homes: int) -> None:
 
 @compiled
 def _known_worth(tables: Tables, work: Work, own: Records) -> float:
-    """The same as `_worth_a_sum`, worked out once for all homes that lie alike on the nodes."""
+    """Bytes from which a sum is worth its latency, worked out once for all homes that lie alike on nodes."""
     key = (own.count * MULTIPLIER + own.nodes) * MULTIPLIER + own.most
     key = (key * MULTIPLIER + own.fewest) * MULTIPLIER + own.cards
     key = (key * MULTIPLIER + own.near) * MULTIPLIER + own.far

@@ -176,49 +176,28 @@ def tables_of(problem: Problem, options: Sequence[Sequence[Option]]) -> Tables |
         options: `options_of` the problem.
     """
     profile, cluster = problem.profile, problem.cluster
-    metaops = profile.metaops
     has_others = (
         cluster.talks_by != "nccl"
         or not problem.orders_passes
         or bool(profile.sharding)
         or bool(profile.shard_weights)
-        or any(metaop.num_experts or metaop.gathered for metaop in metaops)
+        or any(metaop.num_experts or metaop.gathered for metaop in profile.metaops)
     )
     kinds = _kinds_of_nodes(cluster)
     if has_others or max(kinds) >= MOST_KINDS:
         return None
-    flat = [option for own in options for option in own]
-    index = {metaop.name: number for number, metaop in enumerate(metaops)}
-    inputs: list[list[tuple[int, bool]]] = [[] for _ in metaops]
-    takers: list[list[tuple[int, bool]]] = [[] for _ in metaops]
-    for number, metaop in enumerate(metaops):
-        for name in metaop.inputs:
-            of_every = name in metaop.inputs_of_every_op
-            inputs[number].append((index[name], of_every))
-            takers[index[name]].append((number, of_every))
-    rows = zip(
-        [*(metaop.num_ops for metaop in metaops), 0],
-        _begins(metaop.num_ops for metaop in metaops),
-        _begins(map(len, options)),
-        [*(problem.part_of[metaop.name] for metaop in metaops), -1],
-        _begins(map(len, inputs)),
-        _begins(map(len, takers)),
-        _begins(len(metaop.batch_sums) for metaop in metaops),
-        [*(float(metaop.output_bytes) for metaop in metaops), 0.0],
-        [*(float(inner_bytes(metaop)) for metaop in metaops), 0.0],
-        strict=True,
-    )
+    metaops, inputs, takers = _metaops(problem, [len(own) for own in options])
     ops, used, blocks = _parameters(problem)
-    option_rows, of_types, ends, op_bytes = _options(flat, cluster)
+    option_rows, of_types, ends, op_bytes = _options([option for own in options for option in own], cluster)
     by_type = sorted(
         range(cluster.num_devices), key=lambda device: cluster.types.index(cluster.type_of[device])
     )
     among, links = _links(cluster, kinds)
     return Tables(
-        metaops=np.array(list(rows), METAOP),
-        inputs=np.array([edge for own in inputs for edge in own], EDGE),
-        takers=np.array([edge for own in takers for edge in own], EDGE),
-        batch_sums=_batch_sums(metaops),
+        metaops=metaops,
+        inputs=inputs,
+        takers=takers,
+        batch_sums=_batch_sums(profile.metaops),
         options=option_rows,
         of_types=of_types,
         ends=ends,
@@ -236,8 +215,35 @@ def tables_of(problem: Problem, options: Sequence[Sequence[Option]]) -> Tables |
     )
 
 
+def _metaops(problem: Problem, num_options: Sequence[int]) -> tuple[Records, Records, Records]:
+    """MetaOps, their inputs, and who takes what they make; `num_options`: how many options each has."""
+    metaops = problem.profile.metaops
+    index = {metaop.name: number for number, metaop in enumerate(metaops)}
+    inputs: list[list[tuple[int, bool]]] = [[] for _ in metaops]
+    takers: list[list[tuple[int, bool]]] = [[] for _ in metaops]
+    for number, metaop in enumerate(metaops):
+        for name in metaop.inputs:
+            of_every = name in metaop.inputs_of_every_op
+            inputs[number].append((index[name], of_every))
+            takers[index[name]].append((number, of_every))
+    rows = zip(
+        [*(metaop.num_ops for metaop in metaops), 0],
+        _begins(metaop.num_ops for metaop in metaops),
+        _begins(num_options),
+        [*(problem.part_of[metaop.name] for metaop in metaops), -1],
+        _begins(map(len, inputs)),
+        _begins(map(len, takers)),
+        _begins(len(metaop.batch_sums) for metaop in metaops),
+        [*(float(metaop.output_bytes) for metaop in metaops), 0.0],
+        [*(float(inner_bytes(metaop)) for metaop in metaops), 0.0],
+        strict=True,
+    )
+    edges = [np.array([edge for own in each for edge in own], EDGE) for each in (inputs, takers)]
+    return np.array(list(rows), METAOP), edges[0], edges[1]
+
+
 def options_of(problem: Problem, slices: Sequence[Slice]) -> list[list[Option]]:
-    """Of each MetaOp, by recomputation, then by devices.
+    """List the options of each MetaOp, by recomputation, then by devices.
 
     Args:
         slices: whose allocations are among them.
@@ -266,7 +272,7 @@ def shape_of(point: Point) -> Shape:
 
 
 def keeping_all(piece: Slice) -> Slice:
-    """The same, with nothing recomputed and no activations in host memory."""
+    """A copy of a slice that recomputes nothing and moves no activations to host memory."""
     return piece.model_copy(update={"recompute": False, "selective": False, "offload": ()})
 
 
@@ -386,8 +392,8 @@ def _piece(option: Option, devices: tuple[int, ...]) -> Slice:
 
 
 def _bytes_of_ops(option: Option, shares: float, known: KnownUses) -> Iterator[tuple[float, float, float]]:
-    """Of each op on a device with a share of which the batch has so many: kept, the most forward, and the
-    most backward beyond what is kept.
+    """Give the bytes of each op on a device with a share of which the batch has so many: those that it keeps,
+    the most of its forward pass, and the most of its backward pass beyond what it keeps.
     """
     metaop, point, again, _ = option
     piece = _piece(option, tuple(range(point.num_devices)))
@@ -431,7 +437,7 @@ def _parameters(problem: Problem) -> tuple[Records, Records, Records]:
 
 
 def _kinds_of_nodes(cluster: Cluster) -> list[int]:
-    """Of each node a number that is the same for those with equal links."""
+    """Number the nodes so that those with equal links have the same number."""
     if cluster.has_one_kind_of_links:
         return [0] * len(cluster.node_sizes)
     return [number for number, group in enumerate(cluster.nodes) for _ in range(group.count)]

@@ -842,7 +842,7 @@ def hooks_of(module: nn.Module) -> dict[str, dict[int, Any]]:
 
 
 def hooks_of_users(module: nn.Module) -> dict[str, dict[int, Any]]:
-    """The same, but for those that this package has set."""
+    """The hooks of a module by their kind (`hooks_of`), but for those that this package has set."""
     return {
         name: {number: hook for number, hook in hooks.items() if not _is_of_spindle(hook)}
         for name, hooks in hooks_of(module).items()
