@@ -1,0 +1,123 @@
+"""Whether speed is given up for memory: not where all fits, or a search makes up for it, and only for what is
+faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
+from helpers.several_types import metaop_on_types, plan_in_rows, profile_on_types
+from spindle_cli.plan import make
+from spindle_cli.plan.best.drafts import ONE_TYPE
+from spindle_cli.plan.best.in_memory import NEAR_SEARCHED, InMemory, in_memory
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.placing.predict import Prediction
+from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
+from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem
+from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.types import Plan
+
+NET = metaop_of("t/net", 4, {1: 1.0})
+PROFILE, ONE = profile_of(NET), cluster_of(1)
+PROBLEM = make_problem(PROFILE, ONE)
+LOWER_S = 4.0
+
+
+def judged(iteration_s: float, *, recompute: bool = False) -> Judged:
+    slices = (slice_of(NET, (0, 4), (0,), 0.0, recompute=recompute),)
+    return Judged("spindle", slices, (), Prediction(iteration_s, iteration_s, 0.0, 0.0, 0.0, 0.0))
+
+
+class GivingUp:
+    """Gives up speed for a plan that takes so long; says whether it was asked."""
+
+    def __init__(self, tight_s: float | None) -> None:
+        self._tight_s = tight_s
+        self.is_asked = False
+
+    def __call__(self, than: Judged | None) -> TightPlan | None:
+        self.is_asked = True
+        if self._tight_s is None:
+            return None
+        tight = TightProblem(MemoryFallback(), ONE_TYPE.posed(PROFILE, ONE), ONE_TYPE)
+        return TightPlan(judged(self._tight_s), tight)
+
+
+def found(give_up: GivingUp, begins: list[Judged], *, effort: int, all_fit: bool) -> InMemory | None:
+    return in_memory(PROBLEM, LOWER_S, begins, "spindle", effort, give_up, all_fit=all_fit)
+
+
+def searching(monkeypatch: pytest.MonkeyPatch, result: Judged | None) -> None:
+    def refined(problem: Problem, begins: Iterable[Judged], effort: int) -> Judged | None:
+        return result
+
+    monkeypatch.setattr("spindle_cli.plan.refine.search.refined", refined)
+
+
+@pytest.mark.parametrize(
+    ("begins_s", "tight_s", "taken_s"),
+    [([6.0], 5.0, 5.0), ([6.0], 7.0, 6.0), ([6.0], None, 6.0), ([], 9.0, 9.0), ([], None, None)],
+)
+def test_what_gives_up_speed_is_taken_where_it_is_faster_or_alone(
+    begins_s: list[float], tight_s: float | None, taken_s: float | None
+) -> None:
+    give_up = GivingUp(tight_s)
+    best = found(give_up, list(map(judged, begins_s)), effort=NO_SEARCH, all_fit=False)
+    assert give_up.is_asked
+    assert (None if best is None else best.best.prediction.iteration_s) == taken_s
+
+
+def test_where_all_fits_nothing_is_given_up() -> None:
+    give_up = GivingUp(1.0)
+    best = found(give_up, [judged(6.0)], effort=NO_SEARCH, all_fit=True)
+    assert best is not None and best.best.prediction.iteration_s == 6.0
+    assert not give_up.is_asked
+
+
+@pytest.mark.parametrize(
+    ("searched_s", "recompute", "is_asked"),
+    [
+        (LOWER_S * NEAR_SEARCHED * 0.999, True, False),  # as near to the bound as can be asked for
+        (LOWER_S * NEAR_SEARCHED * 1.001, True, True),
+        (8.0 * 0.949, False, False),  # much shorter, and recomputes nothing
+        (8.0 * 0.949, True, True),
+        (8.0 * 0.951, False, True),
+    ],
+)
+def test_a_search_that_gets_near_or_makes_much_shorter_is_enough(
+    searched_s: float, recompute: bool, is_asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searching(monkeypatch, judged(searched_s, recompute=recompute))
+    give_up = GivingUp(100.0)
+    best = found(give_up, [judged(8.0)], effort=1, all_fit=False)
+    assert best is not None and best.best.prediction.iteration_s == searched_s
+    assert (give_up.is_asked, best.is_searched) == (is_asked, not is_asked)
+
+
+def test_the_search_goes_on_from_what_gives_up_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    searching(monkeypatch, judged(7.0))
+    best = found(GivingUp(9.0), [], effort=1, all_fit=False)
+    assert best is not None and best.best.prediction.iteration_s == 7.0
+
+
+@pytest.mark.parametrize(("share", "is_short"), [(0.0, False), (0.03, False), (0.031, True), (1.0, True)])
+def test_other_parts_of_optimizer_state_are_tried_where_more_than_three_percent_is_recomputed(
+    share: float, is_short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = metaop_on_types("t/net", 4, {"fast": 1.0, "slow": 1.0}, batch_size=2)
+    plan = plan_in_rows(net, (0, 1, 2), recompute=True)
+    asked: list[bool] = []
+
+    def with_best_weights(_: Any, __: Any, ___: Any, ____: Any, is_short: Callable[[Plan], bool]) -> Plan:
+        asked.append(is_short(plan))
+        return plan
+
+    monkeypatch.setattr(make, "with_best_weights", with_best_weights)
+    monkeypatch.setattr(make, "recomputed_share", lambda slices, *_: share if slices == plan.slices else None)
+    make_plan(profile_on_types(net), plan.cluster)
+    assert asked == [is_short]
