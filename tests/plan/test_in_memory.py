@@ -121,3 +121,18 @@ def test_other_parts_of_optimizer_state_are_tried_where_more_than_three_percent_
     monkeypatch.setattr(make, "recomputed_share", lambda slices, *_: share if slices == plan.slices else None)
     make_plan(profile_on_types(net), plan.cluster)
     assert asked == [is_short]
+
+
+@pytest.mark.parametrize(
+    ("begin", "all_fit", "is_searched"),
+    [(1.19, True, False), (1.21, True, True), (1.04, False, True), (1.02, False, False)],
+)
+def test_what_is_near_the_bound_is_not_searched_for_further(
+    begin: float, all_fit: bool, is_searched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within 20 % of it where memory is ample, within 3 % where it is short."""
+    shorter = judged(LOWER_S)
+    searching(monkeypatch, shorter)
+    best = found(GivingUp(None), [judged(begin * LOWER_S)], effort=1, all_fit=all_fit)
+    assert best is not None
+    assert (best.best is shorter) == is_searched
