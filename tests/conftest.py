@@ -117,6 +117,17 @@ def ready_here(forker: socket.socket) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def analysed_once() -> Iterator[None]:
+    """What is built in part is analysed once for all tests of a module that build it."""
+    from helpers.analysed_once import in_the_abstract  # not above: it imports torch
+    from spindle_cli.workload import localise
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(localise, "in_the_abstract", in_the_abstract)
+        yield
+
+
 @contextmanager
 def _starting_ready_ones(forker: socket.socket) -> Iterator[None]:
     from helpers.analysed import analysed_again  # not above: it imports torch

@@ -5,7 +5,6 @@ analyses that many runs in this process have in common.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,10 @@ from case_runs import asked_for, run_cases
 from runtime_cases import ON_FOUR, ON_TWO
 from split_cases import ON_FOUR as SPLIT_ON_FOUR
 
-from helpers.analysed_once import in_the_abstract
-from spindle_cli.workload import localise
-
 
 @pytest.fixture(scope="module", autouse=True)
-def analysed_once() -> Iterator[None]:
+def always_analysed_once(analysed_once: None) -> None:
     """Runs in this process analyse the toys that many of them train once, as the workers do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(localise, "in_the_abstract", in_the_abstract)
-        yield
 
 
 @pytest.fixture(scope="session")

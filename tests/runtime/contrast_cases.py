@@ -15,7 +15,7 @@ COMPARED: tuple[Placement, ...] = (
     ("siglip/loss", (0, 1), (3, 1, 0, 2)),
 )
 CONTRASTED = (
-    Case("contrasts", COMPARED, toys="contrast_toys", train=SGD),
+    Case("contrasts", COMPARED, toys="contrast_toys", train=SGD, steps=2),
     Case(
         "contrasts-uneven",
         COMPARED,
@@ -33,5 +33,6 @@ CONTRASTED = (
         train={**ADAMW, "accumulate": 2},
         offload=True,
         recompute=("clip/loss", "siglip/loss"),
+        steps=2,
     ),
 )

@@ -54,9 +54,10 @@ OWN_NOISE = Case(
     train={**SGD, "accumulate": 2},
     recompute=("noisy/noise",),
     apart=2,
+    steps=2,
 )
 GRADIENTS = (
-    Case("no-gradient", _CUT, toys="gradient_toys", train=ADAMW),
+    Case("no-gradient", _CUT, toys="gradient_toys", train=ADAMW, steps=2),
     Case(
         "no-gradient-shared-out",
         (0, 1),
@@ -67,6 +68,7 @@ GRADIENTS = (
         micro_batches={"cut": 2},
         apart=1,
         sharding=Sharding.PARAMETERS,
+        steps=2,
     ),
     Case(
         "no-gradient-sampled",
@@ -114,6 +116,7 @@ GRADIENTS = (
         micro_batches={"ask": 2},
         apart=4,
         sharding=Sharding.PARAMETERS,
+        steps=2,
         **ASKS,
     ),
 )

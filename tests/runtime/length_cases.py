@@ -28,7 +28,7 @@ LENGTHS = (
         **TOYS,
         steps=2,
     ),
-    Case("lengths-in-chunks", (0, 2), train={**SGD, "loss_chunks": 3}, **TOYS),
+    Case("lengths-in-chunks", (0, 2), train={**SGD, "loss_chunks": 3}, steps=2, **TOYS),
     Case("lengths-loaded", APART, train={**SGD, "loader": {"workers": 1}}, **TOYS),
     Case(
         "lengths-accumulated",
@@ -36,6 +36,7 @@ LENGTHS = (
         train={**SGD, "accumulate": 2},
         uneven=True,
         apart=1,
+        steps=2,
         **TOYS,
     ),
 )

@@ -41,6 +41,7 @@ SHARED_OUT = (
         micro_batches={"classify": 2},
         apart=3,
         sharding=Sharding.PARAMETERS,
+        steps=2,
     ),
     Case(
         "kept-shared-out",
@@ -61,6 +62,7 @@ SHARED_OUT = (
         apart=2,
         sharding=Sharding.GRADIENTS,
         weights=(2, 1, 7, 1),
+        steps=2,
     ),
 )
 # Towers by teams of two: all of a task's, or some ops, one task's ops on both in turn.
@@ -123,6 +125,7 @@ STATE_WHOLE = Case(
     train={**ADAMW, "accumulate": 2, "clip_norm": 0.5},
     apart=3,
     sharding=Sharding.NONE,
+    steps=2,
 )
 SAVED = Case(
     "saved-shared-out",

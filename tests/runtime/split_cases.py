@@ -66,11 +66,13 @@ RECOMPUTED = ("left/tower", "right/tower", "right/layers")
 UNDISTURBED = Case("undisturbed", SPLIT, "split_toys", args=FROZEN, train=ADAMW)
 EXACT = (
     UNDISTURBED,
-    Case("split", SPLIT, "split_toys", train=ADAMW),
+    Case("split", SPLIT, "split_toys", train=ADAMW, steps=2),
     Case("clipped", SPLIT, "split_toys", args=FROZEN, train=CLIPPED, long=True),
-    Case("recomputed", SPLIT, "split_toys", recompute=RECOMPUTED),
-    Case("whole-state", SPLIT, "split_toys", train={**ADAMW, "shard_optimizer": False}),
-    Case("accumulated", SPLIT, "split_toys", args=FROZEN, train={**CLIPPED_BY_VALUE, "accumulate": 2}),
+    Case("recomputed", SPLIT, "split_toys", recompute=RECOMPUTED, steps=2),
+    Case("whole-state", SPLIT, "split_toys", train={**ADAMW, "shard_optimizer": False}, steps=2),
+    Case(
+        "accumulated", SPLIT, "split_toys", args=FROZEN, train={**CLIPPED_BY_VALUE, "accumulate": 2}, steps=2
+    ),
     Case("cut", SPLIT, "split_toys", train=ADAMW, micro_batches={"left": 4, "right": 2}, apart=6, long=True),
     Case(
         "uneven",
@@ -117,10 +119,11 @@ EXACT = (
         offload=True,
         apart=7,
         sharding=Sharding.PARAMETERS,
+        steps=2,
     ),
 )
 IN_PARTS = (
-    Case("in-parts", BETWEEN_NODES, "split_toys", train=ADAMW, slow_between_nodes=True),
+    Case("in-parts", BETWEEN_NODES, "split_toys", train=ADAMW, slow_between_nodes=True, steps=2),
     Case(
         "in-parts-cut",
         BETWEEN_NODES,
@@ -151,9 +154,15 @@ GONE_ON_ELSEWHERE = (
 )
 # With dropout nothing is comparable with plain PyTorch, but copies with each other and runs with runs.
 CHANCE = {"dropout": 0.3}
-BY_CHANCE = Case("chance", SPLIT, "split_toys", args=CHANCE, train=ADAMW)
+BY_CHANCE = Case("chance", SPLIT, "split_toys", args=CHANCE, train=ADAMW, steps=2)
 BY_CHANCE_RECOMPUTED = Case(
-    "chance-recomputed", SPLIT, "split_toys", args=CHANCE, train=ADAMW, recompute=RECOMPUTED
+    "chance-recomputed",
+    SPLIT,
+    "split_toys",
+    args=CHANCE,
+    train=ADAMW,
+    recompute=RECOMPUTED,
+    steps=2,
 )
 ON_FOUR = (
     *EXACT,

@@ -32,20 +32,26 @@ SAMPLED = {**MOMENTUM, "accumulate": 2, "sampling": {"every": {"classify": 2, "c
 SETS = {"pairs": None, "pairs+classify": None, "pairs+caption": None}
 CASES = (
     Case("accumulated", (0, 1), train={**ADAMW, **WHOLE, **HALVING, "accumulate": 2}),
-    Case("apart", APART, args={"frozen_tower": True}, train={**ADAMW, **WHOLE, "ema": {"decay": 0.5}}),
+    Case(
+        "apart", APART, args={"frozen_tower": True}, train={**ADAMW, **WHOLE, "ema": {"decay": 0.5}}, steps=2
+    ),
     Case("grouped", APART, train={**GROUPED, **WHOLE, **HALVING}, apart=2),
     Case("sampled", APART, train={**SAMPLED, **WHOLE}, sets=SETS),
-    Case("bf16", (0, 1), train={**ADAMW, **WHOLE, "precision": "bf16"}, dtype=None),
-    Case("rows", (0, 1), toys="../helpers/rows_toy", train={**MOMENTUM, **WHOLE}, gathers=True),
+    Case("bf16", (0, 1), train={**ADAMW, **WHOLE, "precision": "bf16"}, dtype=None, steps=2),
+    Case("rows", (0, 1), toys="../helpers/rows_toy", train={**MOMENTUM, **WHOLE}, gathers=True, steps=2),
 )
 # Cut short after two steps, and gone on from there.
 SAVED = replace(CASES[0], name="saved", steps=2, checkpoint_every=1, by_parts=True)
 GONE_ON = replace(CASES[0], name="gone-on", goes_on_with=SAVED.name, by_parts=True)
 # Where an update may not come before all sums, whatever the plan says.
-SHARED = Case("shared", (0, 1), train=ADAMW, by_parts=True)
-CLIPPED = Case("clipped", APART, train={**ADAMW, **WHOLE, "clip_norm": 0.5}, by_parts=True)
+SHARED = Case("shared", (0, 1), train=ADAMW, by_parts=True, steps=2)
+CLIPPED = Case("clipped", APART, train={**ADAMW, **WHOLE, "clip_norm": 0.5}, by_parts=True, steps=2)
 OWN_CLASS = Case(
-    "own-class", (0, 1), train={**ADAMW, **WHOLE, "optimizer": "torch.optim:AdamW"}, by_parts=True
+    "own-class",
+    (0, 1),
+    train={**ADAMW, **WHOLE, "optimizer": "torch.optim:AdamW"},
+    by_parts=True,
+    steps=2,
 )
 
 

@@ -19,7 +19,10 @@ from spindle_cli.workload.parameters import ParameterTable
 
 from . import shapes_of_models
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated"),
+    pytest.mark.usefixtures("analysed_once"),
+]
 
 BUILDS = ["mixed", "copied", "reading", "tied", "loaded", "normed", "parametrized"]
 IN_PART = ["mixed", "copied", "tied", "loaded", "normed", "parametrized"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import ctc_loss, gaussian_nll_loss
 
 from helpers.analysed import analysed
-from spindle_cli.workload.graph import TaskGraph
+from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 from spindle_cli.workload.losses.missing import count_present, missing_in_sum, sum_present
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.unread import Unread
@@ -30,10 +31,14 @@ def batches_of(task: TaskGraph, count: int) -> list[dict[str, Tensor]]:
     ]
 
 
+@cache
+def graph_of(name: str) -> WorkloadGraph:
+    return analysed(build(CASES[name].loss))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_loss_is_split_where_it_is_known_to_be_a_mean(name: str) -> None:
-    case = CASES[name]
-    graph = analysed(build(case.loss))
+    case, graph = CASES[name], graph_of(name)
     op = graph.tasks["t"].ops[-1]
     assert op.coupled == (case.whole is not None), op.coupled_because
     assert (case.whole or "") in (op.coupled_because or "")
@@ -45,7 +50,7 @@ def test_a_loss_is_split_where_it_is_known_to_be_a_mean(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_shares_of_a_loss_add_up_to_it_and_so_do_their_gradients(name: str) -> None:
-    graph = analysed(build(CASES[name].loss))
+    graph = graph_of(name)
     task, parameters = graph.tasks["t"], ParameterTable.of(graph).parameters
     last = task.ops[-1].index
     for count in (1, 3):

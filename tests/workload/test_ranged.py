@@ -20,6 +20,8 @@ from spindle_cli.workload.parameters import ParameterTable
 
 from . import inits, shapes_of_models
 
+pytestmark = pytest.mark.usefixtures("analysed_once")
+
 BUILDS = [f"{inits.__name__}:{build}" for build in ("reading", "mixed", "copied", "tied", "loaded")]
 SHAPES = [f"{found.__module__}:{name}" for name, found in shapes_of_models.ALL.items()]
 
