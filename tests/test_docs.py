@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from helpers.cli import run_spindle
+from helpers.short_searches import short_searches
 from spindle_cli.cli.app import COMMANDS, load_command
+
+__all__ = ["short_searches"]  # a fixture
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.cli import spindle_process
+from helpers.ready_commands import ReadyCommand
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.profile.op.failing import failures_told, split_failures_told
 from spindle_cli.profile.op.inputs import ChainInputs
@@ -126,15 +127,15 @@ def build():
 
 @pytest.mark.processes
 def test_profiling_a_layer_that_does_not_stand_its_tensor_parallel_plan_ends_with_one_message(
-    tmp_path: Path,
+    forker: socket.socket, tmp_path: Path
 ) -> None:
     """What it is given for all of its channels is not cut with its own."""
     source = tmp_path / "split.py"
     source.write_text(SPLIT)
     cluster = Path(__file__).parents[2] / "configs/clusters/cpu-2.yaml"
     options = ("--cluster", cluster, "--tp", 2, "--accept-noise", "--time-limit", 0.05)
-    process = spindle_process("profile", f"{source}:build", "-o", tmp_path / "p.json", *options)
-    _, told = process.communicate(timeout=120)
+    process = ReadyCommand(forker, "profile", f"{source}:build", "-o", tmp_path / "p.json", *options)
+    _, told = process.communicate(120)
     assert process.returncode == 3
     assert "task 't': layer (Layer) fails where 2 devices have a part of it each" in told
     assert "Traceback" not in told and "tp_plans" in told
@@ -171,13 +172,13 @@ def build():
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_a_profile_of_an_op_that_fails_ends_with_one_message(tmp_path: Path) -> None:
+def test_a_profile_of_an_op_that_fails_ends_with_one_message(forker: socket.socket, tmp_path: Path) -> None:
     """And nothing of what its workers leave behind, which Python's resource tracker would tell of."""
     out, source = tmp_path / "p.json", tmp_path / "alone.py"
     source.write_text(ALONE)
     options = ("--nproc", 1, "--time-limit", 0.05, "--accept-noise")
-    process = spindle_process("profile", f"{source}:build", "-o", out, *options)
-    _, told = process.communicate(timeout=120)
+    process = ReadyCommand(forker, "profile", f"{source}:build", "-o", out, *options)
+    _, told = process.communicate(120)
     assert process.returncode == 3
     assert "task 't': its loss, with what leads to it, fails on 2 samples: RuntimeError" in told
     assert "Field 'x' is float64" in told

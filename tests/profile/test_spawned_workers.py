@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import spindle_cli
+from spindle_cli.profile.machine.machine import may_fork
 from spindle_cli.profile.measuring import pool
-from spindle_cli.profile.measuring.pool import may_fork
 
 TINY = str(Path(__file__).parent / "tiny_workload.py") + ":build"
 
@@ -23,7 +24,7 @@ def test_processes_are_forked_on_linux_by_a_torch_that_is_built_for_no_accelerat
 ) -> None:
     """What autograd starts for an accelerator it starts in the process that forks."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: accelerator)
-    monkeypatch.setattr(pool.sys, "platform", platform)
+    monkeypatch.setattr(sys, "platform", platform)
     assert may_fork() is may
 
 

@@ -153,6 +153,7 @@ def test_micro_batches_are_compared_as_the_plan_cuts_them() -> None:
     assert reason.fastest.op_s == 4.0
 
 
+@pytest.mark.usefixtures("whole_searches")
 def test_micro_batches_cost_what_all_of_them_do() -> None:
     """Vision as two micro-batches of a sample: on the h800 a second each, and none costs less by the prices,
     which are those of one sample.

@@ -212,7 +212,7 @@ def refuse_all_but_steps_on_the_world() -> None:
 
 def sum_little_at_a_time() -> None:
     """Toys have few bytes, which would be summed, and updated, in one go."""
-    groups.LEAST_SUM_BYTES = groups.MOST_SUM_BYTES = 256
+    groups.LEAST_SUM_BYTES = groups.MOST_SUM_BYTES = 2048
     step_end.PART_BYTES = 1
 
 

@@ -8,6 +8,7 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 import yaml
@@ -18,7 +19,13 @@ from spindle_cli.files.writing import write_text
 from spindle_cli.process.devices import gpu_of, places_on_gpus
 from spindle_cli.profile.machine.devices import cluster_device_name
 from spindle_cli.profile.machine.link_speed import as_link, measure_link
-from spindle_cli.profile.machine.machine import DeviceType, describe_device, device_of_type, own_cores
+from spindle_cli.profile.machine.machine import (
+    DeviceType,
+    describe_device,
+    device_of_type,
+    may_fork,
+    own_cores,
+)
 from spindle_cli.profile.types import Device, MeasuredLink, Profile
 from spindle_cli.units import GIB
 
@@ -87,7 +94,8 @@ def _count(kind: DeviceType, asked: int | None) -> int:
 
 
 def _measured(kind: DeviceType) -> MeasuredLink:
-    context = multiprocessing.get_context("spawn")
+    forks = kind == "cpu" and may_fork()
+    context: Any = multiprocessing.get_context("fork" if forks else "spawn")
     with TemporaryDirectory() as folder, ProcessPoolExecutor(2, mp_context=context) as processes:
         ends = [processes.submit(_end, rank, Path(folder) / "store", kind) for rank in range(2)]
         try:

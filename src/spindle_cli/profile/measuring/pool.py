@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -12,9 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-import torch
-
 from spindle_cli.errors import RunFailedError, WorkloadError
+from spindle_cli.profile.machine.machine import may_fork
 from spindle_cli.profile.measuring.messages import (
     Failed,
     LinkMeasured,
@@ -56,17 +54,6 @@ class JobSamples:
 
 class DoesNotFitError(Exception):
     """A share does not fit the device's memory."""
-
-
-def may_fork() -> bool:
-    """Whether workers may be forked from this process, which has torch and the analysed workload at once, as
-    those of torch data loaders: without a CUDA context or a pool of threads, and not with the libraries of
-    macOS.
-
-    A torch that is built for an accelerator starts a thread for each, also for the one that stands for all
-    behind tensors without data where the machine has none; and autograd refuses to run in a fork of that.
-    """
-    return sys.platform == "linux" and torch.accelerator.current_accelerator() is None
 
 
 class WorkerPool:
