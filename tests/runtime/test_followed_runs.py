@@ -63,11 +63,13 @@ BEFORE = {"when": "before_forward"}
 FROM_THE_FIRST = Case("saved", APART, TOYS, args=BEFORE, train=ADAMW, steps=2, checkpoint_every=1)
 CASES = (
     Case("apart", APART, TOYS, train=MOMENTUM),
-    Case("ahead", APART, TOYS, args=BEFORE, train={**ADAMW, "accumulate": 2}, apart=1),
+    Case("ahead", APART, TOYS, args=BEFORE, train={**ADAMW, "accumulate": 2}, apart=1, steps=2),
     Case("whole", APART, TOYS, args={"schedule": True}, train={**MOMENTUM, "shard_optimizer": False}),
-    Case("by-parts", APART, TOYS, train={**MOMENTUM, "shard_optimizer": False}, by_parts=True, apart=2),
-    Case("clipped", APART, TOYS, args=BEFORE, train={**MOMENTUM, "clip_norm": 0.2}),
-    Case("gradients", TOGETHER, TOYS, train=MOMENTUM, sharding=Sharding.GRADIENTS, apart=3),
+    Case(
+        "by-parts", APART, TOYS, train={**MOMENTUM, "shard_optimizer": False}, by_parts=True, apart=2, steps=2
+    ),
+    Case("clipped", APART, TOYS, args=BEFORE, train={**MOMENTUM, "clip_norm": 0.2}, steps=2),
+    Case("gradients", TOGETHER, TOYS, train=MOMENTUM, sharding=Sharding.GRADIENTS, apart=3, steps=2),
     Case(
         "parameters",
         TOGETHER,
@@ -78,10 +80,11 @@ CASES = (
         weights=(1, 3, 2, 5),
         micro_batches={"one": 2},
         apart=4,
+        steps=2,
     ),
-    Case("kept", TOGETHER, TOYS, train=MOMENTUM, sharding=Sharding.KEPT, apart=5),
-    Case("split", SPLIT, TOYS, train=MOMENTUM),
-    Case("split-ahead", SPLIT, TOYS, args={"schedule": True, **BEFORE}, train=ADAMW),
+    Case("kept", TOGETHER, TOYS, train=MOMENTUM, sharding=Sharding.KEPT, apart=5, steps=2),
+    Case("split", SPLIT, TOYS, train=MOMENTUM, steps=2),
+    Case("split-ahead", SPLIT, TOYS, args={"schedule": True, **BEFORE}, train=ADAMW, steps=2),
     FROM_THE_FIRST,
     Case("gone-on", APART, TOYS, args=BEFORE, train=ADAMW, goes_on_with="saved"),
     Case(
@@ -101,6 +104,7 @@ CASES = (
         TOYS,
         args={"written": True},
         train={**MOMENTUM, "accumulate": 2},
+        steps=2,
     ),
     Case(
         "written-shared-out",
@@ -111,8 +115,9 @@ CASES = (
         micro_batches={"one": 2},
         sharding=Sharding.PARAMETERS,
         apart=7,
+        steps=2,
     ),
-    Case("evaluated", APART, TOYS, train={**MOMENTUM, "eval_every": 1}),
+    Case("evaluated", APART, TOYS, train={**MOMENTUM, "eval_every": 1}, steps=2),
 )
 
 

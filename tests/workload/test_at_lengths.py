@@ -60,7 +60,7 @@ def test_the_loss_and_its_gradients_are_those_of_forward(name: str, percentile: 
     tracer = LengthTracer(length_toys.build([name]), graph)
     batches = open_batches(task, 0, varies=True)
     lengths = set()
-    for step in range(6):
+    for step in range(4):
         batch = batches.rows(step, 0, task.batch_size)
         lengths.add(batch["ids"].shape[1])
         losses = [task.module(**batch), loss_by_ops(graph, tracer, name, batch)]
@@ -69,7 +69,7 @@ def test_the_loss_and_its_gradients_are_those_of_forward(name: str, percentile: 
         one, other = (torch.autograd.grad(loss, parameters) for loss in losses)
         for expected, found in zip(one, other, strict=True):
             assert torch.allclose(found, expected, atol=1e-6)
-    assert len(lengths) > 3
+    assert len(lengths) > 2
 
 
 def test_the_other_build_keeps_no_constants_of_the_lengths_that_were_traced() -> None:

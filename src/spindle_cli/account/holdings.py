@@ -357,7 +357,7 @@ class Lot:
 
 @dataclass(frozen=True)
 class Places:
-    """Where each lot begins, in bytes, and how much all take."""
+    """Says where each lot of memory begins, in bytes, and how much all lots take."""
 
     offsets: tuple[float, ...]
     num_bytes: float

@@ -70,7 +70,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """For people: the folder, and of a part its tasks."""
+        """The name of the run for people: its folder, and the tasks where it is a part of a run."""
         return f"{self.folder}" + ("" if self.tasks is None else f", steps of {', '.join(self.tasks)}")
 
     @property

@@ -138,7 +138,7 @@ def _tied(where: str, value: str, expected: str) -> Violation:
 
 
 def _said(value: object) -> str:
-    """As a plan file has it."""
+    """Writes a value as a plan file has it."""
     if isinstance(value, bool):
         return str(value).lower()
     return ", ".join(value) if isinstance(value, tuple) else str(value)

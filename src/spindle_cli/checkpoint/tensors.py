@@ -37,7 +37,7 @@ class TensorSpec:
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
-        """That of a tensor."""
+        """Gives the shape and dtype of a tensor."""
         return cls(tuple(tensor.shape), tensor.dtype)
 
     @property

@@ -158,7 +158,7 @@ class _FewerDevices:
 
     @classmethod
     def asked_for(cls, elastic: bool, num_devices: int | None, profile: Path | None) -> _FewerDevices | None:
-        """None without --elastic.
+        """Gives what the options for fewer devices say; None without --elastic.
 
         Raises:
             UsageError: what is for --elastic is given without it.
@@ -339,7 +339,7 @@ def evaluation_times(run_dir: Path, plan: Plan, graph: WorkloadGraph) -> Iterato
 
 
 def _plan_of(task: str, plan: Plan, graph: WorkloadGraph) -> Plan:
-    """By which it is evaluated."""
+    """Gives the plan by which a task is evaluated."""
     if task in graph.tasks:
         return plan
     from spindle_cli.program.evaluated import place_evaluated

@@ -26,7 +26,7 @@ class PlainConsole(Console):
 
 
 class ReportConsole(PlainConsole):
-    """For standard output."""
+    """Prints reports on standard output."""
 
     def on_broken_pipe(self) -> NoReturn:
         """Leave it to `cli/failures.py`; rich would end with exit code 1, which is a failed check's."""

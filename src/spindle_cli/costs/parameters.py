@@ -108,7 +108,7 @@ class BlockUse(NamedTuple):
 
     @property
     def frozen_bytes(self) -> float:
-        """Those that are not trained."""
+        """Bytes of the parameters that are not trained."""
         return self.num_bytes - self.trained_bytes
 
     def level(self, sharding: ShardingOf) -> Sharding:
@@ -462,7 +462,7 @@ class _Seconds:
         return spread, tuple(own) if len(set(own)) > 1 else ()
 
     def of(self, num_bytes: float, *, is_split: bool) -> float:
-        """As long as the slowest part takes."""
+        """Gives the seconds of a collective over so many bytes, which takes as long as its slowest part."""
         if not num_bytes:
             return 0.0
         key = num_bytes, is_split

@@ -38,7 +38,7 @@ def flops_by_pass(metaops: Sequence[PlanMetaOp]) -> dict[str, tuple[float, float
 
 
 def _backward_products(metaop: MetaOp, *, is_reached: bool) -> float:
-    """For each product forward. `is_reached`: by gradients."""
+    """Counts the products of a backward pass for each product forward. `is_reached`: by gradients."""
     if not is_reached:
         return 0.0
     return 1.0 + (metaop.trainable_fraction if _has_parameters(metaop) else 1.0)

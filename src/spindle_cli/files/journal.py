@@ -74,7 +74,7 @@ class Journal:
 
     @classmethod
     def read(cls, path: Path) -> Journal | None:
-        """None where there is none, or none that is whole."""
+        """Reads a journal; None where there is none, or none that is whole."""
         try:
             data = path.read_bytes()
         except FileNotFoundError:

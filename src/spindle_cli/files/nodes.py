@@ -296,7 +296,7 @@ class NodeGroup(Model):
 
     @property
     def label(self) -> str:
-        """Its name, or the type of its devices."""
+        """What people call the group: its name, or the type of its devices."""
         return self.name or self.device
 
 

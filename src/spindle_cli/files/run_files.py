@@ -343,7 +343,7 @@ class TypeTimes(Comparison):
 
     @property
     def speed(self) -> float | None:
-        """As a share of that of its profile; None where nothing was measured."""
+        """The type's speed as a share of that of its profile; None where nothing was measured."""
         return self.predicted_s / self.measured_s if self.measured_s > 0 else None
 
 

@@ -31,7 +31,7 @@ class RandomState:
 
     @classmethod
     def now(cls, device: torch.device) -> RandomState:
-        """As they are."""
+        """Takes the states of the random streams as they are now."""
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return cls(device, torch.get_rng_state(), cuda)
 

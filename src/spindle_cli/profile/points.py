@@ -152,7 +152,7 @@ class OpMemory(Model):
         return other.model_copy(update={"joined_bytes": round(self.joined_bytes * ratio)})
 
     def with_pairs(self, change: Callable[[int, int], tuple[int, int]]) -> OpMemory:
-        """With each pair changed: bytes whatever the share, and for the whole batch."""
+        """Changes each pair of bytes: those whatever the share, and those for the whole batch."""
         keys = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes", "selective_bytes")
         pairs = {key: getattr(self, key) for key in keys}
         return self.model_copy(update={key: change(*pair) for key, pair in pairs.items() if pair is not None})

@@ -144,7 +144,7 @@ class _Measured:
 
     @classmethod
     def of(cls, options: ProfileOptions) -> _Measured:
-        """As the options ask for it.
+        """Finds what of this machine is measured as the options ask for it.
 
         Raises:
             UsageError: they ask for devices or links that are not here.

@@ -83,7 +83,7 @@ class Programs:
 
     @property
     def all(self) -> tuple[Program, ...]:
-        """That of all tasks first."""
+        """All programs, that of all tasks first."""
         return (self.whole, *self.of_sets.values())
 
 

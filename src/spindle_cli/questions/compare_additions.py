@@ -94,7 +94,7 @@ class _Measure:
     verb: str
 
     def than(self, value: float, other: float) -> str:
-        """In words, against another value."""
+        """Says in words how a value compares with another one."""
         if self.verb == "takes":
             return f"{other / value:.2f}x as fast as"
         return f"an iteration {self.verb} {_more(value, other)} than"

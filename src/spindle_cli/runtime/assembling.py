@@ -128,7 +128,7 @@ def assemble(
 
 
 def named_callbacks(context: WorkerContext, train: TrainSettings) -> tuple[Callback, ...]:
-    """Those that the train settings name."""
+    """Makes the callbacks that the train settings name."""
     source = context.request.workload
     found = find_callbacks(train, source)
     with refusing_changes(built_modules(source), "a callback changes {} while it is made"):
@@ -206,7 +206,7 @@ def make_state(context: WorkerContext, model: LocalModel, pool: GradientPool) ->
 
 
 def make_outer_steps(context: WorkerContext, state: TrainState) -> OuterSteps | None:
-    """None where all ranks train one model."""
+    """Makes what averages islands now and then; None where all ranks train one model."""
     if context.counterparts is None or state.outer is None or state.model.train.local_sgd is None:
         return None
     every = context.request.outer_every or state.model.train.local_sgd.every

@@ -84,7 +84,7 @@ class FollowingParameters:
         )
 
     def _move(self, decays: Mapping[int, float]) -> None:
-        """By the numbers of what is due."""
+        """Moves the averages that are due. `decays`: by their numbers."""
         due = [pair for pair in self._pairs if pair.number in decays]
         if not due:
             return

@@ -71,7 +71,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """From the step's beginning to its end."""
+        """Seconds from the step's beginning to its end."""
         return self.metrics.iteration_s
 
 

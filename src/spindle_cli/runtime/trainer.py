@@ -216,7 +216,7 @@ class Trainer:
 
     @property
     def total_steps(self) -> int:
-        """At which the run ends."""
+        """The step at which the run ends."""
         return self._training.steps.stop
 
     @property

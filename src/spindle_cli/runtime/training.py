@@ -348,7 +348,7 @@ class Training:
         )
 
     def _due(self, names: Sequence[str], step: int) -> tuple[str, ...]:
-        """Those of some tasks that a step runs."""
+        """Picks the tasks that a step runs from some."""
         due = self.model.schedule.of_step(step)
         return tuple(name for name in names if name in due)
 

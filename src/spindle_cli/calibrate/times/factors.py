@@ -57,7 +57,7 @@ Kind = tuple[str, int, float | None]
 
 
 def kind_of(metaop: MetaOpProfile) -> Kind | None:
-    """None where nothing says what its ops are."""
+    """What ops of a MetaOp do, so that equal ones are told; None where nothing says it."""
     if metaop.op_kind is None:
         return None
     flops = metaop.flops_per_op

@@ -40,7 +40,7 @@ class OpTimes:
 
     @property
     def op_s(self) -> float:
-        """Both together."""
+        """Seconds of an op's forward and backward pass together."""
         return self.forward_s + self.backward_s
 
 

@@ -50,7 +50,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """From `at_s` on, the value of one of a process's counters."""
+    """Sets one of a process's counters to a value from `at_s` on."""
 
     process: int
     counter: str

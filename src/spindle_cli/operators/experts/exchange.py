@@ -34,7 +34,7 @@ class SamplePart(SequencePart):
     """
 
     def own(self, whole: Tensor, *, is_gradient: bool = False) -> Tensor:
-        """Its samples, in memory of their own."""
+        """Gives this device's samples of a whole batch, in memory of their own."""
         missing = self.degree - whole.shape[self.dim]
         if missing > 0:
             more = whole.narrow(self.dim, whole.shape[self.dim] - 1, 1)

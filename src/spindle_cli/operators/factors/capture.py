@@ -140,7 +140,7 @@ class _Switch:
         self._on: list[Capturing] = []
 
     def put_on(self, module: nn.Module) -> None:
-        """On a module."""
+        """Puts the switch on a module."""
         module.register_forward_pre_hook(self._enter)
         module.register_forward_hook(self._leave, always_call=True)
 

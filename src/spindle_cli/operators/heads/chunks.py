@@ -253,7 +253,7 @@ def _dtype(value: Tensor) -> torch.dtype:
 
 
 def _sum(parts: Iterable[Tensor]) -> Tensor:
-    """In at least float32."""
+    """Adds tensors up in at least float32, and gives the sum in their own dtype."""
     total: Tensor | None = None
     for part in parts:
         dtype, wide = part.dtype, part.to(torch.promote_types(part.dtype, torch.float32))
@@ -282,7 +282,7 @@ class _Later:
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> tuple[_Later, list[Tensor]]:
-        """With the tensors that are to be saved."""
+        """Takes values apart into what is kept here and the tensors that are to be saved."""
         tensors = {id(value): value for value in values if isinstance(value, Tensor)}
         places = {key: place for place, key in enumerate(tensors)}
         saved = list(tensors.values())

@@ -42,7 +42,7 @@ class SequencePart:
         return Shared(applied(_Scattered, summand, self), summand.shape[self.dim], self)
 
     def own(self, whole: Tensor, *, is_gradient: bool = False) -> Tensor:  # noqa: ARG002 - for other parts
-        """Its positions, in memory of their own."""
+        """Gives this device's positions of a whole tensor, in memory of their own."""
         sizes = part_sizes(whole.shape[self.dim], self.degree)
         first = sum(sizes[: self.group.member])
         part = whole.narrow(self.dim, first, sizes[self.group.member])
@@ -76,7 +76,7 @@ class Shared:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device on which the tensor is."""
         return self.tensor.device
 
     @property
@@ -86,7 +86,7 @@ class Shared:
 
     @property
     def shape(self) -> torch.Size:
-        """With all positions."""
+        """The shape of the whole tensor, with the positions of all devices."""
         sizes = list(self.tensor.shape)
         sizes[self.part.dim] = self.length
         return torch.Size(sizes)

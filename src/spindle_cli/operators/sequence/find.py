@@ -105,7 +105,7 @@ class _Finder:
         }
 
     def find(self) -> SequenceSplit:
-        """As `find_sequence`."""
+        """Finds what `find_sequence` gives, or what was found of an equal call."""
         with called_on_meta(self._task, self._op, self._specs.values()) as (args, kwargs):
             key = self._key(args, kwargs)
             if key not in self._task.findings:
@@ -195,7 +195,7 @@ class _Finder:
         return str(source.target) if isinstance(source, fx.Node) and source.op == "placeholder" else None
 
     def _split(self, call: Call, trunk: Argument, dim: int) -> _InLayer:
-        """With this trunk.
+        """Records the layer with this argument as its residual stream, and finds how it is split.
 
         Raises:
             NotBySequenceError: it cannot be shared out.

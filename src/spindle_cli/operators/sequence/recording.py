@@ -118,7 +118,7 @@ class Recording(Tape):  # type: ignore[no-untyped-call]  # torch leaves it untyp
         return with_argument(place, inside, args, kwargs)
 
     def leave(self, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor) -> Tensor:
-        """Behind a rowwise map."""
+        """Puts this device's part in the place of what a rowwise map gives."""
         self.left.add(name)
         if any(storage(given) in self._parts for given in _tensors((args, kwargs))):
             raise NotBySequenceError(f"{name} takes what is made of a part of the sequence")

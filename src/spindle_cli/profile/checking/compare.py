@@ -79,7 +79,7 @@ class OpShares:
         self._draws = False  # whether the op draws anything, as `whole` has seen
 
     def whole(self, samples: int) -> Run:
-        """On all samples."""
+        """Runs the op forward and backward on all samples."""
         self._values.start_anew()
         with NoRandomness() as chance, self.watch:
             run, leaves = self._forward(self._module, 0, samples)
@@ -390,7 +390,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In float64, complex numbers as pairs."""
+    """Gives a tensor in float64, with complex numbers as pairs."""
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).to(torch.float64)
 
 

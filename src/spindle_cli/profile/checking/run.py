@@ -47,7 +47,7 @@ class CheckSettings:
     by_words: bool = False
 
     def limits(self) -> CheckLimits:
-        """From now on."""
+        """Gives the limits of a check that begins now."""
         free = int(psutil.virtual_memory().available * MEMORY_SHARE)
         return CheckLimits(monotonic() + self.max_s, self.max_s, self.max_bytes or free)
 

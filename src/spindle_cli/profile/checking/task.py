@@ -27,7 +27,7 @@ from spindle_cli.profile.checking.values import Values, choose_samples, made_rea
 from spindle_cli.profile.numeric_check import TaskCheck
 from spindle_cli.units import format_bytes
 from spindle_cli.workload.building.attributes import watching
-from spindle_cli.workload.building.handed_out import refused_by_array
+from spindle_cli.workload.building.handed_out import handed_out
 from spindle_cli.workload.building.writes import RefusingWrites
 from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
@@ -59,7 +59,7 @@ class CheckLimits:
             raise NotCheckedError(f"the check's {self.max_s:g} s were over")
 
     def require_room(self, parameters: int, values: int) -> None:
-        """For so many elements.
+        """Refuses a check of so many elements where memory does not suffice.
 
         Raises:
             NotCheckedError: it takes more than is allowed.
@@ -258,7 +258,7 @@ class TaskChecker:
 
     def _refuse_array(self, op: Op, error: Exception) -> None:
         """Refuse what an error says writes into an array over the memory of what is trained."""
-        if (names := refused_by_array(error)) is not None:
+        if (names := handed_out().refused_by_array(error)) is not None:
             raise self._written(op, names, place_of_error(error)) from error
 
     def _written(self, op: Op, what: str, place: str | None) -> WorkloadError:
@@ -488,7 +488,7 @@ def try_hooks(task: TaskGraph) -> dict[str, str]:
         except Exception as error:  # the user's code, on parameters that may be on the meta device
             if writes.refused is not None:
                 raise writes.refused from None
-            if (names := refused_by_array(error)) is not None:
+            if (names := handed_out().refused_by_array(error)) is not None:
                 raise _writes(task.task.name, name, names, place_of_error(error)) from None
             untried[name] = f"a hook on the gradient of {name!r} was not tried: {type(error).__name__}"
             continue

@@ -160,7 +160,7 @@ def _require_equal(first_path: Path, own: object, path: Path, other: object, key
 
 
 def _short(value: object) -> str:
-    """As a file has it."""
+    """Writes a value as a file has it, in 60 characters at most."""
     said = to_jsonable_python(value)
     text = "nothing" if said is None else repr(said) if isinstance(said, str) else json.dumps(said)
     return text if len(text) <= 60 else text[:57] + "..."

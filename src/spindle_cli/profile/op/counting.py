@@ -224,7 +224,7 @@ class _FakeOp:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """Its fields and inputs."""
+        """The tensors that the op is run on: its fields and inputs."""
         return self.positions.inputs
 
     def given(self) -> tuple[Any, ...]:
@@ -384,7 +384,7 @@ class OpTensors:
 
     @cached_property
     def mode(self) -> AbstractContextManager[object]:
-        """In which it is run; may be entered again."""
+        """The mode in which the op is run; it may be entered again."""
         return nullcontext() if self.is_real else fake_mode()
 
     def state(self, module: nn.Module, split: LayerSplit | None) -> dict[str, Tensor]:
@@ -396,7 +396,7 @@ class OpTensors:
         return state
 
     def inputs(self) -> list[Tensor]:
-        """Its fields, then the values of other ops that it takes."""
+        """Makes the tensors that the op is run on: its fields, then the values of other ops that it takes."""
         fields = [self.task.fields[name] for name in self.op.fields]
         values = [self.task.values[name] for name in self.op.inputs]
         if not self.is_real:

@@ -140,7 +140,7 @@ class Evaluations:
 
     @property
     def points(self) -> tuple[EvaluationPoint, ...]:
-        """In order of steps."""
+        """The points of all evaluated tasks, in order of steps."""
         found = [each for of_task in self._of.values() for each in self._thinned(of_task)]
         return tuple(_point(each) for each in sorted(found, key=lambda each: each.step))
 

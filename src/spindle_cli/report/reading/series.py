@@ -47,7 +47,7 @@ class _Spread:
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """None where it says no more than the mean."""
+        """The least and the most of the values; None where they say no more than the mean."""
         return (self.least, self.most) if self.count > 1 and self.least <= self.most else None
 
 

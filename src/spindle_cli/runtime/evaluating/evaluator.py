@@ -93,7 +93,7 @@ class Evaluator:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Those that have a dataset to be evaluated on."""
+        """The tasks that have a dataset to be evaluated on."""
         tasks = self._model.graph.workload.all_tasks
         return tuple(task.name for task in tasks if task.eval_dataset is not None)
 
@@ -251,7 +251,7 @@ Shape = tuple[int, ...]  # of one sample
 
 
 class EvaluatedAtLengths:
-    """On one rank."""
+    """Makes what a rank evaluates where batches have other lengths than the planned one."""
 
     def __init__(self, preparing: Preparing) -> None:
         self._preparing = preparing

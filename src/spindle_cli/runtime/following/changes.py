@@ -20,9 +20,8 @@ from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.workload.building.handed_out import (
     Array,
     SeeingArrays,
-    former_owner,
+    handed_out,
     named_of,
-    refused_by_array,
 )
 from spindle_cli.workload.building.load import built_modules
 from spindle_cli.workload.building.writes import RefusingWrites
@@ -51,14 +50,14 @@ def refusing_changes(held: Held, said: str) -> Iterator[None]:
     writes = RefusingWrites(
         lambda: _tensors(held),
         lambda what: _changed(said, what, place_of_caller()),
-        former_owner,
+        handed_out().former_owner,
     )
     arrays = _ReadOnlyArrays(held)
     try:
         with writes, arrays:
             yield
     except ValueError as error:
-        if (names := refused_by_array(error, arrays.given)) is None:
+        if (names := handed_out().refused_by_array(error, arrays.given)) is None:
             raise
         raise _changed(said, names, place_of_error(error)) from error
     finally:
@@ -73,7 +72,7 @@ def written_in(error: Exception, step: int) -> WorkloadError | None:
     """The refusal of what an error says has written into a read-only array of a build's while a step (counted
     from 1) ran; None if it says something else.
     """
-    names = refused_by_array(error)
+    names = handed_out().refused_by_array(error)
     said = f"what runs in step {step} (a hook, say) changes {{}}"
     return None if names is None else _changed(said, names, place_of_error(error))
 

@@ -29,7 +29,7 @@ class Island:
 
     @classmethod
     def of(cls, request: RunRequest, environment: WorkerEnvironment) -> Island | None:
-        """None where all workers train one model.
+        """Finds the island of this worker; None where all workers train one model.
 
         Raises:
             InputError: there is no equal number of workers for each island.

@@ -165,7 +165,7 @@ class OuterOptimizer:
 
 
 def _added(values: Sequence[Tensor]) -> Tensor:
-    """In their order, so that every island comes to the same."""
+    """Adds values up in their order, so that every island comes to the same sum."""
     total = values[0].clone()
     for each in values[1:]:
         total += each

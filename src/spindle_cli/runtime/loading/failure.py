@@ -42,5 +42,5 @@ class Failure:
         return _KINDS[self.kind](self.message, hint=self.hint)
 
     def to_json(self) -> dict[str, Any]:
-        """For `Failure(**...)`."""
+        """Gives the arguments that `Failure` makes the same failure of."""
         return asdict(self)

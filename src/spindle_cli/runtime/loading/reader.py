@@ -77,7 +77,7 @@ class Order:
     state: dict[str, Any] | None = None
 
     def to_json(self) -> str:
-        """On a line."""
+        """Writes the order as a line of JSON."""
         found = asdict(self) | {"numbers": [self.numbers.start, self.numbers.stop]}
         return json.dumps(found)
 
@@ -120,7 +120,7 @@ class Reader:
         self._orders.close()
 
     def forget(self) -> None:
-        """In another reader: it is none of this one's."""
+        """Closes, in the process of another reader, what is this one's."""
         self._orders.close()
 
     def dismiss(self) -> None:

@@ -86,7 +86,7 @@ class RankStep:
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> RankStep:
-        """From what has travelled."""
+        """Makes a step of the row that another rank has sent."""
         step, start_s, end_s, laps = row
         return cls(step, start_s, end_s, tuple(LapRow(*lap) for lap in laps))
 
@@ -150,7 +150,7 @@ class _Device:
         }
 
     def spans(self, laps: Sequence[LapRow]) -> tuple[MeasuredSpan, ...]:
-        """By their start."""
+        """Makes spans of a device's laps, sorted by their start."""
         found = [self._span(lap) for lap in laps if not _is_no_wait(lap)]
         return tuple(sorted(found, key=lambda span: (span.start_s, span.end_s)))
 

@@ -139,7 +139,7 @@ class TasksAtLengths:
         return _AtLength(tuple(parts), counter)
 
     def _constants(self, found: TaskAtLength) -> dict[str, Tensor]:
-        """On the device, in the numbers of the run."""
+        """Gives the constants of a length on the device, in the numbers of the run."""
         device, dtype = self._model.ops.device, self._model.dtype
         return {name: in_numbers(constant, device, dtype) for name, constant in found.constants.items()}
 

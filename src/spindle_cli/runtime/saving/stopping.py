@@ -27,7 +27,7 @@ class StopRequest:
         signal.signal(signal.SIGTERM, self._note)
 
     def asked(self) -> bool:
-        """By either of the two."""
+        """Whether a signal or the launcher's file has asked the worker to stop."""
         return self._signalled or self._path.exists()
 
     def _note(self, number: int, _frame: FrameType | None) -> None:

@@ -33,7 +33,7 @@ class _Names:
 
     @classmethod
     def of(cls, holder: dict[str, Any], *, hidden: bool) -> _Names:
-        """As it is now."""
+        """Takes what the attributes of an object hold now."""
         held = {
             name: value
             for name, value in holder.items()

@@ -37,7 +37,7 @@ class LearningRates:
             self._optimizers[choice.name or ALL] = optimizer
 
     def now(self) -> dict[str, float]:
-        """By the names of the groups; that of the only one under `all`."""
+        """Learning rates now, by the names of the groups; that of the only group under `all`."""
         return {name: float(each.param_groups[0]["lr"]) for name, each in self._optimizers.items()}
 
     def step(self) -> None:

@@ -34,7 +34,7 @@ class LossScale:
 
     @classmethod
     def of(cls, train: TrainSettings, device: torch.device) -> LossScale | None:
-        """None where the train settings scale nothing."""
+        """Makes the scale of a run's losses; None where the train settings scale nothing."""
         return None if train.scaling is None else cls(train.scaling, device)
 
     def unscale(self, gradients: Iterable[Sequence[Tensor]]) -> Tensor:
@@ -66,7 +66,7 @@ class LossScale:
             )
 
     def saved(self) -> SavedLossScale:
-        """As a checkpoint has it; the host waits for it."""
+        """The scale as a checkpoint has it; the host waits for it."""
         return SavedLossScale(scale=self.now.item(), growing_steps=int(self._growing.item()))
 
     def resume(self, saved: SavedLossScale) -> None:

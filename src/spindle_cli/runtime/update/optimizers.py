@@ -24,7 +24,7 @@ from spindle_cli.workload.settings.updates import OptimizerChoice
 
 
 class Constraints:
-    """Those of a workload, on some owned ranges."""
+    """Applies the constraints of a workload to some owned ranges."""
 
     def __init__(self, constraints: Sequence[Constrained], owned_ranges: Sequence[OwnedRange]) -> None:
         self._applied: list[tuple[Constrained, OwnedRange]] = []

@@ -46,7 +46,7 @@ class Update:
         self._guard = UpdateGuard((group.optimizer for group in optimizers.groups), device)
 
     def judge(self) -> Verdict:
-        """As `Jury.judge`; collective, behind `take_gradients`."""
+        """Gives what `Jury.judge` gives; a collective, behind `take_gradients`."""
         return self._jury.judge()
 
     def take_gradients(self, names: frozenset[str] | None = None) -> None:

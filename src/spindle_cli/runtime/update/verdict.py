@@ -16,7 +16,7 @@ from spindle_cli.runtime.update.owned_ranges import OwnedRange
 
 @dataclass(frozen=True)
 class Verdict:
-    """On a step's gradients, on the device; the same on every rank.
+    """What was judged of a step's gradients, on the device; it is the same on every rank.
 
     Attributes:
         norm: of all of them before they are clipped, [1] in float64; None: they are not clipped.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
@@ -42,10 +42,68 @@ def _lies_in(array: Array, tensor: Tensor) -> bool:
     return memory.data_ptr() <= place < memory.data_ptr() + memory.nbytes()
 
 
-# Of this process: arrays that builds have made, and the memory that parameters and buffers had in them.
-_arrays: list[weakref.ref[Array]] = []
-_read_only: list[tuple[str, weakref.ref[Array]]] = []
-_memories: list[tuple[str, Any]] = []  # with StorageWeakRefs
+class HandedOut:
+    """What builds of this process have handed out: arrays that they have made, and the memory that parameters
+    and buffers had in them.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: list[weakref.ref[Array]] = []
+        self._read_only: list[tuple[str, weakref.ref[Array]]] = []
+        self._memories: list[tuple[str, Any]] = []  # with StorageWeakRefs
+
+    def note(self, array: Array) -> None:
+        """Remember an array that a build has made, as long as somebody has it."""
+        self._arrays.append(weakref.ref(array))
+
+    def end_of_build(self, task: str, prefix: str, module: nn.Module) -> None:
+        """Take it that a task's module is built: arrays over its memory are read-only from here on, and it is
+        known where that is. `prefix`: its name in the task.
+        """
+        self._memories = [each for each in self._memories if not each[1].expired()]
+        self._read_only = [each for each in self._read_only if each[1]() is not None]
+        reference: Any = StorageWeakRef  # torch gives it no types
+        arrays = [array for each in self._arrays if (array := each()) is not None]
+        self._arrays = [weakref.ref(array) for array in arrays]
+        tensors = (
+            *(("parameter", *named) for named in module.named_parameters(prefix)),
+            *(("buffer", *named) for named in module.named_buffers(prefix)),
+        )
+        for kind, name, tensor in tensors:
+            if tensor.layout is not torch.strided or nn.parameter.is_lazy(tensor) or tensor.is_meta:
+                continue
+            said = f"the {kind} {named_of(task, name)}"
+            self._memories.append((said, reference(tensor.untyped_storage())))
+            for array in arrays if tensor.is_cpu else ():
+                if _lies_in(array, tensor):
+                    array.flags.writeable = False
+                    self._read_only.append((said, weakref.ref(array)))
+
+    def refused_by_array(self, error: BaseException, given: Iterable[str] = ()) -> str | None:
+        """The parameters and buffers over whose memory an error says that a read-only array is; None if it
+        says something else. `given`: of which there are such arrays, beside those of builds.
+        """
+        names = dict.fromkeys((*given, *(name for name, array in self._read_only if array() is not None)))
+        if not names or not isinstance(error, ValueError) or "read-only" not in str(error):
+            return None
+        return " or ".join(names)
+
+    def former_owner(self, memories: Container[int | None]) -> str | None:
+        """The parameter or buffer that had one of some memories when it was built, if that is still there.
+
+        Args:
+            memories: what tells them apart, as torch's `UntypedStorage._cdata`.
+        """
+        return next(
+            (name for name, memory in self._memories if memory.cdata in memories and not memory.expired()),
+            None,
+        )
+
+
+@cache
+def handed_out() -> HandedOut:
+    """What builds of this process have handed out."""
+    return HandedOut()
 
 
 @contextmanager
@@ -60,7 +118,7 @@ def noting_arrays() -> Iterator[None]:
     @wraps(own)
     def numpy(self: Tensor, *args: Any, **kwargs: Any) -> Array:
         made: Array = own(self, *args, **kwargs)
-        _arrays.append(weakref.ref(made))
+        handed_out().note(made)
         return made
 
     tensors.numpy = numpy
@@ -76,48 +134,3 @@ def noting_arrays() -> Iterator[None]:
 def named_of(task: str, name: str) -> str:
     """What messages call a parameter or buffer."""
     return f"{name!r} of task {task!r}"
-
-
-def end_of_build(task: str, prefix: str, module: nn.Module) -> None:
-    """Take it that a task's module is built: arrays over its memory are read-only from here on, and it is
-    known where that is. `prefix`: its name in the task.
-    """
-    _memories[:] = [each for each in _memories if not each[1].expired()]
-    _read_only[:] = [each for each in _read_only if each[1]() is not None]
-    reference: Any = StorageWeakRef  # torch gives it no types
-    arrays = [array for each in _arrays if (array := each()) is not None]
-    _arrays[:] = [weakref.ref(array) for array in arrays]
-    tensors = (
-        *(("parameter", *named) for named in module.named_parameters(prefix)),
-        *(("buffer", *named) for named in module.named_buffers(prefix)),
-    )
-    for kind, name, tensor in tensors:
-        if tensor.layout is not torch.strided or nn.parameter.is_lazy(tensor) or tensor.is_meta:
-            continue
-        said = f"the {kind} {named_of(task, name)}"
-        _memories.append((said, reference(tensor.untyped_storage())))
-        for array in arrays if tensor.is_cpu else ():
-            if _lies_in(array, tensor):
-                array.flags.writeable = False
-                _read_only.append((said, weakref.ref(array)))
-
-
-def refused_by_array(error: BaseException, given: Iterable[str] = ()) -> str | None:
-    """The parameters and buffers over whose memory an error says that a read-only array is; None if it says
-    something else. `given`: of which there are such arrays, beside those of builds.
-    """
-    names = dict.fromkeys((*given, *(name for name, array in _read_only if array() is not None)))
-    if not names or not isinstance(error, ValueError) or "read-only" not in str(error):
-        return None
-    return " or ".join(names)
-
-
-def former_owner(memories: Container[int | None]) -> str | None:
-    """The parameter or buffer that had one of some memories when it was built, if somebody still has that.
-
-    Args:
-        memories: what tells them apart, as torch's `UntypedStorage._cdata`.
-    """
-    return next(
-        (name for name, memory in _memories if memory.cdata in memories and not memory.expired()), None
-    )

@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.workload.building.checks import check_workload
 from spindle_cli.workload.building.derived import Derivations
-from spindle_cli.workload.building.handed_out import end_of_build, noting_arrays
+from spindle_cli.workload.building.handed_out import handed_out, noting_arrays
 from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.file import TrainSettings
@@ -98,7 +98,7 @@ def _remember(workload: Workload, source: str) -> None:
     _built[:] = [each for each in _built if each[-1]() is not None]
     for task, name, module in modules_of(workload):
         _built.append((source, task, name, weakref.ref(module)))
-        end_of_build(task, name, module)
+        handed_out().end_of_build(task, name, module)
 
 
 def modules_of(workload: Workload) -> list[tuple[str, str, nn.Module]]:

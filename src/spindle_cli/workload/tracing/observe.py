@@ -27,7 +27,7 @@ from spindle_cli.workload.building.attributes import (
     swapped_tensors,
     watching,
 )
-from spindle_cli.workload.building.handed_out import refused_by_array
+from spindle_cli.workload.building.handed_out import handed_out
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.building.writes import NotingWrites, RefusingWrites
 from spindle_cli.workload.fixed.marks import describe, is_fixed, rows_for
@@ -547,7 +547,7 @@ class Run(fx.Interpreter):
             )
         if reads_values(error):
             return self._reading(what, node, place, error)
-        if (names := refused_by_array(error)) is not None:
+        if (names := handed_out().refused_by_array(error)) is not None:
             return refusal(self._task, f"{what} writes by an array of numpy's into {names}", place, DECLARE)
         shapes = ", ".join(
             _describe(value) for value in pytree.tree_leaves(self.fetch_args_kwargs_from_env(node))

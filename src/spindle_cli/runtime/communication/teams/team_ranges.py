@@ -35,7 +35,7 @@ class Teams:
 
     @classmethod
     def of(cls, group: ParameterGroup) -> Teams:
-        """Those of a group that has several."""
+        """Gives the teams of a group of devices that has several."""
         place = {device: position for position, device in enumerate(group.devices)}
         return cls(
             tuple(tuple(place[device] for device in team) for team in group.teams),
