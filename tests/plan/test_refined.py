@@ -84,6 +84,18 @@ def test_tasks_that_gain_nothing_by_more_devices_run_side_by_side() -> None:
     assert sorted(len(piece.devices) for piece in found.slices) == [1, 1]
 
 
+def test_a_task_goes_to_the_device_that_is_free() -> None:
+    """Nothing else is to be changed: both run on one device, of two."""
+    tasks = [gib_op(f"{name}/net", 1, {1: 1.0}, 1.0) for name in "ab"]
+    problem = problem_of(gpus(2), *tasks)
+    begun = judged(
+        problem, [slice_of(task, (0, 1), (0,), at_s) for task, at_s in zip(tasks, (0.0, 1.0), strict=True)]
+    )
+    found = refined(problem, [begun], 0)
+    assert found is not None
+    assert found.prediction.compute_s == pytest.approx(0.5 * begun.prediction.compute_s)
+
+
 def recomputing() -> tuple[Problem, MetaOpProfile]:
     """Eight ops with 4 GiB of activations each, on a device that has no room for all."""
     task = gib_op("a/net", 8, {1: 3.0}, 4.0)

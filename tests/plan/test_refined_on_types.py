@@ -22,7 +22,7 @@ from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.refine import search
 from spindle_cli.plan.refine.evaluate import PIECE
-from spindle_cli.plan.refine.search import PATIENCE, Search, refined
+from spindle_cli.plan.refine.search import MARKS, PATIENCE, SEED, Search, refined
 from spindle_cli.plan.refine.tables import options_of
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
 from spindle_cli.plan.slices import Slice
@@ -245,14 +245,19 @@ def test_every_schedule_that_is_come_to_has_devices_of_its_types_in_turn(on: Clu
 
 
 def test_what_is_kept_from_schedule_to_schedule_changes_no_cost() -> None:
-    """Loads of links, and what sums are worth, are worked out once: the same as in a search that has seen
-    nothing else.
+    """Loads of links, what sums are worth, and how long they take, are worked out once: the same as in a
+    search that has seen nothing else, to the last bit.
     """
     case = on_types(cluster(4, 4, memory_gib=40.0))
     under_way = Search.of(case.problem, case.begun)
     assert under_way is not None
     for _ in range(5):
         under_way.go_on(50_000)
+        anew = under_way.begun_anew(SEED)
+        anew.work.states["correction"] = under_way.work.states["correction"]
+        for each in (under_way, anew):
+            each._run(search._copy(under_way.current), 0)
+        assert anew.costs[0] == under_way.costs[0]
     slices = under_way.translation.slices_of(under_way.kept)
     found = measure_as_they_are(case.problem, "by hand", slices)
     assert found is not None, "what was kept has been judged to fit"
@@ -284,17 +289,43 @@ def test_of_allocations_on_several_types_those_that_cost_much_more_are_left_out_
 
 
 def test_a_search_goes_on_while_what_it_is_at_becomes_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where its plan does not yet; then so many marks more."""
+    """Also where its plan does not yet; then so many marks more. Others with other random numbers have what
+    is left, as far as there is something left.
+    """
     case, falling = on_types(cluster(4, 4)), [True, True, False, True]
     marks: list[int] = []
 
-    def go_on(_: Search, num_passes: int) -> bool:
-        marks.append(num_passes)
+    def go_on(under_way: Search, num_passes: int) -> bool:
+        marks.append(int(under_way.work.random[0]))
         return falling.pop(0) if falling else False
 
     monkeypatch.setattr(Search, "go_on", go_on)
     assert refined(case.problem, [case.begun], 1) is None
-    assert len(marks) == 4 + PATIENCE
+    assert marks == [SEED] * (4 + PATIENCE) + [SEED + 1] * PATIENCE
+    marks, falling = [], [True] * 2 * MARKS
+    assert refined(case.problem, [case.begun], 1) is None
+    assert marks == [SEED] * 2 * MARKS
+
+
+def test_the_best_plan_of_several_searches_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = on_types(cluster(4, 4, memory_gib=40.0))
+    alone = Search.of(case.problem, case.begun)
+    assert alone is not None
+    alone = alone.begun_anew(SEED + 1)
+    for _ in range(PATIENCE):
+        alone.go_on(10_000)
+    assert alone.best.rank() < case.begun.rank()
+    go_on = Search.go_on
+
+    def first_is_stuck(under_way: Search, num_passes: int) -> bool:
+        if under_way.work.random[0] != SEED:
+            go_on(under_way, 10_000)
+        return False
+
+    monkeypatch.setattr(Search, "go_on", first_is_stuck)
+    found = refined(case.problem, [case.begun], 1)
+    assert found is not None
+    assert found.rank() <= alone.best.rank()
 
 
 def test_the_share_of_forward_passes_that_is_recomputed_is_by_device_seconds() -> None:

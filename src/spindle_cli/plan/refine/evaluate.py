@@ -10,7 +10,7 @@ from math import inf
 from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.homes import MULTIPLIER, batch_sums_s, find_homes, sums_shares
 from spindle_cli.plan.refine.memory import memory
-from spindle_cli.plan.refine.passes import run_passes, set_rest
+from spindle_cli.plan.refine.passes import ROUNDING, run_passes, set_rest
 from spindle_cli.plan.refine.schedule import Schedule, Work
 from spindle_cli.plan.refine.sums import collect_sums, find_slots, gather, run_sums, sort_by
 from spindle_cli.plan.refine.tables import Tables
@@ -101,9 +101,6 @@ def time_s(tables: Tables, schedule: Schedule, work: Work, num_homes: int, withi
     for number in range(1, 1 + schedule.order[0]):
         passes_s = max(passes_s, work.passes[schedule.order[number]].end_s)
     work.class_free_s[:] = 0.0
-    for number in range(1, 1 + schedule.order[0]):
-        work.keys_s[schedule.order[number]] = work.passes[schedule.order[number]].start_s
-    sort_by(schedule.order, 1, 1 + schedule.order[0], work.keys_s)
     find_slots(work, tables.devices, num_homes)
     if tables.common[0].is_sharded:
         gather(tables, schedule, work, num_homes)
@@ -138,22 +135,45 @@ def ungathered_s(tables: Tables, schedule: Schedule, work: Work, within_s: float
 
 
 @compiled
-def cost_of(
-    tables: Tables, schedule: Schedule, work: Work, most: float, penalty: float
-) -> tuple[float, bool]:
-    """What a schedule costs: its seconds, more where devices have no room, and for each piece; and whether
-    they have. Infinite where it costs more than `most` for sure.
-    """
-    pieces = 1 + PIECE * schedule.order[0] / 2
+def _pieces(tables: Tables, schedule: Schedule) -> float:
+    """What pieces, and what they recompute, add to the cost, as a factor."""
+    found: float = 1 + PIECE * schedule.order[0] / 2
     for number in range(1, 1 + schedule.order[0]):
         again = tables.options[schedule.pieces[schedule.order[number] >> 1].option].again
-        pieces += RECOMPUTING / 2 if again else 0.0
+        found += RECOMPUTING / 2 if again else 0.0
+    return found
+
+
+@compiled
+def least_of(tables: Tables, schedule: Schedule, work: Work, most: float) -> float:
+    """The least that a schedule costs, by its passes and messages alone; infinite where that is more than
+    `most`. Where it is not, it leaves the passes in the order in which they start.
+    """
+    pieces = _pieces(tables, schedule)
+    within_s = most / pieces * (1 + ROUNDING)
     lay_out(tables, schedule, work)
-    if ungathered_s(tables, schedule, work, most / pieces) > most / pieces:
-        return inf, False
+    least_s = ungathered_s(tables, schedule, work, within_s)
+    if least_s > within_s:
+        return inf
+    for number in range(1, 1 + schedule.order[0]):
+        work.keys_s[schedule.order[number]] = work.passes[schedule.order[number]].start_s
+    sort_by(schedule.order, 1, 1 + schedule.order[0], work.keys_s)
+    return least_s * pieces
+
+
+@compiled
+def cost_of(
+    tables: Tables, schedule: Schedule, work: Work, least: float, most: float, penalty: float
+) -> tuple[float, float]:
+    """What a schedule costs: its seconds, more where devices have no room, and for each piece; and the factor
+    of what has no room. Infinite where it costs more than `most` for sure.
+
+    Args:
+        least: what `least_of` has just found of the schedule.
+    """
     num_homes = find_homes(tables, schedule, work)
-    seconds = time_s(tables, schedule, work, num_homes, most / pieces)
-    if seconds > most / pieces:
-        return inf, False
-    over = memory(tables, schedule, work, num_homes)
-    return seconds * (1 + penalty * over) * pieces, over == 0.0
+    over = 1 + penalty * memory(tables, schedule, work, num_homes)
+    if least * over > most * (1 + ROUNDING):
+        return inf, over
+    factor = over * _pieces(tables, schedule)
+    return factor * time_s(tables, schedule, work, num_homes, most / factor * (1 + ROUNDING)), over

@@ -51,8 +51,8 @@ def find_homes(tables: Tables, schedule: Schedule, work: Work) -> int:
             own.held += (block.lasting + block.state / sharers + gradients) / parts
     for home in range(num_homes):
         own = homes[home]
-        own.by_node = common.is_sharded and _goes_by_node(tables, own)
         own.worth_bytes = _known_worth(tables, work, own)
+        own.by_node = common.is_sharded and _goes_by_node(tables, work, own)
     _find_classes(work, num_homes)
     _add_cards(tables, work, num_homes)
     return num_homes
@@ -107,6 +107,7 @@ def _known_worth(tables: Tables, work: Work, own: Records) -> float:
     key = (own.count * MULTIPLIER + own.nodes) * MULTIPLIER + own.most
     key = (key * MULTIPLIER + own.fewest) * MULTIPLIER + own.cards
     key = (key * MULTIPLIER + own.near) * MULTIPLIER + own.far
+    own.shape = key
     row = (key ^ (key >> 29)) & (len(work.worth_keys) - 1)
     if work.worth_keys[row] != key:
         work.worth_keys[row], work.worth_bytes[row] = key, _worth_a_sum(tables, own)
@@ -224,15 +225,15 @@ def _new_home(tables: Tables, own: Records, held_by: Ints, mask: Ints) -> None:
 
 
 @compiled
-def _goes_by_node(tables: Tables, own: Records) -> bool:
+def _goes_by_node(tables: Tables, work: Work, own: Records) -> bool:
     """Whether a home's sums and gathers save enough by going around nodes first."""
     if own.count < 2 or own.nodes < 2 or own.most < 2 or own.most != own.fewest:
         return False
     num_bytes = own.trained * own.count
     own.by_node = 0
-    at_once_s = collective_s(tables, own, num_bytes, 1)
+    at_once_s = known_collective_s(tables, work, own, num_bytes, 1)
     own.by_node = 1
-    return bool(2 * (at_once_s - collective_s(tables, own, num_bytes, 1)) >= WORTH_S)
+    return bool(2 * (at_once_s - known_collective_s(tables, work, own, num_bytes, 1)) >= WORTH_S)
 
 
 @compiled
@@ -274,6 +275,20 @@ def collective_s(tables: Tables, own: Records, num_bytes: float, rounds: int) ->
         inside_s = _around_node(num_bytes, most, near_s, near)
         return min(whole_s, inside_s + _doubling(part, nodes, cards, most / cards, far_s, far))
     return min(whole_s, once_s)
+
+
+@compiled
+def known_collective_s(tables: Tables, work: Work, own: Records, num_bytes: float, rounds: int) -> float:
+    """Seconds as `collective_s` has them, worked out once for each size and all homes that lie alike: most
+    stay as they are from one schedule to the next.
+    """
+    key = 4 * own.shape + 2 * own.by_node + rounds - 1
+    row = key * MULTIPLIER + int(num_bytes)
+    row = (row ^ (row >> 29)) & (len(work.collective_keys) - 1)
+    if work.collective_keys[row] != key or work.collective_bytes[row] != num_bytes:
+        work.collective_keys[row], work.collective_bytes[row] = key, num_bytes
+        work.collective_s[row] = collective_s(tables, own, num_bytes, rounds)
+    return float(work.collective_s[row])
 
 
 @compiled

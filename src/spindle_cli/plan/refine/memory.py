@@ -31,11 +31,8 @@ def memory(tables: Tables, schedule: Schedule, work: Work, num_homes: int) -> fl
     worst, total = 0.0, 0.0
     for device in range(len(states)):
         state = states[device]
-        peers = 0
-        for other in range(len(states)):
-            peers += work.peers[device, other]
         # What each half of the devices sends has a communicator of its own.
-        messages = 2 * (peers * common.peer_bytes + state.crosses * common.outside_bytes)
+        messages = 2 * (state.peers * common.peer_bytes + state.crosses * common.outside_bytes)
         state.peak = state.peak * common.filled + messages
         over = (state.peak + state.correction) / tables.devices[device].capacity - 1
         if over > 0.0:
@@ -62,8 +59,10 @@ def _set_lasting(tables: Tables, schedule: Schedule, work: Work, num_homes: int)
             taken += _communicator(own.most, 1, 1) + _communicator(own.nodes, own.nodes, 1)
         for place in range(own.count):
             states[work.home_devices[home, place]].level += taken / common.filled
-    work.held[:, :] = 0.0
-    work.held_parts[:, :] = 0
+    for block in range(len(tables.blocks)):
+        if not tables.blocks[block].is_alike:
+            work.held[block, :] = 0.0
+            work.held_parts[block, :] = 0
     for number in range(work.group_slots[0]):
         work.groups[work.group_slots[1 + number]] = 0
     work.group_slots[0] = 0
@@ -75,6 +74,8 @@ def _set_lasting(tables: Tables, schedule: Schedule, work: Work, num_homes: int)
         fields = 0.0
         for op in range(piece.first, piece.last):
             fields += 2 * tables.ops[op_from + op].field_bytes
+            if common.are_alike:
+                continue
             for at in range(tables.ops[op_from + op].block_from, tables.ops[op_from + op + 1].block_from):
                 if not tables.blocks[tables.used[at].block].is_alike:
                     _hold(tables, work, schedule.devices[number], option, at)

@@ -115,7 +115,7 @@ def find_peers(tables: Tables, schedule: Schedule, work: Work) -> None:
     """Set which devices of a node exchange messages, and which do so with other nodes."""
     work.peers[:, :] = 0
     for device in range(len(work.states)):
-        work.states[device].crosses = 0
+        work.states[device].peers = work.states[device].crosses = 0
     for piece in range(len(schedule.pieces)):
         for edge in range(work.edge_from[piece], work.edge_from[piece + 1]):
             if not work.edges[edge].is_alike:
@@ -125,7 +125,7 @@ def find_peers(tables: Tables, schedule: Schedule, work: Work) -> None:
 @compiled
 def _find_peers_of(tables: Tables, schedule: Schedule, work: Work, source: int, taker: int) -> None:
     one, two = tables.options[schedule.pieces[source].option], tables.options[schedule.pieces[taker].option]
-    devices, ends, first = tables.devices, tables.ends, 0
+    devices, states, ends, first = tables.devices, work.states, tables.ends, 0
     for place in range(two.dp * two.tp):
         device, share = schedule.devices[taker, place], place // two.tp
         begin, end = ends[two.end_from + share], ends[two.end_from + share + 1]
@@ -135,10 +135,14 @@ def _find_peers_of(tables: Tables, schedule: Schedule, work: Work, source: int, 
             if ends[one.end_from + part] > end - TOUCH:
                 break
             sender = _sender(schedule.devices[source], part * one.tp, one.tp, place, device)
-            if sender != device and devices[sender].node == devices[device].node:
+            if sender == device:
+                continue
+            if devices[sender].node != devices[device].node:
+                states[sender].crosses = states[device].crosses = 1
+            elif not work.peers[sender, device]:
                 work.peers[sender, device] = work.peers[device, sender] = 1
-            elif sender != device:
-                work.states[sender].crosses = work.states[device].crosses = 1
+                states[sender].peers += 1
+                states[device].peers += 1
 
 
 @compiled
@@ -259,7 +263,7 @@ def run_passes(tables: Tables, schedule: Schedule, work: Work, within_s: float) 
             state.free_s = end_s
             state.rest_s -= passes[current].seconds
             least_s = max(least_s, end_s + state.rest_s)
-        if least_s > within_s * (1 + ROUNDING):
+        if least_s > within_s:
             return float(least_s)
         begin = work.in_from[piece] if is_backward else work.edge_from[piece]
         end = work.in_from[piece + 1] if is_backward else work.edge_from[piece + 1]

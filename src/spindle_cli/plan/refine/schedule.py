@@ -16,6 +16,8 @@ COVERED = 1.25
 LOADS, LEAST_LOADS = 1 << 19, 256
 # Homes whose worth of a sum is kept.
 WORTHS = 1 << 10
+# Sums and gathers whose seconds are kept.
+COLLECTIVES = 1 << 14
 # Pieces that a MetaOp has at most.
 MOST_PIECES = 24
 
@@ -52,17 +54,17 @@ SUM = np.dtype([("home", _INT), *((name, _FLOAT) for name in ("key_s", "num_byte
 HOME = np.dtype(
     [
         *((name, _INT) for name in ("count", "nodes", "most", "fewest", "cards", "near", "far")),
-        *((name, _INT) for name in ("by_node", "open_sum")),
+        *((name, _INT) for name in ("by_node", "open_sum", "shape")),
         *((name, _FLOAT) for name in ("trained", "held", "worth_bytes")),
     ]
 )
 # A device: when its passes are through, and how long those take that are not yet placed; bytes of tensors
 # now, at most, and what it updates; the bytes by which the account of a plan had more than what is worked out
-# here; whether it exchanges messages with other nodes.
+# here; with how many devices of its node it exchanges messages, and whether with other nodes.
 STATE = np.dtype(
     [
         *((name, _FLOAT) for name in ("free_s", "rest_s", "level", "peak", "updated", "correction")),
-        ("crosses", _INT),
+        *((name, _INT) for name in ("peers", "crosses")),
     ]
 )
 
@@ -119,6 +121,8 @@ class Work(NamedTuple):
         home_devices: [F + 1, N] of each home.
         worth_keys, worth_bytes: [W] by hashes of how homes lie on the nodes, bytes from which their sums are
             worth their latency, as far as that has been worked out.
+        collective_keys, collective_bytes, collective_s: [C] by hashes of the same and of sizes, whose sums
+            and gathers of which sizes take how long.
         class_of: [N] devices that are in the same homes of several devices are of one class; `class_hashes`:
             [N] of these homes; `class_table`: of classes by these hashes.
         classes: [F, 1 + 2 N] how many classes a home has, and which; and of homes on several nodes N and the
@@ -164,6 +168,9 @@ class Work(NamedTuple):
     home_devices: Ints
     worth_keys: Ints
     worth_bytes: Floats
+    collective_keys: Ints
+    collective_bytes: Floats
+    collective_s: Floats
     class_of: Ints
     class_hashes: Ints
     class_table: Ints
@@ -225,6 +232,9 @@ def work_for(tables: Tables, num_places: int, iteration_s: float) -> Work:
         home_devices=np.zeros((num_fragments + 1, num_devices), ints),
         worth_keys=np.full(WORTHS, -1, ints),
         worth_bytes=np.zeros(WORTHS),
+        collective_keys=np.full(COLLECTIVES, -1, ints),
+        collective_bytes=np.zeros(COLLECTIVES),
+        collective_s=np.zeros(COLLECTIVES),
         class_of=np.zeros(num_devices, ints),
         class_hashes=np.zeros(num_devices, ints),
         class_table=np.zeros(1 << (2 * num_devices).bit_length(), ints),

@@ -4,35 +4,26 @@ Late acceptance (Burke and Bykov, European Journal of Operational Research 258, 
 what comes of it is no worse than what there was, or than what there was some changes ago. It goes by an
 estimate in compiled loops; after every so many passes that were placed in time, its best is judged by the
 prediction and the account that every plan is judged by, and the estimate of memory is put right by what these
-say.
+say. Where that leads no further, another one begins from the same plan with other random numbers: what they
+find depends on chance by several per cent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from math import inf
-from typing import Any
 
 import numpy as np
 
-from spindle_cli.account import groups
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import communicator_bytes
-from spindle_cli.costs import links
-from spindle_cli.plan.compiled import compiled, compiled_and_kept
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.refine import evaluate, homes, memory, moves, passes, repair, schedule, sums, tables
-from spindle_cli.plan.refine.evaluate import cost_of
-from spindle_cli.plan.refine.moves import OFTEN, change
-from spindle_cli.plan.refine.repair import change_and_repair
+from spindle_cli.plan.refine.loop import compiled_search
 from spindle_cli.plan.refine.schedule import Schedule, Work, work_for
 from spindle_cli.plan.refine.tables import Floats, Tables, options_of, tables_of
 from spindle_cli.plan.refine.translate import Translation
 from spindle_cli.plan.schedule import placed_slices
-from spindle_cli.plan.search import draws
-from spindle_cli.plan.search.draws import draw
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
 from spindle_cli.plan.types import Slice
 
@@ -41,93 +32,24 @@ from spindle_cli.plan.types import Slice
 # twice as often with each step of effort.
 PASSES, OF_DEVICES = 25_000, 64
 MARKS = 15
-# So many marks in a row that gain less than this share of the iteration end the search.
+# So many marks in a row that gain less than this share of the iteration end a search. What is left of its
+# marks is for another from the same plan with other random numbers, until there have been so many.
 PATIENCE = 4
 GAIN = 0.002
+CHAINS = 2
 # By how much longer what there was is taken to have been: when the search begins, so that it leaves the plan
 # that it begins from, and where a mark gains less, when it goes on from its best.
-MELT, HEAT = 0.1, 0.005
+MELT, HEAT = 0.05, 0.005
 # How many changes ago what there was is compared with. The more there are, the more slowly it gets shorter,
 # and the less depends on where it began.
 LENGTH = 1000
 # Of the cost of a schedule, what a device that is full over its capacity by all of that adds.
 PENALTY = 2.0
+# What part of what sums add to the passes is taken to stay with every change (`loop.py`).
+STAYS = 0.9
 # Pieces that there is room for beside those that the first schedule has, and for each MetaOp.
 MORE_PIECES = 2
 SEED = 1
-COMPILING = "compiling the search for short memory: about a minute, once for each installation and version"
-# One of so many changes is a repair.
-REPAIRS = 4
-_TOTAL = sum(OFTEN)
-
-
-@compiled
-def copy_schedule(source: Schedule, to: Schedule) -> None:
-    """Make one schedule the same as another."""
-    for piece in range(len(source.pieces)):
-        to.pieces[piece] = source.pieces[piece]
-        for place in range(source.devices.shape[1]):
-            to.devices[piece, place] = source.devices[piece, place]
-    for metaop in range(len(source.of_metaop)):
-        for place in range(1 + source.of_metaop[metaop, 0]):
-            to.of_metaop[metaop, place] = source.of_metaop[metaop, place]
-    for number in range(1 + source.order[0]):
-        to.order[number] = source.order[number]
-
-
-@cache
-def compiled_search() -> Any:
-    """The loop, compiled."""
-
-    def search(
-        tables: Tables,
-        current: Schedule,
-        trial: Schedule,
-        best: Schedule,
-        work: Work,
-        history: Floats,
-        costs: Floats,
-        num_passes: int,
-        penalty: float,
-    ) -> int:
-        """Change the current schedule until so many passes have been placed; how many changes were tried.
-
-        Args:
-            history: costs some changes ago.
-            costs: of the current and of the best schedule; the first is found anew.
-        """
-        costs[0], fits = cost_of(tables, current, work, inf, penalty)
-        if fits and costs[0] < costs[1]:
-            copy_schedule(current, best)
-            costs[1] = costs[0]
-        placed, tried = 0, 0
-        while placed < num_passes:
-            copy_schedule(current, trial)
-            tried += 1
-            placed += 10  # what a change takes that cannot be made
-            if draw(work.random, REPAIRS) == 0:
-                if not change_and_repair(tables, trial, work):
-                    continue
-            elif not change(tables, trial, work, _TOTAL):
-                continue
-            placed += trial.order[0]
-            slot = tried % len(history)
-            most = max(costs[0], history[slot])
-            cost, fits = cost_of(tables, trial, work, most, penalty)
-            if cost <= most:
-                copy_schedule(trial, current)
-                costs[0] = cost
-                if fits and cost < costs[1]:
-                    copy_schedule(trial, best)
-                    costs[1] = cost
-            history[slot] = costs[0]
-        return tried
-
-    called = [
-        *(evaluate, homes, memory, moves, passes, repair, schedule, sums, tables),
-        *(groups, links, draws),
-    ]
-    return compiled_and_kept(search, called, COMPILING)
 
 
 def refined(problem: Problem, begins: Iterable[Judged], effort: int) -> Judged | None:
@@ -137,7 +59,7 @@ def refined(problem: Problem, begins: Iterable[Judged], effort: int) -> Judged |
     It begins from the shortest that the tables can say.
 
     Args:
-        effort: more of it goes on with the same search.
+        effort: more of it goes on with the same searches.
     """
     in_order = sorted(begins, key=Judged.rank)
     found = (Search.of(problem, judged) for judged in in_order)
@@ -145,19 +67,25 @@ def refined(problem: Problem, begins: Iterable[Judged], effort: int) -> Judged |
     if search is None:
         return None
     num_passes = PASSES * len(problem.profile.metaops) * OF_DEVICES // max(OF_DEVICES, problem.num_devices)
-    _go_on_while_it_gains(search, num_passes, MARKS << effort)
-    return search.best if search.best.rank() < in_order[0].rank() else None
+    best, left = in_order[0], MARKS << effort
+    for number in range(CHAINS):
+        chain = search if number == 0 else search.begun_anew(SEED + number)
+        left -= _go_on_while_it_gains(chain, num_passes, left)
+        best = min(best, chain.best, key=Judged.rank)
+    return best if best.rank() < in_order[0].rank() else None
 
 
-def _go_on_while_it_gains(search: Search, num_passes: int, marks: int) -> None:
-    """Search until so many marks in a row gain nothing, neither for the plan nor for what it is at."""
-    gained_at, best_s = 0, search.best.prediction.iteration_s
-    for mark in range(1, 1 + marks):
+def _go_on_while_it_gains(search: Search, num_passes: int, marks: int) -> int:
+    """Search until `PATIENCE` marks in a row gain nothing, neither for the plan nor for what it is at; after
+    how many marks, of so many at most.
+    """
+    gained_at, best_s, mark = 0, search.best.prediction.iteration_s, 0
+    while mark < marks and mark - gained_at < PATIENCE:
+        mark += 1
         is_falling = search.go_on(num_passes)
         if is_falling or search.best.prediction.iteration_s < (1 - GAIN) * best_s:
             gained_at, best_s = mark, search.best.prediction.iteration_s
-        if mark - gained_at >= PATIENCE:
-            break
+    return mark
 
 
 @dataclass
@@ -166,6 +94,7 @@ class Search:
 
     Attributes:
         problem, translation, tables: what is searched.
+        begun: the plan that it begins from.
         best: the best plan so far, as every plan is judged.
         current, trial, shortest: the schedule that is changed next; the one that is tried; and the shortest
             that the estimate has room for.
@@ -178,6 +107,7 @@ class Search:
     problem: Problem
     translation: Translation
     tables: Tables
+    begun: Judged
     best: Judged
     current: Schedule
     trial: Schedule
@@ -194,17 +124,39 @@ class Search:
         numbers = tables_of(problem, options)
         if numbers is None:
             return None
-        translation = Translation(problem, numbers, options)
+        return cls._begun(problem, Translation(problem, numbers, options), numbers, judged, SEED)
+
+    def begun_anew(self, seed: int) -> Search:
+        """One from the same plan, with other random numbers."""
+        search = self._begun(self.problem, self.translation, self.tables, self.begun, seed)
+        assert search is not None, "tables say what this one has begun from"
+        return search
+
+    @classmethod
+    def _begun(
+        cls, problem: Problem, translation: Translation, numbers: Tables, judged: Judged, seed: int
+    ) -> Search | None:
         num_places = 2 * len(judged.slices) + MORE_PIECES * len(numbers.metaops)
         begun = translation.schedule_of(judged.slices, num_places)
         if begun is None:
             return None
         trial, shortest, kept = (_copy(begun) for _ in range(3))
         work = work_for(numbers, num_places, judged.prediction.iteration_s)
-        work.random[0] = SEED
+        work.random[0] = seed
         costs, history = np.full(2, inf), np.full(LENGTH, inf)
         search = cls(
-            problem, translation, numbers, judged, begun, trial, shortest, kept, work, costs, history
+            problem=problem,
+            translation=translation,
+            tables=numbers,
+            begun=judged,
+            best=judged,
+            current=begun,
+            trial=trial,
+            shortest=shortest,
+            kept=kept,
+            work=work,
+            costs=costs,
+            history=history,
         )
         search._put_right(begun, [need.total_bytes for need in judged.memory])
         search._run(begun, 0)
@@ -246,7 +198,7 @@ class Search:
 
     def _run(self, current: Schedule, num_passes: int) -> None:
         arrays = self.trial, self.shortest, self.work, self.history, self.costs
-        compiled_search()(self.tables, current, *arrays, num_passes, PENALTY)
+        compiled_search()(self.tables, current, *arrays, num_passes, PENALTY, STAYS)
 
     def _needed(self, slices: tuple[Slice, ...]) -> list[int]:
         """Bytes that each device needs, more than there are of some."""

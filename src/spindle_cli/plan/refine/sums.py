@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from spindle_cli.plan.compiled import compiled
-from spindle_cli.plan.refine.homes import collective_s, sums_shares
+from spindle_cli.plan.refine.homes import known_collective_s, sums_shares
 from spindle_cli.plan.refine.schedule import SLOTS, Schedule, Work
 from spindle_cli.plan.refine.tables import Floats, Ints, Records, Tables
 
@@ -54,28 +54,23 @@ def _through_s(slots: Ints, slot_s: float, start_s: float, seconds: float) -> fl
 
 
 @compiled
-def _set_due(tables: Tables, schedule: Schedule, work: Work, is_backward: int) -> None:
-    """Set when each block's gradients are complete, or when an op first needs it."""
+def _set_due(tables: Tables, schedule: Schedule, work: Work) -> None:
+    """Set when an op first needs each block."""
     uses = work.uses
     for block in range(len(uses)):
-        uses[block].done_s = 0.0 if is_backward else inf
+        uses[block].done_s = inf
     for number in range(1, 1 + schedule.order[0]):
         current = schedule.order[number]
-        if current & 1 != is_backward:
+        if current & 1:
             continue
         piece, start_s = schedule.pieces[current >> 1], work.passes[current].start_s
         op_from = tables.metaops[piece.metaop].op_from
         op_s = work.passes[current].seconds / (piece.last - piece.first)
-        # Where ops sum over shares inside of a pass, nothing else is summed before it is through.
-        is_whole = sums_shares(tables, piece)
         for op in range(piece.first, piece.last):
-            if is_backward:
-                time_s = start_s + (piece.last - (piece.first if is_whole else op)) * op_s
-            else:
-                time_s = start_s + (op - piece.first) * op_s
+            time_s = start_s + (op - piece.first) * op_s
             for at in range(tables.ops[op_from + op].block_from, tables.ops[op_from + op + 1].block_from):
                 use = uses[tables.used[at].block]
-                use.done_s = max(use.done_s, time_s) if is_backward else min(use.done_s, time_s)
+                use.done_s = min(use.done_s, time_s)
 
 
 @compiled
@@ -83,23 +78,32 @@ def collect_sums(tables: Tables, schedule: Schedule, work: Work, num_homes: int,
     """Set what is summed as backward passes complete it, or gathered as forward passes come to it, and what
     goes together: fragments of a home until they are worth a sum. How many sums there are.
     """
-    _set_due(tables, schedule, work, is_backward)
     uses, num_sums = work.uses, 0
+    if not is_backward:
+        _set_due(tables, schedule, work)
     for home in range(num_homes):
         work.homes[home].open_sum = -1
     for block in range(len(uses)):
-        uses[block].left = uses[block].users if is_backward else 1
+        uses[block].left = 1
+        if is_backward:
+            uses[block].left, uses[block].done_s = uses[block].users, 0.0
     for number in range(1, 1 + schedule.order[0]):
         current = schedule.order[number]
         if current & 1 != is_backward:
             continue
-        piece = schedule.pieces[current >> 1]
-        op_from = tables.metaops[piece.metaop].op_from
-        for step in range(piece.last - piece.first):
+        piece, start_s = schedule.pieces[current >> 1], work.passes[current].start_s
+        op_from, num_ops = tables.metaops[piece.metaop].op_from, piece.last - piece.first
+        op_s = work.passes[current].seconds / num_ops
+        # Where ops sum inside of a pass, nothing else is summed before it is through.
+        is_whole = tables.options[piece.option].tp > 1 or sums_shares(tables, piece)
+        for step in range(num_ops):
             op = op_from + (piece.last - 1 - step if is_backward else piece.first + step)
+            complete_s = start_s + (num_ops if is_whole else step + 1) * op_s
             for at in range(tables.ops[op].block_from, tables.ops[op + 1].block_from):
                 use = uses[tables.used[at].block]
                 use.left -= 1
+                if is_backward:
+                    use.done_s = max(use.done_s, complete_s)
                 if not use.left:
                     num_sums = _add_block(tables, work, tables.used[at].block, num_sums, is_backward)
     return num_sums
@@ -141,7 +145,7 @@ def run_sums(tables: Tables, work: Work, num_sums: int, is_backward: int) -> Non
         each = sums[order[number]]
         own, classes = work.homes[each.home], work.classes[each.home]
         num_bytes = each.num_bytes * (common.width if is_backward else 1.0)
-        seconds = collective_s(tables, own, num_bytes, rounds)
+        seconds = known_collective_s(tables, work, own, num_bytes, rounds)
         start_s = each.key_s if is_backward else 0.0
         for place in range(1, 1 + classes[0]):
             start_s = max(start_s, free_s[classes[place]])

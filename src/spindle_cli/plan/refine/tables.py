@@ -96,10 +96,11 @@ AMONG = np.dtype([("near", _INT), ("far", _INT)])
 # What is the same everywhere: how many types of device there are; the fewest network cards of a node; how
 # many times as much as tensors take is taken for them; what messages take with one more device of the node,
 # and with other nodes; bytes of gradients for each byte of parameters; seconds of the optimizer for each byte
-# that it updates; batches of a step; whether devices share the optimizer's state.
+# that it updates; batches of a step; whether devices share the optimizer's state; whether all ops that use a
+# block have as much of it.
 COMMON = np.dtype(
     [
-        *((name, _INT) for name in ("types", "cards", "batches", "is_sharded")),
+        *((name, _INT) for name in ("types", "cards", "batches", "is_sharded", "are_alike")),
         *((name, _FLOAT) for name in ("filled", "peer_bytes", "outside_bytes", "width", "step_s")),
     ]
 )
@@ -211,7 +212,7 @@ def tables_of(problem: Problem, options: Sequence[Sequence[Option]]) -> Tables |
         among=among,
         knots=_knots(links),
         latencies_s=np.array([link.latency_s for link in links]),
-        common=_common(problem),
+        common=_common(problem, bool(blocks["is_alike"].all())),
     )
 
 
@@ -492,7 +493,7 @@ def _knots(links: Sequence[Link]) -> Floats:
     return np.ascontiguousarray(np.array(padded, np.float64).transpose(0, 2, 1))
 
 
-def _common(problem: Problem) -> Records:
+def _common(problem: Problem, are_alike: bool) -> Records:
     profile, cluster = problem.profile, problem.cluster
     held_up = profile.calibration.held_up if profile.calibration else 0.0
     row = (
@@ -500,6 +501,7 @@ def _common(problem: Problem) -> Records:
         min(cluster.cards_of_node),
         profile.accumulate,
         profile.optimizer_state_sharded,
+        are_alike,
         # As `Need.at` has it.
         (1 + UNCOUNTED_SHARE) * (1 + (0.0 if cluster.is_cpu else ALLOCATOR_SHARE)),
         messages_bytes(1, outside=False),

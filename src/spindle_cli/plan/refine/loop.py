@@ -1,0 +1,121 @@
+"""The loop of the search, compiled: changes of a schedule, and which of them are taken."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import inf
+from typing import Any
+
+from spindle_cli.account import groups
+from spindle_cli.costs import links
+from spindle_cli.plan.compiled import compiled, compiled_and_kept
+from spindle_cli.plan.refine import evaluate, homes, memory, moves, passes, repair, schedule, sums, tables
+from spindle_cli.plan.refine.evaluate import cost_of, least_of
+from spindle_cli.plan.refine.moves import OFTEN, change
+from spindle_cli.plan.refine.repair import change_and_repair
+from spindle_cli.plan.refine.schedule import Schedule, Work
+from spindle_cli.plan.refine.tables import Floats, Tables
+from spindle_cli.plan.search import draws
+from spindle_cli.plan.search.draws import draw
+
+COMPILING = "compiling the search for short memory: about a minute, once for each installation and version"
+# One of so many changes is a repair.
+REPAIRS = 4
+_TOTAL = sum(OFTEN)
+
+
+@compiled
+def copy_schedule(source: Schedule, to: Schedule) -> None:
+    """Make one schedule the same as another."""
+    for piece in range(len(source.pieces)):
+        to.pieces[piece] = source.pieces[piece]
+        for place in range(source.devices.shape[1]):
+            to.devices[piece, place] = source.devices[piece, place]
+    for metaop in range(len(source.of_metaop)):
+        for place in range(1 + source.of_metaop[metaop, 0]):
+            to.of_metaop[metaop, place] = source.of_metaop[metaop, place]
+    for number in range(1 + source.order[0]):
+        to.order[number] = source.order[number]
+
+
+@compiled
+def is_same(one: Schedule, other: Schedule) -> bool:
+    """Whether two schedules have the same pieces at the same places, and run them in the same order."""
+    if one.order[0] != other.order[0]:
+        return False
+    for number in range(1, 1 + one.order[0]):
+        place = one.order[number] >> 1
+        piece, beside = one.pieces[place], other.pieces[place]
+        if one.order[number] != other.order[number] or piece.option != beside.option:
+            return False
+        if piece.metaop != beside.metaop or piece.first != beside.first or piece.last != beside.last:
+            return False
+        for at in range(one.devices.shape[1]):
+            if one.devices[place, at] != other.devices[place, at]:
+                return False
+    return True
+
+
+@cache
+def compiled_search() -> Any:
+    """The loop, compiled."""
+
+    def search(
+        tables: Tables,
+        current: Schedule,
+        trial: Schedule,
+        best: Schedule,
+        work: Work,
+        history: Floats,
+        costs: Floats,
+        num_passes: int,
+        penalty: float,
+        stays: float,
+    ) -> int:
+        """Change the current schedule until so many passes have been placed; how many changes were tried.
+
+        Args:
+            history: costs some changes ago.
+            costs: of the current and of the best schedule; the first is found anew.
+            penalty: of the cost, what a device that is full over its capacity by all of that adds.
+            stays: what part of what sums add to the passes is taken to stay with every change, so that not
+                all is worked out of each.
+        """
+        least = least_of(tables, current, work, inf)
+        costs[0], over = cost_of(tables, current, work, least, inf, penalty)
+        beyond = costs[0] / over - least
+        if over == 1.0 and costs[0] < costs[1]:
+            copy_schedule(current, best)
+            costs[1] = costs[0]
+        placed, tried = 0, 0
+        while placed < num_passes:
+            copy_schedule(current, trial)
+            tried += 1
+            placed += 10  # what a change takes that cannot be made
+            if draw(work.random, REPAIRS) == 0:
+                if not change_and_repair(tables, trial, work):
+                    continue
+            elif not change(tables, trial, work, _TOTAL):
+                continue
+            placed += trial.order[0]
+            slot = tried % len(history)
+            most = max(costs[0], history[slot])
+            least = least_of(tables, trial, work, most - stays * beyond)
+            if least == inf or is_same(trial, current):
+                history[slot] = costs[0]
+                continue
+            cost, over = cost_of(tables, trial, work, least, most, penalty)
+            if cost <= most:
+                copy_schedule(trial, current)
+                costs[0], beyond = cost, cost / over - least
+                if over == 1.0 and cost < costs[1]:
+                    copy_schedule(trial, best)
+                    costs[1] = cost
+            history[slot] = costs[0]
+        return tried
+
+    called = [
+        *(evaluate, homes, memory, moves, passes, repair, schedule, sums, tables),
+        *(groups, links, draws),
+    ]
+    return compiled_and_kept(search, called, COMPILING)
