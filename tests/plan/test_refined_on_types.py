@@ -307,22 +307,24 @@ def test_a_search_goes_on_while_what_it_is_at_becomes_shorter(monkeypatch: pytes
     assert marks == [SEED] * 2 * MARKS
 
 
-def test_the_best_plan_of_several_searches_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stuck", [SEED, SEED + 1])
+def test_the_best_plan_of_several_searches_is_found(stuck: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one of two finds nothing, the first or the second."""
     case = on_types(cluster(4, 4, memory_gib=40.0))
     alone = Search.of(case.problem, case.begun)
     assert alone is not None
-    alone = alone.begun_anew(SEED + 1)
+    alone = alone.begun_anew(SEED + (stuck == SEED))
     for _ in range(PATIENCE):
         alone.go_on(10_000)
     assert alone.best.rank() < case.begun.rank()
     go_on = Search.go_on
 
-    def first_is_stuck(under_way: Search, num_passes: int) -> bool:
-        if under_way.work.random[0] != SEED:
+    def one_is_stuck(under_way: Search, num_passes: int) -> bool:
+        if under_way.work.random[0] != stuck:
             go_on(under_way, 10_000)
         return False
 
-    monkeypatch.setattr(Search, "go_on", first_is_stuck)
+    monkeypatch.setattr(Search, "go_on", one_is_stuck)
     found = refined(case.problem, [case.begun], 1)
     assert found is not None
     assert found.rank() <= alone.best.rank()
