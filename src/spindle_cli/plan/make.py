@@ -31,7 +31,7 @@ from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.best.asked import DEFAULT_EFFORT, Asked
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import Found
-from spindle_cli.plan.best.find_asked import find_asked, or_less_than, whole_or_in_part
+from spindle_cli.plan.best.find_asked import find_asked
 from spindle_cli.plan.best.in_memory import recomputed_share
 from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.best.written import Bounds, plan_of
@@ -251,13 +251,8 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
     def simulated_s(found: Found) -> float:
         return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
 
-    def look(seen: Profile, than: Found | None) -> Found | None:
-        teams = InTeams(seen, cluster, asked, bound.lower_bound_s, simulated_s)
-        return teams.or_better(
-            find_on_types(seen, cluster, asked, bound, or_less_than(than, teams.or_less_s))
-        )
-
-    found = whole_or_in_part(profile, look)
+    teams = InTeams(profile, cluster, asked, bound.lower_bound_s, simulated_s)
+    found = teams.or_better(find_on_types(profile, cluster, asked, bound, teams.or_less_s))
     if _may_pipeline(profile, asked):
         make = SeveralTypes().problem
         cut = asked.micro_batches

@@ -568,16 +568,6 @@ class Profile(TrainedArtifact):
         """This profile, for plans of equal shares."""
         return self._with(_equal_shares=True)
 
-    def recomputed_whole(self) -> Profile:
-        """This profile, for plans that recompute ops whole or not at all; itself where nothing else is
-        known.
-        """
-        if all(metaop.selective_share is None for metaop in self.metaops):
-            return self
-        return self.with_metaops(
-            [metaop.model_copy(update={"selective_share": None}) for metaop in self.metaops]
-        )
-
     def sharded(self, sharding: ShardingOf) -> Profile:
         """This profile, for plans that share parameters out so."""
         return self._with(_sharding=dict(sharding))

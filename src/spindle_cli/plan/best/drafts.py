@@ -14,8 +14,6 @@ from spindle_cli.plan.pipelines.drafts import may_gain, pipelines
 from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, judge
-from spindle_cli.plan.search.spread import spread_out
-from spindle_cli.plan.strategies.component_lanes import component_lanes
 from spindle_cli.plan.strategies.distmm import distmm
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
@@ -45,7 +43,7 @@ def best_judged(
 ) -> tuple[Judged | None, bool]:
     """The best plan that fits, or None; and whether memory stood in no draft's way (see `best_of_each`)."""
     found, all_fit = best_of_each(problem, bound, strategy, effort, baseline, within_s)
-    return best_spread_out(problem, found), all_fit
+    return next(iter(found), None), all_fit
 
 
 def best_of_each(
@@ -56,7 +54,8 @@ def best_of_each(
     baseline: Callable[[StrategyName], Judged | None] | None = None,
     within_s: float = inf,
 ) -> tuple[list[Judged], bool]:
-    """The best plan that fits of each kind of drafts; and whether memory stood in no draft's way.
+    """The best plan that fits of each kind of drafts, the best first; and whether memory stood in no draft's
+    way.
 
     `spindle` considers the other strategies' plans too.
 
@@ -79,26 +78,10 @@ def best_of_each(
                 break  # nothing of a whole search fits: a longer one will not help
     all_fit = all(judged is not None and not judged.is_apart for each in found for judged in each)
     if strategy == "spindle" and effort != NO_SEARCH:
-        found.append([judge(problem, draft) for draft in component_lanes(problem, least_s())])
         best = _least(judged for each in found for judged in each)
         if best is None or may_gain(best.prediction, bound.lower_bound_s):
             found.append([judge(problem, draft) for draft in pipelines(problem, effort, least_s())])
-    fitting = [best for each in found if (best := _least(each)) is not None]
-    if effort == NO_SEARCH and fitting:
-        fitting = [min(fitting, key=Judged.rank)]
-    return fitting, all_fit
-
-
-def best_spread_out(problem: Problem, found: Sequence[Judged]) -> Judged | None:
-    """The best of some plans once spread out (`search/spread.py`), of equals the first: a baseline. At most
-    what messages take is saved by that, so those that would be slower even without any stay as they are.
-    """
-    spread = list(found)
-    for number in sorted(range(len(found)), key=lambda number: found[number].rank()):
-        prediction = found[number].prediction
-        if prediction.iteration_s - prediction.transfer_s - prediction.processor_s <= _least_s([spread]):
-            spread[number] = spread_out(problem, found[number])
-    return _least(spread)
+    return sorted((best for each in found if (best := _least(each)) is not None), key=Judged.rank), all_fit
 
 
 def _least_s(found: Iterable[Iterable[Judged | None]]) -> float:

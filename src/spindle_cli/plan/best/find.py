@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
 from math import inf
 from typing import Protocol
 
@@ -13,11 +12,8 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.best.any_number import on_any_number, told_apart
 from spindle_cli.plan.best.drafts import (
-    BASELINES,
     ONE_TYPE,
     best_of_each,
-    best_spread_out,
-    by_baseline,
 )
 from spindle_cli.plan.best.experts import with_experts
 from spindle_cli.plan.best.in_memory import in_memory
@@ -33,7 +29,7 @@ from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import TightPlan
-from spindle_cli.plan.search.passes_apart import apart, or_another_apart, with_passes_apart
+from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.strategies.all_on_all import all_on_all, hands_on_much
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.tight.given_up import NEAR, OrLessS, itself, least_fallback, with_fallback
@@ -103,17 +99,14 @@ def find(
         BelowBoundError: a bug of the planner.
     """
     profile = on_all_devices(profile, cluster)
-    whole = problem = make_problem(profile, cluster)
+    problem = make_problem(profile, cluster)
     bound = lower_bound(problem)
-    by_name = cache(partial(by_baseline, problem))
-    fitting, all_fit = best_of_each(problem, bound, strategy, effort, by_name)
-    spread = best_spread_out(problem, fitting)
+    fitting, all_fit = best_of_each(problem, bound, strategy, effort)
 
     def give_up(_: Judged | None) -> TightPlan | None:
         return with_fallback(profile, cluster, strategy, effort, ONE_TYPE, or_less_s=or_less_s)
 
-    begins = [] if spread is None else [spread, *fitting]
-    found = in_memory(problem, bound.lower_bound_s, begins, strategy, effort, give_up, all_fit=all_fit)
+    found = in_memory(problem, bound.lower_bound_s, fitting, strategy, effort, give_up, all_fit=all_fit)
     best, note, is_searched = None, None, False
     if found is not None:
         best, problem, note, is_searched = found.best, found.problem, found.note, found.is_searched
@@ -123,18 +116,12 @@ def find(
             best, problem, note = shared_out
     if best is None:
         return None
-    baselines = [by_name(name) for name in BASELINES if strategy == "spindle"]
-    # What another strategy tries because of its own messages is tried for its sake, too.
-    if strategy in ("sequential", "spindle") and any(
-        map(hands_on_much, [best, *filter(None, baselines[:1])])
-    ):
+    if strategy in ("sequential", "spindle") and hands_on_much(best):
         alike = all_on_all(profile, cluster)
         if alike is not None and alike[0].rank() < best.rank():
             (best, problem), note = alike, None
     require_above(bound.lower_bound_s, best)
     best = with_passes_apart(problem, best)
-    if (other := or_another_apart(whole, best, baselines)) is not best:
-        best, problem, note = other, whole, None
     if profile.sharding and not best.is_apart:
         timed_apart = apart(problem, best)
         if timed_apart is None:

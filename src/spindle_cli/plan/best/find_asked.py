@@ -51,24 +51,6 @@ def or_less_than(found: Found | None, or_less_s: OrLessS) -> OrLessS:
     return lambda known_s: or_less_s(min(known_s, found_s))
 
 
-def whole_or_in_part(profile: Profile, look: Callable[[Profile, Found | None], Found | None]) -> Found | None:
-    """The best plan of those that recompute only whole ops; where memory is short, or of those that may keep
-    what takes longest. The former save all of one task's activations, the latter some of all tasks' for
-    little time; which plan is faster is not known before both are made.
-
-    Args:
-        look: finds the best plan by a profile, beside one that is known; None: nothing fits, or nothing that
-            is faster.
-    """
-    whole = profile.recomputed_whole()
-    found = look(whole, None)
-    if whole is profile or (found is not None and not found.is_short):
-        return found
-    in_part = look(profile, found)
-    both = [each for each in (found, in_part) if each is not None]
-    return min(both, key=lambda each: each.best.rank(), default=None)
-
-
 def or_moving(
     found: Found | None, cluster: Cluster, asked: Asked, moving: Callable[[], Found | None]
 ) -> Found | None:

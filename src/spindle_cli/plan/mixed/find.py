@@ -21,19 +21,15 @@ from spindle_cli.plan.best.rounds import rounds_of
 from spindle_cli.plan.mixed.bound import MixedBound
 from spindle_cli.plan.mixed.parts import on_best_part, worth
 from spindle_cli.plan.mixed.posed import SeveralTypes
-from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem, given_up, selects
+from spindle_cli.plan.search.memory_fallback import TightPlan
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.tight.given_up import (
-    NEAR,
     OrLessS,
     itself,
     least_fallback,
-    may_be_faster,
     with_fallback,
-    with_more_kept,
 )
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.plan.weights.on_part import weights_on
@@ -155,7 +151,14 @@ def find_in_memory(
 
     def give_up(than: Judged | None) -> TightPlan | None:
         known_s = or_less_s(inf if than is None else than.prediction.iteration_s)
-        return _tight(profile, cluster, strategy, effort, posing, known_s)
+        found = with_fallback(profile, cluster, strategy, effort, posing, known_s)
+        if found is not None or than is not None:
+            return found
+        each = (
+            with_fallback(profile, links, strategy, effort, posing, known_s)
+            for links in _links_of_one_type(cluster)
+        )
+        return min((one for one in each if one is not None), key=lambda one: one.judged.rank(), default=None)
 
     begins = [] if best is None else [best]
     found = in_memory(posed.problem, posed.lower_bound_s, begins, strategy, effort, give_up, all_fit=all_fit)
@@ -170,104 +173,13 @@ def find_in_memory(
     return Found(told, not all_fit, found.note, sharding=profile.sharding, is_searched=found.is_searched)
 
 
-def _tight(
-    profile: Profile,
-    cluster: Cluster,
-    strategy: StrategyName,
-    effort: int,
-    posing: SeveralTypes,
-    than_s: float,
-) -> TightPlan | None:
-    """The best plan of those that give up speed for memory; None if none fits.
-
-    Args:
-        than_s: what is not faster may be left out.
-    """
-    best: TightPlan | None = None
-    for give_up in (_recomputing_alike, with_fallback):
-        known_s = than_s if best is None else min(than_s, best.judged.prediction.iteration_s)
-        each = give_up(profile, cluster, strategy, effort, posing, known_s)
-        if each is not None and (best is None or each.judged.rank() < best.judged.rank()):
-            best = each
-    return None if best is None else with_more_kept(best, strategy, effort)
-
-
-def _recomputing_alike(
-    profile: Profile,
-    cluster: Cluster,
-    strategy: StrategyName,
-    effort: int,
-    posing: SeveralTypes,
-    than_s: float,
-) -> TightPlan | None:
-    """The best plan of those that recompute the same share of each MetaOp's ops; None if none fits. Where
-    there are links to host memory all that hides is moved there; where no plan fits so, on nodes of one type
-    alone: copies under way take room, which types that are full do not have.
-
-    What costs least by itself leaves some devices with less to recompute than others; what all do alike keeps
-    them even.
-
-    Args:
-        than_s: what is not faster may be left out.
-    """
-    found = _alike_over(cluster, profile, strategy, effort, posing, than_s)
-    if found is not None:
-        return found
-    each = [
-        _alike_over(links, profile, strategy, effort, posing, than_s) for links in _links_of_one_type(cluster)
-    ]
-    return min((one for one in each if one is not None), key=lambda one: one.judged.rank(), default=None)
-
-
 def _links_of_one_type(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with the links to host memory of one type's nodes alone, where it knows of several."""
+    """The cluster with the links to host memory of one type's nodes alone, where it knows of several: copies
+    under way take room, which types that are full do not have.
+    """
     known = [kind for kind, link in cluster.host_link_of_type.items() if link is not None]
     if len(known) > 1:
         yield from (cluster.with_host_links_of((kind,)) for kind in known)
-
-
-def _alike_over(
-    cluster: Cluster,
-    profile: Profile,
-    strategy: StrategyName,
-    effort: int,
-    posing: SeveralTypes,
-    than_s: float,
-) -> TightPlan | None:
-    """The same over these links: of ever more that is recomputed, as long as that gains."""
-    best: TightPlan | None = None
-    for fallback in _alike(profile, given_up(profile, cluster, 1.0).offload):
-        tight = TightProblem(fallback, posing.posed(profile, cluster, fallback), posing)
-        known_s = than_s if best is None else min(than_s, best.judged.prediction.iteration_s)
-        if not may_be_faster(tight.posed, known_s):
-            break
-        quick, _ = tight.posed.best(strategy, NO_SEARCH)
-        if quick is None or quick.prediction.iteration_s > NEAR * known_s:
-            continue
-        judged, all_fit = tight.posed.best(strategy, effort)
-        found = min(quick, judged or quick, key=Judged.rank)
-        if best is not None and best.judged.rank() <= found.rank():
-            break
-        best = TightPlan(found, tight)
-        if all_fit:
-            break
-    return best
-
-
-def _alike(profile: Profile, offload: Mapping[str, float]) -> Iterator[MemoryFallback]:
-    """The same share of each MetaOp's ops recomputed, ever more: but for what takes longest, as far as that
-    is known, then whole.
-    """
-    if offload:
-        yield MemoryFallback(offload=offload)
-    chosen = [each for each in profile.metaops if selects(each)]
-    for halves in (1, 2) if chosen else ():
-        some = {each.name: -(-each.num_ops * halves // 2) for each in chosen}
-        yield MemoryFallback(selective=some, offload=offload)
-    for quarters in range(1, 5):
-        counts = {each.name: -(-each.num_ops * quarters // 4) for each in profile.metaops}
-        rest = {each.name: left for each in chosen if (left := each.num_ops - counts[each.name])}
-        yield MemoryFallback(recompute=counts, selective=rest, offload=offload)
 
 
 def _on_part(profile: Profile, effort: int, whole: Cluster, part: Cluster) -> Found | None:

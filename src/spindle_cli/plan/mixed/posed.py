@@ -16,7 +16,6 @@ from spindle_cli.plan.mixed.baselines import baseline
 from spindle_cli.plan.mixed.bound import MixedBound, bound_under, mixed_bound
 from spindle_cli.plan.mixed.dispatching.search import search
 from spindle_cli.plan.mixed.problem import KnownAllocations, make_mixed_problem
-from spindle_cli.plan.patterns.shorten import Shortener
 from spindle_cli.plan.pipelines.drafts import FAR_ON_SEVERAL_TYPES, may_gain, pipelines
 from spindle_cli.plan.problem import MemoryFallback, Point, Problem
 from spindle_cli.plan.schedule import Draft
@@ -29,18 +28,17 @@ from spindle_cli.profile.types import MetaOpProfile, Profile
 # What `spindle` compares itself with.
 BASELINES: tuple[StrategyName, ...] = ("sequential", "dp-even", "dp-flops")
 # Jobs dispatched in a search for schedules of each kind, for each type beyond the first: more types have more
-# allocations to choose from. And for each of the last search's, jobs timed to make schedules shorter.
+# allocations to choose from.
 BASE_JOBS = 6_000
-SHORTENING = 10
-# Of schedules searched for, and of those made shorter, so many are worth placing.
-MOST_SEARCHED, MOST_SHORTENED = 8, 16
-# Where memory is short many problems are searched, one behind the other: schedules that mix allocations, and
-# shorter ones, by this part of the effort.
+# Of schedules searched for so many are worth placing.
+MOST_SEARCHED = 8
+# Where memory is short many problems are searched, one behind the other: schedules that mix allocations by
+# this part of the effort.
 PART_IN_SHORT_MEMORY = 0.5
 # Memory is no longer short if so much of the iteration is all that more of it would save.
 MEMORY_IS_WORTH = 0.01
 # Many problems that give up something are asked for quickly: of these, schedules that mix allocations are
-# searched for, and schedules made shorter, from this level of effort on.
+# searched for from this level of effort on.
 MIXES_FROM_LEVEL = 1
 
 
@@ -98,8 +96,7 @@ class PosedOnTypes:
             judged = judge(self.problem, baseline(self.problem, strategy))
             return judged, judged is not None and not judged.is_apart
         placed = _Placed(self.problem, with_care=effort != NO_SEARCH, within_s=within_s)
-        plain, mixing, shorter = self._schedules(effort)
-        placed.others += placed.best_of(shorter)
+        plain, mixing = self._schedules(effort)
         placed.others += placed.best_of(mixing)
         placed.plain += placed.best_of(plain)
         placed.add_baselines(self._baseline_drafts())
@@ -136,8 +133,8 @@ class PosedOnTypes:
         used = {node_of[device] for devices in draft.devices or () for device in devices}
         return len(used) == len(set(node_of))
 
-    def _schedules(self, effort: int) -> tuple[_Schedules, _Schedules, _Schedules]:
-        """Plain schedules; such as mix allocations; and those that come out if both are made shorter."""
+    def _schedules(self, effort: int) -> tuple[_Schedules, _Schedules]:
+        """Plain schedules, and such as mix allocations."""
         part = PART_IN_SHORT_MEMORY if self._gives_up else 1.0
         mixes_from = MIXES_FROM_LEVEL if self._gives_up else 0
         plain: list[Sequence[Timed]] = []
@@ -148,15 +145,7 @@ class PosedOnTypes:
             plain += search(self.problem, self.bound, jobs_tried, level, mixes=False)
             if level >= mixes_from:
                 mixing += search(self.problem, self.bound, int(part * jobs_tried), level, mixes=True)
-        shorter: _Schedules = ()
-        if jobs_tried and effort >= mixes_from and (plain or mixing):
-            jobs_timed = SHORTENING * int(part * jobs_tried)
-            shorter = self._shortener.shortened([*plain, *mixing], jobs_timed, effort)[:MOST_SHORTENED]
-        return _shortest(plain), _shortest(mixing), shorter
-
-    @cached_property
-    def _shortener(self) -> Shortener:
-        return Shortener(self.problem, self.bound.prices)
+        return _shortest(plain), _shortest(mixing)
 
     def _baseline_drafts(self) -> list[Draft]:
         """Of each baseline its own draft, and its schedule with the devices left to the placement."""

@@ -9,7 +9,7 @@ Splits are tried by their lower bounds, the fastest first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -76,13 +76,12 @@ class TightPlan:
 
 
 def splits_in_turn(
-    profile: Profile, cluster: Cluster, posing: Posing, within_s: Callable[[], float]
+    profile: Profile, cluster: Cluster, posing: Posing, within_s: float
 ) -> Iterator[TightProblem]:
     """Every split that there is, also none, by their lower bounds; nothing is recomputed yet.
 
     Args:
-        within_s: seconds that what no schedule is shorter than may be left out from, once the first has been
-            planned.
+        within_s: splits that have no schedule as short as that may be left out.
     """
     if not cluster.is_mixed:
         yield from splits(profile, cluster, posing)
@@ -90,7 +89,7 @@ def splits_in_turn(
     none, *others = every_split(profile)
     whole = posing.posed(profile, cluster, none)
     yield TightProblem(none, whole, posing)
-    yield from splits(profile, cluster, posing, [each for each in others if whole.least_s(each) < within_s()])
+    yield from splits(profile, cluster, posing, [each for each in others if whole.least_s(each) < within_s])
 
 
 def splits(
@@ -125,14 +124,6 @@ def recomputing(tight: TightProblem, step: int) -> TightProblem | None:
     if least_bytes(posed.problem) > sum(cluster.usable_bytes):
         return None
     return replace(tight, fallback=fallback, posed=posed)
-
-
-def selective_steps(tight: TightProblem) -> int:
-    """The most steps of recomputation that recompute no op whole."""
-    metaops = tight.problem.profile.metaops
-    ways = [way for metaop in metaops for way in _ways(metaop, is_whole=metaop.name in tight.whole)]
-    saved = sum(way.metaop.num_ops * way.saved_bytes for way in ways if way.again is Again.SELECTIVE)
-    return int(STEPS * saved / max(savable_bytes(metaops), 1))
 
 
 def heaviest(num_bytes: Mapping[str, int], share: float) -> frozenset[str]:

@@ -13,19 +13,14 @@ from spindle_cli.plan.search.memory_fallback import (
     TightPlan,
     TightProblem,
     recomputing,
-    selective_steps,
     selects,
     splits_in_turn,
 )
 from spindle_cli.plan.search.posed import Posed, Posing
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
-from spindle_cli.plan.tight.keeping_more import keeping_more
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 
-# Where memory asks for a fallback, so many ways to split layers are planned and the best one kept.
-SPLITS_COMPARED = 3
-MORE_STEPS = (1, 2, 4, 8)
 # Where memory is short, the iteration of a plan is longer than the lower bound by at least this share of it.
 ABOVE_BOUND = 0.02
 # A longer search makes a quick plan that takes more than this many times as long as another no faster.
@@ -58,25 +53,7 @@ def with_fallback(
     quick_s = quick.judged.prediction.iteration_s
     if quick_s > NEAR * than_s or quick_s > NEAR * or_less_s(quick_s):
         return None
-    best = better_searched(quick, strategy, effort)
-    return best if effort == NO_SEARCH else _less_split(best, profile, cluster, strategy, effort, posing)
-
-
-def _less_split(
-    best: TightPlan, profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, posing: Posing
-) -> TightPlan:
-    """A plan, or a better one of the fastest split whose bound is much shorter: of a split that recomputes
-    nothing a longer search may find a schedule that has a place, where a quick one does not.
-    """
-    iteration_s = best.judged.prediction.iteration_s
-    for split in splits_in_turn(profile, cluster, posing, lambda: iteration_s / NEAR):
-        if split.posed.lower_bound_s * NEAR > iteration_s:
-            break
-        if split.fallback.split and split.fallback != best.tight.fallback:
-            judged, _ = split.posed.best(strategy, effort)
-            found = best if judged is None else TightPlan(judged, split)
-            return min(best, found, key=lambda each: each.judged.rank())
-    return best
+    return better_searched(quick, strategy, effort)
 
 
 def better_searched(quick: TightPlan, strategy: StrategyName, effort: int) -> TightPlan:
@@ -85,14 +62,6 @@ def better_searched(quick: TightPlan, strategy: StrategyName, effort: int) -> Ti
     if searched is None or quick.judged.rank() <= searched.rank():
         return quick
     return replace(quick, judged=searched)
-
-
-def with_more_kept(plan: TightPlan, strategy: StrategyName, effort: int) -> TightPlan:
-    """A plan that recomputes, or a better one that recomputes less (`keeping_more.py`)."""
-    quick = keeping_more(plan.tight, strategy)
-    if quick is None or quick.judged.prediction.iteration_s > NEAR * plan.judged.prediction.iteration_s:
-        return plan
-    return min(plan, better_searched(quick, strategy, effort), key=lambda each: each.judged.rank())
 
 
 def may_be_faster(posed: Posed, than_s: float) -> bool:
@@ -109,25 +78,20 @@ def least_fallback(
     recomputes: bool = True,
     than_s: float = inf,
 ) -> TightPlan | None:
-    """The best of quick searches. Without `recomputes` layers may be split alone.
+    """The best of quick searches of the first split that has a plan, which what no schedule is shorter than
+    says is the fastest. Without `recomputes` layers may be split alone.
 
-    Ops that are recomputed in part save something of all tasks for little time; ops that are recomputed whole
-    save all of one task, which may be what is missing at the fullest moment. So both are tried; on several
-    types of device, where each takes long, the latter by plans of their own (`best/find_asked.py`).
+    Ops that are recomputed in part save something of all tasks for little time. Where nothing fits so, what
+    recomputes does so whole, which saves all of one task at its fullest moment.
 
     Args:
         than_s: what is not faster may be left out.
     """
-    ways: tuple[bool, ...] = (False,)
-    if recomputes and any(map(selects, profile.metaops)):
-        ways = (True,) if cluster.is_mixed else (True, False)
-    best: TightPlan | None = None
-    for way in ways:
-        known_s = than_s if best is None else min(than_s, best.judged.prediction.iteration_s)
-        least = _least(profile, cluster, strategy, posing, recomputes, way, known_s)
-        if least is not None and (best is None or least.judged.rank() < best.judged.rank()):
-            best = least
-    return best
+    selective = recomputes and any(map(selects, profile.metaops))
+    least = _least(profile, cluster, strategy, posing, recomputes, selective, than_s)
+    if least is None and selective:
+        return _least(profile, cluster, strategy, posing, recomputes, False, than_s)
+    return least
 
 
 def _least(
@@ -140,41 +104,16 @@ def _least(
     than_s: float,
 ) -> TightPlan | None:
     """The best where what recomputes may keep what takes longest, or where nothing does."""
-    found: list[TightPlan] = []
-
-    def fastest_s() -> float:
-        return min((plan.judged.prediction.iteration_s for plan in found), default=inf)
-
-    def within_s() -> float:
-        return min(fastest_s(), than_s / (1 + ABOVE_BOUND))
-
-    def no_longer_than_s() -> float:
-        return min(fastest_s(), than_s)
-
-    for split in splits_in_turn(profile, cluster, posing, within_s):
-        if len(found) == SPLITS_COMPARED or split.posed.lower_bound_s >= fastest_s():
-            break
-        if not may_be_faster(split.posed, no_longer_than_s()):
+    for split in splits_in_turn(profile, cluster, posing, than_s / (1 + ABOVE_BOUND)):
+        if not may_be_faster(split.posed, than_s):
             break
         if recomputes:
-            least = _least_recomputing(replace(split, selects=selective), strategy, no_longer_than_s())
+            least = _least_recomputing(replace(split, selects=selective), strategy, than_s)
         else:
-            least = _recomputing(split, 0, strategy, no_longer_than_s())
+            least = _recomputing(split, 0, strategy, than_s)
         if least is not None:
-            found.append(least)
-    if not found:
-        return None
-    best = min(found, key=lambda plan: plan.judged.rank())
-    if not recomputes:
-        return best
-    # Plans that spread memory less evenly fit only with some more recomputation, and may be faster
-    # nevertheless; and what recomputes nothing that takes long is soon worth it.
-    cheap = max(best.step, selective_steps(best.tight))
-    steps = {cheap, *(begin + more for begin in (best.step, cheap) for more in MORE_STEPS)} - {best.step}
-    for step in sorted(steps):
-        more = _recomputing(best.tight, step, strategy, no_longer_than_s())
-        found += [] if more is None else [more]
-    return min(found, key=lambda plan: plan.judged.rank())
+            return least
+    return None
 
 
 def _recomputing(
