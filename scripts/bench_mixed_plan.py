@@ -25,15 +25,15 @@ from mixed_clusters import cluster_named, devices_of, without_speed
 from mixed_gaps import gap_of
 from mixed_tables import Row, sections, worst_of_each
 from paper_profiles import FOLDER, NOBODY, ROOT, WORKLOADS
+from pattern_bound import pattern_bound_s, with_every_number
 from random_mixed_profiles import random_mixed_profile
 from random_profiles import SHAPES
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.writing import write_text
-from spindle_cli.plan.bound.patterns import pattern_bound_s
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.problem import KnownAllocations, make_mixed_problem
+from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.types import ON_SEVERAL_TYPES, Plan, StrategyName
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.mixed.seen import seen_on
@@ -156,8 +156,7 @@ def tighter_bound_s(profile: Profile, plan: Plan) -> float | None:
     is_near = predicted.compute_s <= (1 + DOUBTFUL_GAP) * predicted.lower_bound_s
     if gives_up or is_near or cluster.num_devices > MOST_DEVICES:
         return None
-    every = KnownAllocations(every_number=True)
-    problem = make_mixed_problem(seen_on(profile, cluster), cluster, known=every)
+    problem = with_every_number(make_mixed_problem(seen_on(profile, cluster), cluster))
     return pattern_bound_s(problem, max_patterns=MOST_PATTERNS, precision=PRECISION)
 
 

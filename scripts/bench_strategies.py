@@ -25,6 +25,7 @@ from statistics import mean
 
 from bench_tables import Row, write_page
 from paper_profiles import ROOT, WORKLOADS, cluster_path, profile_path
+from pattern_bound import pattern_bound_s
 
 from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
 from spindle_cli.costs.recompute_and_offload import Again
@@ -34,7 +35,6 @@ from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
 from spindle_cli.files.writing import write_text
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.bound.patterns import pattern_bound_s
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.placement import place_in_sequence
 from spindle_cli.plan.problem import MemoryFallback, Point, make_point, make_problem

@@ -31,8 +31,7 @@ from random_profiles import random_profile
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
 from spindle_cli.plan.best.drafts import OneType, PosedOnOneType
 from spindle_cli.plan.mixed.dispatching.search import search as search_on_types
-from spindle_cli.plan.mixed.posed import BASE_JOBS, SHORTENING, PosedOnTypes, SeveralTypes
-from spindle_cli.plan.patterns.shorten import Shortener
+from spindle_cli.plan.mixed.posed import BASE_JOBS, PosedOnTypes, SeveralTypes
 from spindle_cli.plan.problem import Node, Point, Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import best_of
@@ -139,8 +138,6 @@ def _shortest(posed: Posed) -> Sequence[Timed]:
     if isinstance(posed, PosedOnTypes):
         for mixes in (False, True):
             found += search_on_types(posed.problem, posed.bound, BASE_JOBS * 4, EFFORT, mixes=mixes)
-        shortener = Shortener(posed.problem, posed.bound.prices)
-        found += shortener.shortened(found, SHORTENING * BASE_JOBS * 4, EFFORT)
     elif isinstance(posed, PosedOnOneType):
         for drafts in spindle(posed.problem, posed.bound, EFFORT):
             found += [_timed(posed.problem, draft) for draft in drafts]

@@ -21,7 +21,7 @@ from spindle_cli.plan.mixed.dispatching.choices import Choices
 from spindle_cli.plan.mixed.dispatching.dispatch import LEAST_PRICE, MixedDispatcher
 from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.mixed.pricing import pricing_of
-from spindle_cli.plan.mixed.problem import KnownAllocations, make_mixed_problem
+from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.problem import Point
 from spindle_cli.profile.types import MetaOpProfile
 
@@ -203,17 +203,3 @@ def test_so_fine_a_list_of_numbers_of_devices_is_tried_as_has_no_more_combinatio
     net = metaop_on_types("t/net", 1, {"cpu-a": 1.0, "cpu-b": 2.0, "cpu-c": 3.0}, batch_size=40)
     third = {point.counts[2] for point in allocations(net, cluster) if point.counts is not None}
     assert sorted(third) == of_third
-
-
-def test_bounds_have_allocations_of_every_number_of_devices() -> None:
-    """9 and 11 of 12 devices of a type are in no list of sizes, but do as many samples sooner than fewer."""
-    cluster = cluster_of_types({"cpu-a": 12, "cpu-b": 1})
-    net = metaop_on_types("t/net", 1, {"cpu-a": 1.0, "cpu-b": 999.0}, batch_size=132)
-    some, every = (
-        {point.counts for point in allocations(net, cluster, every_number=each)} for each in (False, True)
-    )
-    assert some < every
-    assert every >= {(count, 0) for count in range(1, 13)}
-    assert {(9, 0), (11, 0)} <= every - some
-    known = KnownAllocations(every_number=True).of(net, cluster, 1)
-    assert {point.counts for point in known} == every

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -27,23 +27,18 @@ MOST_COMBINATIONS = 1000
 _MOST_KEPT = 1024
 
 
-def allocations(
-    metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1, *, every_number: bool = False
-) -> tuple[Point, ...]:
-    """Those that none beats which has as many devices of each type or fewer: the fastest last.
+def allocations(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> tuple[Point, ...]:
+    """Those that none beats which has as many devices of each type or fewer, of some numbers of devices that
+    are enough for good plans: the fastest last.
 
     Args:
         least_tp: degree of tensor parallelism, if the MetaOp has as much anywhere in a node.
-        every_number: of all numbers of devices, and not of some that are enough for good plans.
 
     Raises:
         NoPlanError: there is none.
     """
     of_degrees = share_times(metaop, cluster, degrees=degrees_of(metaop, cluster, least_tp))
-    groups = tuple(
-        tuple(groups_of_type(cluster, kind, times.tp) for kind in cluster.types) for times in of_degrees
-    )
-    found = _unbeaten(of_degrees, groups, every_number=every_number)
+    found = _of_groups(of_degrees, groups_of_degrees(of_degrees, cluster))
     if not found:
         raise NoPlanError(
             f"{metaop.name}: it has no allocation on the types of device of {cluster.name!r}: "
@@ -54,20 +49,27 @@ def allocations(
 
 
 @lru_cache(_MOST_KEPT)
-def _unbeaten(
-    of_degrees: tuple[ShareTimes, ...], groups: tuple[tuple[int, ...], ...], *, every_number: bool
-) -> tuple[Point, ...]:
+def _of_groups(of_degrees: tuple[ShareTimes, ...], groups: tuple[tuple[int, ...], ...]) -> tuple[Point, ...]:
     """The same, of so many groups of devices of each type for each degree; the same object for the same
     times.
     """
-    found: list[Point] = []
-    for times, room in zip(of_degrees, groups, strict=True):
-        cutter = cutter_of(times)
-        for counts in _counts(times.batch_size, room, every_number=every_number):
-            samples = cutter.cut(counts)
-            point = None if samples is None else point_of_cut(times, counts, samples)
-            found += [] if point is None else [point]
-    found.sort(key=lambda point: (point.op_s, point.num_devices))
+    each = zip(of_degrees, groups, strict=True)
+    return unbeaten(point for times, room in each for point in cut_into(times, _counts(room)))
+
+
+def cut_into(times: ShareTimes, counts: Iterable[tuple[int, ...]]) -> Iterator[Point]:
+    """Allocations of these numbers of shares of each type, where there are samples for that many."""
+    cutter = cutter_of(times)
+    for own in counts:
+        samples = cutter.cut(own) if 0 < sum(own) <= times.batch_size else None
+        point = None if samples is None else point_of_cut(times, own, samples)
+        if point is not None:
+            yield point
+
+
+def unbeaten(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Those that none beats which has as many devices of each type or fewer: the fastest last."""
+    found = sorted(points, key=lambda point: (point.op_s, point.num_devices))
     taken = np.array([point.counts for point in found])
     beaten = (bool((taken[:place] <= own).all(axis=1).any()) for place, own in enumerate(taken))
     return tuple(reversed([point for point, is_beaten in zip(found, beaten, strict=True) if not is_beaten]))
@@ -104,20 +106,23 @@ def on_all_devices(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[d
     return found
 
 
-def _counts(batch_size: int, groups: Sequence[int], *, every_number: bool) -> Iterator[tuple[int, ...]]:
+def _counts(groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Numbers of shares of each type that are tried, with so many groups of devices of each."""
-    if every_number:
-        every = product(*(range(most + 1) for most in groups))
-        return (each for each in every if 0 < sum(each) <= batch_size)
     lists = (_sizes_up_to(groups, sizes) for sizes in (FINE, MEDIUM, COARSE))
     each = next((each for each in lists if prod(map(len, each)) <= MOST_COMBINATIONS), None)
-    counts = product(*(each or _sizes_up_to(groups, COARSE)))
-    return (each for each in counts if 0 < sum(each) <= batch_size)
+    return product(*(each or _sizes_up_to(groups, COARSE)))
 
 
 def _sizes_up_to(groups: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     """Of each type those that there is room for, none, and all."""
     return [sorted({0, most, *(size for size in sizes if size < most)}) for most in groups]
+
+
+def groups_of_degrees(of_degrees: Sequence[ShareTimes], cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+    """How many groups of devices of each type there are, for each degree."""
+    return tuple(
+        tuple(groups_of_type(cluster, kind, times.tp) for kind in cluster.types) for times in of_degrees
+    )
 
 
 def groups_of_type(cluster: Cluster, kind: str, tp: int) -> int:

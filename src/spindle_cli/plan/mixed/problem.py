@@ -22,13 +22,9 @@ from spindle_cli.profile.types import MetaOpProfile, Profile
 class KnownAllocations:
     """Allocations on one cluster, whatever its links to host memory, that have been worked out for some
     problem: MetaOps of others that are made of the same profile have the same curves and shares.
-
-    Args:
-        every_number: allocations of all numbers of devices, as bounds need them (`bound/patterns.py`).
     """
 
-    def __init__(self, *, every_number: bool = False) -> None:
-        self._every_number = every_number
+    def __init__(self) -> None:
         # By identities, and with what these are of, so that nothing else gets them.
         self._known: dict[tuple[int, int, int, int], tuple[MetaOpProfile, tuple[Point, ...]]] = {}
         self._hidden: dict[object, tuple[MetaOpProfile, tuple[Point, ...], tuple[float, ...]]] = {}
@@ -37,9 +33,7 @@ class KnownAllocations:
         """As `allocations` has them."""
         key = metaop.batch_size, id(metaop.curve), id(metaop.shares), least_tp
         if key not in self._known:
-            found = self._alike(metaop, least_tp) or allocations(
-                metaop, cluster, least_tp, every_number=self._every_number
-            )
+            found = self._alike(metaop, least_tp) or allocations(metaop, cluster, least_tp)
             self._known[key] = metaop, found
         return self._known[key][1]
 

@@ -1,4 +1,4 @@
-"""The tighter bound, the paper's waves, and the arrangement of devices over nodes."""
+"""The paper's waves, and the arrangement of devices over nodes."""
 
 from __future__ import annotations
 
@@ -9,72 +9,15 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.costs.links import Spread, per_node
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.assemble import exact_slices
-from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.bound.patterns import pattern_bound_s, patterns_of, sets_by_part
 from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice
-from spindle_cli.plan.search.improve import search
-from spindle_cli.plan.search.listing import Timed, time_jobs
+from spindle_cli.plan.search.listing import Timed
 from spindle_cli.plan.search.wavefront import level_after_level, overlapping, wave_after_wave, wavefront
 
 
 def end_s(timed: list[Timed]) -> float:
     return max(end for _, _, end in timed)
-
-
-def test_whole_allocations_bound_tighter_than_device_seconds() -> None:
-    """Two MetaOps that only run on 3 of 4 devices: 4.5 s of all of them, but one has to follow the other."""
-    metaops = [metaop_of(f"{name}/m", 1, {3: 3.0}, batch_size=6) for name in "ab"]
-    problem = make_problem(profile_of(*metaops), cluster_of(4))
-    assert lower_bound(problem).lower_bound_s == pytest.approx(4.5)
-    assert pattern_bound_s(problem) == pytest.approx(6.0, rel=1e-3)
-
-
-def test_what_runs_side_by_side_is_found_pattern_by_pattern() -> None:
-    """11 device-seconds on 3 devices, where b takes two and the others one: patterns leave none idle."""
-    metaops = [
-        metaop_of("a/m", 1, {1: 3.0, 2: 1.6}),
-        metaop_of("b/m", 1, {2: 3.0}),
-        metaop_of("c/m", 1, {1: 1.0}),
-        metaop_of("d/m", 1, {1: 1.0}),
-    ]
-    problem = make_problem(profile_of(*metaops), cluster_of(3))
-    assert pattern_bound_s(problem) == pytest.approx(11 / 3, rel=1e-3)
-
-
-def test_what_waits_for_each_other_never_shares_a_pattern() -> None:
-    """One device each of two, in a chain: the second device is of no use."""
-    first = metaop_of("a/m", 2, {1: 1.0})
-    problem = make_problem(profile_of(first, metaop_of("a/n", 2, {1: 1.0}, inputs=("a/m",))), cluster_of(2))
-    assert pattern_bound_s(problem) == pytest.approx(4.0, rel=1e-3)
-
-
-def test_the_largest_sets_that_do_not_wait_are_told_by_parts() -> None:
-    """a before b, c beside both, d by itself; of the first part one of a and b, with c or without."""
-    metaops = [
-        metaop_of("t/a", 1, {1: 1.0}),
-        metaop_of("t/b", 1, {1: 1.0}, inputs=("t/a",)),
-        metaop_of("t/c", 1, {1: 1.0}),
-        metaop_of("t/e", 1, {1: 1.0}, inputs=("t/b", "t/c")),
-        metaop_of("u/d", 1, {1: 1.0}),
-    ]
-    problem = make_problem(profile_of(*metaops), cluster_of(2))
-    assert sets_by_part(problem) == [[[0, 2], [1, 2], [3]], [[4]]]
-    last_first = make_problem(profile_of(*reversed(metaops)), cluster_of(2))
-    assert sets_by_part(last_first) == [[[0]], [[1], [2, 3], [2, 4]]]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_bounds_are_in_order_and_below_every_schedule(shape: Shape) -> None:
-    problem = make_problem(random_profile(3, shape), cluster_of(8))
-    bound = lower_bound(problem)
-    jobs = search(problem, bound, 2000, seed=0)[0]
-    timed = time_jobs(problem, jobs)
-    patterns = patterns_of([(node, point, start, end) for (node, point, _), start, end in timed])
-    tighter_s = pattern_bound_s(problem, patterns, max_patterns=40)
-    assert tighter_s <= end_s(timed) * (1 + 1e-9)
-    assert bound.lower_bound_s <= end_s(timed)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
