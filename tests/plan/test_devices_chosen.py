@@ -8,7 +8,6 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.plan.placing.placement import BALANCED, PlacementWeights, place
 from spindle_cli.plan.placing.usage import Footprint
 from spindle_cli.plan.problem import make_problem
-from spindle_cli.plan.strategies.component_lanes import _Lanes
 
 
 def test_where_memory_counts_the_device_that_holds_less_is_taken() -> None:
@@ -56,16 +55,3 @@ def test_a_device_holds_gradients_as_wide_as_they_are_added_up_while_pieces_are_
     problem = make_problem(profile, cluster_of(1))
     (piece,) = draft_of(problem, (0, 0, 2, 1, 0.0)).pieces
     assert Footprint(problem, piece).parameter_bytes == 2 * (1 + 2 + 2) * 2**20
-
-
-def test_lanes_weigh_the_sum_of_all_that_some_metaops_share() -> None:
-    """Two MetaOps share the parameters of three ops, and a third has its own, half of them frozen."""
-    metaops = (
-        metaop_of("a/m", 3, {1: 1.0}, parameters="shared"),
-        metaop_of("b/m", 3, {1: 1.0}, parameters="shared"),
-        metaop_of("c/m", 2, {1: 1.0}, trainable_fraction=0.5),
-    )
-    profile = profile_of(*metaops).model_copy(update={"gradient_bytes_per_param": 2.0})
-    lanes = _Lanes(make_problem(profile, cluster_of(2)), 2)
-    units = [lanes.unit_of_name[metaop.name] for metaop in metaops]
-    assert dict(lanes.shared) == {(units[0], units[1]): 2 * 3 * 2**20, (units[2],): 2 * 2 * 2**19}

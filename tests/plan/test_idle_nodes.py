@@ -12,7 +12,7 @@ from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.find_asked import find_asked
 from spindle_cli.plan.other_ways.idle_nodes import or_on_fewer
-from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.search.posed import NO_SEARCH
 
 # Two tasks of the same parameters. On one device 2 x 4 x 6 s, on two half of it, on three a third.
 LINEAR = {1: 6.0, 2: 3.0, 3: 2.0, 6: 1.0}

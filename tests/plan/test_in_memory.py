@@ -19,7 +19,7 @@ from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem
-from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import Plan
 
 NET = metaop_of("t/net", 4, {1: 1.0})

@@ -24,12 +24,14 @@ from spindle_cli.plan.best.rounds import rounds_of
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.arrange import arrange
+from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search import judge
 from spindle_cli.plan.search.judge import Judged, best_of, measure
-from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
-from spindle_cli.plan.tight.given_up import itself
+from spindle_cli.plan.search.memory_fallback import itself
+from spindle_cli.plan.search.posed import NO_SEARCH
+from spindle_cli.plan.strategies.spindle import spindle
 from spindle_cli.profile.types import CurvePoint, Profile
 from spindle_cli.units import MIB
 
@@ -202,55 +204,23 @@ def test_what_another_set_uses_more_of_counts_for_the_device_that_runs_it_alone(
     assert [each.parameter_bytes / MIB for each in held] == [1, 3]
 
 
-def test_a_quick_look_spreads_out_its_best_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    spread = spread_out_of(monkeypatch, {})
+def test_kinds_of_drafts_come_the_best_first_of_equals_a_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_baseline = {"sequential": judged_in(11.0), "distmm": None, "optimus": judged_in(10.0)}
+    searched = iter(([judged_in(12.0), None, judged_in(10.0)], [judged_in(9.0), judged_in(8.0)], [None]))
+    monkeypatch.setattr(drafts, "best_of", lambda *_, **__: next(searched))
+    monkeypatch.setattr(drafts, "may_gain", lambda *_: False)
     problem = make_problem(drawn(2), cluster_of(4))
-    quick, _ = drafts.best_judged(problem, lower_bound(problem), "spindle", NO_SEARCH)
-    assert spread == [quick]
-
-
-def test_what_would_be_slower_without_any_messages_is_not_spread_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best takes 10 s once it is spread out; of 10.5 and 11 s, a part of half a second are messages."""
-    best, near, far = judged_in(10.2, 0.3), judged_in(10.5, 0.5), judged_in(11.0, 0.5)
-    processor = judged_in(11.0, 0.5, processor_s=0.5)
-    spread = spread_out_of(monkeypatch, {10.2: judged_in(10.0, 0.1)})
-    problem = make_problem(drawn(2), cluster_of(4))
-    found = drafts.best_spread_out(problem, [far, near, best, processor])
-    assert found is not None
-    assert found.prediction.iteration_s == 10.0
-    assert spread == [best, near, processor]
-
-
-def test_of_equals_the_first_is_taken_though_the_best_is_spread_out_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    first, second = judged_in(10.5, 0.5), judged_in(10.2, 0.3)
-    spread_out_of(monkeypatch, {10.5: judged_in(10.0, 0.0, "sequential"), 10.2: judged_in(10.0, 0.0)})
-    found = drafts.best_spread_out(make_problem(drawn(2), cluster_of(4)), [first, second])
-    assert found is not None
-    assert found.strategy == "sequential"
-
-
-def spread_out_of(monkeypatch: pytest.MonkeyPatch, becomes: dict[float, Judged]) -> list[Judged]:
-    """What is spread out, which then is what it becomes by its iteration, or as it was."""
-    spread: list[Judged] = []
-
-    def spread_out(_: Problem, judged: Judged) -> Judged:
-        spread.append(judged)
-        return becomes.get(judged.prediction.iteration_s, judged)
-
-    monkeypatch.setattr(drafts, "spread_out", spread_out)
-    return spread
-
-
-def judged_in(
-    iteration_s: float, transfer_s: float, strategy: str = "spindle", *, processor_s: float = 0.0
-) -> Judged:
-    """A plan that takes so long, of which so long for messages."""
-    prediction = SimpleNamespace(
-        iteration_s=iteration_s, compute_s=9.0, transfer_s=transfer_s, processor_s=processor_s
+    found, all_fit = drafts.best_of_each(
+        problem, lower_bound(problem), "spindle", 0, lambda name: by_baseline[name]
     )
-    return Judged(strategy, (), (), prediction)  # type: ignore[arg-type]  # a stand-in
+    assert [each.prediction.iteration_s for each in found] == [8.0, 10.0, 10.0, 11.0]
+    assert found[1] is by_baseline["optimus"]
+    assert not all_fit
+
+
+def judged_in(iteration_s: float) -> Judged:
+    """A plan that takes so long."""
+    return Judged("spindle", (), (), Prediction(iteration_s, 9.0, 0.0, 0.0, 0.0, 0.0))
 
 
 def test_schedules_longer_than_the_best_plan_are_not_placed_with_care_either() -> None:
@@ -270,7 +240,7 @@ def test_what_takes_one_percent_longer_than_the_best_plan_is_not_placed_with_car
 
     def placed(*asked: object) -> Judged:
         tried.append(len(asked[2]))  # type: ignore[arg-type]  # the weights
-        return judged_in(1.0, 0.1)
+        return judged_in(1.0)
 
     monkeypatch.setattr(judge, "best_placed", placed)
     problem = make_problem(drawn(3), cluster_of(4))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -14,15 +15,17 @@ from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import (
+    NEAR,
     describe,
     given_up,
     heaviest,
     largest_fallback,
     least_bytes,
+    least_fallback,
     splits,
+    with_fallback,
 )
-from spindle_cli.plan.strategies.spindle import NO_SEARCH
-from spindle_cli.plan.tight.given_up import least_fallback, with_fallback
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile, TaskShare
 
 MIB = 2**20
@@ -134,6 +137,9 @@ class FitsFrom:
     for_search: int
     lower_bound_s: float = 1.0
 
+    def least_s(self, split: MemoryFallback) -> float:
+        return self.lower_bound_s
+
     def baselines(self, strategy: str) -> tuple[str, ...]:
         return ("sequential",)
 
@@ -224,53 +230,75 @@ def test_where_layers_are_split_nothing_is_recomputed_if_that_fits_whatever_else
 
 
 @dataclass(frozen=True)
-class LongerSearched(FitsFrom):
-    """A problem of whose plans a longer search alone finds one that fits; none either where it takes 0 s."""
+class OfDegree(FitsFrom):
+    """A problem whose quick plan takes so long, and one of a longer search as said; 0: there is none."""
 
+    quick_s: float = 0.0
     searched_s: float = 0.0
-    asked: list[int] = field(default_factory=list)
 
     def best(self, strategy: str, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
-        if effort == NO_SEARCH or self.ops:
-            return None, False
-        self.asked.append(effort)
-        return (taking(self.searched_s) if self.searched_s else None), False
+        seconds = self.quick_s if effort == NO_SEARCH else self.searched_s
+        return (taking(seconds) if seconds and not self.ops else None), False
 
 
 @dataclass(frozen=True)
-class SplitForLongerSearch(FittingFrom):
-    """Poses problems of which those with layers split are such; the others fit from 8 recomputed ops on."""
+class OfDegrees(OneType):
+    """Poses such problems: by the degree of tensor parallelism of layers the bound, and what a plan takes
+    that recomputes nothing, a quick one and one of a longer search.
+    """
 
-    bound_s: float = 0.0
-    searched_s: float = 0.0
-    asked: list[int] = field(default_factory=list)
+    seconds: Mapping[int, tuple[float, float, float]]
 
     def posed(self, profile: Profile, cluster: Any, fallback: MemoryFallback | None = None) -> Any:
-        posed = super().posed(profile, cluster, fallback)
-        if fallback is None or not fallback.split:
-            return posed
-        return LongerSearched(
-            posed.problem, posed.ops, 99, 99, self.bound_s, searched_s=self.searched_s, asked=self.asked
-        )
+        fallback = fallback or MemoryFallback()
+        bound_s, *plans_s = self.seconds[fallback.least_tp]
+        ops = sum(fallback.recompute.values())
+        return OfDegree(make_problem(profile, cluster, fallback), ops, 99, 0, bound_s, *plans_s)
+
+
+OF_TWO_OR_FOUR = profile_of(split(split(net("a/m", 16, 5), 2), 4))
 
 
 @pytest.mark.parametrize(
-    ("bound_s", "searched_s", "effort", "taken_s", "asked"),
-    [
-        (7.6, 7.7, 1, 7.7, [1]),
-        (7.6, 8.1, 1, 8.0, [1]),  # it is slower
-        (7.6, 0.0, 1, 8.0, [1]),  # it finds none
-        (7.63, 7.7, 1, 8.0, []),  # times 1.05 that is more than 8: too little to gain
-        (7.6, 7.7, NO_SEARCH, 8.0, []),
-    ],
+    ("quick_s", "degree"), [((0.0, 9.0, 8.0), 4), ((0.0, 9.0, 0.0), 2), ((0.0, 0.0, 0.0), None)]
 )
-def test_a_split_whose_bound_is_much_shorter_is_searched_for_longer_though_no_quick_plan_fits(
-    bound_s: float, searched_s: float, effort: int, taken_s: float, asked: list[int]
+def test_the_split_with_the_shortest_bound_that_has_a_plan_is_taken(
+    quick_s: tuple[float, ...], degree: int | None
 ) -> None:
-    """Without a split eight ops have to be recomputed, which takes 8 s."""
-    posing = SplitForLongerSearch(8, 8, bound_s, searched_s)
-    found = with_fallback(profile_of(split(net("a/m", 16, 5), 2)), cluster_of(2), "spindle", effort, posing)
+    """Bounds are 1 s without a split, 3 s with layers in two, 2 s with layers in four."""
+    seconds = {
+        tp: (bound_s, own_s, own_s)
+        for tp, bound_s, own_s in zip((1, 2, 4), (1.0, 3.0, 2.0), quick_s, strict=True)
+    }
+    found = least_fallback(OF_TWO_OR_FOUR, cluster_of(4), "spindle", OfDegrees(seconds))
+    assert (None if found is None else found.tight.fallback.least_tp) == degree
+
+
+def test_splits_whose_bound_leaves_no_chance_are_left_out() -> None:
+    """Of 5 s that are known a plan of layers in two would take 3 s, but its bound is 4.91 s."""
+    seconds = {1: (1.0, 0.0, 0.0), 2: (4.91, 3.0, 3.0), 4: (4.89, 0.0, 0.0)}
+    for than_s, degree in ((5.0, None), (5.1, 2)):
+        found = least_fallback(OF_TWO_OR_FOUR, cluster_of(4), "spindle", OfDegrees(seconds), than_s=than_s)
+        assert (None if found is None else found.tight.fallback.least_tp) == degree
+
+
+@pytest.mark.parametrize(("searched_s", "taken_s"), [(9.0, 9.0), (10.0, 10.0), (11.0, 10.0), (0.0, 10.0)])
+def test_of_a_quick_plan_and_a_longer_search_the_faster_is_taken(searched_s: float, taken_s: float) -> None:
+    """Of schedules of a longer search none may have a place in memory."""
+    seconds = {1: (1.0, 0.0, 0.0), 2: (1.0, 10.0, searched_s), 4: (1.0, 0.0, 0.0)}
+    found = with_fallback(OF_TWO_OR_FOUR, cluster_of(4), "spindle", 1, OfDegrees(seconds))
     assert found is not None
     assert found.judged.prediction.iteration_s == taken_s
-    assert bool(found.tight.fallback.split) == (taken_s == searched_s)
-    assert posing.asked == asked
+
+
+@pytest.mark.parametrize(
+    ("others_s", "is_searched"), [(10.0 / NEAR + 0.01, True), (10.0 / NEAR - 0.01, False)]
+)
+def test_a_quick_plan_far_from_another_kind_of_plan_is_not_searched_for_longer(
+    others_s: float, *, is_searched: bool
+) -> None:
+    """Quick ones take 10 s, with a search 5."""
+    seconds = {1: (1.0, 0.0, 0.0), 2: (1.0, 10.0, 5.0), 4: (1.0, 0.0, 0.0)}
+    posing = OfDegrees(seconds)
+    found = with_fallback(OF_TWO_OR_FOUR, cluster_of(4), "spindle", 1, posing, or_less_s=lambda _: others_s)
+    assert (None if found is None else found.judged.prediction.iteration_s) == (5.0 if is_searched else None)

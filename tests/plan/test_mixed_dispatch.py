@@ -22,12 +22,11 @@ from spindle_cli.plan.mixed.dispatching.search import search
 from spindle_cli.plan.mixed.posed import PosedOnTypes, SeveralTypes
 from spindle_cli.plan.mixed.pricing import Column
 from spindle_cli.plan.mixed.problem import make_mixed_problem
-from spindle_cli.plan.patterns.shorten import Shortener
 from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of
 from spindle_cli.plan.search.listing import Timed
-from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.search.posed import NO_SEARCH
 
 Allocation = tuple[tuple[int, int], float]  # devices of each type, seconds of an op
 
@@ -292,13 +291,11 @@ def searched_by_hand(problem: Problem, *_: object, mixes: bool) -> list[tuple[Ti
 def by_hand(
     monkeypatch: pytest.MonkeyPatch,
     placed: Callable[[Sequence[Draft], Placements], Placements],
-    shorter: int = 0,
 ) -> tuple[Judged, bool]:
     """The best of these schedules, no baseline's among them, and whether memory stood in the way of none.
 
     Args:
         placed: makes of drafts and their placements those to go on with.
-        shorter: how many of the mixing ones come out when all are made shorter.
     """
 
     known_s: list[float] = []
@@ -318,7 +315,6 @@ def by_hand(
     monkeypatch.setattr(posed_module, "search", searched_by_hand)
     monkeypatch.setattr(posed_module, "best_of", best_placed)
     monkeypatch.setattr(PosedOnTypes, "_baseline_drafts", lambda _: [])
-    monkeypatch.setattr(Shortener, "shortened", lambda _, schedules, *__: schedules[1 : 1 + shorter])
     posed = SeveralTypes().posed(profile_on_types(ONE_DEVICE), cluster_of_types({"fast": 2}))
     best, all_fit = posed.best("spindle", 0)
     assert best is not None
@@ -326,21 +322,20 @@ def by_hand(
     return best, all_fit
 
 
-@pytest.mark.parametrize(("shorter", "placed"), [(0, [0, 2, 0]), (1, [1, 1, 0]), (2, [2, 1, 0])])
 def test_the_best_of_all_schedules_is_taken_and_what_ends_too_late_is_not_placed(
-    monkeypatch: pytest.MonkeyPatch, shorter: int, placed: list[int]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those made shorter first, then mixing ones, then plain ones; the wide one is in the first two."""
+    """Mixing ones first, the wide one among them, then plain ones."""
     numbers: list[int] = []
 
     def noted(drafts: Sequence[Draft], found: Placements) -> Placements:
         numbers.append(len(drafts))
         return found
 
-    best, all_fit = by_hand(monkeypatch, noted, shorter)
+    best, all_fit = by_hand(monkeypatch, noted)
     assert best.slices[0].devices == (0, 1)
     assert all_fit
-    assert numbers == placed
+    assert numbers == [2, 0]
 
 
 def test_memory_that_only_mixing_schedules_lack_is_not_short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,16 @@ from spindle_cli.plan.mixed.parts import worth
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.schedule import Draft
-from spindle_cli.plan.search.memory_fallback import every_split, splits_in_turn
-from spindle_cli.plan.tight import given_up
-from spindle_cli.plan.tight.given_up import ABOVE_BOUND, NEAR, least_fallback, may_be_faster, with_fallback
+from spindle_cli.plan.search import memory_fallback
+from spindle_cli.plan.search.memory_fallback import (
+    ABOVE_BOUND,
+    NEAR,
+    every_split,
+    least_fallback,
+    may_be_faster,
+    splits,
+    with_fallback,
+)
 from spindle_cli.plan.weights import choose
 from spindle_cli.profile.types import Profile
 from spindle_cli.units import GIB
@@ -88,7 +95,7 @@ def test_a_quick_plan_is_searched_for_longer_where_it_comes_near(
     posing = SeveralTypes()
     quick = least_fallback(chain(), ONE_EACH, "spindle", posing)
     assert quick is not None
-    monkeypatch.setattr(given_up, "least_fallback", lambda *_, **__: quick)
+    monkeypatch.setattr(memory_fallback, "least_fallback", lambda *_, **__: quick)
     than_s = quick.judged.prediction.iteration_s / (NEAR * times)
     found = with_fallback(chain(), ONE_EACH, "spindle", 0, posing, than_s)
     assert (found is not None) is is_searched
@@ -126,7 +133,7 @@ def test_splits_are_posed_where_their_bound_by_prices_leaves_them_a_chance() -> 
     whole_s = posing.posed(profile, TWO_EACH).lower_bound_s
     assert len(list(every_split(profile))) == 2
     for within_s, count in ((2.9 * whole_s, 1), (3.2 * whole_s, 2)):
-        found = list(splits_in_turn(profile, TWO_EACH, posing, partial(float, within_s)))
+        found = splits(profile, TWO_EACH, posing, within_s)
         assert len(found) == count
         assert not found[0].fallback.split
 

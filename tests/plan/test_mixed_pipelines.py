@@ -20,7 +20,7 @@ from spindle_cli.plan.pipelines.sections import sections_of
 from spindle_cli.plan.pipelines.timetable import seconds_of, timetable
 from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.problem import MemoryFallback, Problem
-from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MetaOpProfile
 from spindle_cli.simulate.run import simulate

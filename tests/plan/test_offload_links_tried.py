@@ -23,8 +23,7 @@ from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.plan.schedule import Draft, whole_slice
 from spindle_cli.plan.search import judge
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import TightProblem
-from spindle_cli.plan.tight.keeping_more import keeping_more
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.profile.types import Profile
 from spindle_cli.units import GIB
 
@@ -37,6 +36,12 @@ class _Taking:
     taken_s: float
     lower_bound_s: float = 0.0
 
+    def least_s(self, split: MemoryFallback) -> float:
+        return self.lower_bound_s
+
+    def baselines(self, strategy: str) -> tuple[str, ...]:
+        return ()
+
     def best(self, strategy: str, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
         prediction = Prediction(self.taken_s, self.taken_s, 0.0, 0.0, 0.0, 0.0)
         return (None if self.taken_s == inf else Judged("spindle", (), (), prediction)), False
@@ -44,59 +49,59 @@ class _Taking:
 
 @dataclass(frozen=True)
 class _AsSaid(SeveralTypes):
-    """Poses such problems, by the types with links; says what it was asked for."""
+    """Poses such problems, by the types with links where something is given up; says what was asked for."""
 
+    plain_s: float
     seconds: Mapping[tuple[str, ...], float]
     asked: list[tuple[int, float, tuple[str, ...]]] = field(default_factory=list)
 
     def posed(self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Any:
-        assert fallback is not None
+        problem = make_mixed_problem(profile, cluster, fallback)
+        if fallback is None or not fallback.keeps_less:
+            return _Taking(problem, self.plain_s)
         types = tuple(kind for kind, link in cluster.host_link_of_type.items() if link is not None)
         self.asked.append((sum(fallback.recompute.values()), fallback.offload.get("t/net", 0.0), types))
-        return _Taking(make_mixed_problem(profile, cluster), self.seconds.get(types, inf))
+        return _Taking(problem, self.seconds.get(types, inf))
+
+
+def found_by(posing: Any, on: Cluster, monkeypatch: pytest.MonkeyPatch) -> float | None:
+    """The iteration of the plan found, whose passes have no order of their own."""
+    monkeypatch.setattr(find, "with_passes_apart", lambda _, judged: judged)
+    monkeypatch.setattr(find, "apart", lambda _, judged: judged)
+    found = find.find_in_memory(profile_on_types(net()), on, "spindle", NO_SEARCH, posing)
+    return None if found is None else found.best.prediction.iteration_s
 
 
 @pytest.mark.parametrize(
-    ("seconds", "taken_s", "tried"),
+    ("plain_s", "seconds", "taken_s", "tried"),
     [
-        ({BOTH: 3.0, (FAST,): 1.0}, 3.0, [BOTH]),
-        ({(FAST,): 2.0, (SLOW,): 1.0}, 1.0, [BOTH, (FAST,), (SLOW,)]),
-        ({}, None, [BOTH, (FAST,), (SLOW,)]),
+        (inf, {BOTH: 3.0, (FAST,): 1.0}, 3.0, [BOTH]),
+        (inf, {(FAST,): 2.0, (SLOW,): 1.0}, 1.0, [BOTH, (FAST,), (SLOW,)]),
+        (inf, {}, None, [BOTH, (FAST,), (SLOW,)]),
+        (9.0, {(FAST,): 2.0, (SLOW,): 1.0}, 9.0, [BOTH]),  # something fits
     ],
 )
 def test_where_nothing_fits_over_all_links_those_of_one_type_are_tried(
-    seconds: Mapping[tuple[str, ...], float], taken_s: float | None, tried: list[tuple[str, ...]]
+    plain_s: float,
+    seconds: Mapping[tuple[str, ...], float],
+    taken_s: float | None,
+    tried: list[tuple[str, ...]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    posing: Any = _AsSaid(seconds)
-    found = find._recomputing_alike(profile_on_types(net()), cluster(1.0, 0.25), "spindle", 0, posing, inf)
-    assert (None if found is None else found.judged.prediction.iteration_s) == taken_s
+    posing = _AsSaid(plain_s, seconds)
+    assert found_by(posing, cluster(1.0, 0.25), monkeypatch) == taken_s
     assert list(dict.fromkeys(types for *_, types in posing.asked)) == tried
-    # All that hides on any type with a link, first with nothing recomputed, then with more and more.
+    # All that hides on any type with a link, with as much recomputed as saves the rest.
     hides = {BOTH: 0.5, (FAST,): 0.5, (SLOW,): 0.25}
     for types in tried:
         asked = [(count, share) for count, share, over in posing.asked if over == types]
-        assert asked == [(count, pytest.approx(hides[types])) for count in (0, 3, 6, 9, 12)[: len(asked)]]
-        assert len(asked) == (2 if types in seconds else 5)
+        assert asked[0] == (12, pytest.approx(hides[types]))
 
 
-def test_what_is_kept_again_moves_all_that_hides_besides() -> None:
-    profile, on, posing = profile_on_types(net()), cluster(1.0, 0.25), _AsSaid({BOTH: 1.0})
-    of_posing: Any = posing
-    tight = TightProblem(MemoryFallback(), of_posing.posed(profile, on, MemoryFallback()), of_posing)
-    posing.asked.clear()
-    found = keeping_more(tight, "spindle")
-    assert found is not None
-    assert found.tight.fallback.offload == {"t/net": pytest.approx(0.5)}
-    assert [(count, share) for count, share, _ in posing.asked][:2] == [
-        (12, pytest.approx(0.5)),
-        (0, pytest.approx(0.5)),
-    ]
-
-
-def test_without_links_something_is_recomputed_from_the_first() -> None:
-    posing: Any = _AsSaid({(): 1.0})
-    find._recomputing_alike(profile_on_types(net()), cluster(None, None), "spindle", 0, posing, inf)
-    assert [(count, share) for count, share, _ in posing.asked] == [(3, 0.0), (6, 0.0)]
+def test_without_links_something_is_recomputed_and_nothing_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    posing = _AsSaid(inf, {(): 1.0})
+    assert found_by(posing, cluster(None, None), monkeypatch) == 1.0
+    assert all(count > 0 and not share for count, share, _ in posing.asked)
 
 
 ON_TWO = make_mixed_problem(profile_on_types(net()), cluster(1.0, 1.0))

@@ -14,10 +14,8 @@ from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.search.climb import Dispatcher
 from spindle_cli.plan.search.draws import state_of
 from spindle_cli.plan.search.improve import search
-from spindle_cli.plan.search.judge import judge
 from spindle_cli.plan.search.listing import time_jobs, to_pieces, turned_round
 from spindle_cli.plan.strategies.all_on_all import all_on_all
-from spindle_cli.plan.strategies.component_lanes import component_lanes
 from spindle_cli.plan.strategies.distmm import distmm
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
@@ -235,42 +233,6 @@ def test_what_shares_parameters_stays_together_where_sums_are_slow() -> None:
     assert plan.predicted.iteration_s == pytest.approx(4.0)
     devices = {piece.metaop: piece.devices for piece in plan.slices}
     assert devices["a/see"] == devices["b/see"] != devices["a/hear"] == devices["b/hear"]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("num_devices", [2, 8, 12])
-def test_drafts_that_keep_shared_parameters_together_are_schedules(shape: Shape, num_devices: int) -> None:
-    problem = slow_link(make_problem(random_profile(1, shape), cluster_of(num_devices)))
-    for draft in component_lanes(problem):
-        assert draft.devices is not None
-        ran = sum(piece.num_ops for piece in draft.pieces)
-        assert ran == sum(node.num_ops for node in problem.nodes)
-        end_s = {piece.node: piece.end_s for piece in draft.pieces}
-        free_s = [0.0] * num_devices
-        for piece, devices in zip(draft.pieces, draft.devices, strict=True):
-            inputs_s = [end_s[j] for j in problem.nodes[piece.node].inputs]
-            assert piece.start_s >= max([*inputs_s, *(free_s[d] for d in devices)], default=0.0)
-            for device in devices:
-                free_s[device] = piece.end_s
-
-
-def test_a_plan_is_no_worse_than_any_draft_that_keeps_shared_parameters_together() -> None:
-    problem = slow_link(make_problem(random_profile(2, SHAPES[0]), cluster_of(4, memory_gib=4000)))
-    judged = [judge(problem, draft) for draft in component_lanes(problem)]
-    best_s = min(found.prediction.iteration_s for found in judged if found is not None)
-    assert make_plan(problem.profile, problem.cluster).predicted.iteration_s <= best_s
-
-
-def test_lanes_that_would_compute_for_longer_than_the_best_plan_are_left_out() -> None:
-    """Two chains of 6 and 2 s: on two lanes 6 s, though 4 s would do if both had as much to do."""
-    problem = make_problem(
-        profile_of(metaop_of("a/m", 3, {1: 2.0}), metaop_of("b/m", 1, {1: 2.0})), cluster_of(2)
-    )
-    ends = [draft.end_s for draft in component_lanes(problem)]
-    assert ends
-    assert set(ends) == {6.0}
-    assert len(list(component_lanes(problem, 6.0))) == len(ends)
-    assert list(component_lanes(problem, 5.9)) == list(component_lanes(problem, 3.9)) == []
 
 
 @pytest.mark.parametrize("strategy", ["sequential", "spindle"])

@@ -11,8 +11,9 @@ from spindle_cli.plan.search import improve
 from spindle_cli.plan.search.climb import Trial
 from spindle_cli.plan.search.improve import group_sizes, in_groups, search
 from spindle_cli.plan.search.listing import time_jobs, to_pieces
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.strategies import spindle as strategy
-from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
+from spindle_cli.plan.strategies.spindle import spindle
 
 
 @pytest.mark.parametrize(

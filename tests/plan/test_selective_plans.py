@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +12,11 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.costs.recompute_and_offload import Again, selectively_saved_bytes
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.best.drafts import ONE_TYPE
-from spindle_cli.plan.best.find_asked import whole_or_in_part
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.cutting.allocations import places_of, recomputed
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.bound import _least_forwards
-from spindle_cli.plan.mixed.find import _alike
 from spindle_cli.plan.pipelines.allocations import Allocation, _as
 from spindle_cli.plan.problem import MemoryFallback, Point, make_problem
 from spindle_cli.plan.search.memory_fallback import (
@@ -28,10 +25,8 @@ from spindle_cli.plan.search.memory_fallback import (
     describe,
     given_up,
     recomputing,
-    selective_steps,
 )
 from spindle_cli.plan.search.room import CutPart
-from spindle_cli.plan.tight.keeping_more import _less
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile
 
@@ -123,42 +118,13 @@ def test_as_many_steps_recompute_nothing_whole_as_save_what_can_be_saved_in_part
     """Of a's 27 MiB 12, of b's 24 nothing: 12/51 of 64 steps are 15.06; none if all is whole."""
     profile = profile_of(net("a/m", 3, 10, 6), net("b/m", 3, 9))
     tight = TightProblem(MemoryFallback(), ONE_TYPE.posed(profile, ONE), ONE_TYPE)
-    assert selective_steps(tight) == STEPS * 12 // 51
-    for step in (selective_steps(tight), selective_steps(tight) + 1):
+    assert STEPS * 12 // 51 == 15
+    for step in (15, 16):
         more = recomputing(tight, step)
         assert more is not None
-        assert bool(more.fallback.recompute) == (step > selective_steps(tight))
-    whole = replace(tight, selects=False)
-    assert selective_steps(whole) == 0
-    more = recomputing(whole, 1)
+        assert bool(more.fallback.recompute) == (step == 16)
+    more = recomputing(replace(tight, selects=False), 1)
     assert more is not None and not more.fallback.selective
-
-
-def test_what_is_kept_again_is_tried_from_nothing_recomputed_to_half() -> None:
-    metaop = net("a/m", 5, 10, 6)
-    assert list(_less(metaop, 5, 0, selects=True)) == [(0, 0), (0, 5), (2, 3)]
-    assert list(_less(metaop, 5, 0, selects=False)) == [(0, 0), (2, 0)]
-    assert list(_less(metaop, 1, 4, selects=True)) == [(0, 0), (0, 5), (0, 2)]
-    assert list(_less(metaop, 0, 5, selects=True)) == [(0, 0), (0, 2)]
-    assert list(_less(metaop, 0, 1, selects=True)) == [(0, 0)]
-    assert list(_less(metaop, 0, 0, selects=True)) == []
-
-
-def test_all_metaops_alike_recompute_in_part_before_any_op_is_recomputed_whole() -> None:
-    profile = profile_of(net("a/m", 5, 10, 6), net("b/m", 4, 9))
-    found = [ops_of(fallback) for fallback in _alike(profile, {})]
-    assert found == [
-        ({}, {"a/m": 3}),
-        ({}, {"a/m": 5}),
-        ({"a/m": 2, "b/m": 1}, {"a/m": 3}),
-        ({"a/m": 3, "b/m": 2}, {"a/m": 2}),
-        ({"a/m": 4, "b/m": 3}, {"a/m": 1}),
-        ({"a/m": 5, "b/m": 4}, {}),
-    ]
-    assert [fallback.offload for fallback in _alike(profile, {"b/m": 0.5})] == 7 * [{"b/m": 0.5}]
-    assert [ops_of(each)[0] for each in _alike(profile_of(net("b/m", 4, 9)), {})] == [
-        {"b/m": count} for count in (1, 2, 3, 4)
-    ]
 
 
 def test_parts_that_recompute_differently_follow_each_other() -> None:
@@ -281,50 +247,6 @@ def test_notes_tell_both_ways_apart() -> None:
     assert describe(MemoryFallback(recompute={"a/m": 2})) == (
         "Memory asks for recomputed activations of 2 ops."
     )
-
-
-def found_of(iteration_s: float, *, is_short: bool) -> Any:
-    judged = SimpleNamespace(rank=lambda: iteration_s)
-    return SimpleNamespace(best=judged, is_short=is_short)
-
-
-@pytest.mark.parametrize(
-    ("whole", "in_part", "expected", "looks"),
-    [
-        (found_of(3.0, is_short=False), found_of(2.0, is_short=True), 3.0, 1),  # memory is no limit
-        (found_of(3.0, is_short=True), found_of(2.0, is_short=True), 2.0, 2),
-        (found_of(3.0, is_short=True), found_of(4.0, is_short=True), 3.0, 2),
-        (found_of(3.0, is_short=True), None, 3.0, 2),
-        (None, found_of(4.0, is_short=True), 4.0, 2),
-        (None, None, None, 2),
-    ],
-)
-def test_the_faster_plan_is_taken_of_whole_ops_and_of_ops_in_part(
-    whole: Any, in_part: Any, expected: float | None, looks: int
-) -> None:
-    profile = profile_of(net("a/m", 3, 10, 6))
-    seen: list[tuple[float | None, Any]] = []
-
-    def look(given: Profile, than: Any) -> Any:
-        share = given.metaops[0].selective_share
-        seen.append((share, than))
-        return in_part if share is not None else whole
-
-    found = whole_or_in_part(profile, look)
-    assert (None if found is None else found.best.rank()) == expected
-    assert seen == [(None, None), (0.25, whole)][:looks]
-
-
-def test_where_nothing_is_known_of_ops_in_part_one_look_does() -> None:
-    profile = profile_of(net("a/m", 3, 10))
-    assert profile.recomputed_whole() is profile
-    calls: list[Profile] = []
-
-    def look(given: Profile, _: Any) -> Any:
-        calls.append(given)
-
-    assert whole_or_in_part(profile, look) is None
-    assert calls == [profile]
 
 
 def test_a_neighbours_devices_are_not_taken_where_they_split_what_is_recomputed_in_part() -> None:

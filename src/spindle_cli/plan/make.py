@@ -48,10 +48,9 @@ from spindle_cli.plan.no_fit import no_plan_as_asked
 from spindle_cli.plan.other_ways.idle_nodes import or_on_fewer
 from spindle_cli.plan.other_ways.otherwise import found_otherwise
 from spindle_cli.plan.problem import make_problem
-from spindle_cli.plan.search.posed import Posing
+from spindle_cli.plan.search.posed import NO_SEARCH, Posing
 from spindle_cli.plan.sets.choose import by_best_strategy, with_sets
 from spindle_cli.plan.stages.pipelined import in_pipelines
-from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.sums.choose import with_sums
 from spindle_cli.plan.teams.find import InTeams
 from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName, Sums

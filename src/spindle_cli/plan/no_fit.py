@@ -18,9 +18,10 @@ from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import best_placed
 from spindle_cli.plan.search.memory_fallback import largest_fallback
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
-from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
+from spindle_cli.plan.strategies.spindle import spindle
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 from spindle_cli.units import GIB, format_bytes
 

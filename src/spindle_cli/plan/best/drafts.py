@@ -14,10 +14,11 @@ from spindle_cli.plan.pipelines.drafts import may_gain, pipelines
 from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, judge
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.strategies.distmm import distmm
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
-from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
+from spindle_cli.plan.strategies.spindle import spindle
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 

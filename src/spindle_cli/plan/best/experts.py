@@ -12,8 +12,8 @@ from spindle_cli.plan.best.drafts import best_judged
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.strategies.spindle import NO_SEARCH
-from spindle_cli.plan.tight.given_up import NEAR
+from spindle_cli.plan.search.memory_fallback import NEAR
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.profile.types import Profile
 
 

@@ -11,10 +11,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.best.any_number import on_any_number, told_apart
-from spindle_cli.plan.best.drafts import (
-    ONE_TYPE,
-    best_of_each,
-)
+from spindle_cli.plan.best.drafts import ONE_TYPE, best_of_each
 from spindle_cli.plan.best.experts import with_experts
 from spindle_cli.plan.best.in_memory import in_memory
 from spindle_cli.plan.best.micro_batches import (
@@ -28,11 +25,17 @@ from spindle_cli.plan.best.sharding import on_all_devices
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import TightPlan
+from spindle_cli.plan.search.memory_fallback import (
+    NEAR,
+    OrLessS,
+    TightPlan,
+    itself,
+    least_fallback,
+    with_fallback,
+)
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.strategies.all_on_all import all_on_all, hands_on_much
-from spindle_cli.plan.strategies.spindle import NO_SEARCH
-from spindle_cli.plan.tight.given_up import NEAR, OrLessS, itself, least_fallback, with_fallback
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 

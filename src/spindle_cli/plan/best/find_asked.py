@@ -23,8 +23,8 @@ from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
 from spindle_cli.plan.best.in_memory import NEAR_BOUND
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.search.memory_fallback import OrLessS, itself
 from spindle_cli.plan.search.posed import Posing
-from spindle_cli.plan.tight.given_up import OrLessS, itself
 from spindle_cli.profile.types import Profile
 
 

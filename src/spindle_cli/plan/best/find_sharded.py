@@ -25,12 +25,18 @@ from spindle_cli.plan.best.rounds import in_rounds
 from spindle_cli.plan.best.sharding import describe, on_all_devices, shardings_to_try
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, least_bytes, recomputing
+from spindle_cli.plan.search.memory_fallback import (
+    NEAR,
+    STEPS,
+    TightProblem,
+    may_be_faster,
+    may_fit,
+    recomputing,
+)
 from spindle_cli.plan.search.memory_fallback import describe as describe_fallback
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.search.posed import Posing
 from spindle_cli.plan.search.room import Fitted, all_within
-from spindle_cli.plan.tight.given_up import NEAR, may_be_faster
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 
@@ -186,7 +192,7 @@ def _fitted(
     except NoPlanError:  # a component whose tasks are cut so has no common degree on all devices
         return None
     tight = TightProblem(fitted.fallback, posing.posed(cut.one, cluster, fitted.fallback), posing)
-    if least_bytes(tight.problem) > sum(cluster.usable_bytes):
+    if not may_fit(tight.problem):
         return None
     one = tight.posed.by_baseline("sequential" if strategy == "spindle" else strategy)
     if one is None or not fitted.counts:

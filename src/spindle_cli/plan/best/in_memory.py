@@ -14,7 +14,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import TightPlan, describe_slices
-from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import Slice, StrategyName
 from spindle_cli.profile.types import MetaOpProfile
 

@@ -22,15 +22,15 @@ from spindle_cli.plan.mixed.bound import MixedBound
 from spindle_cli.plan.mixed.parts import on_best_part, worth
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import TightPlan
-from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
-from spindle_cli.plan.strategies.spindle import NO_SEARCH
-from spindle_cli.plan.tight.given_up import (
+from spindle_cli.plan.search.memory_fallback import (
     OrLessS,
+    TightPlan,
     itself,
     least_fallback,
     with_fallback,
 )
+from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.plan.weights.on_part import weights_on
 from spindle_cli.profile.mixed.seen import seen_on

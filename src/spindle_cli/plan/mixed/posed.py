@@ -21,7 +21,7 @@ from spindle_cli.plan.problem import MemoryFallback, Point, Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import CARE_BRINGS_ON_TYPES, Judged, best_of, judge
 from spindle_cli.plan.search.listing import Timed, to_pieces
-from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import MetaOpProfile, Profile
 

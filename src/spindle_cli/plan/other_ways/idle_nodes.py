@@ -21,9 +21,9 @@ from spindle_cli.plan.mixed.parts import Part, groups_of
 from spindle_cli.plan.pipelines.drafts import may_gain
 from spindle_cli.plan.problem import WORTH, Problem, make_problem
 from spindle_cli.plan.search.judge import measure_as_they_are
+from spindle_cli.plan.search.memory_fallback import NEAR
 from spindle_cli.plan.search.passes_apart import apart
-from spindle_cli.plan.strategies.spindle import NO_SEARCH
-from spindle_cli.plan.tight.given_up import NEAR
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.profile.types import Profile
 from spindle_cli.units import counted
 

@@ -17,7 +17,7 @@ from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.mixed.parts import Part, groups_of, parts_of
 from spindle_cli.plan.other_ways.idle_nodes import MOST_PARTS, MakeProblem, on_all, with_idle
-from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import strategies_on
 from spindle_cli.profile.types import Profile
 

@@ -1,17 +1,19 @@
-"""What to give up when memory runs short: tensor parallelism and recomputation, where they cost least.
+"""What to give up when memory runs short, and the best plan that does: tensor parallelism and recomputation,
+where they cost least.
 
 A *split* makes MetaOps run with at least so much tensor parallelism. With each, activations are recomputed by
 as many ops as it takes, found by halving; where the cluster says how fast devices reach host memory, those
 that get there and back behind what is computed are moved there first, which costs nothing (`given_up`).
-Splits are tried by their lower bounds, the fastest first.
+Splits are tried by their lower bounds, the fastest first, up to the first that has a plan.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import TypeAlias
 
 from spindle_cli.costs.memory import slice_activation_bytes
 from spindle_cli.costs.parameters import Block, blocks_of, optimizer_bytes
@@ -26,8 +28,8 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.posed import Posed, Posing
-from spindle_cli.plan.types import Slice
+from spindle_cli.plan.search.posed import NO_SEARCH, Posed, Posing
+from spindle_cli.plan.types import Slice, StrategyName
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 from spindle_cli.units import counted
 
@@ -37,6 +39,13 @@ SPLIT_SHARES = (0.6, 1.0)
 STEPS = 64
 # Of the nodes' memory for activations, what is planned for: devices do not have all alike.
 HOST_SHARE = 0.8
+# Where memory is short, the iteration of a plan is longer than the lower bound by at least this share of it.
+ABOVE_BOUND = 0.02
+# A longer search makes a quick plan that takes more than this many times as long as another no faster.
+NEAR = 1.05
+# Of the iteration of the best plan known, that, or a shorter one of another kind of plan: what is not faster
+# may be left out.
+OrLessS: TypeAlias = Callable[[float], float]
 
 
 @dataclass(frozen=True)
@@ -63,11 +72,10 @@ class TightProblem:
 
 @dataclass(frozen=True)
 class TightPlan:
-    """A plan under some memory fallback. `step`: of recomputation, where it was measured out in steps."""
+    """A plan under some memory fallback."""
 
     judged: Judged
     tight: TightProblem
-    step: int = 0
 
     @property
     def note(self) -> str | None:
@@ -75,35 +83,152 @@ class TightPlan:
         return describe(self.tight.fallback, self.judged.slices)
 
 
-def splits_in_turn(
-    profile: Profile, cluster: Cluster, posing: Posing, within_s: float
-) -> Iterator[TightProblem]:
-    """Every split that there is, also none, by their lower bounds; nothing is recomputed yet.
+def itself(known_s: float) -> float:
+    """Where there is no other kind of plan."""
+    return known_s
+
+
+def with_fallback(
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    effort: int,
+    posing: Posing,
+    than_s: float = inf,
+    or_less_s: OrLessS = itself,
+) -> TightPlan | None:
+    """The best plan of those that give up speed for memory, split and cheapest first: a quick one, or one of
+    a longer search, whose schedules may have no good place in memory. None if none fits, or comes near
+    `than_s`, or another kind of plan: what is not faster may be left out.
+    """
+    quick = least_fallback(profile, cluster, strategy, posing, than_s=than_s)
+    if quick is None:
+        return None
+    quick_s = quick.judged.prediction.iteration_s
+    if quick_s > NEAR * than_s or quick_s > NEAR * or_less_s(quick_s):
+        return None
+    searched, _ = quick.tight.posed.best(strategy, effort)
+    if searched is None or quick.judged.rank() <= searched.rank():
+        return quick
+    return replace(quick, judged=searched)
+
+
+def may_be_faster(posed: Posed, than_s: float) -> bool:
+    """Whether a plan of a problem that memory is short for may take less than so long."""
+    return than_s == inf or posed.lower_bound_s * (1 + ABOVE_BOUND) < than_s
+
+
+def least_fallback(
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    posing: Posing,
+    *,
+    recomputes: bool = True,
+    than_s: float = inf,
+) -> TightPlan | None:
+    """The best of quick searches of the first split that has a plan: by the lower bounds the fastest. Without
+    `recomputes` layers may be split alone.
+
+    Ops that are recomputed in part save something of all tasks for little time. Where nothing fits so, what
+    recomputes does so whole, which saves all of one task at its fullest moment.
+
+    Args:
+        than_s: what is not faster may be left out.
+    """
+    selective = recomputes and any(map(selects, profile.metaops))
+    least = _least(profile, cluster, strategy, posing, recomputes, selective, than_s)
+    if least is None and selective:
+        return _least(profile, cluster, strategy, posing, recomputes, False, than_s)
+    return least
+
+
+def _least(
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    posing: Posing,
+    recomputes: bool,
+    selective: bool,
+    than_s: float,
+) -> TightPlan | None:
+    """The best where what recomputes may keep what takes longest, or where nothing does."""
+    for split in splits(profile, cluster, posing, than_s / (1 + ABOVE_BOUND)):
+        if not may_be_faster(split.posed, than_s):
+            break
+        if recomputes:
+            least = _least_recomputing(replace(split, selects=selective), strategy, than_s)
+        else:
+            least = _recomputing_nothing(split, strategy, than_s)
+        if least is not None:
+            return least
+    return None
+
+
+def _recomputing_nothing(split: TightProblem, strategy: StrategyName, than_s: float) -> TightPlan | None:
+    return _quick_plan(split, strategy, than_s) if may_fit(split.problem) else None
+
+
+def _quick_plan(tight: TightProblem, strategy: StrategyName, than_s: float = inf) -> TightPlan | None:
+    judged, _ = tight.posed.best(strategy, NO_SEARCH, than_s)
+    return None if judged is None else TightPlan(judged, tight)
+
+
+def _least_recomputing(split: TightProblem, strategy: StrategyName, than_s: float) -> TightPlan | None:
+    """The plan that recomputes least of those that fit, found by halving; None if all of it does not fit, or
+    if what fits recomputes so much that it is not faster than `than_s`.
+
+    Whether any plan fits is asked of the baselines first, which take least time to find. What recomputes more
+    has other schedules, some of which find no place where one that recomputes less does: so a plan that
+    recomputes nothing is looked for by itself.
+    """
+    if split.fallback.split:  # without a split, that has been tried
+        nothing = _recomputing_nothing(split, strategy, than_s)
+        if nothing is not None:
+            return nothing
+    least: tuple[TightProblem, TightPlan | None] | None = None
+    low = 1
+    high = step = STEPS
+    while low <= high:
+        tight = recomputing(split, step)
+        if tight is not None and not may_be_faster(tight.posed, than_s):
+            high, step = step - 1, (low + step - 1) // 2
+            continue
+        by_baseline = tight is not None and _fits_by_baseline(tight, strategy)
+        plan = None if tight is None or by_baseline else _quick_plan(tight, strategy)
+        if tight is not None and (by_baseline or plan is not None):
+            least, high = (tight, plan), step - 1
+        else:
+            low = step + 1
+        step = (low + high) // 2
+    if least is None:
+        return None
+    tight, plan = least
+    return plan or _quick_plan(tight, strategy)
+
+
+def _fits_by_baseline(tight: TightProblem, strategy: StrategyName) -> bool:
+    return any(tight.posed.by_baseline(name) is not None for name in tight.posed.baselines(strategy))
+
+
+def splits(profile: Profile, cluster: Cluster, posing: Posing, within_s: float = inf) -> list[TightProblem]:
+    """Every split that there is, by their lower bounds, behind none; nothing is recomputed yet.
 
     Args:
         within_s: splits that have no schedule as short as that may be left out.
     """
-    if not cluster.is_mixed:
-        yield from splits(profile, cluster, posing)
-        return
     none, *others = every_split(profile)
     whole = posing.posed(profile, cluster, none)
-    yield TightProblem(none, whole, posing)
-    yield from splits(profile, cluster, posing, [each for each in others if whole.least_s(each) < within_s])
-
-
-def splits(
-    profile: Profile, cluster: Cluster, posing: Posing, some: Iterable[MemoryFallback] | None = None
-) -> list[TightProblem]:
-    """Every split that there is, also none, or some, by their lower bounds; nothing is recomputed yet."""
     found: list[TightProblem] = []
-    for fallback in every_split(profile) if some is None else some:
+    for fallback in others:
+        if whole.least_s(fallback) >= within_s:
+            continue
         try:
             posed = posing.posed(profile, cluster, fallback)
         except NoPlanError:  # an allocation of this degree needs more devices than there are
             continue
         found.append(TightProblem(fallback, posed, posing))
-    return sorted(found, key=lambda tight: tight.posed.lower_bound_s)
+    return [TightProblem(none, whole, posing), *sorted(found, key=lambda tight: tight.posed.lower_bound_s)]
 
 
 def every_split(profile: Profile) -> Iterator[MemoryFallback]:
@@ -121,9 +246,12 @@ def recomputing(tight: TightProblem, step: int) -> TightProblem | None:
     less = given_up(profile, cluster, step / STEPS, tight.whole)
     fallback = keeping_less(tight.fallback, less)
     posed = tight.posing.posed(profile, cluster, fallback)
-    if least_bytes(posed.problem) > sum(cluster.usable_bytes):
-        return None
-    return replace(tight, fallback=fallback, posed=posed)
+    return replace(tight, fallback=fallback, posed=posed) if may_fit(posed.problem) else None
+
+
+def may_fit(problem: Problem) -> bool:
+    """Whether all devices together have room for what any plan holds."""
+    return least_bytes(problem) <= sum(problem.cluster.usable_bytes)
 
 
 def heaviest(num_bytes: Mapping[str, int], share: float) -> frozenset[str]:

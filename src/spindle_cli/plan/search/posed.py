@@ -14,6 +14,9 @@ from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 
+# The effort of a quick look at what is possible: drafts without searching.
+NO_SEARCH = -1
+
 
 class Posed(Protocol):
     """A problem, and how plans of it are found."""

@@ -14,11 +14,10 @@ from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.improve import search
 from spindle_cli.plan.search.listing import time_jobs, to_pieces
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
 
-# The effort of a quick look at what is possible: drafts without searching.
-NO_SEARCH = -1
 # Jobs that the shortest search dispatches.
 SHORTEST = 400_000
 # Of the shortest search only so many schedules are drafts: longer ones find such that end sooner.

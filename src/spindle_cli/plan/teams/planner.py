@@ -20,11 +20,11 @@ from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
+from spindle_cli.plan.search.memory_fallback import least_fallback
 from spindle_cli.plan.search.posed import Posing
 from spindle_cli.plan.slices import rows_of
 from spindle_cli.plan.teams.cluster import Team, cluster_of
 from spindle_cli.plan.teams.profile import beside_bytes, on_teams, way_on
-from spindle_cli.plan.tight.given_up import least_fallback
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
