@@ -1,8 +1,11 @@
 """The forward and backward pass of a placed schedule, with the messages between its slices.
 
-Compute and messages overlap. A device moves one thing at a time per direction inside its node, and a network
-card one between nodes. What has been computed is sent at once, the earliest first. Where devices are
-processors that communicate and read samples themselves, their slices take longer for it.
+Compute and messages overlap. A device moves one thing at a time inside its node, and a network card one
+between nodes. What has been computed is sent as soon as its takers hold buffers for it, a few passes ahead of
+theirs (`program/transfers.py`), the earliest first. Over NCCL, which carries what a device posts one after
+another, in or out, all of it starts together, when all of its ways are free; over gloo each way carries its
+part when it is free itself. Where devices are processors that communicate and read samples themselves, their
+slices take longer for it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import NamedTuple
 
 from spindle_cli.account.activations import pass_order
 from spindle_cli.account.compute import slice_stretches
+from spindle_cli.account.device.iteration import EARLY_BYTES, PASSES_AHEAD
 from spindle_cli.account.traffic import Exchange, Traffic
 from spindle_cli.costs.links import transfer_s
 from spindle_cli.costs.recompute_and_offload import Stalls, stalls
@@ -23,9 +27,9 @@ from spindle_cli.plan.placing.card_loads import Busy, Card
 from spindle_cli.plan.problem import Point, Problem, without_offload
 from spindle_cli.plan.types import Slice
 
-# A device's way to others of its node, or a network card: (node, card of the node).
-_Port = int | Card
-_Busy = tuple[tuple[_Port, float], ...]
+# A device's way to others of its node, or a network card: (node, card of the node); and whether inwards,
+# where that goes beside what goes outwards.
+_Way = tuple[int | Card, bool]
 
 
 @dataclass(frozen=True)
@@ -51,14 +55,17 @@ class BothPasses:
 
 @dataclass(frozen=True)
 class _Move:
-    """An exchange between two passes, and the seconds that it keeps ports busy, out and in. Passes are
-    numbered: the forward ones as their slices, behind them the backward ones.
+    """An exchange between two passes, and the seconds that it keeps ways busy. Passes are numbered: the
+    forward ones as their slices, behind them the backward ones.
+
+    `is_small`: its takers hold buffers for it from the start. `at_once`: it starts on all ways together.
     """
 
     sender: int
     taker: int
-    out_s: _Busy
-    in_s: _Busy
+    is_small: bool
+    at_once: bool
+    busy_s: tuple[tuple[_Way, float], ...]
 
 
 class Passes:
@@ -75,6 +82,8 @@ class Passes:
         ]
         self._sent_by: list[list[int]] = [[] for _ in range(2 * len(slices))]
         self._taken_by: list[list[int]] = [[] for _ in range(2 * len(slices))]
+        openers = self._openers()
+        self._opener_of = [None if move.is_small else openers[move.taker] for move in self._moves]
         for number, move in enumerate(self._moves):
             self._sent_by[move.sender].append(number)
             self._taken_by[move.taker].append(number)
@@ -110,6 +119,26 @@ class Passes:
         self.forward_s = [seconds * times for seconds, times in zip(forward_s, stretches, strict=True)]
         self._backward_s = [seconds * times for seconds, times in zip(backward_s, stretches, strict=True)]
 
+    def _openers(self) -> list[int | None]:
+        """For each pass, the pass with the start of which all of its devices hold buffers for what it takes:
+        of those a few before it on one of them the last in order; None: they do from the start.
+        """
+        run_on: list[list[int]] = [[] for _ in range(self._num_devices)]
+        openers: list[int | None] = [None] * (2 * len(self._slices))
+        place_of: dict[int, int] = {}
+        for place, (index, is_backward) in enumerate(self._order):
+            this = index + len(self._slices) * is_backward
+            place_of[this] = place
+            first = {
+                own[max(0, len(own) - PASSES_AHEAD)]
+                for device in self._slices[index].devices
+                if (own := run_on[device])
+            }
+            openers[this] = max(first, key=place_of.__getitem__, default=None)
+            for device in self._slices[index].devices:
+                run_on[device].append(this)
+        return openers
+
     def run(self, not_before_s: Mapping[int, float]) -> BothPasses:
         """All passes in their order.
 
@@ -129,28 +158,42 @@ class Passes:
         free_s = [0.0] * self._num_devices
         start_s, end_s = [0.0] * (2 * count), [0.0] * (2 * count)  # forward passes, then backward ones
         arrived_s = [0.0] * len(self._moves)
-        waiting: list[tuple[float, int]] = []  # heap of (computed at, move)
-        ports = _Ports({}, {}, [])
+        sent_s = [0.0] * len(self._moves)
+        has_begun = [False] * (2 * count)
+        held_back: dict[int, list[int]] = {}  # moves that have been computed, by the pass that they wait for
+        waiting: list[tuple[float, int]] = []  # heap of (can be sent at, move)
+        ways = _Ways({}, [])
         forward_ended_s = 0.0
         for index, is_backward in self._order:
             this = index + count * is_backward
-            last_s = max((end_s[self._moves[number].sender] for number in self._taken_by[this]), default=-1.0)
+            last_s = max((sent_s[number] for number in self._taken_by[this]), default=-1.0)
             while waiting and waiting[0][0] <= last_s:
-                computed_s, number = heapq.heappop(waiting)
-                arrived_s[number] = _arrive(self._moves[number], computed_s, ports)
-            ready_s = [free_s[device] for device in self._slices[index].devices]
-            ready_s += [arrived_s[number] for number in self._taken_by[this]]
+                ready_s, number = heapq.heappop(waiting)
+                arrived_s[number] = _arrive(self._moves[number], ready_s, ways)
+            there_s = [free_s[device] for device in self._slices[index].devices]
+            there_s += [arrived_s[number] for number in self._taken_by[this]]
             earliest_s = 0.0 if is_backward else not_before_s.get(index, 0.0)
-            start_s[this] = max(earliest_s, *ready_s)
+            start_s[this] = max(earliest_s, *there_s)
             end_s[this] = start_s[this] + (backward_s if is_backward else forward_s)[index]
             if not is_backward:
                 forward_ended_s = max(forward_ended_s, end_s[this])
             for device in self._slices[index].devices:
                 free_s[device] = end_s[this]
+            has_begun[this] = True
+            for number in held_back.pop(this, ()):
+                sent_s[number] = max(sent_s[number], start_s[this])
+                heapq.heappush(waiting, (sent_s[number], number))
             for number in self._sent_by[this]:
-                heapq.heappush(waiting, (end_s[this], number))
+                sent_s[number] = end_s[this]
+                opener = self._opener_of[number]
+                if opener is not None and not has_begun[opener]:
+                    held_back.setdefault(opener, []).append(number)
+                    continue
+                if opener is not None:
+                    sent_s[number] = max(sent_s[number], start_s[opener])
+                heapq.heappush(waiting, (sent_s[number], number))
         backward = Times(start_s[count:], end_s[count:], free_s)
-        return BothPasses(start_s[:count], forward_ended_s, backward, ports.on_cards)
+        return BothPasses(start_s[:count], forward_ended_s, backward, ways.on_cards)
 
 
 def _stalls(problem: Problem, piece: Slice, point: Point) -> Stalls:
@@ -161,11 +204,10 @@ def _stalls(problem: Problem, piece: Slice, point: Point) -> Stalls:
     return stalls(piece, metaop, cluster, op, times_of_shares(metaop, piece, cluster))
 
 
-class _Ports(NamedTuple):
-    """When each port is free, out and in. `on_cards`: what has gone over network cards."""
+class _Ways(NamedTuple):
+    """When each way is free. `on_cards`: what has gone over network cards."""
 
-    out_s: dict[_Port, float]
-    in_s: dict[_Port, float]
+    free_s: dict[_Way, float]
     on_cards: list[Busy]
 
 
@@ -174,8 +216,9 @@ def _move(
 ) -> _Move:
     node_of, card_of = cluster.node_of, cluster.card_of
     one_kind = cluster.has_one_kind_of_links
-    out_s: dict[_Port, float] = {}
-    in_s: dict[_Port, float] = {}
+    out_s: dict[int | Card, float] = {}
+    in_s: dict[int | Card, float] = {}
+    received: dict[int, int] = {}
     for source, destination, num_bytes in exchange.messages:
         inside = node_of[source] == node_of[destination]
         if not one_kind:
@@ -187,17 +230,33 @@ def _move(
         out, into = (source, destination) if inside else (card_of[source], card_of[destination])
         out_s[out] = out_s.get(out, 0.0) + taken_s
         in_s[into] = in_s.get(into, 0.0) + taken_s
-    return _Move(exchange.sender + offset, exchange.taker + offset, tuple(out_s.items()), tuple(in_s.items()))
+        received[destination] = received.get(destination, 0) + num_bytes
+    at_once = cluster.talks_by == "nccl"
+    busy_s: dict[_Way, float] = {}
+    for ways_s, inwards in ((out_s, False), (in_s, True)):
+        for port, taken_s in ways_s.items():
+            # A card that several devices share carries what one sends beside what another one receives.
+            way = port, inwards and not (at_once and _is_of_one(port, cluster))
+            busy_s[way] = max(busy_s.get(way, 0.0), taken_s)
+    is_small = max(received.values(), default=0) <= EARLY_BYTES
+    return _Move(exchange.sender + offset, exchange.taker + offset, is_small, at_once, tuple(busy_s.items()))
 
 
-def _arrive(move: _Move, computed_s: float, ports: _Ports) -> float:
-    """When all of a move that can start at `computed_s` has arrived; its ports are busy meanwhile."""
-    arrived_s = computed_s
-    for free_s, busy in ((ports.out_s, move.out_s), (ports.in_s, move.in_s)):
-        for port, seconds in busy:
-            start_s = max(computed_s, free_s.get(port, 0.0))
-            end_s = free_s[port] = start_s + seconds
-            arrived_s = max(arrived_s, end_s)
-            if isinstance(port, tuple):
-                ports.on_cards.append(Busy(start_s, end_s, port))
+def _is_of_one(port: int | Card, cluster: Cluster) -> bool:
+    """Whether what goes through a port is one device's alone."""
+    return isinstance(port, int) or cluster.cards_of_node[port[0]] >= cluster.node_sizes[port[0]]
+
+
+def _arrive(move: _Move, ready_s: float, ways: _Ways) -> float:
+    """When all of a move that can start at `ready_s` has arrived; its ways are busy meanwhile."""
+    free_s = ways.free_s
+    if move.at_once:
+        ready_s = max([ready_s, *(free_s.get(way, 0.0) for way, _ in move.busy_s)])
+    arrived_s = ready_s
+    for way, seconds in move.busy_s:
+        start_s = max(ready_s, free_s.get(way, 0.0))
+        end_s = free_s[way] = start_s + seconds
+        arrived_s = max(arrived_s, end_s)
+        if isinstance(way[0], tuple):
+            ways.on_cards.append(Busy(start_s, end_s, way[0]))
     return arrived_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spindle_cli.account.device.iteration import EARLY_BYTES, PASSES_AHEAD
 from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.homes import MULTIPLIER, bandwidth
 from spindle_cli.plan.refine.schedule import Schedule, Work
@@ -18,14 +19,17 @@ TOUCH = 1e-12
 def send(
     tables: Tables, schedule: Schedule, work: Work, source: int, taker: int, num_bytes: float, ready_s: float
 ) -> float:
-    """Send a batch from the devices of a piece to those of another as soon as ways are free; when all of it
-    is there.
+    """Send a batch from the devices of a piece to those of another as soon as all ways are free; when all of
+    it is there.
     """
     row = _load_of(tables, schedule, work, source, taker, num_bytes)
-    arrived_s, num_devices, free_s = ready_s, len(tables.devices), work.port_free_s
+    num_devices, free_s = len(tables.devices), work.port_free_s
+    start_s = ready_s
+    for number in range(work.load_counts[row]):
+        start_s = max(start_s, free_s[work.load_ports[row, number]])
+    arrived_s = start_s
     for number in range(work.load_counts[row]):
         port = work.load_ports[row, number]
-        start_s = max(ready_s, free_s[port])
         end_s = start_s + work.load_s[row, number]
         free_s[port] = end_s
         arrived_s = max(arrived_s, end_s)
@@ -47,28 +51,41 @@ def _load_of(
     if work.load_keys[row] == key:
         return int(row)
     one, two = tables.options[schedule.pieces[source].option], tables.options[schedule.pieces[taker].option]
-    num_touched = _load_ports(
+    num_touched, most_bytes = _load_ports(
         tables, work, schedule.devices[source], one, schedule.devices[taker], two, num_bytes
     )
-    work.load_keys[row], work.load_counts[row] = key, num_touched
+    taken_s, num_devices, count = work.taken_s, len(tables.devices), 0
     for number in range(num_touched):
-        work.load_ports[row, number] = work.touched[number]
-        work.load_s[row, number] = work.taken_s[work.touched[number]]
-        work.taken_s[work.touched[number]] = 0.0
+        port = work.touched[number]
+        # What is one device's alone carries what goes in and what goes out one after another.
+        other = port - num_devices if port // num_devices % 2 else port + num_devices
+        if port < 2 * num_devices or not tables.devices[port % num_devices].shares_card:
+            if taken_s[other] > taken_s[port] or (taken_s[other] == taken_s[port] and other < port):
+                continue
+            port = min(port, other)
+        work.load_ports[row, count] = port
+        work.load_s[row, count] = taken_s[work.touched[number]]
+        count += 1
+    for number in range(num_touched):
+        taken_s[work.touched[number]] = 0.0
+    work.load_keys[row], work.load_counts[row], work.load_bytes[row] = key, count, most_bytes
     return int(row)
 
 
 @compiled
 def _load_ports(
     tables: Tables, work: Work, senders: Ints, one: Records, takers: Ints, two: Records, num_bytes: float
-) -> int:
-    """Add up what messages keep ports busy; how many ports these are (`account/activations.py`)."""
+) -> tuple[int, float]:
+    """Add up what messages keep ports busy; how many ports these are (`account/activations.py`), and the most
+    bytes that a device receives.
+    """
     taken_s, devices, ends = work.taken_s, tables.devices, tables.ends
     parts, holders, shares, tp = one.dp, one.tp, two.dp, two.tp
     num_touched, first = 0, 0
     known, known_near, known_far, near_s, far_s = -1.0, -1, -1, 0.0, 0.0
+    most = 0.0
     for place in range(shares * tp):
-        device, share = takers[place], place // tp
+        device, share, received = takers[place], place // tp, 0.0
         begin, end = ends[two.end_from + share], ends[two.end_from + share + 1]
         while ends[one.end_from + first + 1] < begin + TOUCH:
             first += 1
@@ -80,6 +97,7 @@ def _load_ports(
             if sender == device:
                 continue
             overlap = min(part_end, end) - max(part_begin, begin)
+            received += overlap
             if abs(overlap - known) > TOUCH:
                 known, known_near, known_far = overlap, -1, -1
             if devices[sender].node == devices[device].node:
@@ -98,7 +116,8 @@ def _load_ports(
                     work.touched[num_touched] = port
                     num_touched += 1
                 taken_s[port] += seconds
-    return num_touched
+        most = max(most, received)
+    return num_touched, most * num_bytes
 
 
 @compiled
@@ -201,13 +220,18 @@ def _free_all(work: Work) -> None:
 
 @compiled
 def set_rest(tables: Tables, schedule: Schedule, work: Work) -> None:
-    """Set how long what follows a pass takes at least, and all passes of a device."""
-    passes, edges = work.passes, work.edges
+    """Set how long what follows a pass takes at least, and all passes of a device; and with the start of
+    which pass the devices of each hold buffers for what it takes: the last of those `PASSES_AHEAD` before it
+    on one of them.
+    """
+    passes, edges, next_on = work.passes, work.edges, work.next_on
+    next_on[:, :] = 0
     for device in range(len(work.states)):
         work.states[device].rest_s = 0.0
     for number in range(schedule.order[0], 0, -1):
         current = schedule.order[number]
         piece, rest_s = current >> 1, 0.0
+        passes[current].opener, passes[current].held_back = 0, 0
         if current & 1:
             for at in range(work.in_from[piece], work.in_from[piece + 1]):
                 behind = passes[2 * edges[work.in_edges[at]].maker + 1]
@@ -219,14 +243,27 @@ def set_rest(tables: Tables, schedule: Schedule, work: Work) -> None:
                 rest_s = max(rest_s, behind.seconds + behind.rest_s)
         passes[current].rest_s = rest_s
         for place in range(tables.options[schedule.pieces[piece].option].devices):
-            work.states[schedule.devices[piece, place]].rest_s += passes[current].seconds
+            device = schedule.devices[piece, place]
+            work.states[device].rest_s += passes[current].seconds
+            opened = schedule.order[next_on[device, PASSES_AHEAD - 1]]
+            if next_on[device, PASSES_AHEAD - 1]:
+                passes[opened].opener = max(passes[opened].opener, number)
+            for ahead in range(PASSES_AHEAD - 1, 0, -1):
+                next_on[device, ahead] = next_on[device, ahead - 1]
+            next_on[device, 0] = number
+    for device in range(len(work.states)):
+        # What its next passes take is there from its first pass on.
+        for ahead in range(1, PASSES_AHEAD):
+            opened = schedule.order[next_on[device, ahead]]
+            if next_on[device, ahead]:
+                passes[opened].opener = max(passes[opened].opener, next_on[device, 0])
 
 
 @compiled
 def run_passes(tables: Tables, schedule: Schedule, work: Work, within_s: float) -> float:
     """Place all passes in time, in their order; when the last one ends, or as soon as it is behind `within_s`
-    for sure, the least that this can be. What has been made is sent at once, what is ready first before the
-    others.
+    for sure, the least that this can be. What has been made is sent as soon as its takers hold buffers for
+    it, what is ready first before the others.
     """
     passes, states, edges, devices = work.passes, work.states, work.edges, schedule.devices
     _free_all(work)
@@ -240,7 +277,9 @@ def run_passes(tables: Tables, schedule: Schedule, work: Work, within_s: float) 
         for at in range(begin, end):
             edge = edges[at if is_backward else work.in_edges[at]]
             if not edge.is_alike:
-                sent_s = max(sent_s, passes[2 * edge.taker + 1 if is_backward else 2 * edge.maker].end_s)
+                sent_s = max(
+                    sent_s, work.sent_s[2 * (at if is_backward else work.in_edges[at]) + is_backward]
+                )
         while num_waiting and work.heap_s[0] <= sent_s:
             _send_first(tables, schedule, work, num_waiting)
             num_waiting -= 1
@@ -265,11 +304,40 @@ def run_passes(tables: Tables, schedule: Schedule, work: Work, within_s: float) 
             least_s = max(least_s, end_s + state.rest_s)
         if least_s > within_s:
             return float(least_s)
+        item = passes[current].held_back - 1
+        while item >= 0:
+            work.sent_s[item] = max(work.sent_s[item], start_s)
+            _push(work, num_waiting, work.sent_s[item], item)
+            num_waiting += 1
+            item = work.held_behind[item] - 1
         begin = work.in_from[piece] if is_backward else work.edge_from[piece]
         end = work.in_from[piece + 1] if is_backward else work.edge_from[piece + 1]
         for at in range(begin, end):
             edge_number = work.in_edges[at] if is_backward else at
             if not edges[edge_number].is_alike:
-                _push(work, num_waiting, end_s, 2 * edge_number + is_backward)
-                num_waiting += 1
+                num_waiting += _send_or_hold_back(
+                    tables, schedule, work, num_waiting, number, 2 * edge_number + is_backward
+                )
     return latest_s
+
+
+@compiled
+def _send_or_hold_back(
+    tables: Tables, schedule: Schedule, work: Work, num_waiting: int, number: int, item: int
+) -> int:
+    """Have what the pass at a place of the order has made wait to be sent, with so much else, or for the pass
+    from whose start on its takers hold buffers for it; how much more waits to be sent.
+    """
+    edge, passes = work.edges[item >> 1], work.passes
+    maker, taker = schedule.order[number], 2 * edge.maker + 1 if item & 1 else 2 * edge.taker
+    work.sent_s[item] = passes[maker].end_s
+    opener = passes[taker].opener
+    row = _load_of(tables, schedule, work, maker >> 1, taker >> 1, edge.num_bytes)
+    if opener and work.load_bytes[row] > EARLY_BYTES:
+        if opener > number:
+            opens = passes[schedule.order[opener]]
+            work.held_behind[item], opens.held_back = opens.held_back, item + 1
+            return 0
+        work.sent_s[item] = max(work.sent_s[item], passes[schedule.order[opener]].start_s)
+    _push(work, num_waiting, work.sent_s[item], item)
+    return 1

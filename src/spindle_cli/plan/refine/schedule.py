@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from spindle_cli.account.device.iteration import PASSES_AHEAD
 from spindle_cli.plan.refine.tables import Floats, Ints, Records, Tables
 
 # Into how many slots time is cut, in which a network card carries messages or does not, and what share of the
@@ -26,8 +27,15 @@ _INT, _FLOAT = np.int64, np.float64
 # Some ops [first, last) of a MetaOp on an option of it; -1 as MetaOp: the place is free.
 PIECE = np.dtype([(name, _INT) for name in ("metaop", "first", "last", "option")])
 # A pass: how long it takes, when its parameters have been gathered, when it runs, and how long what follows
-# it takes at least.
-PASS = np.dtype([(name, _FLOAT) for name in ("seconds", "gathered_s", "start_s", "end_s", "rest_s")])
+# it takes at least; by their places in the order, or 0, the pass with the start of which its devices hold
+# buffers for what it takes; and the first message that waits for this one's start, by one more than its item
+# in `heap`.
+PASS = np.dtype(
+    [
+        *((name, _FLOAT) for name in ("seconds", "gathered_s", "start_s", "end_s", "rest_s")),
+        *((name, _INT) for name in ("opener", "held_back")),
+    ]
+)
 # Two pieces of which one takes what the other makes, and whether they have the same devices; bytes of a whole
 # batch; when all of it has arrived, and its gradients.
 EDGE = np.dtype(
@@ -108,6 +116,9 @@ class Work(NamedTuple):
         in_from, in_edges: [P + 1] and numbers of the edges to each piece.
         heap_s, heap: when something is ready to be sent, and which edge: twice its number, and one more where
             it is the gradients; first what is ready first (a binary heap).
+        sent_s: by these items, when something can be sent. `held_behind`: one more than the item of what
+            waits for the same pass, or 0.
+        next_on: [N, `PASSES_AHEAD`] of each device, places of the next passes in the order, or 0.
         received: [P] bytes of a batch that a piece's devices receive for it.
         made: bytes of gradients that each op of a piece makes.
         uses: [B] `USE`.
@@ -135,7 +146,8 @@ class Work(NamedTuple):
         port_free_s: [4 N] when ways of messages are free: out and in, inside of nodes and of cards.
         taken_s: [4 N] what the messages of an edge take of each; `touched`: which these are.
         load_keys, load_counts, load_ports, load_s: the same of edges that have been worked out, by hashes of
-            their ends: [R] how many ways, and [R, 4 N] which, for how long.
+            their ends: [R] how many ways, and [R, 4 N] which, for how long. `load_bytes`: [R] the most that a
+            device receives.
         card_slots: [N, S] of each card, slots of time with messages, 64 to a word; `home_slots`: [F, S] of
             any card of a home. `slot_s`: [1] the length of a slot.
         peers: [N, N] whether two devices of a node exchange messages.
@@ -153,6 +165,9 @@ class Work(NamedTuple):
     in_edges: Ints
     heap_s: Floats
     heap: Ints
+    sent_s: Floats
+    held_behind: Ints
+    next_on: Ints
     received: Floats
     made: Floats
     uses: Records
@@ -188,6 +203,7 @@ class Work(NamedTuple):
     load_counts: Ints
     load_ports: Ints
     load_s: Floats
+    load_bytes: Floats
     card_slots: Ints
     home_slots: Ints
     slot_s: Floats
@@ -217,6 +233,9 @@ def work_for(tables: Tables, num_places: int, iteration_s: float) -> Work:
         in_edges=np.zeros(num_edges, ints),
         heap_s=np.zeros(2 * num_edges),
         heap=np.zeros(2 * num_edges, ints),
+        sent_s=np.zeros(2 * num_edges),
+        held_behind=np.zeros(2 * num_edges, ints),
+        next_on=np.zeros((num_devices, PASSES_AHEAD), ints),
         received=np.zeros(num_places),
         made=np.zeros(int(tables.metaops["num_ops"].max())),
         uses=np.zeros(num_blocks, USE),
@@ -252,6 +271,7 @@ def work_for(tables: Tables, num_places: int, iteration_s: float) -> Work:
         load_counts=np.zeros(num_loads, ints),
         load_ports=np.zeros((num_loads, 4 * num_devices), ints),
         load_s=np.zeros((num_loads, 4 * num_devices)),
+        load_bytes=np.zeros(num_loads),
         card_slots=np.zeros((num_devices, SLOTS // 64), ints),
         home_slots=np.zeros((num_fragments, SLOTS // 64), ints),
         slot_s=np.full(1, COVERED * iteration_s / SLOTS),

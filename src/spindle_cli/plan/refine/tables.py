@@ -445,7 +445,9 @@ def _kinds_of_nodes(cluster: Cluster) -> list[int]:
 
 
 def _devices(cluster: Cluster, kinds: Sequence[int], by_type: Sequence[int]) -> Records:
-    number_of = {card: number for number, card in enumerate(dict.fromkeys(cluster.card_of))}
+    first_of: dict[tuple[int, int], int] = {}
+    for device, card in enumerate(cluster.card_of):
+        first_of.setdefault(card, device)
     devices_of = Counter(cluster.card_of)
     place_of: dict[int, int] = {}
     seen = Counter[str]()
@@ -457,7 +459,7 @@ def _devices(cluster: Cluster, kinds: Sequence[int], by_type: Sequence[int]) -> 
             node,
             3 ** kinds[node],
             cluster.cards_of_node[node],
-            number_of[cluster.card_of[device]],
+            first_of[cluster.card_of[device]],
             devices_of[cluster.card_of[device]] > 1,
             cluster.types.index(cluster.type_of[device]),
             place_of[device],
