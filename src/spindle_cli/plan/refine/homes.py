@@ -66,8 +66,12 @@ def _find_classes(work: Work, num_homes: int) -> None:
     table[:] = -1
     for home in range(num_homes):
         if work.homes[home].count > 1:
+            # Mixed, as sums of what grows evenly are the same for other homes, too.
+            mixed = (home + 1) * MULTIPLIER
+            mixed = (mixed ^ (mixed >> 29)) * MULTIPLIER
+            mixed = (mixed ^ (mixed >> 32)) * MULTIPLIER
             for place in range(work.homes[home].count):
-                hashes[work.home_devices[home, place]] += (home + 1) * MULTIPLIER * (home + MULTIPLIER)
+                hashes[work.home_devices[home, place]] += mixed ^ (mixed >> 31)
     for device in range(len(hashes)):
         slot = (hashes[device] ^ (hashes[device] >> 29)) & (len(table) - 1)
         while table[slot] >= 0 and hashes[table[slot]] != hashes[device]:
