@@ -18,8 +18,9 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.nodes import GroupLinks
 from spindle_cli.files.sharding import Sharding
-from spindle_cli.plan.best.find import find
+from spindle_cli.plan.best.find import Found, find
 from spindle_cli.plan.best.in_memory import FAR_FROM_BOUND
+from spindle_cli.plan.best.written import Bounds, plan_of
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.compiled import sources_digest
 from spindle_cli.plan.make import make_plan
@@ -32,6 +33,7 @@ from spindle_cli.plan.refine.tables import MOST_KINDS
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, Profile
+from spindle_cli.simulate.run import simulate
 from spindle_cli.units import GIB
 
 PASSES = 100_000
@@ -228,6 +230,48 @@ def test_what_is_handed_on_is_estimated_as_predicted() -> None:
     assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6)
     assert begun.prediction.transfer_s == pytest.approx(2 * (3e-6 + GIB / 160e9))
     assert filled == pytest.approx([1.0, 1.0], rel=2e-3)
+
+
+def test_sums_of_devices_in_many_homes_are_estimated_as_predicted() -> None:
+    """Of seven homes the first device is in the numbers 0, 4 and 5, the second in 1, 2 and 6: as many, with
+    the same sum and the same sum of squares. Each sums one after another.
+    """
+    tasks = [metaop_of(f"t{number}/net", 1, {2: 0.01}, param_bytes_per_op=GIB // 4) for number in range(7)]
+    problem = problem_of(gpus(16), *tasks)
+    first = {0: 0, 4: 0, 5: 0, 1: 1, 2: 1, 6: 1, 3: 2}
+    slices = [
+        slice_of(task, (0, 1), (first[number], 3 + number), 0.01 * number)
+        for number, task in enumerate(tasks)
+    ]
+    begun = judged(problem, slices)
+    seconds, _ = estimated(problem, begun)
+    assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(("num_between", "starts_s"), [(0, 0.01), (2, 0.01), (3, 0.01), (4, 0.02), (6, 0.04)])
+def test_what_comes_early_waits_for_its_takers_buffers(num_between: int, starts_s: float) -> None:
+    """What a device makes in its first pass takes as long as five passes on its way. Its taker, which has
+    other passes to run before, holds a buffer from two passes ahead on.
+    """
+    made = metaop_of("t/made", 1, {1: 0.03}).model_copy(update={"output_bytes": 8 * 10**9})
+    between = [metaop_of(f"t{number}/between", 1, {1: 0.03}) for number in range(num_between)]
+    taking = metaop_of("t/taking", 1, {1: 0.03}, inputs=("t/made",))
+    problem = problem_of(gpus(2, 200.0), made, *between, taking)
+    slices = [
+        slice_of(made, (0, 1), (0,), 0.0),
+        *(slice_of(task, (0, 1), (1,), 0.03 * number) for number, task in enumerate(between)),
+        slice_of(taking, (0, 1), (1,), 0.03 * max(1, num_between)),
+    ]
+    begun = judged(problem, slices)
+    seconds, _ = estimated(problem, begun)
+    assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6)
+    # The taker's pass and its backward pass, and all other backward passes of its device, or, while these
+    # run, the gradient's way back and the maker's backward pass.
+    behind_s = 0.01 + 0.02 + max(0.02 * num_between, 0.05 + 0.02)
+    assert begun.prediction.iteration_s == pytest.approx(starts_s + 0.05 + behind_s, abs=1e-5)
+    bounds = Bounds(0.0, 0.0)
+    plan = plan_of(problem.profile, problem.cluster, "spindle", Found(begun, is_short=False), bounds)
+    assert simulate(plan).iteration_s == pytest.approx(begun.prediction.iteration_s, rel=1e-3)
 
 
 def test_every_schedule_that_is_come_to_is_a_plan() -> None:
