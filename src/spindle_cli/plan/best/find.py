@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from math import inf
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.best.any_number import on_any_number, told_apart
-from spindle_cli.plan.best.drafts import ONE_TYPE, best_of_each
+from spindle_cli.plan.best.drafts import BASELINES, ONE_TYPE, best_of_each, by_baseline
 from spindle_cli.plan.best.experts import with_experts
 from spindle_cli.plan.best.in_memory import in_memory
 from spindle_cli.plan.best.micro_batches import (
@@ -33,7 +34,7 @@ from spindle_cli.plan.search.memory_fallback import (
     least_fallback,
     with_fallback,
 )
-from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
+from spindle_cli.plan.search.passes_apart import apart, or_another_apart, with_passes_apart
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.strategies.all_on_all import all_on_all, hands_on_much
 from spindle_cli.plan.types import StrategyName
@@ -102,9 +103,10 @@ def find(
         BelowBoundError: a bug of the planner.
     """
     profile = on_all_devices(profile, cluster)
-    problem = make_problem(profile, cluster)
+    whole = problem = make_problem(profile, cluster)
     bound = lower_bound(problem)
-    fitting, all_fit = best_of_each(problem, bound, strategy, effort)
+    by_name = cache(partial(by_baseline, problem))
+    fitting, all_fit = best_of_each(problem, bound, strategy, effort, by_name)
 
     def give_up(_: Judged | None) -> TightPlan | None:
         return with_fallback(profile, cluster, strategy, effort, ONE_TYPE, or_less_s=or_less_s)
@@ -125,6 +127,9 @@ def find(
             (best, problem), note = alike, None
     require_above(bound.lower_bound_s, best)
     best = with_passes_apart(problem, best)
+    baselines = (by_name(name) for name in BASELINES if strategy == "spindle")
+    if (other := or_another_apart(whole, best, baselines)) is not best:
+        best, problem, note = other, whole, None
     if profile.sharding and not best.is_apart:
         timed_apart = apart(problem, best)
         if timed_apart is None:

@@ -3,7 +3,7 @@
 Compute and messages overlap. A device moves one thing at a time inside its node, and a network card one
 between nodes. What has been computed is sent as soon as its takers hold buffers for it, a few passes ahead of
 theirs (`program/transfers.py`), the earliest first. Over NCCL, which carries what a device posts one after
-another, in or out, all of it starts together, when all of its ways are free; over gloo each way carries its
+another, all of it starts together, when all of its ways are free; over gloo each way carries its
 part when it is free itself. Where devices are processors that communicate and read samples themselves, their
 slices take longer for it.
 """
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from spindle_cli.account.activations import pass_order
 from spindle_cli.account.compute import slice_stretches
 from spindle_cli.account.device.iteration import EARLY_BYTES, PASSES_AHEAD
-from spindle_cli.account.traffic import Exchange, Traffic
+from spindle_cli.account.traffic import Exchange, Traffic, sides_of
 from spindle_cli.costs.links import transfer_s
 from spindle_cli.costs.recompute_and_offload import Stalls, stalls
 from spindle_cli.costs.shares import OpSeconds, times_of_shares
@@ -27,9 +27,10 @@ from spindle_cli.plan.placing.card_loads import Busy, Card
 from spindle_cli.plan.problem import Point, Problem, without_offload
 from spindle_cli.plan.types import Slice
 
-# A device's way to others of its node, or a network card: (node, card of the node); and whether inwards,
-# where that goes beside what goes outwards.
-_Way = tuple[int | Card, bool]
+# A device's way to others of its node, or a network card: (node, card of the node); and which of two that
+# carry messages beside each other: out and in, or what either half of the devices sends
+# (`account/traffic.py`).
+_Way = tuple[int | Card, int]
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,11 @@ class Passes:
         self._num_devices = problem.num_devices
         seconds: dict[tuple[int, bool], float] = {}  # of a message, by bytes and whether inside a node
         self._order = pass_order(traffic.plan, traffic.edges)
-        self._moves = [_move(exchange, problem.cluster, seconds) for exchange in traffic.activations]
+        pairs = ((source, destination) for source, destination, _ in traffic.messages())
+        sides = sides_of(pairs) if problem.cluster.talks_by == "nccl" else {}
+        self._moves = [_move(exchange, problem.cluster, seconds, sides) for exchange in traffic.activations]
         self._moves += [
-            _move(exchange, problem.cluster, seconds, len(slices)) for exchange in traffic.gradients
+            _move(exchange, problem.cluster, seconds, sides, len(slices)) for exchange in traffic.gradients
         ]
         self._sent_by: list[list[int]] = [[] for _ in range(2 * len(slices))]
         self._taken_by: list[list[int]] = [[] for _ in range(2 * len(slices))]
@@ -212,12 +215,18 @@ class _Ways(NamedTuple):
 
 
 def _move(
-    exchange: Exchange, cluster: Cluster, seconds: dict[tuple[int, bool], float], offset: int = 0
+    exchange: Exchange,
+    cluster: Cluster,
+    seconds: dict[tuple[int, bool], float],
+    sides: Mapping[int, int],
+    offset: int = 0,
 ) -> _Move:
+    """`sides`: the half of each device, over NCCL."""
     node_of, card_of = cluster.node_of, cluster.card_of
     one_kind = cluster.has_one_kind_of_links
-    out_s: dict[int | Card, float] = {}
-    in_s: dict[int | Card, float] = {}
+    at_once = cluster.talks_by == "nccl"
+    out_s: dict[_Way, float] = {}
+    in_s: dict[_Way, float] = {}
     received: dict[int, int] = {}
     for source, destination, num_bytes in exchange.messages:
         inside = node_of[source] == node_of[destination]
@@ -227,17 +236,18 @@ def _move(
             if (num_bytes, inside) not in seconds:
                 seconds[num_bytes, inside] = transfer_s(num_bytes, cluster.link(source, destination))
             taken_s = seconds[num_bytes, inside]
-        out, into = (source, destination) if inside else (card_of[source], card_of[destination])
-        out_s[out] = out_s.get(out, 0.0) + taken_s
-        in_s[into] = in_s.get(into, 0.0) + taken_s
+        ports: tuple[int | Card, ...] = (source, destination)
+        if not inside:
+            ports = card_of[source], card_of[destination]
+        # A card that several devices share carries what one sends beside what another one receives.
+        ways: list[_Way] = [
+            (port, sides[source] if at_once and _is_of_one(port, cluster) else way)
+            for way, port in enumerate(ports)
+        ]
+        out_s[ways[0]] = out_s.get(ways[0], 0.0) + taken_s
+        in_s[ways[1]] = in_s.get(ways[1], 0.0) + taken_s
         received[destination] = received.get(destination, 0) + num_bytes
-    at_once = cluster.talks_by == "nccl"
-    busy_s: dict[_Way, float] = {}
-    for ways_s, inwards in ((out_s, False), (in_s, True)):
-        for port, taken_s in ways_s.items():
-            # A card that several devices share carries what one sends beside what another one receives.
-            way = port, inwards and not (at_once and _is_of_one(port, cluster))
-            busy_s[way] = max(busy_s.get(way, 0.0), taken_s)
+    busy_s = {way: max(out_s.get(way, 0.0), in_s.get(way, 0.0)) for way in (*out_s, *in_s)}
     is_small = max(received.values(), default=0) <= EARLY_BYTES
     return _Move(exchange.sender + offset, exchange.taker + offset, is_small, at_once, tuple(busy_s.items()))
 

@@ -54,21 +54,11 @@ def _load_of(
     num_touched, most_bytes = _load_ports(
         tables, work, schedule.devices[source], one, schedule.devices[taker], two, num_bytes
     )
-    taken_s, num_devices, count = work.taken_s, len(tables.devices), 0
     for number in range(num_touched):
-        port = work.touched[number]
-        # What is one device's alone carries what goes in and what goes out one after another.
-        other = port - num_devices if port // num_devices % 2 else port + num_devices
-        if port < 2 * num_devices or not tables.devices[port % num_devices].shares_card:
-            if taken_s[other] > taken_s[port] or (taken_s[other] == taken_s[port] and other < port):
-                continue
-            port = min(port, other)
-        work.load_ports[row, count] = port
-        work.load_s[row, count] = taken_s[work.touched[number]]
-        count += 1
-    for number in range(num_touched):
-        taken_s[work.touched[number]] = 0.0
-    work.load_keys[row], work.load_counts[row], work.load_bytes[row] = key, count, most_bytes
+        work.load_ports[row, number] = work.touched[number]
+        work.load_s[row, number] = work.taken_s[work.touched[number]]
+        work.taken_s[work.touched[number]] = 0.0
+    work.load_keys[row], work.load_counts[row], work.load_bytes[row] = key, num_touched, most_bytes
     return int(row)
 
 
