@@ -323,12 +323,10 @@ def test_collectives_take_a_ring_and_a_tree_in_every_channel() -> None:
     assert [mib(range(2 * size), size) for size in (12, 16)] == [24 * 12 * 70 / 24, 24 * 12 * 94 / 32]
 
 
-def test_the_page_says_what_each_way_of_a_sum_takes() -> None:
-    root = Path(__file__).parents[2]
-    page = " ".join((root / "docs" / "planning.md").read_text(encoding="utf-8").split())
-    cluster = Cluster.read(root / "configs" / "clusters" / "a800-128x8.yaml")
+def test_over_many_nodes_a_sum_by_nodes_is_fastest_and_a_scatter_at_once_slowest() -> None:
+    """32 MiB over 128 nodes of eight."""
+    cluster = Cluster.read(Path(__file__).parents[2] / "configs" / "clusters" / "a800-128x8.yaml")
     spread = per_node(range(cluster.num_devices), cluster)
     at_once_s, whole_s = (spread_collective_s(32 * MIB, spread, rounds, cluster) for rounds in (1, 2))
     by_s = by_node_s(32 * MIB, spread, cluster)
-    said = "scattered at once in {:.1f} ms, summed whole in {:.1f} ms, and scattered by nodes in {:.1f} ms"
-    assert said.format(*(1000 * seconds for seconds in (at_once_s, whole_s, by_s))) in page
+    assert (at_once_s, whole_s, by_s) == pytest.approx((4.5e-3, 1.0e-3, 0.4e-3), abs=0.05e-3)

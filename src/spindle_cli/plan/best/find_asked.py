@@ -15,7 +15,7 @@ from spindle_cli.plan.best.find import (
     Found,
     OneTypeCutPlanner,
     find,
-    find_in,
+    find_in_asked,
     find_on_any_number,
     in_best_micro_batches,
 )
@@ -127,7 +127,7 @@ def _in_memory(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLe
     """
     if asked.micro_batches is not None:
         planner = OneTypeCutPlanner(profile, cluster, asked.strategy, asked.effort)
-        return find_in(planner.cut(asked.micro_batches), planner)
+        return find_in_asked(planner.cut(asked.micro_batches), planner)
     # What is shared out runs on all devices in any case.
     search = find if asked.equal_shares or gives_up_memory(profile.sharding) else find_on_any_number
     return search(profile, cluster, asked.strategy, asked.effort, or_less_s)

@@ -13,7 +13,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found, find, find_in, require_above
+from spindle_cli.plan.best.find import Found, find, find_in_asked, require_above
 from spindle_cli.plan.best.find_asked import or_less_than, or_moving, with_less
 from spindle_cli.plan.best.in_memory import in_memory
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
@@ -89,7 +89,7 @@ def _with_room(
     memory_asks = asked.micro_batches is None
     planner = _CutPlanner(shared_out, cluster, asked.strategy, asked.effort, posing, memory_asks)
     if asked.micro_batches is not None:
-        found = find_in(planner.cut(asked.micro_batches), planner)
+        found = find_in_asked(planner.cut(asked.micro_batches), planner)
     else:
         found = find_in_memory(shared_out, cluster, asked.strategy, asked.effort, posing, or_less_s)
         may_leave = asked.strategy == "spindle" and asked.effort != NO_SEARCH and not asked.shares_out_more
