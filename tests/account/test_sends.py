@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spindle_cli.account.activations import WHOLE, Layout, busiest_s, handed_over, part_of
+from spindle_cli.account.activations import WHOLE, Layout, handed_over, part_of
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 
 ONE, TWO = Layout((0,), 1, 1, 8), Layout((0, 1), 2, 1, 8)
@@ -84,23 +84,3 @@ def test_those_that_share_a_card_are_sent_in_parts_though_links_inside_are_slow(
     source, group = Layout((0, 1), 1, 2, 8), Layout((4, 5), 1, 2, 8)
     over = handed_over(source, group, 4 * 10**9, cluster(inside=0.9, cards=1))
     assert {send.part for send in over.sends} == {(0, 2), (1, 2)}
-
-
-def moved_s(*moves: tuple[Layout, Layout], cards: int = 4) -> float:
-    """Seconds for 1 GB of each: 0.1 inside a node, 1 between nodes."""
-    on = cluster(cards=cards)
-    return busiest_s([send for move in moves for send in handed_over(*move, 10**9, on).sends], on)
-
-
-@pytest.mark.parametrize(("cards", "seconds"), [(2, 1.0), (4, 0.5)])
-def test_devices_of_a_node_share_its_cards(cards: int, seconds: float) -> None:
-    """Two devices send a half each, over one card or two."""
-    assert moved_s((TWO, Layout((4, 5), 2, 1, 8)), cards=cards) == pytest.approx(seconds)
-
-
-def test_inside_a_node_each_device_has_its_own_way_and_the_busiest_counts() -> None:
-    one, other = Layout((1,), 1, 1, 8), Layout((0, 2), 2, 1, 8)
-    assert moved_s((ONE, TWO)) == pytest.approx(0.05)
-    assert moved_s((ONE, TWO), (ONE, other)) == pytest.approx(0.1)
-    assert moved_s((ONE, TWO), (one, Layout((1, 2), 2, 1, 8))) == pytest.approx(0.05)
-    assert moved_s((TWO, TWO)) == 0.0

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import le
 
-from spindle_cli.account.activations import Layout, busiest_s, handed_over
+from spindle_cli.account.activations import Layout
 from spindle_cli.costs.memory import inner_bytes
 from spindle_cli.costs.shares import times_of
 from spindle_cli.plan.placing.calendar import first_devices
+from spindle_cli.plan.placing.moving import moving_s
 from spindle_cli.plan.problem import Node, Point, Problem
 from spindle_cli.plan.strategies.lanes import Devices, best_point
 from spindle_cli.plan.types import Slice
@@ -69,8 +70,7 @@ def _near_others(
     if near is None:
         return own
     batch_size, num_bytes = node.metaop.batch_size, _bytes_between(node, heaviest)
-    over = handed_over(own.layout(batch_size), other.layout(batch_size), num_bytes, problem.cluster)
-    there_s = busiest_s(over.sends, problem.cluster) + over.gather_s
+    there_s = moving_s([(own.layout(batch_size), other.layout(batch_size), num_bytes)], problem.cluster)
     own_s, near_s = (node.num_ops * each.point.op_s for each in (own, near))
     return near if near_s < own_s + 2 * there_s else own
 
