@@ -183,7 +183,7 @@ def test_where_memory_is_short_what_is_not_faster_than_another_kind_of_plan_is_l
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("activation_mib", "memory_gib", "is_of_teams", "recomputes"),
-    [(300, 1.5, True, False), (300, 1.0, True, True), (500, 0.5, False, True)],
+    [(300, 1.5, True, False), (300, 1.0, True, True), (500, 0.6, False, True)],
 )
 def test_leaving_out_what_teams_beat_changes_no_plan(
     monkeypatch: pytest.MonkeyPatch,

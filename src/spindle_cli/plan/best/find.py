@@ -36,6 +36,7 @@ from spindle_cli.plan.search.memory_fallback import (
 )
 from spindle_cli.plan.search.passes_apart import apart, or_another_apart, with_passes_apart
 from spindle_cli.plan.search.posed import NO_SEARCH
+from spindle_cli.plan.search.spread import all_spread_out
 from spindle_cli.plan.strategies.all_on_all import all_on_all, hands_on_much
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
@@ -107,6 +108,7 @@ def find(
     bound = lower_bound(problem)
     by_name = cache(partial(by_baseline, problem))
     fitting, all_fit = best_of_each(problem, bound, strategy, effort, by_name)
+    fitting = all_spread_out(problem, fitting)
 
     def give_up(_: Judged | None) -> TightPlan | None:
         return with_fallback(profile, cluster, strategy, effort, ONE_TYPE, or_less_s=or_less_s)

@@ -37,6 +37,8 @@ from spindle_cli.units import counted
 SPLIT_SHARES = (0.6, 1.0)
 # Recomputation is measured out in so many steps, a power of two.
 STEPS = 64
+# By how many steps more than least is recomputed, too.
+MORE_STEPS = (1, 2, 4, 8)
 # Of the nodes' memory for activations, what is planned for: devices do not have all alike.
 HOST_SHARE = 0.8
 # Where memory is short, the iteration of a plan is longer than the lower bound by at least this share of it.
@@ -175,8 +177,9 @@ def _quick_plan(tight: TightProblem, strategy: StrategyName, than_s: float = inf
 
 
 def _least_recomputing(split: TightProblem, strategy: StrategyName, than_s: float) -> TightPlan | None:
-    """The plan that recomputes least of those that fit, found by halving; None if all of it does not fit, or
-    if what fits recomputes so much that it is not faster than `than_s`.
+    """The plan that recomputes least of those that fit, found by halving, or one that recomputes a little
+    more, as what spreads memory less evenly fits only so, and may be faster; None if all of it does not fit,
+    or if what fits recomputes so much that it is not faster than `than_s`.
 
     Whether any plan fits is asked of the baselines first, which take least time to find. What recomputes more
     has other schedules, some of which find no place where one that recomputes less does: so a plan that
@@ -186,7 +189,7 @@ def _least_recomputing(split: TightProblem, strategy: StrategyName, than_s: floa
         nothing = _recomputing_nothing(split, strategy, than_s)
         if nothing is not None:
             return nothing
-    least: tuple[TightProblem, TightPlan | None] | None = None
+    least: tuple[int, TightProblem, TightPlan | None] | None = None
     low = 1
     high = step = STEPS
     while low <= high:
@@ -197,14 +200,20 @@ def _least_recomputing(split: TightProblem, strategy: StrategyName, than_s: floa
         by_baseline = tight is not None and _fits_by_baseline(tight, strategy)
         plan = None if tight is None or by_baseline else _quick_plan(tight, strategy)
         if tight is not None and (by_baseline or plan is not None):
-            least, high = (tight, plan), step - 1
+            least, high = (step, tight, plan), step - 1
         else:
             low = step + 1
         step = (low + high) // 2
     if least is None:
         return None
-    tight, plan = least
-    return plan or _quick_plan(tight, strategy)
+    step, tight, plan = least
+    plans = [plan or _quick_plan(tight, strategy)]
+    for more in MORE_STEPS:
+        tight_more = recomputing(split, step + more) if step + more <= STEPS else None
+        if tight_more is not None and may_be_faster(tight_more.posed, than_s):
+            plans.append(_quick_plan(tight_more, strategy, than_s))
+    fitting = (each for each in plans if each is not None)
+    return min(fitting, key=lambda each: each.judged.rank(), default=None)
 
 
 def _fits_by_baseline(tight: TightProblem, strategy: StrategyName) -> bool:

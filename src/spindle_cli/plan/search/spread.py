@@ -1,0 +1,162 @@
+"""Ops that the search has put on few devices although what they take lies on many: spread out where that
+makes the iteration shorter.
+
+The search knows curves alone. A contrastive loss is mostly the same few kernels however many devices share
+it, and its gathers come on top: its curve rises, so the search leaves it on one device. But then the features
+of every other device come to that one, message by message, and their gradients go back. So for the finished
+schedule those devices are tried that hold what an op takes, or some of them, with whole nodes first, since
+gathers over few nodes are fast. What each would take, messages included, is estimated by itself; the best are
+judged as part of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from spindle_cli.account.activations import Layout, edge_bytes, edges_between, layout_of
+from spindle_cli.plan.assemble import exact_slices
+from spindle_cli.plan.placing.moving import moving_s
+from spindle_cli.plan.problem import Node, Problem
+from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice
+from spindle_cli.plan.search.judge import Judged, measure
+from spindle_cli.plan.slices import Slice, rows_of
+
+# Whole plans judged, at most so many without a gain one after the other, of each slice so many; what is
+# estimated to save less than this share of the iteration is not.
+MOST_JUDGED = 8
+MOST_IN_VAIN = 3
+JUDGED_PER_SLICE = 2
+WORTH_SPREADING = 0.001
+
+
+@dataclass(frozen=True)
+class _Input:
+    """What a slice takes from another one: bytes of the whole batch."""
+
+    layout: Layout
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A slice on other devices. `saved_s`: what that is estimated to save."""
+
+    index: int
+    piece: Slice
+    saved_s: float
+
+
+def all_spread_out(problem: Problem, found: Sequence[Judged]) -> list[Judged]:
+    """Some plans once spread out, the best first, of equals as they were. At most what messages take is saved
+    by that, so those that would be slower even without any stay as they are.
+
+    Args:
+        found: the best first.
+    """
+    spread, least_s = list(found), inf
+    for number, judged in enumerate(found):
+        prediction = judged.prediction
+        if prediction.iteration_s - prediction.transfer_s - prediction.processor_s <= least_s:
+            spread[number] = spread_out(problem, judged)
+        least_s = min(least_s, spread[number].prediction.iteration_s)
+    return sorted(spread, key=Judged.rank)
+
+
+def spread_out(problem: Problem, judged: Judged) -> Judged:
+    """The same plan with ops spread over the devices of their inputs, or as it was where none gains by it."""
+    worth_s = WORTH_SPREADING * judged.prediction.iteration_s
+    if judged.prediction.transfer_s < worth_s:
+        return judged
+    choices = [each for each in _choices(problem, judged.slices) if each.saved_s >= worth_s]
+    choices.sort(key=lambda choice: choice.saved_s)  # of each slice the best comes last
+    # Side by side, one of two losses gains nothing by itself: all together, then one by one, there or back.
+    trials = [{choice.index: choice.piece for choice in choices}] if choices else []
+    trials += [{choice.index: choice.piece} for choice in choices[::-1]]
+    best, slices, in_vain = judged, judged.slices, 0
+    for trial in trials[:MOST_JUDGED]:
+        if in_vain == MOST_IN_VAIN:
+            break
+        changed = _changed(slices, trial)
+        if changed == slices:
+            changed = _changed(slices, {index: judged.slices[index] for index in trial})
+        found = _judged_again(problem, judged, changed)
+        in_vain += 1
+        if found is not None and found.rank() < best.rank():
+            best, slices, in_vain = found, changed, 0
+    return best
+
+
+def _changed(slices: tuple[Slice, ...], pieces: Mapping[int, Slice]) -> tuple[Slice, ...]:
+    return tuple(pieces.get(index, piece) for index, piece in enumerate(slices))
+
+
+def _choices(problem: Problem, slices: Sequence[Slice]) -> Iterator[_Choice]:
+    """For each slice that has a whole node's ops, the most promising devices among those of its inputs."""
+    by_name = problem.profile.by_name
+    node_of = {(node.metaop.name, node.first_op): node for node in problem.nodes}
+    taken: dict[int, list[int]] = {}
+    inputs: dict[int, list[_Input]] = {}
+    for edge in edges_between(slices, by_name):
+        producer = slices[edge.producer]
+        layout = layout_of(producer, by_name)
+        taken.setdefault(edge.consumer, []).append(edge.producer)
+        inputs.setdefault(edge.consumer, []).append(_Input(layout, edge_bytes(producer, edge, by_name)))
+    for index, producers in taken.items():
+        piece = slices[index]
+        node = node_of.get((piece.metaop, piece.ops[0]))
+        if node is None or node.num_ops != piece.num_ops or piece.tp > 1:
+            continue
+        now_s = _seconds(problem, piece, inputs[index])
+        wider = {
+            other.devices: _Choice(index, other, now_s - _seconds(problem, other, inputs[index]))
+            for producer in producers
+            for other in _wider(problem, node, piece, slices[producer].devices)
+        }
+        yield from sorted(wider.values(), key=lambda choice: -choice.saved_s)[:JUDGED_PER_SLICE]
+
+
+def _wider(problem: Problem, node: Node, piece: Slice, held_by: Sequence[int]) -> Iterator[Slice]:
+    """A slice on more devices, of those that hold an input of it: all, or some evenly apart."""
+    node_of = problem.cluster.node_of
+    by_node: dict[int, list[int]] = {}
+    for device in held_by:
+        by_node.setdefault(node_of[device], []).append(device)
+    for point in node.metaop.curve:
+        if point.tp > 1 or not piece.dp < point.dp <= len(held_by) or len(held_by) % point.dp:
+            continue
+        every = len(held_by) // point.dp
+        of_nodes = tuple(device for devices in list(by_node.values())[::every] for device in devices)
+        for devices in dict.fromkeys((of_nodes, tuple(held_by[::every]))):
+            if len(devices) == point.dp:
+                rows = rows_of(node.metaop.batch_size, point.dp)
+                yield piece.model_copy(update={"devices": devices, "dp": point.dp, "rows": rows})
+
+
+def _seconds(problem: Problem, piece: Slice, inputs: Sequence[_Input]) -> float:
+    """What both passes of a slice take, with the messages that bring its inputs and take their gradients
+    back, as if nothing else were under way.
+    """
+    cluster, metaop = problem.cluster, problem.profile.by_name[piece.metaop]
+    point = problem.point_of(piece)
+    layout = layout_of(piece, problem.profile.by_name)
+    op_s = point.op_s + sum(problem.beyond.op_s(piece, metaop, point.forward_s, point.backward_s))
+    moves = ((each.layout, layout, each.num_bytes) for each in inputs)
+    return piece.num_ops * op_s + 2 * moving_s(moves, cluster)
+
+
+def _judged_again(problem: Problem, judged: Judged, slices: Sequence[Slice]) -> Judged | None:
+    """Slices in the order of a judged plan's, timed and judged anew; None if they do not fit the memory."""
+    index = {
+        (node.metaop.name, op): node.index
+        for node in problem.nodes
+        for op in range(node.first_op, node.first_op + node.num_ops)
+    }
+    pieces = tuple(
+        UnplacedSlice(index[p.metaop, p.ops[0]], *p.ops, problem.point_of(p), p.start_s, p.end_s)
+        for p in slices
+    )
+    draft = Draft(judged.strategy, pieces, after=judged.after)
+    placed = Placed(draft, tuple(piece.devices for piece in slices))
+    return measure(problem, judged.strategy, exact_slices(problem, placed), judged.after)
