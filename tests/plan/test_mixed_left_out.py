@@ -59,7 +59,7 @@ def test_where_memory_asks_for_micro_batches_it_stays_short(monkeypatch: pytest.
     bound = mixed_bound(SeveralTypes().problem(chain(), ONE_EACH))
     planners: list[CutPlanner] = []
     monkeypatch.setattr(find_module, "find_in_memory", lambda *_: found)
-    monkeypatch.setattr(find_module, "find_in", lambda *_: found)
+    monkeypatch.setattr(find_module, "find_in_asked", lambda *_: found)
     monkeypatch.setattr(find_module, "on_best_part", lambda *_: found)
     monkeypatch.setattr(find_module, "with_less", lambda *given: planners.append(given[4]))
     for micro_batches, is_short in (({"t": 2}, False), (None, True)):
