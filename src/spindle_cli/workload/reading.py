@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from spindle_cli.workload.building.attributes import Memories, hooks_of_users, last_name
+from spindle_cli.workload.building.fields import ASKS_ENVIRONMENT, OF_ENVIRONMENT
 from spindle_cli.workload.reads import Reads
 
 # Code that names one of these may ask an object for any name that it makes.
@@ -47,6 +48,8 @@ class Reader:
         """
         if isinstance(place, str):  # of a file, or of a class there
             path = list(_steps(name.removeprefix("self.")))
+            if path[:-1] == OF_ENVIRONMENT.split("."):
+                return self._is_named(path[-1], leaver) and not ASKS_ENVIRONMENT.isdisjoint(self._names)
             is_known = not self._globals.isdisjoint(path[-2:]) or not self._variables.isdisjoint(path[-2:-1])
             return path[-1] in self._names and is_known
         if not isinstance(place, tuple):  # a container, or a variable of functions
@@ -57,9 +60,15 @@ class Reader:
             return keys[-1] in self._names
         if all(memories.name_of(holder) is None for memories in self._memories):
             return False
-        # A name that who leaves it does not have in its code is made when it runs; so others may make it.
-        is_made = keys[-1] not in leaver._reads.names
-        return keys[-1] in self._names or (is_made and not _BY_ANY_NAME.isdisjoint(self._names))
+        return keys[-1] in self._names or (
+            self._is_named(keys[-1], leaver) and not _BY_ANY_NAME.isdisjoint(self._names)
+        )
+
+    def _is_named(self, name: str, leaver: Reader) -> bool:
+        """Whether its code has this name, or who leaves it does not: one that is made when that runs, others
+        may make too.
+        """
+        return name in self._names or name not in leaver._reads.names
 
     def place_of(self, name: str) -> str | None:
         """'file:line' where its code names it."""

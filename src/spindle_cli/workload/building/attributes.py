@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import contextvars
 import functools
 import itertools
+import os
 import re
 import sys
 import threading
 import types
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -25,10 +27,18 @@ from torch.jit import ScriptModule
 from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.fields import (
+    ASKS_ENVIRONMENT,
+    OF_ENVIRONMENT,
+    OF_TORCH,
+    Environment,
+    attributes_of,
+    fields_of,
+)
 from spindle_cli.workload.building.source import settled_module_name
+from spindle_cli.workload.reads import Reads
 
 _PLAIN = (bool, int, float, complex, str, bytes)
-OF_TORCH = frozenset(vars(nn.Module()))  # its own dicts of parameters, buffers, parts and hooks
 _HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "_hooks" in name and held == {})
 _DEPTH = 3  # of containers in containers, and in objects
 _MOST = 1000  # entries of a container that are looked into
@@ -37,7 +47,9 @@ _CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
 # Objects of classes from there keep nothing of a user's, but for those that are made to.
 _NOT_OF_USERS = sys.stdlib_module_names | {"torch", "numpy", "spindle_cli"}
 _EXACT = (list, dict, set, OrderedDict, defaultdict, Counter, deque)
-_NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, threading.local)
+# What holds one value, and is no name of anything itself.
+_VARIABLES = (types.CellType, contextvars.ContextVar)
 _MISSING = object()
 _MOST_ELEMENTS = 4096  # of an array of numpy's whose values are looked at
 _forward = threading.local()  # `hooks`: those that a forward which is traced has not set itself; None: all
@@ -46,12 +58,20 @@ _forward = threading.local()  # `hooks`: those that a forward which is traced ha
 class GoesOneWayError(WorkloadError):
     """A forward moves an iterator, which nothing moves back. `key`: the last name by which it has it."""
 
-    def __init__(self, name: str, kind: str) -> None:
+    def __init__(self, name: str, holder: object) -> None:
+        hint = (
+            "Count in a number (self.calls += 1) and take what belongs to it from a list; or "
+            "declare what changes from step to step: Task(..., step_values={'beta': function})."
+        )
+        if isinstance(holder, contextvars.ContextVar):
+            hint = (
+                "Give it a value where it is made (ContextVar(name, default=...)), or let forward reset it "
+                "before it ends: token = variable.set(value), variable.reset(token)."
+            )
         super().__init__(
-            f"forward goes on in {name}, a {kind}, from call to call; looking at a forward moves it, and "
-            "nothing moves it back",
-            hint="Count in a number (self.calls += 1) and take what belongs to it from a list; or "
-            "declare what changes from step to step: Task(..., step_values={'beta': function}).",
+            f"forward goes on in {name}, a {type(holder).__name__}, from call to call; looking at a forward "
+            "moves it, and nothing moves it back",
+            hint=hint,
         )
         self.key = last_name(name)
 
@@ -198,95 +218,6 @@ def _look(name: str, module: nn.Module, *, is_owner: bool = False) -> _Part:
     return _Part(module, name, *held, is_owner)
 
 
-class _Fields(MutableMapping[str, Any]):
-    """The fields of an object whose class has slots: these, by the names that they are kept by, and what its
-    dict holds if it has one.
-    """
-
-    def __init__(self, value: Any, slots: Mapping[str, types.MemberDescriptorType]) -> None:
-        self._value = value
-        self._slots = slots
-        self._dict: dict[str, Any] = getattr(value, "__dict__", {})
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._slots:
-            return self._dict[name]
-        try:
-            return self._slots[name].__get__(self._value)
-        except AttributeError as error:  # nothing is there yet
-            raise KeyError(name) from error
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name in self._slots:
-            self._slots[name].__set__(self._value, value)
-        else:
-            self._dict[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        if name in self._slots:
-            self._slots[name].__delete__(self._value)
-        else:
-            del self._dict[name]
-
-    def __iter__(self) -> Iterator[str]:
-        names = (*self._slots, *self._dict)
-        return (name for name in names if name in self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class _Attributes(MutableMapping[str, Any]):
-    """The attributes of a module, but for those that torch has of each."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._held = module.__dict__
-
-    def __getitem__(self, name: str) -> Any:
-        if name in OF_TORCH:
-            raise KeyError(name)
-        return self._held[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._held[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self._held[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in list(self._held) if name not in OF_TORCH)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-def fields_of(value: Any) -> MutableMapping[str, Any] | None:
-    """What an object holds by names, in its dict and in the slots of its class, whatever the class does with
-    who asks or sets; None: nothing could be.
-    """
-    slots = _slots_of(type(value))
-    if slots:
-        return _Fields(value, slots)
-    held = getattr(value, "__dict__", None)
-    return held if type(held) is dict else None
-
-
-def _attributes_of(value: Any) -> MutableMapping[str, Any] | None:
-    """The fields of an object; of a module, those that torch has not put there."""
-    return _Attributes(value) if isinstance(value, nn.Module) else fields_of(value)
-
-
-def _slots_of(cls: type) -> dict[str, types.MemberDescriptorType]:
-    """Those of a class and of what it derives from, by the names that they are kept by."""
-    return {
-        name: slot
-        for base in reversed(cls.__mro__)
-        if "__slots__" in vars(base)
-        for name, slot in vars(base).items()
-        if isinstance(slot, types.MemberDescriptorType)
-    }
-
-
 @dataclass(frozen=True)
 class _Memory:
     """A container, an object, a class or a file, and what it held.
@@ -295,6 +226,7 @@ class _Memory:
         path: how it is come to: the name of an attribute, a class or a file, then keys.
         is_own: a module comes to it, not a class or a file alone.
         by_names: its fields are meant, not its entries.
+        is_whole: not some of the names of a class or file alone are meant.
     """
 
     holder: Any
@@ -302,6 +234,7 @@ class _Memory:
     kept: Any
     is_own: bool
     by_names: bool
+    is_whole: bool = True
 
     @property
     def held(self) -> Any:
@@ -371,21 +304,23 @@ class _Memory:
         """
         holder, kept = self.holder, self.kept
         if self.by_names:
-            fields: Any = _attributes_of(holder)
-            fields.clear()
-            fields.update(kept)
-        elif isinstance(holder, types.CellType):
-            if kept[0] is _MISSING:
-                del holder.cell_contents
+            fields: Any = attributes_of(holder)
+            if isinstance(fields, Environment):
+                fields.become(kept)
             else:
-                holder.cell_contents = kept[0]
+                fields.clear()
+                fields.update(kept)
+        elif isinstance(holder, types.CellType) and kept[0] is _MISSING:
+            del holder.cell_contents
+        elif isinstance(holder, _VARIABLES) and kept[0] is not _MISSING:
+            _set_variable(holder, kept[0])
         elif isinstance(holder, np.ndarray):
             holder[...] = np.frombuffer(kept[0], holder.dtype).reshape(holder.shape)
         elif (kind := _container(holder)) is not None:
             kind.clear(holder)
             kind.extend(holder, kept) if kind in (list, deque) else kind.update(holder, kept)
         else:
-            raise GoesOneWayError(self.name, type(holder).__name__)
+            raise GoesOneWayError(self.name, holder)
 
 
 def _container(value: Any) -> Any:
@@ -396,8 +331,8 @@ def _container(value: Any) -> Any:
 def _contents(value: Any, *, by_names: bool) -> Any:
     """A copy of what something holds."""
     if by_names:
-        return dict(_attributes_of(value) or {})
-    if isinstance(value, types.CellType):
+        return dict(attributes_of(value) or {})
+    if isinstance(value, _VARIABLES):
         return [_inside(value, _MISSING)]
     if isinstance(value, np.ndarray):
         return [value.tobytes()]
@@ -422,7 +357,8 @@ class Replaced:
 class Memories:
     """What a module may keep but for its own attributes: the contents of containers and objects that these
     hold, and that its classes and their files hold, or that functions there do; what classes and files hold
-    themselves; and what functools.lru_cache keeps of functions there.
+    themselves, and by the names that its code has of them other files of the user's; variables of the
+    context, of this thread and of the environment; and what functools.lru_cache keeps of functions there.
     """
 
     def __init__(self, parts: Sequence[tuple[str, nn.Module]], classes: Sequence[type]) -> None:
@@ -431,6 +367,8 @@ class Memories:
         self._names: list[_Memory] = []  # of classes and files
         self._remembering: dict[int, tuple[Any, int]] = {}
         self._files = {cls.__module__ for cls in classes}
+        reads = _read_by(module for _, module in parts)
+        others = [each for each in _files_of(reads) if each[0].__name__ not in self._files]
         self._parts = {id(module) for _, module in parts}
         for prefix, module in parts:
             for key, value in vars(module).items():
@@ -448,6 +386,13 @@ class Memories:
             for value in list(vars(sys.modules[name]).values()):
                 if isinstance(value, type) and value not in classes and value.__module__ == name:
                     self._look_into_names(value, vars(value))
+        self._files |= {file.__name__ for file, _ in others}
+        for file, named in others:
+            self._look_into_names(file, vars(file), named)
+        for cls in reads.classes:
+            self._look_into_names(cls, vars(cls), reads.names)
+        if not ASKS_ENVIRONMENT.isdisjoint(reads.names):
+            self._keep(os.environ, (OF_ENVIRONMENT,), is_own=False, by_names=True)
 
     @classmethod
     def of(cls, root: nn.Module) -> Memories:
@@ -554,17 +499,22 @@ class Memories:
             if function.cache_info().currsize != size:
                 function.cache_clear()
 
-    def _look_into_names(self, holder: Any, names: Mapping[str, Any]) -> None:
-        kept = dict(names)
-        own = settled_module_name(holder.__name__)
+    def _look_into_names(
+        self, holder: Any, names: Mapping[str, Any], named: Collection[str] | None = None
+    ) -> None:
+        """Look at the names of a class or file; `named`: at these alone."""
         if any(each.holder is holder for each in self._names):
             return
-        self._names.append(_Memory(holder, (own,), kept, is_own=False, by_names=True))
+        kept = dict(names) if named is None else {name: names.get(name, _MISSING) for name in named}
+        own = settled_module_name(holder.__name__)
+        self._names.append(_Memory(holder, (own,), kept, is_own=False, by_names=True, is_whole=named is None))
         for name, value in kept.items():
             function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
             if isinstance(function, functools._lru_cache_wrapper):
                 self._remembering[id(function)] = (function, function.cache_info().currsize)
-            elif not name.startswith("__") or isinstance(function, types.FunctionType):
+            elif value is not _MISSING and (
+                not name.startswith("__") or isinstance(function, types.FunctionType)
+            ):
                 self._look(function, (own, f".{name}"), _DEPTH, is_own=False)
 
     def _look(self, value: Any, path: tuple[str, ...], depth: int, *, is_own: bool) -> None:
@@ -588,6 +538,9 @@ class Memories:
         elif type(value) is tuple:
             for number, each in enumerate(value[:_MOST]):
                 self._look(each, (*path, f"[{number}]"), depth - 1, is_own=is_own)
+        elif isinstance(value, contextvars.ContextVar):
+            self._keep(value, path, is_own=is_own)
+            self._look(_inside(value), path, depth - 1, is_own=is_own)
         elif isinstance(value, types.CellType) or _goes_one_way(value) or _is_small_array(value):
             self._keep(value, path, is_own=is_own)
         else:
@@ -642,11 +595,31 @@ def _set_entry(holder: dict[str, Any], name: str, value: Any) -> Callable[[], ob
     return functools.partial(_set_entry, holder, name, before)
 
 
+def _read_by(modules: Iterable[nn.Module]) -> Reads:
+    """What the code of modules may read."""
+    reads = Reads()
+    for module in modules:
+        reads.of_module(module)
+    reads.finish()
+    return reads
+
+
+def _files_of(reads: Reads) -> Iterator[tuple[types.ModuleType, set[str]]]:
+    """The Python modules whose names code has, with these names."""
+    found: dict[int, tuple[dict[str, Any], set[str]]] = {}
+    for around, name in reads.globals.values():
+        found.setdefault(id(around), (around, set()))[1].add(name)
+    for around, names in found.values():
+        file = sys.modules.get(str(around.get("__name__")))
+        if file is not None and vars(file) is around:
+            yield file, names
+
+
 def _others(names: _Memory) -> Iterator[tuple[str, Any, Any]]:
     """Names of a class or file that stand for another value than before, with that and the one before."""
-    for name, value in vars(names.holder).items():
+    for name, value in list(vars(names.holder).items()):
         old = names.kept.get(name, _MISSING)
-        if value is not old and not name.startswith("__"):
+        if value is not old and not name.startswith("__") and (name in names.kept or names.is_whole):
             yield name, value, old
 
 
@@ -661,15 +634,15 @@ def _replace_plain(
     there.
     """
     holder, held, kept = memory.holder, memory.held, memory.kept
-    if isinstance(holder, types.CellType):
+    if isinstance(holder, _VARIABLES):
         is_some = _is_plain_other(held[0], kept[0])
         if is_some:
-            undo.callback(setattr, holder, "cell_contents", held[0])
-            holder.cell_contents = other(holder, last_name(memory.name))
+            undo.callback(_set_variable, holder, held[0])
+            _set_variable(holder, other(holder, last_name(memory.name)))
         return is_some, True
     kind = _container(holder)
     if memory.by_names or isinstance(held, dict):
-        fields: Any = _attributes_of(holder) if memory.by_names else holder
+        fields: Any = attributes_of(holder) if memory.by_names else holder
         changed = {key: value for key, value in held.items() if _is_plain_other(value, kept.get(key))}
         undo.callback(fields.update, changed)
         fields.update({key: other(holder, str(key)) for key in changed})
@@ -704,12 +677,19 @@ def _is_plain_inside(value: Any) -> bool:
     return all(isinstance(each, _PLAIN) for each in pytree.tree_leaves(value))
 
 
-def _inside(cell: types.CellType, nothing: Any = None) -> Any:
-    """What is in a variable that functions share; `nothing`: nothing yet."""
+def _inside(variable: types.CellType | contextvars.ContextVar[Any], nothing: Any = None) -> Any:
+    """What is in a variable that functions share, or in one of the context; `nothing`: nothing yet."""
     try:
-        return cell.cell_contents
-    except ValueError:
+        return variable.cell_contents if isinstance(variable, types.CellType) else variable.get()
+    except (ValueError, LookupError):
         return nothing
+
+
+def _set_variable(variable: types.CellType | contextvars.ContextVar[Any], value: Any) -> None:
+    if isinstance(variable, types.CellType):
+        variable.cell_contents = value
+    else:
+        variable.set(value)
 
 
 def _is_of_users(value: Any, files: Collection[str] | None) -> bool:

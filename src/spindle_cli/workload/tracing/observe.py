@@ -22,11 +22,11 @@ from torch.utils import _pytree as pytree
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import (
     Leftover,
-    fields_of,
     noted_by_hooks_of_forward_replaced,
     swapped_tensors,
     watching,
 )
+from spindle_cli.workload.building.fields import fields_of
 from spindle_cli.workload.building.handed_out import handed_out
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.building.writes import NotingWrites, RefusingWrites

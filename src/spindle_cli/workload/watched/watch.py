@@ -7,6 +7,8 @@ forward changes itself, while it runs, is none of this.
 
 from __future__ import annotations
 
+import contextvars
+import os
 import types
 import weakref
 from collections.abc import Iterator, Mapping
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.attributes import fields_of
+from spindle_cli.workload.building.fields import ASKS_ENVIRONMENT, OF_ENVIRONMENT, Environment, fields_of
 from spindle_cli.workload.building.load import built_modules, modules_of
 from spindle_cli.workload.building.source import settled_module_name
 from spindle_cli.workload.reads import OF_MODULES, Reads, is_users
@@ -222,7 +224,7 @@ class _Finder:
             self.trains.append((task, dotted, parameter, parameter.requires_grad))
 
     def look_around(self) -> None:
-        """Names of Python modules, and variables around functions."""
+        """Names of Python modules, variables around functions, and those of the environment."""
         for around, name in list(self._reads.globals.values()):
             self._watch(
                 around, around, name, f"{settled_module_name(str(around.get('__name__')))}:{name}", ""
@@ -234,6 +236,10 @@ class _Finder:
                     self._watch(cls, cls.__dict__, key, path, "")
         for cell, name in self._reads.cells.values():
             self._watch(cell, _Cell(cell), name, name, "")
+        for code in self._reads.codes:
+            if not ASKS_ENVIRONMENT.isdisjoint(code.co_names):
+                for name in [each for each in code.co_consts if isinstance(each, str)]:
+                    self._watch(os.environ, Environment(), name, f"{OF_ENVIRONMENT}.{name}", "")
 
     def _watch(
         self,
@@ -309,6 +315,8 @@ def _inside(value: Any, depth: int) -> Any:
         return "a parameter"  # which updates change
     if isinstance(value, Tensor):
         return id(value), -1 if value.is_inference() else value._version
+    if isinstance(value, contextvars.ContextVar):
+        return "variable", _entry(value.get(_GONE), depth)
     if isinstance(value, np.generic):
         return "number", repr(value.item())
     if isinstance(value, np.ndarray):
