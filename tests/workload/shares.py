@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -11,11 +12,13 @@ from model_fuzz.joint_pairs import run_pairs
 from torch import Tensor, nn
 
 from spindle_cli.verify.flow import run_flow
+from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.losses.counts import LossCounter, share_of_samples
 from spindle_cli.workload.metaops.ops import share_module
-from spindle_cli.workload.types import Task
+from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.types import Task, Workload
 
 
 def run_plain(task, batch: dict[str, Tensor]) -> Tensor:
@@ -120,6 +123,35 @@ def assert_trains_as_plain(
         torch.testing.assert_close(
             gradient, expected[name], rtol=rtol, atol=atol, msg=lambda why, name=name: f"{name}: {why}"
         )
+
+
+def assert_steps_as_plain(make: Callable[[], Workload], shares: int, steps: int = 3) -> None:
+    """Ops in equal shares come to the losses and parameters of forward over several steps of SGD, which go on
+    from each other.
+
+    Args:
+        make: builds the workload, of one task.
+    """
+    plain, mine = make(), make()
+    graph = next(iter(analyse(mine).tasks.values()))
+    cut = dict.fromkeys((op.index for op in graph.ops), shares)
+
+    def trained(workload: Workload, loss_of: Callable[[dict[str, Tensor]], Tensor]) -> list[Tensor]:
+        task = workload.tasks[0]
+        optimizer = torch.optim.SGD(task.module.parameters(), lr=0.1)
+        losses: list[Tensor] = []
+        for step in range(steps):
+            loss = loss_of(Batches(task, seed=1).rows(step, 0, task.batch_size))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return [*losses, *task.module.state_dict().values()]
+
+    expected = trained(plain, lambda batch: run_plain(plain.tasks[0], batch))
+    found = trained(mine, lambda batch: run_shares(graph, batch, cut))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def share_inputs(

@@ -342,3 +342,101 @@ def seen_anew(self: Hooked, x: Tensor) -> Tensor:
 def test_what_a_hook_has_seen_is_said_to_be_that() -> None:
     with pytest.raises(WorkloadError, match="takes what a hook has seen of an operator"):
         analyse(hooked(seen_anew, lambda self, result: self.noted.append(result)))
+
+
+class Writing(nn.Module):
+    """Writes into a tensor that it does not hold as a parameter or buffer, and reads it if it is to."""
+
+    def __init__(self, kept: Callable[[], Tensor], *, reads: bool = False, writes: bool = True) -> None:
+        super().__init__()
+        self.linear, self.kept, self.reads, self.writes = nn.Linear(WIDTH, WIDTH), kept, reads, writes
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        if self.writes:
+            with torch.no_grad():
+                self.kept().mul_(0.5).add_(y.mean().abs(), alpha=0.5)
+        return y * self.kept() if self.reads else y
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.tensor, self.teacher = torch.ones(()), nn.LayerNorm(())
+
+
+OF_FILE = torch.ones(())
+
+
+def _in_object() -> Callable[[], Tensor]:
+    holder = Holder()
+    return lambda: holder.tensor
+
+
+def _in_dict() -> Callable[[], Tensor]:
+    box = {"tensor": torch.ones(())}
+    return lambda: box["tensor"]
+
+
+def _in_file() -> Callable[[], Tensor]:
+    OF_FILE.fill_(1.0)
+    return lambda: OF_FILE
+
+
+def _in_module_that_is_no_part() -> Callable[[], Tensor]:
+    teacher = nn.Linear(1, 1).requires_grad_(False)
+    teacher.weight.fill_(1.0)
+    return lambda: teacher.weight
+
+
+PLACES = [_in_object, _in_dict, _in_file, _in_module_that_is_no_part]
+
+
+class Around(nn.Module):
+    def __init__(self, run: Callable[..., Tensor], *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers, self.run = nn.Sequential(*layers), run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.layers(x)).square().mean()
+
+
+def around(run: Callable[..., Tensor], *layers: nn.Module) -> Workload:
+    classes = tuple({type(layer) for layer in layers})
+    return Workload("w", [Task("t", Around(run, *layers), 6, Items(x=(4, WIDTH)))], classes)
+
+
+@pytest.mark.parametrize("place", PLACES[:3])
+def test_what_an_operator_writes_into_nobody_else_reads(
+    place: Callable[[], Callable[[], Tensor]],
+) -> None:
+    kept = place()
+    with pytest.raises(WorkloadError, match="which an operator writes into") as refused:
+        analyse(around(lambda y: y * kept(), Writing(kept)))
+    assert re.search(r"test_left_by_operators\.py:\d+: task 't'", str(refused.value))
+    kept = place()
+    with pytest.raises(WorkloadError, match=r"'layers\.0' leaves .* which 'layers\.1' of task 't' reads"):
+        analyse(around(lambda y: y, Writing(kept), Writing(kept, reads=True, writes=False)))
+    assert kept().item() == 1.0
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_an_operator_writes_into_is_as_it_was_after_an_analysis(
+    place: Callable[[], Callable[[], Tensor]],
+) -> None:
+    kept = place()
+    (task,) = analyse(around(lambda y: y, Block(), Writing(kept, reads=True))).tasks.values()
+    assert [op.coupled for op in task.ops] == [False, True]
+    assert kept().item() == 1.0
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_forward_writes_into_parts_of_the_model_alone(place: Callable[[], Callable[[], Tensor]]) -> None:
+    kept = place()
+
+    def moved(y: Tensor) -> Tensor:
+        kept().mul_(0.5)
+        return y * kept()
+
+    with pytest.raises(WorkloadError, match="forward changes a tensor between operators that is in no part"):
+        analyse(around(moved, Block()))
+    analyse(around(lambda y: y * torch.ones(2, 1, WIDTH).mul_(0.5).sum(0), Block()))  # one that it makes

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.artifact import sha256_of
 from spindle_cli.workload.after_update import described, find_constraints, find_following, hold_followed
-from spindle_cli.workload.building.attributes import GoesOneWayError
+from spindle_cli.workload.building.attributes import GoesOneWayError, values_kept
 from spindle_cli.workload.data.lengths import varying_dims
 from spindle_cli.workload.evaluation import trace_evaluations
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
@@ -100,6 +100,10 @@ class _Analyst:
         return replace(made, varying=varying_dims(lengths))
 
     def analyse(self, workload: Workload, lengths: Lengths, *, evaluates: bool) -> WorkloadGraph:
+        with values_kept(root_of(task) for task in workload.all_tasks):
+            return self._analyse(workload, lengths, evaluates=evaluates)
+
+    def _analyse(self, workload: Workload, lengths: Lengths, *, evaluates: bool) -> WorkloadGraph:
         tasks = {task.name: self._task(task, workload, lengths.get(task.name)) for task in workload.tasks}
         _check_operators_occur(workload, tasks)
         following = find_following(workload, tasks)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from spindle_cli.workload.building.attributes import Memories
+from spindle_cli.workload.building.attributes import Memories, tensors_kept
+from spindle_cli.workload.building.writes import copy_once_written
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +75,7 @@ def _are_same(one: Any, other: Any) -> bool:
 class HeldState:
     """A module's buffers and attributes as they are now, and what it may keep elsewhere, to be put back.
 
-    `buffers`: each with a copy of its values.
+    `buffers`: each with a copy of its values; what else it may write into, too.
     """
 
     def __init__(
@@ -94,6 +95,9 @@ class HeldState:
         self._names = [_Names.of(part.__dict__, hidden=False) for part in parts]
         self._names += [_Names.of(part._buffers, hidden=True) for part in parts]
         self.buffers = [(buffer, copy(buffer)) for buffer in (*module.buffers(), *parameters)]
+        if self._memories is not None:
+            kept = tensors_kept(module, self._memories)
+            self.buffers += [(each, copy_once_written(each)) for each in kept]
 
     def forget_unchanged(self, is_unchanged: Callable[[Tensor, Tensor], bool]) -> None:
         """Keep nothing but what has changed; `is_unchanged`: given a buffer and the copy of its values."""

@@ -4,7 +4,7 @@ when its backward pass needs the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,10 @@ from spindle_cli.operators.contrastive import PairsOverShares
 from spindle_cli.operators.heads.chunked import values_only
 from spindle_cli.operators.whole.selective import EnteredAnew, selective_checkpoint
 from spindle_cli.runtime.step.held_state import HeldState
+from spindle_cli.workload.building.writes import copy_once_written, share_memory
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 def run_recomputed(
@@ -88,11 +89,11 @@ class ChangedState:
     def _first(self) -> Iterator[None]:
         # An op that asks for gradients itself runs again before this ends.
         self.before = before = HeldState(
-            self._module, _copy_once_written, self._moved, keeps_elsewhere=self._keeps_elsewhere
+            self._module, copy_once_written, self._moved, keeps_elsewhere=self._keeps_elsewhere
         )
         with values_only(self._module):
             yield
-        before.forget_unchanged(_share_memory)  # until the backward pass
+        before.forget_unchanged(share_memory)  # until the backward pass
 
     @contextmanager
     def _again(self) -> Iterator[None]:
@@ -103,22 +104,3 @@ class ChangedState:
             yield
         finally:
             after.restore()
-
-
-def _copy_once_written(tensor: Tensor) -> Tensor:
-    """A copy that takes memory and time only if one of the two is written to.
-
-    Nothing has to be compared to find out what has been: batch norm changes its running statistics without
-    raising their version, and values could be looked at on the device alone.
-    """
-    values = tensor.detach()
-    try:
-        return torch._lazy_clone(values)
-    except RuntimeError:  # memory that is not torch's own: numpy's, or a mapped file's
-        return values.clone()
-
-
-def _share_memory(tensor: Tensor, copy: Tensor) -> bool:
-    # Asking for `data_ptr` would count as writing.
-    address: Callable[[Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
-    return address(tensor) == address(copy)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
-from torch import Tensor, fx, nn
+from torch import Tensor, fx, nn, strided
 from torch.jit import ScriptModule
 from torch.utils import _pytree as pytree
 
@@ -36,6 +36,7 @@ from spindle_cli.workload.building.fields import (
     fields_of,
 )
 from spindle_cli.workload.building.source import settled_module_name
+from spindle_cli.workload.building.writes import copy_once_written, share_memory
 from spindle_cli.workload.reads import Reads
 
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -118,8 +119,10 @@ class Changes:
         buffers: buffers that another tensor was put in the place of.
         tensors: attributes that hold other tensors than before.
         held: what else holds other objects than before, but no more or fewer; with whose it is.
-        within: what `elsewhere` and `held` are: fields of objects, containers, names of classes and files.
-        leftovers: all of it but buffers, to be put there once more.
+        within: what `elsewhere` and `held` are: fields of objects, containers, names of classes and files;
+            and what has tensors that were written into.
+        leftovers: all of it but buffers and what was written, to be put there once more.
+        before: as it was; None: nobody asks.
     """
 
     counted: list[str] = field(default_factory=list)
@@ -129,6 +132,12 @@ class Changes:
     held: list[str] = field(default_factory=list)
     within: list[str] = field(default_factory=list)
     leftovers: list[Leftover] = field(default_factory=list)
+    before: Before | None = None
+
+    def note_written(self, was_written: Callable[[Tensor], bool]) -> None:
+        """Add what has tensors that were written into; `was_written`: asked of each."""
+        if self.before is not None:
+            self.within += self.before.written(was_written)
 
     def __bool__(self) -> bool:
         """Whether there was any."""
@@ -174,12 +183,40 @@ def watching(root: nn.Module) -> Iterator[Changes]:
     meanwhile in containers and objects that they hold, and in those of its classes and their files.
     """
     before = Before(root)
-    changes = Changes()
+    changes = Changes(before=before)
     try:
         yield changes
     finally:
         before.compare(changes)
         before.restore()
+
+
+@contextlib.contextmanager
+def values_kept(roots: Iterable[nn.Module]) -> Iterator[None]:
+    """Tensors that modules and what they hold keep, and that are no parameters or buffers of theirs, have
+    afterwards the values of before.
+    """
+    before = [(kept, copy_once_written(kept)) for root in roots for kept in tensors_kept(root)]
+    try:
+        yield
+    finally:
+        for kept, values in before:
+            if not share_memory(kept, values):
+                kept.data.copy_(values)
+
+
+def tensors_kept(root: nn.Module, memories: Memories | None = None) -> list[Tensor]:
+    """The tensors in a module's attributes and those of its parts, and in what these hold, wherever, that
+    are no parameters or buffers of theirs.
+
+    Args:
+        memories: what they hold, if that is known.
+    """
+    own = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
+    held = [value for part in root.modules() if _has_attributes(part) for value in vars(part).values()]
+    inside = (Memories.of(root) if memories is None else memories).tensors()
+    found = {id(each): each for each in (*held, *inside) if isinstance(each, Tensor)}
+    return [each for each in found.values() if id(each) not in own and each.layout is strided]
 
 
 class Before:
@@ -200,6 +237,16 @@ class Before:
         for part in self._parts:
             _compare(part, changes)
         self._memories.compare(changes)
+
+    def written(self, was_written: Callable[[Tensor], bool]) -> list[str]:
+        """The names of what has tensors that were written into, and that are no parameters or buffers."""
+        own = [
+            f"self.{part.name}.{key}" if part.name else f"self.{key}"
+            for part in self._parts
+            for key, value in part.values.items()
+            if isinstance(value, Tensor) and was_written(value)
+        ]
+        return [*own, *self._memories.written(was_written)]
 
     def restore(self) -> None:
         """Put it back."""
@@ -364,6 +411,7 @@ class Memories:
     def __init__(self, parts: Sequence[tuple[str, nn.Module]], classes: Sequence[type]) -> None:
         """`parts`: with their names below the module; `classes`: of all of them."""
         self._memories: dict[tuple[object, bool], _Memory] = {}
+        self._hidden: list[tuple[str, Tensor]] = []  # of modules that are no parts, by how they are come to
         self._names: list[_Memory] = []  # of classes and files
         self._remembering: dict[int, tuple[Any, int]] = {}
         self._files = {cls.__module__ for cls in classes}
@@ -448,9 +496,24 @@ class Memories:
 
     def tensors(self) -> Iterator[Tensor]:
         """The tensors in them."""
+        yield from (tensor for _, tensor in self._named())
+
+    def written(self, was_written: Callable[[Tensor], bool]) -> list[str]:
+        """The names of those with tensors that were written into."""
+        return list(dict.fromkeys(name for name, tensor in self._named() if was_written(tensor)))
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors in them, with names, and those of modules that torch does not know to be parts."""
         for memory in self._memories.values():
             inside = memory.kept.values() if isinstance(memory.kept, dict) else memory.kept
-            yield from (leaf for leaf in pytree.tree_leaves(list(inside)) if isinstance(leaf, Tensor))
+            for leaf in pytree.tree_leaves(list(inside)):
+                if isinstance(leaf, Tensor):
+                    yield memory.name, leaf
+        for names in self._names:
+            for name, value in names.kept.items():
+                if isinstance(value, Tensor):
+                    yield f"{names.name}.{name}", value
+        yield from self._hidden
 
     def name_of(self, identity: object) -> str | None:
         """By which name what has this `id` is among them; None: it is not."""
@@ -529,6 +592,11 @@ class Memories:
         elif isinstance(value, types.FunctionType):
             self._look_into_function(value, path, depth, is_own=is_own)
         elif isinstance(value, nn.Module):
+            if is_own and id(value) not in self._parts:
+                name = "self." + "".join(path)
+                hidden = [part for part in value.modules() if id(part) not in self._parts]
+                tensors = [each for part in hidden for each in _tensors_of(part)]
+                self._hidden += [(name, tensor) for tensor in tensors]
             if is_own and id(value) not in self._parts and _is_of(type(value), None):
                 kept = self._keep(value, path, is_own=is_own, by_names=True)
                 self._look_inside(kept, path, depth, ".{}", is_own=is_own)
@@ -593,6 +661,12 @@ def _set_entry(holder: dict[str, Any], name: str, value: Any) -> Callable[[], ob
     else:
         holder[name] = value
     return functools.partial(_set_entry, holder, name, before)
+
+
+def _tensors_of(module: nn.Module) -> list[Tensor]:
+    """The parameters and buffers of a module itself."""
+    held = (*module._parameters.values(), *module._buffers.values())
+    return [each for each in held if each is not None]
 
 
 def _read_by(modules: Iterable[nn.Module]) -> Reads:

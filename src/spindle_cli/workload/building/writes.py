@@ -15,6 +15,11 @@ from spindle_cli.errors import WorkloadError
 # Move their running statistics while training, of which their schemas say nothing.
 _BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
 _STATISTICS = frozenset({"running_mean", "running_var"})
+# Take of a tensor nothing but its shape and type.
+_BY_SHAPE = frozenset(
+    {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
+)
+_LIFTING = "aten::lift"
 _FILLING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_"})
 
 
@@ -54,21 +59,66 @@ def overwritten_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 class NotingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Inside, it is noted whose memory operations write into, through `weight.data` too."""
+    """Inside, it is noted whose memory operations write into, through `weight.data` too; not that of memory
+    that is made there.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._written: set[int | None] = set()
+        self._written: dict[int, Tensor] = {}
+        self._made: set[int | None] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self._written |= {_memory(tensor) for tensor in written_by(func, args, kwargs or {})}
-        return func(*args, **(kwargs or {}))
+        for tensor in written_by(func, args, kwargs or {}):
+            memory = _memory(tensor)
+            if memory is not None and memory not in self._made:
+                self._written[memory] = tensor
+        result = func(*args, **(kwargs or {}))
+        if is_new(func):
+            self._made |= {_memory(each) for each in pytree.tree_leaves(result) if isinstance(each, Tensor)}
+        return result
 
     def has(self, tensor: Tensor) -> bool:
         """Whether a tensor was written into."""
-        return _memory(tensor) in self._written - {None}
+        return _memory(tensor) in self._written
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What was written into: of each memory one tensor."""
+        return list(self._written.values())
+
+
+def is_by_shape(func: Any) -> bool:
+    """Whether an operation takes of tensors nothing but shape and type."""
+    return func.overloadpacket.__name__ in _BY_SHAPE
+
+
+def is_new(func: Any) -> bool:
+    """Whether what an operation gives lies in no memory of what it is given."""
+    is_lifted = func._schema.name.startswith(_LIFTING)  # a tensor of numbers, as it is made
+    return is_lifted or all(result.alias_info is None for result in func._schema.returns)
+
+
+def copy_once_written(tensor: Tensor) -> Tensor:
+    """A copy that takes memory and time only if one of the two is written to.
+
+    Nothing has to be compared to find out what has been: batch norm changes its running statistics without
+    raising their version, and values could be looked at on the device alone.
+    """
+    values = tensor.detach()
+    try:
+        return torch._lazy_clone(values)
+    except RuntimeError:  # memory that is not torch's own: numpy's, or a mapped file's
+        return values.clone()
+
+
+def share_memory(tensor: Tensor, copy: Tensor) -> bool:
+    """Whether neither a tensor nor its copy (`copy_once_written`) has been written to."""
+    # Asking for `data_ptr` would count as writing.
+    address: Callable[[Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
+    return address(tensor) == address(copy)
 
 
 class RefusingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from spindle_cli.workload.building.attributes import Changes, Memories, watching
 from spindle_cli.workload.building.fields import OF_TORCH
-from spindle_cli.workload.building.writes import overwritten_by, written_by
+from spindle_cli.workload.building.writes import is_by_shape, overwritten_by, written_by
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.tape import Tape, tensors_in
@@ -26,10 +26,6 @@ from spindle_cli.workload.tracing.proxies.counters import PLAIN, Unknown, unknow
 from spindle_cli.workload.unread import Unread
 
 SOMETHING = "what it keeps"  # of which no name is known
-# Take of a tensor nothing but its shape and type.
-_BY_SHAPE = frozenset(
-    {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
-)
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ class Left:
         own = [*given, *module.parameters()]
         # What is written into parameters and buffers is looked at elsewhere.
         self._buffers = set(map(_storage, module.buffers()))
-        self._written = _lasting(tape) - set(map(_storage, own)) - self._buffers
+        self._written = lasting(tape) - set(map(_storage, own)) - self._buffers
         self._is_some = bool(changes or self._written)
         self._of_step = _made_of(tape, own) if self._is_some else set()
 
@@ -73,10 +69,10 @@ class Left:
         with Remembering(), tape, Unread():
             again()
         made, own = _made(self._tape), _made(tape)
-        lasting = self._written & (self._of_step | _lasting(tape))
+        written = self._written & (self._of_step | lasting(tape))
         for entry in tape.entries:
             for tensor in tensors_in([*entry.args, *entry.kwargs.values()]):
-                is_written = _storage(tensor) in lasting
+                is_written = _storage(tensor) in written
                 is_left = (
                     id(tensor) in made and id(tensor) not in own and _storage(tensor) not in self._buffers
                 )
@@ -105,7 +101,7 @@ def _made(tape: Tape) -> set[int]:
     }
 
 
-def _lasting(tape: Tape) -> set[int]:
+def lasting(tape: Tape) -> set[int]:
     """The storages that a forward has written into and that were there before it."""
     own: set[int] = set()
     found: set[int] = set()
@@ -205,7 +201,7 @@ def _made_of(tape: Tape, others: Sequence[Tensor]) -> set[int]:
     """The storages of tensors, and of all that is made of them, written from them or drawn."""
     found = set(map(_storage, others))
     for entry in tape.entries:
-        if entry.func.overloadpacket.__name__ in _BY_SHAPE:
+        if is_by_shape(entry.func):
             continue
         given = set(map(_storage, tensors_in([*entry.args, *entry.kwargs.values()])))
         if given & found or torch.Tag.nondeterministic_seeded in entry.func.tags:
@@ -229,7 +225,7 @@ def goes_into(results: Any, tape: Tape, held: Mapping[int, str]) -> tuple[str, .
     inside = {storage: frozenset({name}) for storage, name in held.items()}
     nothing = frozenset[str]()
     for entry in tape.entries:
-        if entry.func.overloadpacket.__name__ in _BY_SHAPE:
+        if is_by_shape(entry.func):
             continue
         filled = overwritten_by(entry.func, entry.args, entry.kwargs)
         unread = set(map(id, filled))

@@ -23,7 +23,7 @@ from spindle_cli.workload.rules.batch_norms import by_fixed_statistics, statisti
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.states import Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.workload.rules.tape import Tape, tensors_in
-from spindle_cli.workload.splitting.carried import Carried, Left, goes_into, is_no_matter
+from spindle_cli.workload.splitting.carried import Carried, Left, goes_into, is_no_matter, lasting
 from spindle_cli.workload.splitting.follow import Follower, check_shapes
 from spindle_cli.workload.tracing.observe import Observer, failures_unlogged
 from spindle_cli.workload.tracing.shapes import leaves_of
@@ -232,6 +232,8 @@ def _run_watched(
     finally:
         if before is not None:
             before.compare(changes)
+            written = lasting(tape)
+            changes.within += before.written(lambda tensor: tensor.untyped_storage()._cdata in written)
 
 
 def _draws_the_same(draws: OwnDraws) -> Mixed | None:

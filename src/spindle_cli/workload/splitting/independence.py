@@ -242,7 +242,11 @@ class _Trial:
             return made[id(tensor)]
 
         try:
-            with generators_kept(module), swapped_tensors(module, real), by_fixed_statistics(module):
+            with (
+                generators_kept(module),
+                swapped_tensors(module, real),
+                by_fixed_statistics(module),
+            ):
                 for part in module.modules():
                     if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU):
                         part.training = False

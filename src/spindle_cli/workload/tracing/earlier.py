@@ -80,6 +80,7 @@ def refuse_earlier(
     Raises:
         WorkloadError: with what is kept, and what to do.
     """
+    _refuse_written(task, first, operators)
     leftovers = [*operators.leftovers, *kept]
     if not (left or leftovers or operators.noted):
         return
@@ -105,6 +106,28 @@ def refuse_earlier(
         names = [*left.elsewhere, *left.held, *(f"self.{name}" for name in left.counted)]
         names += [each.name for each in kept]
         raise _refusal(task, names, operators, read)
+
+
+def _refuse_written(task: Task, graph: fx.Graph, operators: SeenAttributes) -> None:
+    """Refuse a forward that reads a tensor, no parameter or buffer, which an operator writes into.
+
+    Raises:
+        WorkloadError: with the place where it is read.
+    """
+    root = task.module
+    written = {each.untyped_storage()._cdata for each in operators.written}
+    named = (*root.named_parameters(), *root.named_buffers()) if written else ()
+    held = {name for name, _ in named if not name.startswith(CONSTANT)}
+    for node in graph.find_nodes(op="get_attr") if written else ():
+        owner, _, name = str(node.target).rpartition(".")
+        value = None if node.target in held else getattr(root.get_submodule(owner), name, None)
+        if isinstance(value, Tensor) and value.untyped_storage()._cdata in written:
+            raise refusal(
+                task.name,
+                of_operator("a tensor").replace("sets", "writes into"),
+                next((user.meta.get("place") for user in node.users), None),
+                OF_OPERATOR,
+            )
 
 
 def _refuse_read_by_operators(

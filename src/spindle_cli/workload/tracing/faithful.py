@@ -21,7 +21,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.building.attributes import give_hooks, hooks_of
 from spindle_cli.workload.building.fields import OF_TORCH
-from spindle_cli.workload.building.writes import written_by
+from spindle_cli.workload.building.writes import is_new, written_by
 from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.graph import CONSTANT
 from spindle_cli.workload.moving import DECLARE
@@ -47,6 +47,10 @@ _OF_BUFFERS = (
 _KEPT_IN_BUFFER = (
     'Keep it in a buffer, self.register_buffer("mean", ...): what reads it and what changes it then runs as '
     "it is written, and checkpoints have it."
+)
+_BECOMES_A_PART = (
+    "Keep it in a buffer (self.register_buffer): what reads it and what changes it then runs as it is "
+    "written, and checkpoints have it. A module that has it, a teacher say, is an attribute of the model."
 )
 _IN_OPERATOR = (
     "Put this part into an nn.Module of its own and list its class in the workload's `operators`: it is then "
@@ -282,6 +286,7 @@ class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self._buffers = frozenset(buffers)
         tensors = [*root.named_parameters(), *root.named_buffers(), *_in_attributes(root)]
         self._held = {tensor.untyped_storage()._cdata: name for name, tensor in tensors}
+        self._made: set[int] = set()  # memory of what operations have made by now
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -289,14 +294,27 @@ class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         if self._is_looking():
             return func(*args, **(kwargs or {}))
         self._check(func, args, kwargs or {})
-        return self._moves.run(func, args, kwargs or {})
+        result = self._moves.run(func, args, kwargs or {})
+        if is_new(func):
+            self._made |= {
+                each.untyped_storage()._cdata
+                for each in pytree.tree_leaves(result)
+                if isinstance(each, Tensor) and each.layout is torch.strided
+            }
+        return result
 
     def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise _frozen(self._task, "forward draws random numbers between operators", place_of_caller())
         for tensor in written_by(func, args, kwargs):
-            name = self._held.get(tensor.untyped_storage()._cdata)
-            if name is not None and not self._moves.holds(tensor):
+            if tensor.layout is not torch.strided or self._moves.holds(tensor):
+                continue
+            memory = tensor.untyped_storage()._cdata
+            name = self._held.get(memory)
+            if name is None and memory not in self._made:
+                what = "forward changes a tensor between operators that is in no part of the model"
+                raise _frozen(self._task, what, place_of_caller(), _BECOMES_A_PART)
+            if name is not None:
                 what = f"forward changes {name!r} between operators"
                 hint = _KEPT_IN_BUFFER if name.startswith("self.") else _OF_BUFFERS
                 refused = _frozen(self._task, what, place_of_caller(), hint)

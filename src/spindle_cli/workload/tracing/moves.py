@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from spindle_cli.workload.building.writes import written_by
+from spindle_cli.workload.building.writes import is_by_shape, written_by
 from spindle_cli.workload.moving import DECLARE, Move
 from spindle_cli.workload.refuse import place_of_caller, refusal
 
@@ -42,6 +42,18 @@ class Moves:
         self._now: dict[str, Sum] = {}  # of those that are changed
         self._places: dict[str, str | None] = {}
         self._made: dict[int, tuple[Tensor, Sum]] = {}  # by storage, with the tensor, so that it stays
+        self._copied: dict[int, tuple[Tensor, str]] = {}  # likewise, with the name of what it was made of
+
+    def source_of(self, tensor: Tensor) -> str | None:
+        """The name of a trained parameter whose values a tensor has, or was made of by calls that are done
+        while forward is traced: in a later step it has others. None: of none; or it is one itself.
+        """
+        storage = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+        name = self._names.get(storage)
+        if name is not None:
+            parameter = self._parameters[name]
+            return name if parameter.requires_grad and tensor is not parameter else None
+        return self._copied[storage][1] if storage in self._copied else None
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter, or another name of all of it."""
@@ -55,6 +67,21 @@ class Moves:
             WorkloadError: it writes something into one that is no sum of parameters.
         """
         written = written_by(func, args, kwargs)
+        read = next(filter(None, map(self._values_of, _tensors((*args, *kwargs.values())))), None)
+        result = self._run(func, args, kwargs, written)
+        if read is not None and not is_by_shape(func):
+            for tensor in _tensors(result):
+                if tensor.layout is torch.strided:
+                    self._copied.setdefault(tensor.untyped_storage()._cdata, (tensor, read))
+        return result
+
+    def _values_of(self, tensor: Tensor) -> str | None:
+        """The name of a trained parameter whose values a tensor has, or that it is."""
+        name = self._names.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
+        is_trained = name is not None and self._parameters[name].requires_grad
+        return name if is_trained else self.source_of(tensor)
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: list[Tensor]) -> Any:
         name = func._schema.name.removeprefix("aten::")
         found = self._sums(name.removesuffix("_"), args, kwargs) if self._takes_known(args) else None
         if not any(self.holds(tensor) for tensor in written):

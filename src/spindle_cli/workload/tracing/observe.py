@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import (
+    Changes,
     Leftover,
     noted_by_hooks_of_forward_replaced,
     swapped_tensors,
@@ -202,7 +203,7 @@ class Observer:
             watching(root) as around,
             swapped_tensors(module, self.fake) as changes,
             noted_by_hooks_of_forward_replaced(module, root, unknown) as noted,
-            RefusingWrites(partial(_others, root, module), partial(_writes_elsewhere, task)),
+            self.guarding(task, root, module),
             NotingWrites() as writes,
             failures_unlogged(),
             records_kept((args, kwargs)),
@@ -223,23 +224,33 @@ class Observer:
             now = dict(module.named_buffers())
             others = [name for owner, name, buffer in around_it if owner._buffers.get(name) is not buffer]
             written = [n for n, buffer in buffers if writes.has(buffer) or now.get(n) is not buffer]
+            changes.note_written(writes.has)
         if others:
             raise _writes_elsewhere(task, others[0])
-        self.attributes.note(module, changes)
         left = None
         if hasattr(module, "owners"):  # a part of forward that runs as it is written
+            self.attributes.note(module, changes)
             left = LeftBehind(tuple(written), changes.kept, changes.left)
         else:
-            self._leave([*changes.leftovers, *around.leftovers])
+            self.note(module, changes, [*changes.leftovers, *around.leftovers], writes.tensors)
             self.attributes.noted.extend(noted)
         if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
             raise _ChangesItsInputError
         return result, left
 
-    def _leave(self, leftovers: list[Leftover]) -> None:
-        """Note what an operator leaves. What its hooks have seen is there for the rest of a forward that is
-        traced, which is to meet the stand-ins.
+    @staticmethod
+    def guarding(task: str, root: nn.Module, module: nn.Module) -> RefusingWrites:
+        """Inside, a module may not write into parameters and buffers of its task's that it does not hold."""
+        return RefusingWrites(partial(_others, root, module), partial(_writes_elsewhere, task))
+
+    def note(
+        self, module: nn.Module, changes: Changes, leftovers: Sequence[Leftover], written: Sequence[Tensor]
+    ) -> None:
+        """Note what an operator leaves, and what it writes into. What its hooks have seen is there for the
+        rest of a forward that is traced, which is to meet the stand-ins.
         """
+        self.attributes.note(module, changes)
+        self.attributes.written.extend(written)
         self.attributes.leftovers.extend(leftovers)
         for each in leftovers if self.is_tracing else ():
             if each.is_noted_by_hook:
@@ -451,8 +462,11 @@ class Run(fx.Interpreter):
         """
         if self._task not in self._observer.samples:
             raise error
+        guard = self._observer.guarding(self._task, self._root, module)
         try:
-            return seen_result(node, module, self._more_samples, self._count, self.env)
+            seen = seen_result(node, module, self._more_samples, self._count, self.env, guard)
+        except WorkloadError:
+            raise
         except OtherShapesError as other:
             made = refusal(
                 self._task,
@@ -465,6 +479,9 @@ class Run(fx.Interpreter):
             raise ReadsValuesError.at(made, frames=node.meta.get(FRAMES, ())) from error
         except Exception:  # it fails on real samples, too: what was said first says why
             raise error from None
+        if not hasattr(module, "owners"):
+            self._observer.note(module, seen.changes, seen.changes.leftovers, seen.written)
+        return seen.result, seen.left
 
     def get_attr(self, target: Any, *_: Any) -> Any:
         """A parameter, buffer or other attribute; fake if it is a tensor."""

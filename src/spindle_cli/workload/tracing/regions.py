@@ -638,6 +638,11 @@ class Region(nn.Module):
         """The names and attributes that the rest of the function uses."""
         return self._around
 
+    def tensors(self) -> list[Tensor]:
+        """Those that it may use, but for traced ones."""
+        values = [leaf for leaf in pytree.tree_leaves(self._values) if isinstance(leaf, Tensor)]
+        return [*self.parameters(), *self.buffers(), *values]
+
     @property
     def function(self) -> types.FunctionType:
         """The statements as a function."""

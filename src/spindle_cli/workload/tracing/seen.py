@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,16 +49,36 @@ class OtherShapesError(Exception):
     """What code gives has other shapes, or is of another structure, for other samples."""
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a module gives, of which nothing but shapes has a meaning, and what it leaves.
+
+    Attributes:
+        changes: all of that but what `left.changed` says.
+        written: what it writes into, of each memory one tensor.
+    """
+
+    result: Any
+    left: LeftBehind
+    changes: Changes
+    written: list[Tensor]
+
+
 def seen_result(
-    node: fx.Node, module: nn.Module, samples: Samples, count: int, values: Mapping[fx.Node, Any]
-) -> tuple[Any, LeftBehind]:
-    """What a module gives that a node calls, on real samples, of which nothing but shapes has a meaning; and
-    what it leaves.
+    node: fx.Node,
+    module: nn.Module,
+    samples: Samples,
+    count: int,
+    values: Mapping[fx.Node, Any],
+    guard: AbstractContextManager[object],
+) -> Seen:
+    """Run a module that a node calls on real samples.
 
     Args:
         samples: gives some of the dataset, any number.
         count: how many of them the module is to be given; they are taken again where there are too few.
         values: fake ones of the nodes before.
+        guard: what it runs in, each time.
 
     Raises:
         OtherShapesError: it differs from samples to samples.
@@ -69,7 +90,7 @@ def seen_result(
         for shift in range(_TRIED):
             real = _Real({name: _taken(field, count, shift) for name, field in few.items()}, values)
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), real.value)
-            with records_kept((args, kwargs)), writes:
+            with records_kept((args, kwargs)), guard, writes:
                 result = module(*args, **kwargs)
             show_records(result)
             odd = next((leaf for leaf in leaves_of(result) if not isinstance(leaf, Tensor | None)), None)
@@ -78,7 +99,8 @@ def seen_result(
             found = result if shift == 0 else _alike(found, result)
         changed = [n for n, each in _named(module) if held.get(n) is not each or writes.has(each)]
         before.compare(changes)
-    return found, LeftBehind(tuple(changed), changes.kept, changes.left)
+        changes.within += before.written(writes.has)
+    return Seen(found, LeftBehind(tuple(changed), changes.kept, changes.left), changes, writes.tensors)
 
 
 def _named(module: nn.Module) -> list[tuple[str, Tensor]]:

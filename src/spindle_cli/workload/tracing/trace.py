@@ -126,6 +126,8 @@ class OperatorTracer(fx.Tracer):
         )
         self._step_values = StepValues.of(workload)
         self._traced_values = TracedValues(self, ())
+        self.moves: Moves | None = None
+        self._own = {part: _tensors_of(part) for part in task.module.modules()}
 
     @property
     def task_name(self) -> str:
@@ -247,6 +249,8 @@ class OperatorTracer(fx.Tracer):
         """
         if self.is_looking():
             return region(*given)
+        if self.moves is not None and any(map(self.moves.source_of, region.tensors())):
+            raise UnfitError.here("it takes a copy of a parameter's values", starts=True)
         if any(self.known.shares_memory(given[place]) for place in region.changed_places()):
             raise UnfitError.here("it changes in place what lies in the memory of others", starts=True)
         if any(given[place].node.op == "get_attr" for place in region.changed_places()):
@@ -308,7 +312,7 @@ class OperatorTracer(fx.Tracer):
             )
             raise ReadsUnknownError(*made.args, hint=made.hint)
         if isinstance(a, Tensor) and a.grad_fn is not None and not self.is_looking():
-            raise refusal(
+            made = refusal(
                 self._task.name,
                 "forward computes with parameters that it goes through by .parameters() or the like, which a "
                 "trace cannot follow: they would get no gradient from this",
@@ -316,6 +320,9 @@ class OperatorTracer(fx.Tracer):
                 "Name them where they are used (self.layer.weight.square().sum()), use the optimizer's "
                 "weight_decay for a penalty, or put this into an operator.",
             )
+            raise ReadsValuesError.at(made, frames=frames_of_caller())
+        if isinstance(a, Tensor) and not self.is_looking() and self.moves is not None:
+            self._refuse_copy(a, self.moves)
         if isinstance(a, Unknown):
             a.refuse()
         if isinstance(a, np.generic):
@@ -324,6 +331,23 @@ class OperatorTracer(fx.Tracer):
             # torch.fx would have it made by a node of its own, which could not go from op to op.
             return type(a)(*map(self.create_arg, a))
         return super().create_arg(a)
+
+    def _refuse_copy(self, tensor: Tensor, moves: Moves) -> None:
+        """Refuse what has values of a trained parameter as it is while forward is traced, where the
+        statements around cannot run as they are written.
+        """
+        if isinstance(tensor, fx.Proxy) or (name := moves.source_of(tensor)) is None:
+            return
+        made = refusal(
+            self._task.name,
+            f"forward computes with a copy of the values of {name!r} (copy.deepcopy, state_dict(), data), of "
+            "which a trace would have those that it was made with",
+            place_of_caller(),
+            "Compute with the parameter itself, self.layer.weight or self.layer.weight.detach(); or put what "
+            "copies it and what computes with the copy into one nn.Module and list its class in the "
+            "workload's `operators`: it runs as it is.",
+        )
+        raise ReadsValuesError.at(made, frames=frames_of_caller())
 
     def is_looking(self) -> bool:
         """Whether modules are being run only to find out what is known."""
@@ -375,6 +399,7 @@ class OperatorTracer(fx.Tracer):
         if not isinstance(m, self._leaves) and any(type(each) is Selected for each in args):
             return forward(*args, **kwargs)  # torch's own, for each row
         if self.is_leaf_module(m, self.path_of_module(m)):
+            self._refuse_others_tensors(m)
             self.modes.call(m)
         given = super().call_module(m, forward, args, kwargs)
         if not self.is_leaf_module(m, self.path_of_module(m)):
@@ -385,6 +410,22 @@ class OperatorTracer(fx.Tracer):
         if is_recorded(m):
             record(m, args, given)
         return given
+
+    def _refuse_others_tensors(self, module: nn.Module) -> None:
+        """Refuse a call of a module that has other parameters or buffers than it was built with, where the
+        statements around cannot run as they are written.
+        """
+        if all(_tensors_of(part) == self._own.get(part) for part in module.modules()):
+            return
+        made = refusal(
+            self._task.name,
+            f"forward calls {self.path_of_module(module)!r} between operators with other parameters or "
+            "buffers than its own (torch.func.functional_call), which a trace does not keep",
+            place_of_caller(),
+            "Put the call, and what it is called with, into an nn.Module of its own and list its class in "
+            "the workload's `operators`: it runs as it is.",
+        )
+        raise ReadsValuesError.at(made, frames=frames_of_caller())
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """What forward sees of a node."""
@@ -403,6 +444,12 @@ class OperatorTracer(fx.Tracer):
         if self.is_looking():
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
+def _tensors_of(module: nn.Module) -> dict[str, int]:
+    """By name, the ids of a module's own parameters and buffers."""
+    held = {**module._parameters, **module._buffers}
+    return {name: id(tensor) for name, tensor in held.items() if tensor is not None}
 
 
 def _flattened(batch: fx.Node) -> tuple[str, str, tuple[Any, ...], dict[str, Any]]:
@@ -495,7 +542,7 @@ def _graph_of(
     """One trace, which leaves objects that forward keeps as forward does."""
     inside = tuple(task.module.get_submodule(name) for name in opened)
     tracer = OperatorTracer(task, workload, samples, observer, inside)
-    moves = Moves(task.name, task.module, lambda: tracer.graph)
+    tracer.moves = moves = Moves(task.name, task.module, lambda: tracer.graph)
     try:
         with (
             regions.called_by(tracer.run_region),

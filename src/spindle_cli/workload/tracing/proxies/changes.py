@@ -116,6 +116,12 @@ class TracedValue(fx.Proxy):
             self._refuse_change(f"setattr({name!r})")
         super().__setattr__(name, value)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of a tensor, through which no gradient comes back."""
+        if not self.tracer.is_tensor(self):  # type: ignore[attr-defined]
+            return super().__deepcopy__(memo)
+        return self.detach().clone()
+
     def _is_parameter(self) -> bool:
         return self.node.op == "get_attr" and isinstance(self.tracer.known.value(self), nn.Parameter)  # type: ignore[attr-defined]
 

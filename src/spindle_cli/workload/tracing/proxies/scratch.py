@@ -26,7 +26,7 @@ class SeenAttributes:
     module and name. Tasks that share a module see what another one has left there. `left`: those that
     operators leave on themselves, by the module's class. `counted`: those that forwards set to other plain
     values, which no forward is to read. `leftovers`: what operators leave anywhere; `noted`: what hooks of
-    forward's own note of them.
+    forward's own note of them; `written`: what operators write into, of each memory one tensor.
     """
 
     missed: set[tuple[nn.Module, str]] = field(default_factory=set)
@@ -35,6 +35,7 @@ class SeenAttributes:
     counted: list[tuple[nn.Module, str]] = field(default_factory=list)
     leftovers: list[Leftover] = field(default_factory=list)
     noted: list[str] = field(default_factory=list)
+    written: list[Tensor] = field(default_factory=list)
 
     def note(self, operator: nn.Module, changes: Changes) -> None:
         """An operator's forward has changed its own attributes, or those of its parts."""
