@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -453,6 +454,33 @@ def test_a_layer_that_torch_does_not_see_is_refused(
     said = r"test_refusals\.py:\d+: task 't': Hides keeps a Linear in self\.held, where torch does not see it"
     with pytest.raises(WorkloadError, match=said) as raised:
         hidden(Hides(hide), operators)
+    assert "nn.ModuleList" in str(raised.value.hint)
+
+
+OF_FILE: list[nn.Module] = []
+
+
+def in_file(layer: nn.Module) -> Callable[[], nn.Module]:
+    OF_FILE[:] = [layer]
+    return lambda: OF_FILE[0]
+
+
+def in_object(layer: nn.Module) -> Callable[[], nn.Module]:
+    holder = types.SimpleNamespace(layer=layer)
+    return lambda: holder.layer  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("keep", [in_file, in_object, lambda layer: lambda: layer])
+def test_a_layer_that_code_alone_comes_to_is_refused(
+    keep: Callable[[nn.Module], Callable[[], nn.Module]],
+) -> None:
+    """Commands build on the meta device, where a layer that is no part of the model stays."""
+    with torch.device("meta"):
+        layer = keep(nn.Linear(WIDTH, WIDTH))
+        net = Net(lambda self, x, label: self.second(layer()(self.block(x))).square().mean())
+    data = Items(x=(WIDTH,), label=((), 3))
+    with pytest.raises(WorkloadError, match="a parameter of a layer that is no part of the model") as raised:
+        analyse(Workload("w", [Task("t", net, 4, data)], (Block,)))
     assert "nn.ModuleList" in str(raised.value.hint)
 
 

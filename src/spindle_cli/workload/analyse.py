@@ -34,6 +34,7 @@ from spindle_cli.workload.splitting.shared_state import refuse_shared_state
 from spindle_cli.workload.step_values import StepValues
 from spindle_cli.workload.tracing.behaviour import Kinds
 from spindle_cli.workload.tracing.regions import Region
+from spindle_cli.workload.tracing.trace import PART_HINT
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
@@ -169,8 +170,7 @@ def _refuse_hidden(task: Task | FlowTask) -> None:
                 f"{type(module).__name__} keeps a {type(part).__name__} in self.{key}, "
                 "where torch does not see it: its parameters are neither trained nor saved",
                 reads.place_of(key),
-                "Let it be a part: an attribute of its own, nn.ModuleList or nn.ModuleDict; with "
-                "requires_grad_(False) if it is not to be trained.",
+                PART_HINT,
             )
 
 

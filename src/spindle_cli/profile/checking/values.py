@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from spindle_cli.workload.building.attributes import Before, hold_parameter
+from spindle_cli.workload.building.attributes import Before, hold_parameter, tensors_kept
 from spindle_cli.workload.building.load import swap
 from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import IGNORED_LABEL, Op, TaskGraph, ValueSpec
@@ -86,29 +86,39 @@ class Values:
     Parameters are drawn by their names, at a scale that keeps activations and gradients of order one; nothing
     is zero, as new layers often are, since that would hide what comes through them. Buffers are copies, but
     for those that were made of parameters, which have no values before these have: they are drawn like them.
+    What else ops write into has its values again, too.
     """
 
     def __init__(
-        self, root: nn.Module, parameters: Iterable[str], buffers: Iterable[str], dtype: torch.dtype
+        self,
+        root: nn.Module,
+        parameters: Iterable[str],
+        buffers: Iterable[str],
+        dtype: torch.dtype,
+        *,
+        keeps: bool,
     ) -> None:
-        """`parameters`, `buffers`: by their dotted names in `root`."""
+        """`parameters`, `buffers`: by their dotted names in `root`; `keeps`: ops keep something else."""
         self._root = root
         self._dtype = dtype
         self._parameters = tuple(parameters)
         self._buffers = tuple(buffers)
         self._attributes: list[Before] = []
+        self._keeps = keeps
+        self._kept: list[tuple[Tensor, Tensor]] = []
         self._before = {name: self._buffer(name, buffer) for name, buffer in self.buffers().items()}
 
     @classmethod
     def of_op(cls, task: TaskGraph, op: Op, dtype: torch.dtype) -> Values:
         """Keep the values of all that one op holds."""
-        return cls(task.root, op.parameters, op.buffers, dtype)
+        return cls(task.root, op.parameters, op.buffers, dtype, keeps=bool(op.kept))
 
     @classmethod
     def of_task(cls, task: TaskGraph, dtype: torch.dtype) -> Values:
         """Keep the values of all that a task holds, used or not."""
         parameters = [name for name, _ in task.root.named_parameters()]
-        return cls(task.root, parameters, [name for name, _ in task.root.named_buffers()], dtype)
+        buffers = [name for name, _ in task.root.named_buffers()]
+        return cls(task.root, parameters, buffers, dtype, keeps=any(op.kept for op in task.ops))
 
     @contextmanager
     def held(self) -> Iterator[dict[str, nn.Parameter]]:
@@ -128,9 +138,12 @@ class Values:
                 hold_parameter(module, name, ours)
             convert_constants(self._root, self._dtype)
             self._attributes = [Before(owner) for owner in self._owners()]
+            kept = tensors_kept(self._root) if self._keeps else []
+            self._kept = [(each, each.detach().clone()) for each in kept]
             self.start_anew()
             yield made
         finally:
+            self._give_kept_anew()
             for attributes, name, constant in constants:
                 attributes[name] = constant
             for module, name, theirs, _ in places:
@@ -148,9 +161,14 @@ class Values:
         """
         for attributes in self._attributes:
             attributes.restore()
+        self._give_kept_anew()
         for name, before in self._before.items():
             dtype = dtype_in(before.dtype, self._dtype)
             self._hold(name, before.to(dtype, copy=True))  # forward may change it in place
+
+    def _give_kept_anew(self) -> None:
+        for kept, values in self._kept:
+            kept.data.copy_(values)
 
     def _owners(self) -> list[nn.Module]:
         """The modules that hold the buffers."""

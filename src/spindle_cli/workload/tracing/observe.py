@@ -583,7 +583,8 @@ class Run(fx.Interpreter):
         if "cpu and meta" in text:  # what is no part of the model stays on the meta device
             return (
                 "Does it compute with a parameter of another layer's, which it has in a list, an object or "
-                "from a function around it? Let that layer be a part of it: self.tied = other."
+                "from a function around it? Let that layer be a part of it: self.tied = other. Copies of "
+                "parameters are buffers: self.register_buffer."
             )
         if self._doubled:
             return (

@@ -94,6 +94,12 @@ _OF_SHAPES: Mapping[str, Callable[..., Any]] = {"prod": math.prod, "sum": sum, "
 _NUMPYS = {"axis": None, "out": None}
 
 
+PART_HINT = (
+    "Let it be a part: an attribute of its own, nn.ModuleList or nn.ModuleDict; with requires_grad_(False) "
+    "if it is not to be trained."
+)
+
+
 class OperatorTracer(fx.Tracer):
     """A tracer with the workload's operators as leaves, which notes where in the user's code each node comes
     from.
@@ -249,8 +255,12 @@ class OperatorTracer(fx.Tracer):
         """
         if self.is_looking():
             return region(*given)
-        if self.moves is not None and any(map(self.moves.source_of, region.tensors())):
+        tensors = region.tensors()
+        if self.moves is not None and any(map(self.moves.source_of, tensors)):
             raise UnfitError.here("it takes a copy of a parameter's values", starts=True)
+        own = {id(each) for each in (*self.root.parameters(), *self.root.buffers())}
+        if any(each.is_meta and id(each) not in own for each in tensors):
+            raise UnfitError.here("it computes with a layer that is no part of the model")
         if any(self.known.shares_memory(given[place]) for place in region.changed_places()):
             raise UnfitError.here("it changes in place what lies in the memory of others", starts=True)
         if any(given[place].node.op == "get_attr" for place in region.changed_places()):
@@ -714,6 +724,13 @@ def _untraceable(task: str, error: Exception) -> WorkloadError:
     if re.search(rf"\b(not|got) {Unknown.__name__}\b", text):  # torch looks at its class, and asks it nothing
         what = "forward sets an attribute between operators and reads what an earlier one has left there"
         return refusal(task, what, place_of_error(error), DECLARED)
+    if isinstance(error, NameError) and "parameter is not a member" in text:
+        what = (
+            "forward computes with a parameter of a layer that is no part of the model (in an object, a "
+            "list, a variable): it is neither trained nor saved"
+        )
+        made = refusal(task, what, place_of_error(error), PART_HINT)
+        return ReadsValuesError.at(made, frames=frames_of_error(error))
     if isinstance(error, UnknownError | fx.proxy.TraceError) or "Proxy" in text or "symbolic" in text:
         what = "forward depends on values that are known only when it runs, so it cannot be traced"
         what += f": {text}" if text else ""
