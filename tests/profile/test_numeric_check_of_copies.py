@@ -69,3 +69,33 @@ def test_a_copy_that_differs_in_any_share_is_found(monkeypatch: pytest.MonkeyPat
     traced = graph()
     monkeypatch.setattr(Biased, "forward", of_the_first_sample)
     assert check(traced).whole
+
+
+class Centring(nn.Module):
+    """Keeps a running mean in a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.mean = nn.Linear(WIDTH, WIDTH), torch.ones(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        with torch.no_grad():
+            self.mean.mul_(0.5).add_(y.mean(0), alpha=0.5)
+        return y * self.mean
+
+
+def test_a_tensor_that_an_operator_writes_into_begins_as_it_was() -> None:
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.centring = Centring()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.centring(x).square().mean()
+            return out
+
+    data = [{"x": torch.randn(WIDTH)} for _ in range(12)]
+    made = analysed(Workload("w", [Task("t", Loss(), 12, data)], operators=(Centring,)))
+    assert check(made).largest_difference < 1e-12
+    assert torch.equal(made.tasks["t"].root.centring.mean, torch.ones(WIDTH))

@@ -215,6 +215,38 @@ class Forces(nn.Module):
         return x * self.runs + functional.dropout(found, 0.5)
 
 
+class Centring(nn.Module):
+    """Keeps running means in tensors that are no buffers: an attribute, in a dict, of a module in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.mean = nn.Linear(6, 6), torch.zeros(6)
+        self.box, self.twins = {"mean": torch.zeros(6)}, [nn.Linear(6, 6).requires_grad_(False)]
+
+    def kept(self) -> list[Tensor]:
+        return [self.mean, self.box["mean"], self.twins[0].bias]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        with torch.no_grad():
+            for mean in self.kept():
+                mean.mul_(0.5).add_(y.mean(0), alpha=0.5)
+        return y * torch.stack(self.kept()).sum(0)
+
+
+def test_what_is_written_into_tensors_that_are_no_buffers_is_written_once() -> None:
+    found: list[list[Tensor]] = []
+    for run in (plainly, lambda module, x: run_recomputed(module, [x], may_move=True)):
+        torch.manual_seed(3)
+        layer = Centring()
+        for _ in range(2):
+            run(layer, torch.randn(8, 6)).square().sum().backward()
+        gradients = [each.grad for each in layer.parameters() if each.grad is not None]
+        found.append([*gradients, *layer.kept()])
+    for kept, again in zip(*found, strict=True):
+        assert torch.equal(kept, again)
+
+
 def test_an_op_that_asks_for_gradients_itself_is_recomputed_as_any_other() -> None:
     """It runs again for these gradients, too, while it runs first."""
     found = []
