@@ -23,7 +23,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spindle_cli.workload.building.fields import OF_TORCH
+from spindle_cli.workload.fields import OF_TORCH
 from spindle_cli.workload.refuse import place_inside
 
 # Names of functions and methods of torch, without the underscore of those that work in place.

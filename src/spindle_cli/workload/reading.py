@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from spindle_cli.workload.building.attributes import Memories, hooks_of_users, last_name
-from spindle_cli.workload.building.fields import ASKS_ENVIRONMENT, OF_ENVIRONMENT
+from spindle_cli.workload.fields import ASKS_ENVIRONMENT, OF_ENVIRONMENT
 from spindle_cli.workload.reads import Reads
 
 # Code that names one of these may ask an object for any name that it makes.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spindle_cli.workload.building.fields import fields_of
+from spindle_cli.workload.fields import fields_of
 from spindle_cli.workload.refuse import place_of
 
 # What is no user's: of these, only what their objects hold.

@@ -27,7 +27,9 @@ from torch.jit import ScriptModule
 from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.fields import (
+from spindle_cli.workload.building.source import settled_module_name
+from spindle_cli.workload.building.writes import copy_once_written, share_memory
+from spindle_cli.workload.fields import (
     ASKS_ENVIRONMENT,
     OF_ENVIRONMENT,
     OF_TORCH,
@@ -35,8 +37,6 @@ from spindle_cli.workload.building.fields import (
     attributes_of,
     fields_of,
 )
-from spindle_cli.workload.building.source import settled_module_name
-from spindle_cli.workload.building.writes import copy_once_written, share_memory
 from spindle_cli.workload.reads import Reads
 
 _PLAIN = (bool, int, float, complex, str, bytes)

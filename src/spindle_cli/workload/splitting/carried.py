@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from spindle_cli.workload.building.attributes import Changes, Memories, watching
-from spindle_cli.workload.building.fields import OF_TORCH
 from spindle_cli.workload.building.writes import is_by_shape, overwritten_by, written_by
+from spindle_cli.workload.fields import OF_TORCH
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.tape import Tape, tensors_in

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from spindle_cli.workload.building.fields import fields_of
 from spindle_cli.workload.building.layer_numbers import is_number
 from spindle_cli.workload.building.source import settled_module_name
+from spindle_cli.workload.fields import fields_of
 from spindle_cli.workload.memo import HERE
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.workload.building.attributes import is_of_users_code
-from spindle_cli.workload.building.fields import fields_of
+from spindle_cli.workload.fields import fields_of
 from spindle_cli.workload.tracing.behaviour import is_filled
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, slice)

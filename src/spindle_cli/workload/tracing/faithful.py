@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.building.attributes import give_hooks, hooks_of
-from spindle_cli.workload.building.fields import OF_TORCH
 from spindle_cli.workload.building.writes import is_new, written_by
+from spindle_cli.workload.fields import OF_TORCH
 from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.graph import CONSTANT
 from spindle_cli.workload.moving import DECLARE

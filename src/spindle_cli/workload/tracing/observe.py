@@ -27,10 +27,10 @@ from spindle_cli.workload.building.attributes import (
     swapped_tensors,
     watching,
 )
-from spindle_cli.workload.building.fields import fields_of
 from spindle_cli.workload.building.handed_out import handed_out
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.building.writes import NotingWrites, RefusingWrites
+from spindle_cli.workload.fields import fields_of
 from spindle_cli.workload.fixed.marks import describe, is_fixed, rows_for
 from spindle_cli.workload.fixed.refusal import (
     FRAMES,
@@ -480,7 +480,9 @@ class Run(fx.Interpreter):
         except Exception:  # it fails on real samples, too: what was said first says why
             raise error from None
         if not hasattr(module, "owners"):
-            self._observer.note(module, seen.changes, seen.changes.leftovers, seen.written)
+            # What hooks have seen here are real tensors, of which only shapes have a meaning.
+            leftovers = [each for each in seen.changes.leftovers if not each.is_noted_by_hook]
+            self._observer.note(module, seen.changes, leftovers, seen.written)
         return seen.result, seen.left
 
     def get_attr(self, target: Any, *_: Any) -> Any:

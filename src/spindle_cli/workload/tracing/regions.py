@@ -30,7 +30,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.fields import fields_of
+from spindle_cli.workload.fields import fields_of
 from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.refuse import Frame, frames_of_caller, is_of_the_user, place_of
 from spindle_cli.workload.tracing.behaviour import behaviour_of, is_filled

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from spindle_cli.workload.building.fields import fields_of
+from spindle_cli.workload.fields import fields_of
 from spindle_cli.workload.training.item_draws import SeededCalls, no_draws
 from spindle_cli.workload.types import FlowTask, Task
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.fields import ASKS_ENVIRONMENT, OF_ENVIRONMENT, Environment, fields_of
 from spindle_cli.workload.building.load import built_modules, modules_of
 from spindle_cli.workload.building.source import settled_module_name
+from spindle_cli.workload.fields import ASKS_ENVIRONMENT, OF_ENVIRONMENT, Environment, fields_of
 from spindle_cli.workload.reads import OF_MODULES, Reads, is_users
 from spindle_cli.workload.step_values import HELD_AS, StepValues, is_number
 from spindle_cli.workload.types import Workload
