@@ -274,6 +274,27 @@ def test_what_comes_early_waits_for_its_takers_buffers(num_between: int, starts_
     assert simulate(plan).iteration_s == pytest.approx(begun.prediction.iteration_s, rel=1e-3)
 
 
+def test_of_several_takers_all_have_to_hold_buffers() -> None:
+    """Each of two devices takes half of what a third has made, for half as long as the maker sends. One has
+    four passes to run before, and holds its buffer from the third on; the other has one.
+    """
+    made = metaop_of("t/made", 1, {1: 0.03}).model_copy(update={"output_bytes": 56 * 10**8})
+    before = [metaop_of(f"t{number}/before", 1, {1: 0.03}) for number in range(5)]
+    taking = metaop_of("t/taking", 1, {1: 0.06, 2: 0.03}, inputs=("t/made",))
+    problem = problem_of(gpus(3, 200.0), made, *before, taking)
+    slices = [
+        slice_of(made, (0, 1), (0,), 0.0),
+        slice_of(before[4], (0, 1), (2,), 0.0),
+        *(slice_of(task, (0, 1), (1,), 0.03 * number) for number, task in enumerate(before[:4])),
+        slice_of(taking, (0, 1), (1, 2), 0.12),
+    ]
+    begun = judged(problem, slices)
+    # From the third pass on 35 ms of messages, the taker's passes, and four backward passes.
+    assert begun.prediction.iteration_s == pytest.approx(0.02 + 0.035 + 0.03 + 4 * 0.02, abs=1e-4)
+    seconds, _ = estimated(problem, begun)
+    assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6)
+
+
 def test_every_schedule_that_is_come_to_is_a_plan() -> None:
     """Also such as do not fit: every op runs once, behind what it takes, on devices that run nothing else."""
     problem = make_problem(graph(), gpus(8, 40.0))
