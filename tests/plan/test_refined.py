@@ -295,6 +295,34 @@ def test_of_several_takers_all_have_to_hold_buffers() -> None:
     assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6)
 
 
+def test_over_nccl_what_one_pass_sends_another_starts_on_all_ways_together() -> None:
+    """The first device sends 35 ms long, so what it and the second one send together waits for that, and what
+    the second one sends alone for both, as the estimate has it, too.
+    """
+    sent = {"output_bytes": 56 * 10**8}
+    first, both, alone = (
+        metaop_of(f"t{number}/made", 1, {1: 0.06, 2: 0.03}).model_copy(update=sent) for number in range(3)
+    )
+    before = metaop_of("t3/before", 1, {1: 0.06, 2: 0.03})
+    taking = [
+        metaop_of(f"t{number}/taking", 1, {1: 0.06, 2: 0.03}, inputs=(f"t{number}/made",))
+        for number in range(3)
+    ]
+    problem = problem_of(gpus(4, 200.0), first, both, alone, before, *taking)
+    slices = [
+        slice_of(first, (0, 1), (0,), 0.0),
+        slice_of(before, (0, 1), (2, 3), 0.0),
+        slice_of(both, (0, 1), (0, 1), 0.06),
+        slice_of(taking[0], (0, 1), (2,), 0.06),
+        slice_of(alone, (0, 1), (1,), 0.09),
+        slice_of(taking[1], (0, 1), (2, 3), 0.12),
+        slice_of(taking[2], (0, 1), (3,), 0.15),
+    ]
+    begun = judged(problem, slices)
+    seconds, _ = estimated(problem, begun)
+    assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6)
+
+
 def test_every_schedule_that_is_come_to_is_a_plan() -> None:
     """Also such as do not fit: every op runs once, behind what it takes, on devices that run nothing else."""
     problem = make_problem(graph(), gpus(8, 40.0))
