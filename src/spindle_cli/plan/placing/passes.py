@@ -3,9 +3,9 @@
 Compute and messages overlap. A device moves one thing at a time inside its node, and a network card one
 between nodes. What has been computed is sent as soon as its takers hold buffers for it, a few passes ahead of
 theirs (`program/transfers.py`), the earliest first. Over NCCL, which carries what a device posts one after
-another, all of it starts together, when all of its ways are free; over gloo each way carries its
-part when it is free itself. Where devices are processors that communicate and read samples themselves, their
-slices take longer for it.
+another, all that one pass sends another starts together, when all of its ways are free; over gloo each way
+carries its part when it is free itself. Where devices are processors that communicate and read samples
+themselves, their slices take longer for it.
 """
 
 from __future__ import annotations
@@ -221,7 +221,13 @@ def _move(
     sides: Mapping[int, int],
     offset: int = 0,
 ) -> _Move:
-    """`sides`: the half of each device, over NCCL."""
+    """Work out which ways an exchange keeps busy, and for how long.
+
+    Args:
+        seconds: of messages that have been worked out, by bytes and whether they stay inside a node.
+        sides: the half of each device, over NCCL (`account/traffic.py`).
+        offset: of the numbers of passes: nothing forward, the number of slices backward.
+    """
     node_of, card_of = cluster.node_of, cluster.card_of
     one_kind = cluster.has_one_kind_of_links
     at_once = cluster.talks_by == "nccl"
