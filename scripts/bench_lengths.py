@@ -16,8 +16,8 @@ from statistics import median
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from spindle_cli.workload.analyse import analyse_for_others
-from spindle_cli.workload.at_lengths import LengthTracer
+from spindle_cli.analysis.analyse import analyse_for_others
+from spindle_cli.analysis.at_lengths import LengthTracer
 from spindle_cli.workload.settings.data import FieldLengths, TaskLengths
 from spindle_cli.workload.types import Task, Workload
 

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.operators.heads.chunked import TimedOp, timed_op
 from spindle_cli.profile.op.op_memory import cuda_meter, live_meter
 from spindle_cli.units import MIB
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.types import Task, Workload
 

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli import Task, Workload
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.profile.op.op_memory import LiveBytes
 from spindle_cli.profile.op.split_runs import SumCounter, one_part
 from spindle_cli.profile.op.tensor_parallel import OwnPositions, tensors_of
 from spindle_cli.units import MIB
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.zoo.layers import TP_PLANS, LanguageLayer
 
 

@@ -20,12 +20,12 @@ import torch
 from bench_loss_chunks import Body, Samples, Writer
 from torch import Tensor, nn
 
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.profile.op.op_memory import live_meter
 from spindle_cli.profile.op.split_runs import SumCounter, one_part
 from spindle_cli.units import MIB
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.types import Task, Workload

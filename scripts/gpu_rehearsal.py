@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-TRIED_BACKWARD = ("tests/operators", "tests/runtime", "tests/workload/training")
+TRIED_BACKWARD = ("tests/operators", "tests/runtime", "tests/training")
 FAILED, NO_CUDA = 1, 3
 
 
@@ -86,9 +86,9 @@ def outputs_elsewhere(task: Any, op: Any, device: torch.device) -> list[str]:
     """The devices of an op's outputs, as far as they are not the one of its inputs and its state."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from spindle_cli.analysis.fixed.marks import without_values
     from spindle_cli.operators.heads.chunked import timed_op
     from spindle_cli.profile.op.counting import fake_state, with_state
-    from spindle_cli.workload.fixed.marks import without_values
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     timed = timed_op(task, op, 2, 1, None)

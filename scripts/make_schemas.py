@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core.core_schema import ModelSchema
 
+from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.calibrate.types import CalibrationReport
 from spindle_cli.check.types import RULES, CheckReport, Violation
 from spindle_cli.checkpoint.index import Checkpoint
@@ -47,7 +48,6 @@ from spindle_cli.simulate.simulation_report import SimulationReport
 from spindle_cli.verify.types import VerifyReport
 from spindle_cli.watch.types import WatchData
 from spindle_cli.workload.file import WorkloadFile
-from spindle_cli.workload.memo import AnalysisMemo
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "schemas"

@@ -28,10 +28,10 @@ import torch
 import transformers
 from hf_families import FAMILIES, GROUPS, build
 
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import SpindleError
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.profile.numeric_check import TaskCheck
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import MetaOp
 
 HERE = Path(__file__).parent

@@ -121,7 +121,7 @@ def ready_here(forker: socket.socket) -> Iterator[None]:
 def analysed_once() -> Iterator[None]:
     """What is built in part is analysed once for all tests of a module that build it."""
     from helpers.analysed_once import in_the_abstract  # not above: it imports torch
-    from spindle_cli.workload import localise
+    from spindle_cli.analysis import localise
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(localise, "in_the_abstract", in_the_abstract)
@@ -131,7 +131,7 @@ def analysed_once() -> Iterator[None]:
 @contextmanager
 def _starting_ready_ones(forker: socket.socket) -> Iterator[None]:
     from helpers.analysed import analysed_again  # not above: it imports torch
-    from spindle_cli.workload import analyse
+    from spindle_cli.analysis import analyse
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(analyse, "analyse_for_others", analysed_again)

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 
 from file_fuzz.names import MEMO, REQUEST, RUN, TINY_PLAN
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.checkpoint.carried import carried_over
 from spindle_cli.checkpoint.files import find_checkpoint
 from spindle_cli.checkpoint.reader import CheckpointReader, load_parts
@@ -27,9 +29,7 @@ from spindle_cli.launch.watching.stuck import doing_of_all
 from spindle_cli.launch.watching.trace import write_run_trace
 from spindle_cli.plan.file import read_plan
 from spindle_cli.verify.comparing.captured import open_run
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load
-from spindle_cli.workload.memo import AnalysisMemo
 
 
 def _checkpoint() -> None:

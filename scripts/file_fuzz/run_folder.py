@@ -28,6 +28,7 @@ from file_fuzz.names import (
     TINY_PROFILE,
     TRAINED_METRICS,
 )
+from spindle_cli.analysis.analyse import analyse_for_others
 from spindle_cli.checkpoint.index import (
     INDEX_FILE,
     SUMS_FILE,
@@ -61,7 +62,6 @@ from spindle_cli.launch.owner import Owner
 from spindle_cli.launch.types import WorkerExit, WorkerExits
 from spindle_cli.plan.file import read_plan, write_plan
 from spindle_cli.plan.types import Plan
-from spindle_cli.workload.analyse import analyse_for_others
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.parameters import ParameterTable

@@ -19,9 +19,9 @@ import torch
 from runtime_bench.plain_training import AllTasks
 from torch.profiler import ProfilerActivity, profile
 
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.optimizing.optimizer import make_optimizer
 from spindle_cli.workload.building.load import load
-from spindle_cli.workload.optimizing.optimizer import make_optimizer
-from spindle_cli.workload.training.batches import Batches
 
 LEFT_OUT = 2
 AUTOCAST = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}

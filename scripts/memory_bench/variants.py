@@ -11,6 +11,7 @@ from rich.console import Console
 
 from memory_bench.stages import in_two_stages
 from memory_bench.teams import by_two_teams
+from spindle_cli.analysis.analyse import analyse_for_others
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
@@ -21,7 +22,6 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import MetaOpProfile, Profile
-from spindle_cli.workload.analyse import analyse_for_others
 from spindle_cli.workload.building.load import load_abstract
 
 # Rooms that are tried, as shares of what a plan needs that has all it wants.

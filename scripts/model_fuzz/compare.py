@@ -15,12 +15,12 @@ from torch import Tensor
 from model_fuzz.joint_norms import run_shares
 from model_fuzz.joint_pairs import run_pairs
 from model_fuzz.models import Drawn, Recipe, workload
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.losses.counts import LossCounter, share_of_samples
+from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec, WorkloadGraph
-from spindle_cli.workload.losses.counts import LossCounter, share_of_samples
-from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.types import Task
 
 Cuts = Sequence[tuple[int, int]]

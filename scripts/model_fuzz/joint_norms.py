@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from spindle_cli.workload.rules.batch_norms import shared_norms, with_forward
+from spindle_cli.analysis.rules.batch_norms import shared_norms, with_forward
 
 
 class _ReachedError(Exception):

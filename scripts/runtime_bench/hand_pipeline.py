@@ -23,9 +23,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runtime_bench.plain_training import Step
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.optimizing.optimizer import make_optimizer
 from spindle_cli.workload.building.load import load
-from spindle_cli.workload.optimizing.optimizer import make_optimizer
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task, Workload
 from spindle_cli.zoo.generalist import ENCODERS, GeneralistTask
 from spindle_cli.zoo.senses import WIDTH

@@ -26,9 +26,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.optimizing.optimizer import make_optimizer
 from spindle_cli.workload.building.load import LoadedWorkload, load
-from spindle_cli.workload.optimizing.optimizer import make_optimizer
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
 # On the benchmark's link 1, 4 and 8 are alike, and torch's 25 is 15 % slower.

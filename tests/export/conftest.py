@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from helpers.analysed_once import in_the_abstract
-from spindle_cli.workload import localise
+from spindle_cli.analysis import localise
 
 
 @pytest.fixture(scope="module", autouse=True)

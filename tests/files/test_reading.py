@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.errors import InputError
 from spindle_cli.files import artifact
@@ -23,7 +24,6 @@ from spindle_cli.plan.types import Plan, parse_devices
 from spindle_cli.profile.measuring.partial import PartialProfile
 from spindle_cli.profile.types import Profile
 from spindle_cli.workload.file import WorkloadFile
-from spindle_cli.workload.memo import AnalysisMemo
 
 KINDS: tuple[type[Artifact], ...] = (
     *(Cluster, Plan, Profile, Checkpoint, RunRequest, WorkerError, WorkerExits, Owner),

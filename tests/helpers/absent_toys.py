@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from helpers.layers import TanhLayer
-from spindle_cli.workload.training.batches import Batches
+from spindle_cli.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH, BATCH, STEPS = 4, 6, 3

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from spindle_cli.workload.analyse import analyse_for_others
+from spindle_cli.analysis.analyse import analyse_for_others
+from spindle_cli.analysis.localise import rebind
+from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.localise import rebind
-from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.data import Lengths
 from spindle_cli.workload.types import Workload
 

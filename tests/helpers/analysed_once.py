@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from spindle_cli.workload import localise
+from spindle_cli.analysis import localise
 from spindle_cli.workload.building.source import Source
 from spindle_cli.workload.graph import WorkloadGraph
 

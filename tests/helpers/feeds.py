@@ -8,8 +8,8 @@ import torch
 
 from spindle_cli.runtime.step.counting import Counting, Portion
 from spindle_cli.runtime.step.data import Feed, Share
-from spindle_cli.workload.data.reading import BatchSource
-from spindle_cli.workload.sampling import Schedule, Turns
+from spindle_cli.training.data.reading import BatchSource
+from spindle_cli.training.sampling import Schedule, Turns
 
 
 def feed_of(

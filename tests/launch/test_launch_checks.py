@@ -17,6 +17,7 @@ from helpers.cli import Ended, run_spindle
 from helpers.plans import two_towers
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from helpers.toy_plan import write_toy
+from spindle_cli.analysis import saved_tensors
 from spindle_cli.errors import InputError, UsageError, WorkloadError
 from spindle_cli.launch.checks import (
     chunked_otherwise,
@@ -37,7 +38,6 @@ from spindle_cli.launch.types import Address
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, ProfileRef
-from spindle_cli.workload import saved_tensors
 from spindle_cli.workload.building.source import locate
 from spindle_cli.workload.file import TrainSettings
 

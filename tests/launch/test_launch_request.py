@@ -11,10 +11,10 @@ import pytest
 from helpers.cli import run_spindle
 from helpers.plans import two_towers
 from helpers.toy_plan import write_toy
+from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.launch.build import build_again, build_launch, shell_script
 from spindle_cli.launch.run_dir import hand_on
 from spindle_cli.launch.types import Address, LaunchOptions, NodeShare
-from spindle_cli.workload.memo import AnalysisMemo
 
 LOOPBACK = NodeShare(0, 1, 2, Address("127.0.0.1", 0), "lo")
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.errors import InputError, PeerLostError
 from spindle_cli.operators import tensor_group
 from spindle_cli.operators.contrastive import PairsOverShares, ShareRows, gather_rows, pairs_over_shares
@@ -19,7 +20,6 @@ from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.profile.op.split_runs import SumCounter
 from spindle_cli.runtime.part.local_ops import _UnplannedGroup
 from spindle_cli.runtime.step.recompute import run_recomputed
-from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.types import Task, Workload
 
 # A pass of `InTurn` is run again up to each sum.

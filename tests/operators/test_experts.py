@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from helpers.analysed import analysed
 from helpers.thread_groups import Meeting, in_threads
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.experts.exchange import Dispatch, SamplePart
 from spindle_cli.operators.experts.types import expert_sizes
@@ -22,7 +23,6 @@ from spindle_cli.operators.tensor_parallel import LayerSplit, kept_whole, layer_
 from spindle_cli.profile.op.split_runs import SumCounter, one_part
 from spindle_cli.runtime.step.compute import run_backward, run_forward
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.types import Workload
 from spindle_cli.zoo import bert_moe
 

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from helpers.torch_versions import widens_gradients
+from spindle_cli.analysis.losses.counts import LossCounter
+from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.operators.heads import chunked as in_chunks
 from spindle_cli.operators.heads.chunked import LossInChunks, loss_in_chunks, timed_op
 from spindle_cli.operators.heads.chunks import Chunk, choose_chunks
@@ -27,8 +29,6 @@ from spindle_cli.profile.op.op_memory import LiveBytes
 from spindle_cli.runtime.step.recompute import run_recomputed
 from spindle_cli.workload.file import LossChunks, TrainSettings
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.losses.counts import LossCounter
-from spindle_cli.workload.metaops.ops import share_module
 
 EXACT = 1e-12
 LOSSES = ("causal", "smoothed", "squared", "weighted", "shifted", "rooted", "running", "twice")

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from helpers.analysed import analysed
 from helpers.thread_groups import Meeting, in_threads
+from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.operators.heads.chunked import loss_in_chunks
 from spindle_cli.operators.heads.vocabulary import FoundWords, find_words, values_of, with_edits
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
@@ -26,7 +27,6 @@ from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.profile.op.split_runs import SumCounter
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.types import Task, Workload
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]

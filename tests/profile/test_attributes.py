@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.profile.parameters.sizes import attribute_bytes, parameter_sizes
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.types import Task, Workload
 
 

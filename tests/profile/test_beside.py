@@ -17,7 +17,7 @@ from spindle_cli.profile.measuring.measure import (
     turns_beside,
 )
 from spindle_cli.profile.types import MeasuredLink
-from spindle_cli.workload.training.batches import Batches
+from spindle_cli.training.batches import Batches
 from spindle_cli.workload.types import Task
 
 LINK = MeasuredLink(

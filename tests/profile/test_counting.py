@@ -8,12 +8,12 @@ from tiny_workload import WIDTH, build
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.profile.estimating.estimate import between
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.op.counting import count_work, with_state
 from spindle_cli.profile.op.op_run import OpRun, WallClock
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.types import Task, Workload
 
 

@@ -11,6 +11,8 @@ import torch
 from rich.console import Console
 
 import spindle_cli.profile.checking.run as checking
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.costs.links import all_gather_s
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.cluster import Cluster
@@ -23,9 +25,7 @@ from spindle_cli.profile.op.tensor_parallel import OwnPositions
 from spindle_cli.profile.parameters.sizes import parameter_sizes
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import PhaseTimes
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import Op, WorkloadGraph
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.zoo import bert_moe
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from helpers.ready_commands import ReadyCommand
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.profile.op.failing import failures_told, split_failures_told
 from spindle_cli.profile.op.inputs import ChainInputs
 from spindle_cli.profile.op.jobs import OpRef
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.types import Task, Workload

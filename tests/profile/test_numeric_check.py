@@ -14,15 +14,15 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.losses.counts import LossCounter
 from spindle_cli.errors import WorkloadError
 from spindle_cli.plan.plan_report import describe_unchecked
 from spindle_cli.profile.checking.compare import relative_difference
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers, with_whole
 from spindle_cli.profile.checking.values import choose_samples
 from spindle_cli.profile.numeric_check import TaskCheck
+from spindle_cli.training.item_draws import Generators
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.losses.counts import LossCounter
-from spindle_cli.workload.training.item_draws import Generators
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH = 4

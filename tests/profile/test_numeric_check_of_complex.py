@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.profile.checking.compare import relative_difference
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.profile.op.op_memory import _end
-from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.training.precision import constants_in, dtype_in
+from spindle_cli.training.precision import constants_in, dtype_in
 from spindle_cli.workload.types import Task, Workload
 
 

@@ -13,6 +13,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import spindle_cli.profile.checking.run as checking
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.costs.links import all_gather_s
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.cluster import Cluster
@@ -25,10 +27,8 @@ from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, one_part
 from spindle_cli.profile.op.tensor_parallel import OwnPositions
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import PhaseTimes
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, WorkloadGraph
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo.layers import TP_PLANS, EncoderLayer
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from helpers.several_types import cluster_of_types
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.cluster import Cluster
@@ -24,7 +25,6 @@ from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import Device, PhaseTimes
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo.layers import TP_PLANS, EncoderLayer
 

@@ -36,8 +36,8 @@ from spindle_cli.files.request import CaptureStage, DtypeName, RunRequest, captu
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.launch.build import TORCHRUN
 from spindle_cli.plan.file import write_plan
+from spindle_cli.training.data.lengths import find_lengths
 from spindle_cli.workload.building.load import load
-from spindle_cli.workload.data.lengths import find_lengths
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.settings.data import Looking

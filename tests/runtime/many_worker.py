@@ -24,6 +24,12 @@ from torch.utils._pytree import tree_leaves
 from helpers.analysed_once import in_the_abstract, key_of
 from spindle_cli.account import groups, step_end
 from spindle_cli.account.groups import ParameterUses
+from spindle_cli.analysis import at_lengths as trace
+from spindle_cli.analysis import localise
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.at_lengths import LengthTracer, Shape, TaskAtLength
+from spindle_cli.analysis.memo import AnalysisMemo
+from spindle_cli.analysis.metaops.finding import Finder
 from spindle_cli.check.types import Violation
 from spindle_cli.checkpoint.carry_over import settings_of_run
 from spindle_cli.errors import SpindleError
@@ -43,16 +49,10 @@ from spindle_cli.runtime.part import at_lengths
 from spindle_cli.runtime.part import localise as part
 from spindle_cli.runtime.training import Training
 from spindle_cli.runtime.worker import train_plan
-from spindle_cli.workload import at_lengths as trace
-from spindle_cli.workload import localise
-from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.at_lengths import LengthTracer, Shape, TaskAtLength
+from spindle_cli.training.data.reading import open_batches
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.building.source import resolve
-from spindle_cli.workload.data.reading import open_batches
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.memo import AnalysisMemo
-from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.types import Workload
 
 

@@ -14,8 +14,8 @@ from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.runtime.update.update import Update
 from spindle_cli.runtime.update.verdict import Verdict
+from spindle_cli.training.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.file import TrainSettings, WorkloadFile
-from spindle_cli.workload.optimizing.groups import OptimizerGroups
 
 CPU = torch.device("cpu")
 GRADIENTS = [[0.5, -0.5, 0.05, math.nan, 0.0], [3.0, -0.1]]

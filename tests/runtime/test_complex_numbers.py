@@ -9,16 +9,16 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import capture_path
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
+from spindle_cli.training.optimizing.groups import OptimizerGroups, groups_of_graph
 from spindle_cli.verify.plain import write_tensors
 from spindle_cli.verify.stepping.arithmetic import float32_copies
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.groups import OptimizerGroups, groups_of_graph
 from spindle_cli.workload.types import Task, Workload
 
 NUMBERS = torch.tensor([1.0 + 2.0j, -3.0 + 0.5j])

@@ -12,12 +12,12 @@ from torch.nn.functional import cross_entropy
 
 from helpers.analysed import analysed
 from helpers.feeds import feed_of
+from spindle_cli.analysis.losses.counts import LossCounter
+from spindle_cli.analysis.losses.expressions import over_count
 from spindle_cli.runtime.step.counting import CountedShare, Counting, Portion
 from spindle_cli.runtime.step.data import Feed
 from spindle_cli.runtime.step.losses import LossBoard
-from spindle_cli.workload.losses.counts import LossCounter
-from spindle_cli.workload.losses.expressions import over_count
-from spindle_cli.workload.training.batches import Batches
+from spindle_cli.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
 CPU = torch.device("cpu")

@@ -8,10 +8,10 @@ from gradient_toys import BATCH, WIDTH, build_asking
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.runtime.evaluating.passes import _run_op
 from spindle_cli.verify.evaluated import _run
 from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.types import Task
 
 

@@ -12,9 +12,9 @@ from torch.utils.data import IterableDataset
 
 from helpers.data_toys import ByIndex
 from helpers.loading import SEED, read, task_of
+from spindle_cli.analysis.evaluation import InOrder, ReadBatch, StreamInOrder
 from spindle_cli.errors import RunFailedError
 from spindle_cli.runtime.loading.passes import NodePasses
-from spindle_cli.workload.evaluation import InOrder, ReadBatch, StreamInOrder
 from spindle_cli.workload.types import Task
 
 ENDLESS = range(2**62)

@@ -9,12 +9,12 @@ import only_evaluated_toys
 import pytest
 from hand_plans import place, whole
 
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.evaluation import needs_of
 from spindle_cli.errors import InputError
 from spindle_cli.launch.run import held_for_evaluations, require_room
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.evaluated import place_evaluated
-from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.evaluation import needs_of
 from spindle_cli.workload.graph import WorkloadGraph
 
 OFFSET, HEAD = eval_toys.WIDTH, (eval_toys.WIDTH + 1) * eval_toys.CLASSES  # numbers of `probe` alone

@@ -13,6 +13,7 @@ from alone import ALONE, world_of_one
 from case_runs import ADAMW, Case, prepare
 from safetensors.torch import load_file, save_file
 
+from spindle_cli.analysis.localise import load_local
 from spindle_cli.checkpoint.files import find_checkpoint
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
@@ -21,7 +22,6 @@ from spindle_cli.launch.checks import find_workload
 from spindle_cli.plan.file import read_plan
 from spindle_cli.runtime.worker import train_plan
 from spindle_cli.workload.building.load import load, load_abstract
-from spindle_cli.workload.localise import load_local
 
 CASE = Case(
     "initial", (0,), args={"frozen_tower": True}, train=ADAMW, steps=1, checkpoint_every=1, dtype=None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from helpers.layers import Stop
+from spindle_cli.analysis.saved_tensors import SavedTensorsHooks
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.assembling import reached_alike
 from spindle_cli.runtime.communication import reached
@@ -26,7 +27,6 @@ from spindle_cli.runtime.part.shards import Cut, Cuts
 from spindle_cli.runtime.step.compute import require_planned_gradients
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.saved_tensors import SavedTensorsHooks
 from spindle_cli.workload.types import Task, Workload
 
 

@@ -24,8 +24,8 @@ from spindle_cli.runtime.saving.checkpoints import Checkpoints
 from spindle_cli.runtime.training import Training
 from spindle_cli.runtime.update.update import UpdateGuard
 from spindle_cli.runtime.worker import train_plan
+from spindle_cli.training.optimizing.optimizer import make_optimizer
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.optimizer import make_optimizer
 
 CPU = torch.device("cpu")
 SGD = {"optimizer": "SGD", "lr": 0.1, "optimizer_args": {"momentum": 0.9, "nesterov": True}}

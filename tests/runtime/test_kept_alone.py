@@ -14,11 +14,11 @@ from case_runs import Case
 from plain_loop import train_plainly
 from safetensors.torch import load_file
 
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.export.run import export_run
 from spindle_cli.export.types import ExportOptions
 from spindle_cli.files.request import capture_path
 from spindle_cli.files.run_files import read_metrics
-from spindle_cli.workload.analyse import analyse
 
 STEPS = 4
 CASE = Case("kept", (0,), toys="kept_toys", train={"optimizer": "SGD", "lr": 0.1}, steps=STEPS)

@@ -9,11 +9,11 @@ from torch.nn.functional import cross_entropy
 
 from helpers.analysed import analysed
 from helpers.feeds import feed_of
+from spindle_cli.analysis.losses.counts import LossCounter
+from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.step.counting import Portion
-from spindle_cli.workload.losses.counts import LossCounter
-from spindle_cli.workload.metaops.ops import share_module
-from spindle_cli.workload.training.batches import Batches
+from spindle_cli.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
 CPU = torch.device("cpu")

@@ -24,9 +24,9 @@ from spindle_cli.runtime.loading.failure import Failure
 from spindle_cli.runtime.loading.packed import PackedBatch
 from spindle_cli.runtime.loading.reader import ClosedError, Loaded, Shelf
 from spindle_cli.runtime.loading.start import _state_of
-from spindle_cli.workload.data.reading import StreamBatches
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.data.reading import StreamBatches
 from spindle_cli.workload.settings.data import Loading
-from spindle_cli.workload.training.batches import Batches
 
 
 class OfItsSeed(IterableDataset[dict[str, torch.Tensor]]):

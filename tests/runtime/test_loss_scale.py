@@ -25,8 +25,8 @@ from spindle_cli.runtime.update.optimizers import Optimizers, skips_by_itself
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.runtime.update.update import Update
 from spindle_cli.runtime.update.verdict import Jury
+from spindle_cli.training.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.settings.updates import LossScaleSettings
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from spindle_cli.runtime.loading import reader
 from spindle_cli.runtime.loading.lost_worker import cause_of
 from spindle_cli.runtime.loading.packed import PackedBatch
 from spindle_cli.runtime.loading.reader import Loaded
-from spindle_cli.workload.training.batches import Batches
+from spindle_cli.training.batches import Batches
 
 
 def test_a_worker_that_is_killed_is_named_with_the_signal() -> None:

@@ -7,14 +7,14 @@ from case_runs import HERE
 from hand_plans import place, whole
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.program.link import link
 from spindle_cli.program.types import Action, Kind
 from spindle_cli.runtime.communication.wiring import wire
 from spindle_cli.runtime.step.compute import LocalSlice, run_backward, run_forward
 from spindle_cli.runtime.step.executor import SumStarter
+from spindle_cli.training.batches import Batches
 from spindle_cli.workload.building.load import load
-from spindle_cli.workload.metaops.ops import op_module
-from spindle_cli.workload.training.batches import Batches
 
 
 def sum_of(group: int, op: int) -> Action:

@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 from shard_cases import ON_SOME, SPLIT
 from torch import Tensor, nn
 
+from spindle_cli.analysis import localise as building
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.sharding import Sharding
@@ -28,8 +30,6 @@ from spindle_cli.runtime.part.localise import LocalModel, localise
 from spindle_cli.runtime.part.own_ranges import leaf_without_memory, with_memory
 from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
-from spindle_cli.workload import localise as building
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load, swap, to_meta
 from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.initial.matching import OwnPart, OwnValues

@@ -16,8 +16,8 @@ from spindle_cli.checkpoint.files import find_checkpoint
 from spindle_cli.runtime.assembling import stepped_whole
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
+from spindle_cli.training.optimizing.groups import optimizer_groups
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.groups import optimizer_groups
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

@@ -31,11 +31,11 @@ from spindle_cli.runtime.step.data import Portion, StepBatch
 from spindle_cli.runtime.step.losses import LossBoard, step_failure
 from spindle_cli.runtime.update.clip import GradientClip
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.optimizing.optimizer import make_optimizer
+from spindle_cli.training.precision import constants_in
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import LossShares, ValueSpec
-from spindle_cli.workload.optimizing.optimizer import make_optimizer
-from spindle_cli.workload.training.batches import Batches
-from spindle_cli.workload.training.precision import constants_in
 from spindle_cli.workload.types import Task
 
 CPU = torch.device("cpu")

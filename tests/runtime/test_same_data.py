@@ -15,7 +15,7 @@ from helpers.anything import Anything
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import SeenData
 from spindle_cli.runtime.feeding import require_same_data
-from spindle_cli.workload.data.streams import UNREADABLE, look_at
+from spindle_cli.training.data.streams import UNREADABLE, look_at
 from spindle_cli.workload.types import Task
 
 Items = list[dict[str, Tensor]]

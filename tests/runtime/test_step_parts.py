@@ -19,8 +19,8 @@ from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.runtime.update.update import Update
 from spindle_cli.runtime.update.verdict import Verdict
+from spindle_cli.training.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.settings.updates import STATE_PER_PARAM
 
 CPU = torch.device("cpu")

@@ -26,9 +26,9 @@ from spindle_cli.files.runs.evaluations import read_evaluations
 from spindle_cli.runtime.following.callback import Callback, RunInfo
 from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.trainer import Trainer
+from spindle_cli.training.data.reading import open_batches
 from spindle_cli.verify.plain import PlainTraining
 from spindle_cli.workload.building.load import load
-from spindle_cli.workload.data.reading import open_batches
 
 LAYERS = "net/layers"
 APART = (  # the first layer's batch on two devices, the loss's on three

@@ -11,7 +11,7 @@ from padded_toys import BATCH, LABELS, build
 
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import StepMetrics, read_metrics
-from spindle_cli.workload.training.batches import Batches
+from spindle_cli.training.batches import Batches
 
 STEPS = 6
 

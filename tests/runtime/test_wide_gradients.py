@@ -16,8 +16,8 @@ from spindle_cli.runtime.communication.buckets import Bucket, Flags, ShardedBuck
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
+from spindle_cli.training.precision import gradient_dtype, widen_gradients
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.training.precision import gradient_dtype, widen_gradients
 
 # bfloat16 has 8 bits: beside 1 it cannot say 1/512, however often it is added.
 BATCHES, SMALL = 8, 2.0**-9
@@ -126,7 +126,7 @@ def test_which_gradients_are_wide(
 def test_a_torch_that_cannot_is_refused_where_gradients_are_to_be_wide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("spindle_cli.workload.training.precision.Tensor", object)  # as one before 2.10
+    monkeypatch.setattr("spindle_cli.training.precision.Tensor", object)  # as one before 2.10
     with pytest.raises(WorkloadError, match=r"bf16 adds gradients up in float32, which torch .* cannot"):
         parameter(WIDE)
     assert gradient_dtype(parameter(NARROW)) == torch.bfloat16

@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 
 from helpers.analysed_once import in_the_abstract
+from spindle_cli.analysis import localise
 from spindle_cli.files.request import RunRequest
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.process.worker_session import worker_session
@@ -23,8 +24,7 @@ from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.connecting import connected
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.losses import LossBoard
-from spindle_cli.workload import localise
-from spindle_cli.workload.training.batches import Batches
+from spindle_cli.training.batches import Batches
 
 
 @contextmanager

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.training.no_randomness import NoRandomness
 from spindle_cli.verify.rounding import RoundingNoise, noise_of_gradients
 from spindle_cli.verify.stepping.operator_noise import OperatorNoise
-from spindle_cli.workload.training.no_randomness import NoRandomness
 
 
 def product(draw: int, dtype: torch.dtype = torch.float32) -> Tensor:

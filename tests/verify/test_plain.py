@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.training.batches import Batches
 from spindle_cli.verify.counted import counted_losses
 from spindle_cli.verify.evaluated import evaluate_all
 from spindle_cli.verify.flow import run_flow
 from spindle_cli.verify.plain import backward, generator_states, require_no_chance
 from spindle_cli.verify.stepping.arithmetic import Arithmetic, move_to
 from spindle_cli.verify.stepping.named import parameters_by_name
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Metric, Task, Workload
 
 

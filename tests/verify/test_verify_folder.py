@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from helpers.plans import two_towers
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import RunFailedError, UsageError
 from spindle_cli.verify.run import buffer_bytes, captured_bytes, verify_folder
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.types import Task, Workload
 
 

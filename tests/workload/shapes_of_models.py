@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from spindle_cli.workload.analyse import analyse
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.types import Task, Workload
 

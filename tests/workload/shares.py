@@ -11,13 +11,13 @@ from model_fuzz.joint_norms import run_shares as run_jointly
 from model_fuzz.joint_pairs import run_pairs
 from torch import Tensor, nn
 
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.losses.counts import LossCounter, share_of_samples
+from spindle_cli.analysis.metaops.ops import share_module
+from spindle_cli.training.batches import Batches
 from spindle_cli.verify.flow import run_flow
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
-from spindle_cli.workload.losses.counts import LossCounter, share_of_samples
-from spindle_cli.workload.metaops.ops import share_module
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
 

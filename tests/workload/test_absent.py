@@ -13,9 +13,9 @@ from helpers.absent_toys import build
 from helpers.analysed import analysed
 from helpers.anything import Anything
 from spindle_cli.errors import WorkloadError
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.data.reading import first_samples
 from spindle_cli.workload.building.checks import check_workload
-from spindle_cli.workload.data.reading import first_samples
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
 from .shares import run_cut, run_plain

@@ -17,9 +17,9 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.data.reading import first_samples, open_batches
 from spindle_cli.workload.arguments import arguments_of, call_forward
-from spindle_cli.workload.data.reading import first_samples, open_batches
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH, CLASSES = 6, 3

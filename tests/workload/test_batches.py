@@ -15,8 +15,8 @@ from torch.utils.data import default_collate
 from helpers.anything import Anything
 from helpers.examples import examples
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.training.batches import Batches
-from spindle_cli.workload.training.item_draws import seed_of
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.item_draws import seed_of
 from spindle_cli.workload.types import Task
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from spindle_cli.workload.tracing.behaviour import behaviour_of, name_of
+from spindle_cli.analysis.tracing.behaviour import behaviour_of, name_of
 
 
 class Layer(nn.Module):

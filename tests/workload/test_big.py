@@ -14,7 +14,7 @@ import json, re, sys, time
 from pathlib import Path
 started = time.process_time()
 from spindle_cli.workload.building.load import load_abstract
-from spindle_cli.workload.analyse import analyse
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.workload.parameters import ParameterTable
 graph = analyse(load_abstract("workload.big:build").workload)
 json.dump({

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from spindle_cli.workload.analyse import analyse
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.types import Task, Workload
 

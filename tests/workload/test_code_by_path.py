@@ -13,11 +13,11 @@ from torch import nn
 
 from helpers.toy_plan import HERE
 from spindle_cli.errors import WorkloadError
+from spindle_cli.training.optimizing.groups import optimizer_groups
+from spindle_cli.training.optimizing.optimizer import imported, make_optimizer, optimizer_class
+from spindle_cli.training.optimizing.schedules import TaskWeights, make_schedule
 from spindle_cli.verify.stepping.update import named
 from spindle_cli.workload.building.load import LoadedWorkload, load
-from spindle_cli.workload.optimizing.groups import optimizer_groups
-from spindle_cli.workload.optimizing.optimizer import imported, make_optimizer, optimizer_class
-from spindle_cli.workload.optimizing.schedules import TaskWeights, make_schedule
 
 CODE = """
 import torch

@@ -13,10 +13,10 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from helpers import toy_workload
 from helpers.analysed import analysed
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.whole.compiled import LayerCompiler, require_compiler
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.metaops.ops import op_module
 
 
 def run(module: nn.Module, rows: int) -> list[Tensor]:

@@ -12,13 +12,13 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.losses.counts import LossCounter
+from spindle_cli.analysis.metaops.ops import op_module, share_module
 from spindle_cli.operators.contrastive import pairs_over_shares
 from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.profile.checking.in_turn import InTurn
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import TaskGraph, ValueSpec
-from spindle_cli.workload.losses.counts import LossCounter
-from spindle_cli.workload.metaops.ops import op_module, share_module
 from spindle_cli.workload.types import Task, Workload
 
 BATCH, LENGTH, WIDTH, WORDS = 6, 4, 3, 5

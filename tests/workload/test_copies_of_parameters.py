@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.types import Task, Workload
 
 from .shares import assert_steps_as_plain

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.training.batches import Batches
-from spindle_cli.workload.training.no_randomness import NoRandomness
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.no_randomness import NoRandomness
 from spindle_cli.workload.types import Task, Workload
 
 from .shares import gradients_of, run_cut, run_plain

@@ -14,17 +14,17 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, StackDatas
 
 from helpers.anything import Anything
 from helpers.feeds import feed_of
+from spindle_cli.analysis.evaluation import InOrder, StreamInOrder
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.step.counting import Portion
-from spindle_cli.workload.data.lengths import find_lengths
-from spindle_cli.workload.data.reading import StreamBatches, require_epochs
-from spindle_cli.workload.data.streams import look_at
-from spindle_cli.workload.evaluation import InOrder, StreamInOrder
+from spindle_cli.training import epochs
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.data.lengths import find_lengths
+from spindle_cli.training.data.reading import StreamBatches, require_epochs
+from spindle_cli.training.data.streams import look_at
+from spindle_cli.training.epochs import told_of
+from spindle_cli.training.item_draws import DrawsError
 from spindle_cli.workload.settings.data import Looking
-from spindle_cli.workload.training import epochs
-from spindle_cli.workload.training.batches import Batches
-from spindle_cli.workload.training.epochs import told_of
-from spindle_cli.workload.training.item_draws import DrawsError
 from spindle_cli.workload.types import Task, Workload
 
 SEED = 3

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.evaluation import analyse_evaluation
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.evaluation import analyse_evaluation
+from spindle_cli.analysis.metaops.ops import constants_of, hand_constants_on
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.metaops.ops import constants_of, hand_constants_on
 from spindle_cli.workload.types import Task, Workload
 
 from .shares import run_cut

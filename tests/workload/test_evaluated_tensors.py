@@ -8,10 +8,10 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from helpers.cross_layer import Cross
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.evaluation import trace_evaluations
+from spindle_cli.analysis.metaops.finding import Finder
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.evaluation import trace_evaluations
-from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH = 3

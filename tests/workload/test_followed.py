@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse
+from spindle_cli.training.optimizing.groups import groups_of_graph
 from spindle_cli.workload.building.checks import check_workload
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.moving import Constrained, Following, move_towards
-from spindle_cli.workload.optimizing.groups import groups_of_graph
 from spindle_cli.workload.types import Constraint, Follows, Task, Workload
 
 WIDTH = 4

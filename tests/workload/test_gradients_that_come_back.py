@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from helpers.layers import Stop
+from spindle_cli.analysis.analyse import analyse, analyse_for_others
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.operators.tensor_parallel import describe_ways, layer_split
 from spindle_cli.profile.checking.matrices import Matrices
-from spindle_cli.workload.analyse import analyse, analyse_for_others
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.types import Task, Workload
 
 from .toy import WIDTH, Block, Items

@@ -14,12 +14,12 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.localise import load_local
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.operators.tp_plans import plan_of
+from spindle_cli.training.batches import Batches
 from spindle_cli.workload.building.load import LoadedWorkload, load, load_abstract
-from spindle_cli.workload.localise import load_local
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Workload
 
 from .shares import gradients_of, run_plain, run_shares

@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="transformers is not installed (pip i
 from hf_families import FAMILIES, build
 
 from helpers.analysed import analysed
-from spindle_cli.workload.training.batches import Batches
+from spindle_cli.training.batches import Batches
 
 from .shares import gradients_of, run_cut, run_plain
 

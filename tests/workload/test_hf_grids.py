@@ -12,8 +12,8 @@ from hf_families import FAMILIES
 from hf_models.multimodal import PICTURE
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 
+from spindle_cli.analysis.tracing.proxies.grids import RopeIndex
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.tracing.proxies.grids import RopeIndex
 
 SAMPLES, LENGTH, SHOWN = 3, 10, 4
 

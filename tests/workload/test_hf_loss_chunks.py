@@ -13,11 +13,11 @@ from hf_families import build
 from torch import Tensor
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.losses.counts import LossCounter
+from spindle_cli.analysis.metaops.ops import op_module, share_module
 from spindle_cli.operators.heads.chunked import loss_in_chunks
-from spindle_cli.workload.losses.counts import LossCounter
-from spindle_cli.workload.metaops.ops import op_module, share_module
-from spindle_cli.workload.training.batches import Batches
-from spindle_cli.workload.training.precision import constants_in
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.precision import constants_in
 
 # Cut to single tokens; LLaVA's labels and logits are shifted before.
 FAMILIES = ("llama", "gpt2", "t5", "bert_masked_lm", "bert_pretraining", "whisper", "llava")

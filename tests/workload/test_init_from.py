@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.localise import load_local
 from spindle_cli.errors import InputError
 from spindle_cli.workload.building.load import LoadedWorkload, load, load_abstract
-from spindle_cli.workload.localise import load_local
 
 TOYS = Path(__file__).parent / "init_toys.py"
 WIDTH = 4

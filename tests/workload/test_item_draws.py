@@ -15,9 +15,9 @@ from torch.utils.data import Dataset, default_collate
 
 from helpers.anything import Anything
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.data.reading import first_samples
-from spindle_cli.workload.training.batches import Batches
-from spindle_cli.workload.training.item_draws import (
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.data.reading import first_samples
+from spindle_cli.training.item_draws import (
     DrawsError,
     Generators,
     SeededCalls,

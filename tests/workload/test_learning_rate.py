@@ -11,10 +11,10 @@ from torch import nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.saving.restore import same_rate
+from spindle_cli.training.optimizing.optimizer import make_optimizer
+from spindle_cli.training.optimizing.schedules import advance, make_schedule, resume_schedule
 from spindle_cli.verify.stepping import update as plain
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.optimizer import make_optimizer
-from spindle_cli.workload.optimizing.schedules import advance, make_schedule, resume_schedule
 
 
 def halved_every_second(update: int) -> float:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.types import Task, Workload
 
 from .toy import WIDTH, Block, Items

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse
+from spindle_cli.training.watched.watch import Watch
 from spindle_cli.workload.types import Task, Workload
-from spindle_cli.workload.watched.watch import Watch
 
 from . import settings_elsewhere
 from .settings_elsewhere import Settings

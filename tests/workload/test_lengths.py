@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.errors import InputError, WorkloadError
-from spindle_cli.workload.data import lengths
-from spindle_cli.workload.data.lengths import at_shapes, find_lengths, known_shapes
+from spindle_cli.training.batches import Batches, SampleShapes
+from spindle_cli.training.data import lengths
+from spindle_cli.training.data.lengths import at_shapes, find_lengths, known_shapes
 from spindle_cli.workload.settings.data import FieldLengths, LoaderSettings, Looking, TaskLengths, TaskLoader
-from spindle_cli.workload.training.batches import Batches, SampleShapes
 from spindle_cli.workload.types import Task, Workload
 
 

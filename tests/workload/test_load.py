@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import InputError, WorkloadError
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.checks import check_workload
 from spindle_cli.workload.building.load import load, load_abstract
 from spindle_cli.workload.types import Task, Workload

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from helpers.tiers import every_other
-from spindle_cli.workload import localise
-from spindle_cli.workload.analyse import analyse
+from spindle_cli.analysis import localise
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.localise import load_local, rebind
 from spindle_cli.workload.building.draws import drawing_as_if_real
 from spindle_cli.workload.building.load import Births, load, load_abstract, parameters_born
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.localise import load_local, rebind
 from spindle_cli.workload.parameters import ParameterTable
 
 from . import shapes_of_models

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from helpers.toy_workload import build
 from spindle_cli.errors import WorkloadError
+from spindle_cli.training.sampling import Schedule, Turns
 from spindle_cli.workload.building.load import as_on_an_island
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.sampling import Schedule, Turns
 from spindle_cli.workload.settings.local_sgd import LocalSgd, nearest_multiples
 
 TWO = {"islands": 2, "every": 4}

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.functional import ctc_loss, gaussian_nll_loss
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.losses.missing import count_present, missing_in_sum, sum_present
+from spindle_cli.analysis.unread import Unread
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
-from spindle_cli.workload.losses.missing import count_present, missing_in_sum, sum_present
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.unread import Unread
 
 from .counted_losses import CASES, SAMPLES, build
 from .shares import gradients_of, run_cut, run_plain

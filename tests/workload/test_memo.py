@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from spindle_cli.analysis import memo as memos
+from spindle_cli.analysis.analyse import analyse, analyse_for_others
+from spindle_cli.analysis.memo import AnalysisMemo, NotPortableError, key_of, packed, unpacked
+from spindle_cli.analysis.pairs import find
+from spindle_cli.analysis.splitting import samples
+from spindle_cli.analysis.tracing.behaviour import behaviour_of, name_of
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import to_compact_json
-from spindle_cli.workload import memo as memos
-from spindle_cli.workload.analyse import analyse, analyse_for_others
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
-from spindle_cli.workload.memo import AnalysisMemo, NotPortableError, key_of, packed, unpacked
-from spindle_cli.workload.pairs import find
-from spindle_cli.workload.splitting import samples
-from spindle_cli.workload.tracing.behaviour import behaviour_of, name_of
 from spindle_cli.workload.types import Task, Workload
 
 from .toy import WIDTH, Block, Classifier, Items, Tower, two_tasks

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.localise import rebind
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.localise import rebind
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH = 4

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.splitting.shared_statistics import changes_buffers
 from spindle_cli.errors import WorkloadError
+from spindle_cli.training.optimizing.groups import groups_of_graph
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.groups import groups_of_graph
-from spindle_cli.workload.splitting.shared_statistics import changes_buffers
 from spindle_cli.workload.types import Task, Workload
 
 from .toy import WIDTH, Block, Items

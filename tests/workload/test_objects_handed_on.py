@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.training.batches import Batches
+from spindle_cli.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
 from .shares import assert_trains_as_plain

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.distributed import all_reduce, get_rank, get_world_size, init_process_group, is_initialized
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.process.environment import without_ranks
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import build
 from spindle_cli.workload.building.source import Source
 from spindle_cli.workload.one_process import show_one_process

@@ -12,21 +12,21 @@ from torch import Tensor, nn
 from helpers import toy_workload
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.groups import (
+from spindle_cli.training.optimizing.groups import (
     KeptState,
     StateSizes,
     groups_of_graph,
     optimizer_groups,
     stepped_whole,
 )
-from spindle_cli.workload.optimizing.optimizer import (
+from spindle_cli.training.optimizing.optimizer import (
     number_keys,
     require_contract,
     state_keys,
     state_per_param,
 )
-from spindle_cli.workload.optimizing.schedules import require_trainable
+from spindle_cli.training.optimizing.schedules import require_trainable
+from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.settings.updates import OptimizerChoice
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.training.optimizing.groups import optimizer_groups
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.groups import optimizer_groups
 
 
 class OwnRMSNorm(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spindle_cli.workload.tracing.proxies.changes import reads_what_it_writes
+from spindle_cli.analysis.tracing.proxies.changes import reads_what_it_writes
 
 Part = Callable[[Tensor], Tensor]
 MEET: dict[str, tuple[Part, Part]] = {

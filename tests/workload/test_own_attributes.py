@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import AffineTransform, StudentT, TransformedDistribution
 
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.training.batches import Batches
+from spindle_cli.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
 from .shares import gradients_of, run_plain, run_shares

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.types import Task, Workload
 
 from .toy import WIDTH, Block, Items

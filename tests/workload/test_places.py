@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from spindle_cli.analysis.rules.tape import Tape
+from spindle_cli.analysis.unread import Unread
+from spindle_cli.training.wide import MadeInFloat64, WideCasts
 from spindle_cli.workload.refuse import place_of
-from spindle_cli.workload.rules.tape import Tape
-from spindle_cli.workload.unread import Unread
-from spindle_cli.workload.wide import MadeInFloat64, WideCasts
 
 
 def doubled(x: Tensor) -> None:

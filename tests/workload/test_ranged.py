@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.analysis import localise
+from spindle_cli.analysis.localise import load_local
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload import localise
 from spindle_cli.workload.building.draws import drawing_as_if_real
 from spindle_cli.workload.building.load import Births, load, parameters_born
 from spindle_cli.workload.building.ranged import Ranged, RangesOnlyError
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.initial.matching import OwnPart
-from spindle_cli.workload.localise import load_local
 from spindle_cli.workload.parameters import ParameterTable
 
 from . import inits, shapes_of_models

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from spindle_cli.workload import localise
-from spindle_cli.workload.analyse import analyse
+from spindle_cli.analysis import localise
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.localise import rebind
+from spindle_cli.analysis.metaops.ops import op_module
+from spindle_cli.analysis.tracing.regions import NAME, place_of_buffer
 from spindle_cli.workload.graph import CONSTANT, WorkloadGraph
-from spindle_cli.workload.localise import rebind
-from spindle_cli.workload.metaops.ops import op_module
-from spindle_cli.workload.tracing.regions import NAME, place_of_buffer
 from spindle_cli.workload.types import Task, Workload
 
 from .toy import WIDTH, Block, Items

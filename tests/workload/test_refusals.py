@@ -15,11 +15,11 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse
+from spindle_cli.training.batches import Batches
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.refuse import place_of_error
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 from .shares import run_cut, run_plain

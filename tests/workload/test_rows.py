@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.tracing.proxies.rows import filled_by_sample
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.tracing.proxies.rows import filled_by_sample
 from spindle_cli.workload.types import Task, Workload
 
 from .shares import assert_trains_as_plain

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, Reduced, State
-from spindle_cli.workload.splitting.examine import Findings, examine
-from spindle_cli.workload.tracing.observe import Observer
+from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, Reduced, State
+from spindle_cli.analysis.splitting.examine import Findings, examine
+from spindle_cli.analysis.tracing.observe import Observer
 
 SIZES = (3, 5, 8, 1)
 

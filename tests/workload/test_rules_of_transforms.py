@@ -12,8 +12,8 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.rules.states import Batch, Mixed
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.rules.states import Batch, Mixed
 from spindle_cli.workload.types import Task, Workload
 from workload.shares import run_plain, run_shares
 from workload.test_rules import findings, state_of

@@ -14,13 +14,13 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.profiler import record_function
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.forward import compare_with_forward
 from spindle_cli.profile.checking.values import Values
 from spindle_cli.profile.op.counting import count_work
+from spindle_cli.training.batches import Batches
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.metaops.ops import op_module
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
 from .shares import assert_trains_as_plain

@@ -8,9 +8,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.analysis.metaops.ops import op_module
+from spindle_cli.training.batches import Batches
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.training.batches import Batches
 
 from . import shapes_of_models
 from .shares import gradients_of, run_plain, run_shares

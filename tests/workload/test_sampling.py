@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from helpers.examples import examples
 from spindle_cli.errors import WorkloadError
+from spindle_cli.training.sampling import Schedule, Turns, drawn_number, sampled_sets, sets_of
 from spindle_cli.verify.plain import runs_at
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.sampling import Schedule, Turns, drawn_number, sampled_sets, sets_of
 
 NAMES = ("a", "b", "c", "d")
 

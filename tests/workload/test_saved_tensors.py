@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from spindle_cli.analysis.saved_tensors import SavedTensorsHooks, saved_behind
 from spindle_cli.profile.op.op_run import OpRun, WallClock
-from spindle_cli.workload.saved_tensors import SavedTensorsHooks, saved_behind
 
 
 def slopes(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from helpers.analysed import analysed
-from spindle_cli.workload.training.batches import Batches
+from spindle_cli.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
 from .shares import assert_trains_as_plain

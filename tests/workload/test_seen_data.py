@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from spindle_cli.files.request import SeenData
-from spindle_cli.workload.data.streams import UNREADABLE, changes, digest_of, look_at
+from spindle_cli.training.data.streams import UNREADABLE, changes, digest_of, look_at
 from spindle_cli.workload.types import Task
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.training.precision import constants_in, convert_module
+from spindle_cli.training.precision import constants_in, convert_module
 from spindle_cli.workload.types import Task, Workload
 
 from .shares import assert_trains_as_plain, gradients_of, run_cut, run_plain

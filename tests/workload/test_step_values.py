@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.checks import check_workload
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.step_values import HELD_AS, AskedNumber, StepValues
 from spindle_cli.workload.types import FlowTask, Task, Workload
 

@@ -11,10 +11,10 @@ from torch import fx, nn
 
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.training.optimizing.schedules import TaskWeights
 from spindle_cli.verify.stepping.update import weights_at
 from spindle_cli.workload.file import TrainSettings, WorkloadFile
 from spindle_cli.workload.graph import LossShares
-from spindle_cli.workload.optimizing.schedules import TaskWeights
 from spindle_cli.workload.types import Task
 
 TASKS = [Task("a", nn.Identity(), 2, [], weight=0.5), Task("b", nn.Identity(), 2, [])]

@@ -12,8 +12,8 @@ from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.tensor_parallel import kept_whole, layer_split
 from spindle_cli.operators.tp_plans import plan_of
+from spindle_cli.training.optimizing.groups import optimizer_groups, require_elementwise
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.groups import optimizer_groups, require_elementwise
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo import bert_moe, digits, multitask_clip, ofasys, qwen_val
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.training.optimizing.schedules import require_trainable
 from spindle_cli.workload.file import Schedule, TrainSettings
-from spindle_cli.workload.optimizing.schedules import require_trainable
 
 
 def test_settings_that_torch_can_follow_pass() -> None:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from spindle_cli import Task, Workload
 from spindle_cli.errors import WorkloadError
+from spindle_cli.training.watched.setters import refuse_setters
+from spindle_cli.training.watched.watch import Watch
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.building.source import named_function
-from spindle_cli.workload.watched.setters import refuse_setters
-from spindle_cli.workload.watched.watch import Watch
 
 from . import watched_code
 from .watched_code import FACTORS, LIMITS, MODELS, Model

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
+from spindle_cli.training.batches import Batches
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
 from .shares import assert_trains_as_plain, run_cut, run_plain

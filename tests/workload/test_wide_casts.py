@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from spindle_cli.workload.training.precision import constants_in
+from spindle_cli.training.precision import constants_in
 
 X = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
 

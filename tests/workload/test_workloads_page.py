@@ -84,7 +84,7 @@ def test_the_workload_of_the_page_builds() -> None:
         "labelled": [{"image": item["image"]}] * 64,
     }
     exec(source, names)
-    from spindle_cli.workload.analyse import analyse
+    from spindle_cli.analysis.analyse import analyse
 
     metaops = analyse(names["build"]()).metaops
     assert [metaop.name for metaop in metaops] == [

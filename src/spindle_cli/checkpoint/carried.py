@@ -8,9 +8,9 @@ from spindle_cli.checkpoint.carry_over import CarryOver, saved_names, with_alias
 from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.checkpoint.names import AVERAGE_KEY, optimizer_keys
 from spindle_cli.errors import InputError
+from spindle_cli.training.optimizing.groups import OptimizerGroups
+from spindle_cli.training.optimizing.optimizer import state_keys
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.optimizing.groups import OptimizerGroups
-from spindle_cli.workload.optimizing.optimizer import state_keys
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.settings.updates import OptimizerChoice
 

@@ -342,7 +342,7 @@ def _plan_of(task: str, plan: Plan, graph: WorkloadGraph) -> Plan:
     """Gives the plan by which a task is evaluated."""
     if task in graph.tasks:
         return plan
+    from spindle_cli.analysis.evaluation import needs_of
     from spindle_cli.program.evaluated import place_evaluated
-    from spindle_cli.workload.evaluation import needs_of
 
     return place_evaluated(plan, needs_of(graph, task))

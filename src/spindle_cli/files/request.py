@@ -40,7 +40,7 @@ class RunRequest(Artifact):
     Attributes:
         plan: The plan file.
         workload: Source of the workload (file or function), as `workload.load` takes it.
-        memo: What the launcher has just found of the workload (workload/memo.py), for workers to read; None:
+        memo: What the launcher has just found of the workload (analysis/memo.py), for workers to read; None:
             they find it all by themselves.
         steps: Iterations to train; None: as many as the workload's train settings say.
         run_dir: Where metrics.jsonl, predicted.json, checkpoints/ and workers/ go. It exists.

@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 from torch import nn
 
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.metaops.repeated import repeated_modules, shape_of
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.files.writing import write_new, write_text
 from spindle_cli.init.fields import GivenFields, fields_of, parse_fields, require_used
@@ -23,11 +25,9 @@ from spindle_cli.init.stub import Draft, stub_text
 from spindle_cli.init.trial import draft_loss
 from spindle_cli.init.types import Block, CoupledOp, InitReport, InitTask, LossName, TaskDraft
 from spindle_cli.profile.machine.cluster_file import machine_text
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.workload.file import WorkloadFile
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.metaops.repeated import repeated_modules, shape_of
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.analysis.tracing.observe import Observer
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.init.types import FieldSpec, LossDraft, LossName
 from spindle_cli.workload.refuse import place_of_error
-from spindle_cli.workload.tracing.observe import Observer
 
 _SAMPLES = 2
 _SCORES = ("logits", "logits_per_image", "scores", "output")

@@ -45,7 +45,7 @@ from spindle_cli.launch.watching.stuck import doing_of_all, find_stuck
 from spindle_cli.units import format_seconds
 
 if TYPE_CHECKING:
-    from spindle_cli.workload.memo import AnalysisMemo
+    from spindle_cli.analysis.memo import AnalysisMemo
 
 # Without a step for so long, and for so many times the usual step, it is said where the workers are.
 SILENCE_S = 60.0

@@ -20,9 +20,9 @@ from spindle_cli.workload.settings.local_sgd import LocalSgd
 from spindle_cli.workload.settings.sampling import SHARES_SLACK
 
 if TYPE_CHECKING:
+    from spindle_cli.analysis.memo import AnalysisMemo
+    from spindle_cli.training.optimizing.groups import OptimizerGroups
     from spindle_cli.workload.graph import WorkloadGraph
-    from spindle_cli.workload.memo import AnalysisMemo
-    from spindle_cli.workload.optimizing.groups import OptimizerGroups
 
 SHOWN_VIOLATIONS = 3
 
@@ -79,16 +79,16 @@ def find_workload(
     """
     preload(*IMPORTED_LATE)
     with lasting_imports():
+        from spindle_cli.analysis.analyse import analyse_for_others
+        from spindle_cli.analysis.evaluation import needs_of
         from spindle_cli.operators.plan_splits import plan_splits
         from spindle_cli.operators.whole.compiled import require_compiler
-        from spindle_cli.workload.analyse import analyse_for_others
+        from spindle_cli.training.optimizing.groups import groups_of_graph, require_elementwise
+        from spindle_cli.training.optimizing.schedules import TaskWeights, require_trainable
+        from spindle_cli.training.sampling import sets_of, turns_of
+        from spindle_cli.training.watched.setters import refuse_setters
         from spindle_cli.workload.building.load import load_abstract
-        from spindle_cli.workload.evaluation import needs_of
-        from spindle_cli.workload.optimizing.groups import groups_of_graph, require_elementwise
-        from spindle_cli.workload.optimizing.schedules import TaskWeights, require_trainable
         from spindle_cli.workload.parameters import ParameterTable
-        from spindle_cli.workload.sampling import sets_of, turns_of
-        from spindle_cli.workload.watched.setters import refuse_setters
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
     loaded = load_abstract(source, reads_initial=reads_initial)
@@ -125,7 +125,7 @@ def require_gradient_hooks(plan: Plan, graph: WorkloadGraph) -> None:
     Raises:
         WorkloadError: a trained parameter has one, and the plan does any of it.
     """
-    from spindle_cli.workload.saved_tensors import KEEPS_GRADIENT_HOOKS
+    from spindle_cli.analysis.saved_tensors import KEEPS_GRADIENT_HOOKS
 
     if KEEPS_GRADIENT_HOOKS:
         return
@@ -205,7 +205,7 @@ def chunked_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:
 
 def sampled_otherwise(plan: Plan, workload: FoundWorkload) -> tuple[str, ...]:
     """Where steps run other tasks, or some of them more or less often, than the plan expects, for people."""
-    from spindle_cli.workload.sampling import sets_of, turns_of
+    from spindle_cli.training.sampling import sets_of, turns_of
 
     tasks = workload.graph.workload.tasks
     now = {each.tasks: each.share for each in sets_of(turns_of(workload.train, tasks))}
@@ -224,14 +224,14 @@ def _often(shares: Mapping[tuple[str, ...], float]) -> str:
 
 def kept_by_device(workload: FoundWorkload) -> tuple[str, ...]:
     """Buffers that will not be those of one process, for people."""
-    from spindle_cli.workload.splitting.shared_statistics import shared_statistics
+    from spindle_cli.analysis.splitting.shared_statistics import shared_statistics
 
     return shared_statistics(workload.graph)
 
 
 def stepped_by_each(plan: Plan, workload: FoundWorkload) -> tuple[str, ...]:
     """Optimizers whose state devices do not share out, for people."""
-    from spindle_cli.workload.optimizing.groups import stepped_whole
+    from spindle_cli.training.optimizing.groups import stepped_whole
 
     if plan.cluster.num_devices == 1:
         return ()

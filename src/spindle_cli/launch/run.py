@@ -89,7 +89,7 @@ class Prepared:
         Raises:
             WorkloadError: a dataset is not map-style.
         """
-        from spindle_cli.workload.data.streams import look_at
+        from spindle_cli.training.data.streams import look_at
 
         return {task.name: look_at(task) for task in self.workload.graph.workload.tasks}
 
@@ -302,7 +302,7 @@ def held_for_evaluations(plan: Plan, graph: WorkloadGraph, bytes_per_float: int 
     Args:
         bytes_per_float: of all floating-point numbers; None: their own.
     """
-    from spindle_cli.workload.evaluation import names_of_all, needs_of
+    from spindle_cli.analysis.evaluation import names_of_all, needs_of
 
     if not graph.workload.evaluated:
         return {}

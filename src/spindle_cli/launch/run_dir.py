@@ -22,7 +22,7 @@ from spindle_cli.files.writing import write_text
 from spindle_cli.launch.types import Launch
 
 if TYPE_CHECKING:
-    from spindle_cli.workload.memo import AnalysisMemo
+    from spindle_cli.analysis.memo import AnalysisMemo
 
 CLAIM = "owner-"  # how the names of claims to a folder begin (owner.py)
 

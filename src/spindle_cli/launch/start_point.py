@@ -102,7 +102,7 @@ def _require_outer_step(found: FoundCheckpoint) -> None:
 
 def changed_data(checkpoint: Checkpoint, datasets: Mapping[str, SeenData]) -> tuple[str, ...]:
     """Tasks whose data is another than when the checkpoint was saved, with how, for people."""
-    from spindle_cli.workload.data.streams import changes
+    from spindle_cli.training.data.streams import changes
 
     before = {name: task.data for name, task in checkpoint.tasks.items()}
     return tuple(

@@ -19,9 +19,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from spindle_cli.analysis.rules.batch_norms import shared_norms, with_forward
 from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.tensor_group import TensorGroup
-from spindle_cli.workload.rules.batch_norms import shared_norms, with_forward
 
 _aten = torch.ops.aten
 

@@ -16,11 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from spindle_cli.errors import WorkloadError
-from spindle_cli.operators.autograd import applied
-from spindle_cli.operators.tensor_group import TensorGroup
-from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.pairs.recipe import (
+from spindle_cli.analysis.pairs.recipe import (
     Action,
     Count,
     Diagonal,
@@ -34,7 +30,11 @@ from spindle_cli.workload.pairs.recipe import (
     filled,
     recipe_of_share,
 )
-from spindle_cli.workload.rules.states import MixesError
+from spindle_cli.analysis.rules.states import MixesError
+from spindle_cli.errors import WorkloadError
+from spindle_cli.operators.autograd import applied
+from spindle_cli.operators.tensor_group import TensorGroup
+from spindle_cli.workload.graph import Op, TaskGraph
 
 
 class PairsOverShares(nn.Module):

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.analysis.tracing.behaviour import behaviour_of
+from spindle_cli.analysis.unread import Unread
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.experts.exchange import SamplePart
 from spindle_cli.operators.experts.find import NotByExpertsError, find_experts
@@ -31,9 +33,7 @@ from spindle_cli.operators.sequence.types import SequenceSplit
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tp_plans import Way, adapted, by_experts, experts_of, plan_of, unknown_ways
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
-from spindle_cli.workload.tracing.behaviour import behaviour_of
 from spindle_cli.workload.types import Workload
-from spindle_cli.workload.unread import Unread
 
 # Dimension of a linear map's [out, in] weight that is split.
 _SPLIT_DIMS: Mapping[Way, int] = {"colwise": 0, "rowwise": 1}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from spindle_cli.analysis.metaops.repeated import unlisted_layers
 from spindle_cli.costs.peaks import arithmetic_in
 from spindle_cli.errors import InputError, UsageError, WorkloadError
 from spindle_cli.files.artifact import write_json
@@ -33,12 +34,11 @@ from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.op.timings import Limits
 from spindle_cli.profile.points import MAX_OPS
 from spindle_cli.profile.types import Profile
+from spindle_cli.training.optimizing.groups import groups_of_graph, stepped_whole
+from spindle_cli.training.optimizing.schedules import TaskWeights, require_trainable
+from spindle_cli.training.watched.setters import refuse_setters
 from spindle_cli.workload.file import TrainSettings, naming_the_file
-from spindle_cli.workload.metaops.repeated import unlisted_layers
-from spindle_cli.workload.optimizing.groups import groups_of_graph, stepped_whole
-from spindle_cli.workload.optimizing.schedules import TaskWeights, require_trainable
 from spindle_cli.workload.settings.data import Looking
-from spindle_cli.workload.watched.setters import refuse_setters
 
 # Points of a curve that are measured; a batch with more divisors has the others fitted between.
 MAX_POINTS = 8

@@ -54,18 +54,18 @@ from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.update import Update
 from spindle_cli.runtime.worker_context import WorkerContext
-from spindle_cli.workload.building.load import built_modules
-from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.schedules import TaskWeights
-from spindle_cli.workload.step_values import StepValues
-from spindle_cli.workload.training.callbacks import find_callbacks
-from spindle_cli.workload.training.no_randomness import computing_as_asked
-from spindle_cli.workload.training.precision import (
+from spindle_cli.training.callbacks import find_callbacks
+from spindle_cli.training.no_randomness import computing_as_asked
+from spindle_cli.training.optimizing.schedules import TaskWeights
+from spindle_cli.training.precision import (
     compute_convolutions_in_float32,
     set_matmul_precision,
     widen_gradients,
 )
-from spindle_cli.workload.watched.watch import Watch
+from spindle_cli.training.watched.watch import Watch
+from spindle_cli.workload.building.load import built_modules
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.step_values import StepValues
 
 
 def assemble(

@@ -1,6 +1,6 @@
 """Parameters that are moving averages of trained ones: each rank moves those that it has.
 
-Whoever has an average also has what it follows (`workload/after_update.py`), with the values of the last
+Whoever has an average also has what it follows (`analysis/after_update.py`), with the values of the last
 update. What is due behind an update is done when the averages are used next: ahead of the next step, of a
 checkpoint or of an evaluation. Until then nothing else changes what they follow.
 """

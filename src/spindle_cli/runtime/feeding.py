@@ -19,9 +19,9 @@ from spindle_cli.runtime.step.counting import Counting, Portion, counted_shares,
 from spindle_cli.runtime.step.data import Feed, Share, portions
 from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.runtime.worker_context import WorkerContext
-from spindle_cli.workload.data.lengths import known_shapes
-from spindle_cli.workload.data.streams import UNREADABLE, is_stream, look_at
-from spindle_cli.workload.training.batches import Batches
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.data.lengths import known_shapes
+from spindle_cli.training.data.streams import UNREADABLE, is_stream, look_at
 from spindle_cli.workload.types import FlowTask, Task
 
 

@@ -47,8 +47,8 @@ from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.update import Update
 from spindle_cli.runtime.update.verdict import Verdict
+from spindle_cli.training.watched.watch import Watch
 from spindle_cli.workload.step_values import StepValues
-from spindle_cli.workload.watched.watch import Watch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,16 +14,16 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
+from spindle_cli.analysis.after_update import move_as_forward
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.at_lengths import LengthTracer, module_over
+from spindle_cli.analysis.losses.counts import LossCounter
+from spindle_cli.analysis.memo import AnalysisMemo
+from spindle_cli.training.precision import in_numbers
 from spindle_cli.verify.stepping.arithmetic import Arithmetic
-from spindle_cli.workload.after_update import move_as_forward
-from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.at_lengths import LengthTracer, module_over
 from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.losses.counts import LossCounter
-from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.data import Lengths
-from spindle_cli.workload.training.precision import in_numbers
 from spindle_cli.workload.types import Workload
 
 Batch = Mapping[str, Tensor]

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from spindle_cli.workload.tracing.flow import flow_graph
+from spindle_cli.analysis.tracing.flow import flow_graph
 from spindle_cli.workload.types import FlowTask, Task
 
 

@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import CaptureStage, RunRequest, capture_path
 from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
@@ -30,6 +31,14 @@ from spindle_cli.files.runs.evaluations import append_evaluation
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.lifetime import die_with_parent
 from spindle_cli.process.worker_session import worker_session
+from spindle_cli.training.data.reading import LoaderWorkers, first_samples, open_batches
+from spindle_cli.training.no_randomness import computing_as_asked
+from spindle_cli.training.precision import (
+    compute_convolutions_in_float32,
+    convert_module,
+    set_matmul_precision,
+)
+from spindle_cli.training.watched.watch import Watch
 from spindle_cli.verify.counted import CountedLoss, counted_losses
 from spindle_cli.verify.evaluated import evaluate_all
 from spindle_cli.verify.flow import root_of, run_flow
@@ -42,20 +51,11 @@ from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_
 from spindle_cli.verify.types import NOISE_FLOOR
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.building.load import LoadedWorkload, load
-from spindle_cli.workload.data.reading import LoaderWorkers, first_samples, open_batches
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.data import Lengths
 from spindle_cli.workload.settings.updates import LossScaleSettings
 from spindle_cli.workload.step_values import StepValues
-from spindle_cli.workload.training.no_randomness import computing_as_asked
-from spindle_cli.workload.training.precision import (
-    compute_convolutions_in_float32,
-    convert_module,
-    set_matmul_precision,
-)
 from spindle_cli.workload.types import Constraint, FlowTask, Task, Workload
-from spindle_cli.workload.watched.watch import Watch
 
 
 def train(request: RunRequest, noise: RoundingNoise | OperatorNoise | None = None) -> None:

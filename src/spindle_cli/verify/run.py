@@ -28,8 +28,8 @@ from spindle_cli.verify.runs import Runs, build_runs, train
 from spindle_cli.verify.types import VerifyOptions, VerifyReport
 
 if TYPE_CHECKING:
+    from spindle_cli.analysis.memo import AnalysisMemo
     from spindle_cli.workload.graph import WorkloadGraph
-    from spindle_cli.workload.memo import AnalysisMemo
 
 
 def verify_plan(

@@ -23,7 +23,7 @@ from spindle_cli.verify.types import ArithmeticName, VerifyOptions
 from spindle_cli.workload.file import Precision
 
 if TYPE_CHECKING:
-    from spindle_cli.workload.memo import AnalysisMemo
+    from spindle_cli.analysis.memo import AnalysisMemo
 
 # How OpenMP's threads wait for each other. Where others want the cores too, those that look again and again
 # can take a hundred times as long as the training of a small model.

@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from spindle_cli.analysis.tracing.behaviour import behaviour_of
+from spindle_cli.analysis.unread import Unread
 from spindle_cli.operators.experts.exchange import EXPERTS_DIM, SAMPLES_DIM
 from spindle_cli.operators.experts.types import ExpertSplit
 from spindle_cli.operators.sequence.around import as_they_are, parameters_beside
@@ -22,8 +24,6 @@ from spindle_cli.operators.sequence.recording import NotBySequenceError
 from spindle_cli.operators.sequence.region import argument
 from spindle_cli.operators.sequence.types import Argument, Result
 from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.tracing.behaviour import behaviour_of
-from spindle_cli.workload.unread import Unread
 
 # Numbers of samples that a layer is tried on; one alone would be broadcast.
 _SAMPLES = (2, 3)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from spindle_cli.analysis.metaops.ops import op_module, share_module
 from spindle_cli.operators.heads.chunks import InChunks, Repeated
 from spindle_cli.operators.heads.cuts import find_cuts
 from spindle_cli.operators.heads.logits_walk import Edits
@@ -25,7 +26,6 @@ from spindle_cli.operators.heads.region import (
 from spindle_cli.operators.heads.vocabulary import OwnWords, copied, values_of, with_edits
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
-from spindle_cli.workload.metaops.ops import op_module, share_module
 
 # Elements of the widest value of a chunk that are never cut further: 64 MiB in float32.
 _FEWEST_ELEMENTS = 2**24

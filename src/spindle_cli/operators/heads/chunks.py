@@ -22,10 +22,10 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
+from spindle_cli.analysis.saved_tensors import SavedTensorsHooks
 from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.heads.cuts import Cut, Cuts
-from spindle_cli.workload.saved_tensors import SavedTensorsHooks
-from spindle_cli.workload.training.precision import gradient_dtype
+from spindle_cli.training.precision import gradient_dtype
 
 Range = tuple[int, int]
 Repeated = Callable[[int], AbstractContextManager[None]]

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, Reduced, State
+from spindle_cli.analysis.splitting.examine import Inputs, examine
+from spindle_cli.analysis.tracing.observe import Observer
 from spindle_cli.operators.heads.region import NotInPartsError, Region
-from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, Reduced, State
-from spindle_cli.workload.splitting.examine import Inputs, examine
-from spindle_cli.workload.tracing.observe import Observer
 
 _SIZES = (3, 5)  # to try with: without a common divisor, and none that models have for widths
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from spindle_cli.analysis.losses.functions import LossCall, loss_call
 from spindle_cli.operators.heads.projections import Projection
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
-from spindle_cli.workload.losses.functions import LossCall, loss_call
 
 Copies = dict[fx.Node, fx.Node]
 # Makes a node's counterpart in another graph.

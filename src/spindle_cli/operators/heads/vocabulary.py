@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.operators.heads.logits_walk import Copies, Edit, Edits, LogitsWalk, NotByWordsError
 from spindle_cli.operators.heads.projections import Lookup, Projection, Use, uses_of_words
 from spindle_cli.operators.heads.region import shapes_of
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.metaops.ops import share_module
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from spindle_cli.analysis.fixed.marks import without_values
+from spindle_cli.analysis.metaops.ops import op_module
+from spindle_cli.analysis.unread import Unread
 from spindle_cli.operators.sequence.recording import NotBySequenceError
 from spindle_cli.workload.building.attributes import swapped_tensors
-from spindle_cli.workload.fixed.marks import without_values
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
-from spindle_cli.workload.metaops.ops import op_module
-from spindle_cli.workload.unread import Unread
 
 # That a layer is tried on.
 _SAMPLES = 2

@@ -2,7 +2,7 @@
 what the layer does with a part of its positions, whatever it is called.
 
 Between a rowwise map and the next colwise one every operation of torch has to act on positions one by one, by
-the rules that samples are followed by (`workload/rules/`). The layer is run on parts of several lengths and
+the rules that samples are followed by (`analysis/rules/`). The layer is run on parts of several lengths and
 on the whole, on the meta device; the split parts in it are given all positions.
 
 `Roles` says whose gradients are parts. Behind what is gathered, and of a part of the sequence, each device
@@ -20,6 +20,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from spindle_cli.analysis.rules.states import Batch, Mixed, State, Whole
+from spindle_cli.analysis.rules.tape import Entry, tensors_in
+from spindle_cli.analysis.splitting.follow import Follower
+from spindle_cli.analysis.tracing.behaviour import behaviour_of
 from spindle_cli.operators.sequence.around import as_they_are, parameters_beside
 from spindle_cli.operators.sequence.calling import called_on_meta
 from spindle_cli.operators.sequence.recording import (
@@ -33,10 +37,6 @@ from spindle_cli.operators.sequence.recording import (
 from spindle_cli.operators.sequence.region import argument
 from spindle_cli.operators.sequence.types import Argument, Result, SequenceSplit, part_sizes
 from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.rules.states import Batch, Mixed, State, Whole
-from spindle_cli.workload.rules.tape import Entry, tensors_in
-from spindle_cli.workload.splitting.follow import Follower
-from spindle_cli.workload.tracing.behaviour import behaviour_of
 
 # How reasons of the rules begin, which speak of samples.
 _AS_SAMPLES = "of its positions, as if they were samples: "

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from spindle_cli.analysis.rules.tape import Tape, tensors_in
+from spindle_cli.analysis.unread import Unread
 from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.sequence.region import with_argument
 from spindle_cli.operators.sequence.types import Argument, Result
-from spindle_cli.workload.rules.tape import Tape, tensors_in
-from spindle_cli.workload.unread import Unread
 
 
 class NotBySequenceError(Exception):

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from spindle_cli.analysis.tracing.behaviour import Kinds
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.step_values import reads_step_values
-from spindle_cli.workload.tracing.behaviour import Kinds
 
 # Shares of a batch, with and without gradients, that one kind of layer may meet on a rank; torch's 8 is less
 # than what a plan may give it, and what is beyond the limit would not be compiled, only a warning said.

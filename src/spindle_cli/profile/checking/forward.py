@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.analysis.after_update import move_as_forward
+from spindle_cli.analysis.metaops.ops import op_module
+from spindle_cli.analysis.reading import Reader, place_of
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.compare import Watch, first_line, relative_difference, require_dense
 from spindle_cli.profile.checking.values import Values
-from spindle_cli.workload.after_update import move_as_forward
+from spindle_cli.training.no_randomness import NoRandomness
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.building.attributes import last_name, watching
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.metaops.ops import op_module
-from spindle_cli.workload.reading import Reader, place_of
 from spindle_cli.workload.refuse import refusal
-from spindle_cli.workload.training.no_randomness import NoRandomness
 from spindle_cli.workload.types import Task
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn import functional
 
+from spindle_cli.analysis.rules.remembered import Remembering
+from spindle_cli.analysis.unread import Unread
 from spindle_cli.costs.parameters import MatrixGradient
 from spindle_cli.operators.factors.capture import Capturing
 from spindle_cli.operators.heads.chunked import timed_op
@@ -25,8 +27,6 @@ from spindle_cli.profile.op.tensor_parallel import tensors_of
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.rules.remembered import Remembering
-from spindle_cli.workload.unread import Unread
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,24 +19,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.checking.compare import OpShares, Run, first_line, largest_difference
 from spindle_cli.profile.checking.forward import compare_with_forward, refuse_read_of_backward
 from spindle_cli.profile.checking.values import Values, choose_samples, made_real, stand_in
 from spindle_cli.profile.numeric_check import TaskCheck
+from spindle_cli.training.data.lengths import first_batch
+from spindle_cli.training.no_randomness import NoRandomness
+from spindle_cli.training.precision import constants_in, dtype_in
 from spindle_cli.units import format_bytes
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.building.handed_out import handed_out
 from spindle_cli.workload.building.writes import RefusingWrites
-from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.moving import DECLARE
 from spindle_cli.workload.refuse import place_inside, place_of_error, refusal
 from spindle_cli.workload.refuse import place_of as place_of_code
-from spindle_cli.workload.training.no_randomness import NoRandomness
-from spindle_cli.workload.training.precision import constants_in, dtype_in
 from spindle_cli.workload.types import FlowTask
 
 # What an op takes, in copies of its parameters and of the values that it takes and gives, roughly: gradients,

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from spindle_cli.training.data.lengths import first_batch
+from spindle_cli.training.item_draws import seed_of
+from spindle_cli.training.precision import convert_constants, dtype_in
+from spindle_cli.training.wide import constants_of_modules
 from spindle_cli.workload.building.attributes import Before, hold_parameter, tensors_kept
 from spindle_cli.workload.building.load import swap
-from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import IGNORED_LABEL, Op, TaskGraph, ValueSpec
-from spindle_cli.workload.training.item_draws import seed_of
-from spindle_cli.workload.training.precision import convert_constants, dtype_in
-from spindle_cli.workload.wide import constants_of_modules
 
 # Enough that orders and neighbours among the samples show.
 MOST_SAMPLES = 6

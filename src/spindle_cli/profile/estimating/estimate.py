@@ -26,9 +26,9 @@ from spindle_cli.profile.op.jobs import Job, JobTable, OpRef, make_jobs
 from spindle_cli.profile.op.op_memory import may_select
 from spindle_cli.profile.op.stand_ins import Analysed
 from spindle_cli.profile.types import Device, OpTiming, PhaseTimes, Profile, ShareMemory
+from spindle_cli.training.optimizing.groups import kept_per_param
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
-from spindle_cli.workload.optimizing.groups import kept_per_param
 
 # Every valid number of devices gets its own point: an estimate costs next to nothing.
 _ALL_POINTS = 10**6

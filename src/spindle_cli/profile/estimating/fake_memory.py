@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.analysis.rules.remembered import Remembering
+from spindle_cli.analysis.unread import Unread
 from spindle_cli.operators.batch_norm import summing_over
 from spindle_cli.operators.contrastive import named_in, pairs_over_shares
 from spindle_cli.operators.heads.chunked import sampled, timed_op
@@ -21,11 +23,9 @@ from spindle_cli.profile.op.op_memory import live_meter, share_memory, with_sele
 from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts
 from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence, tensors_of
 from spindle_cli.profile.types import SelectiveMemory, ShareMemory
+from spindle_cli.training.precision import computing, widen_gradients
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.rules.remembered import Remembering
-from spindle_cli.workload.training.precision import computing, widen_gradients
-from spindle_cli.workload.unread import Unread
 
 
 def fake_memory(

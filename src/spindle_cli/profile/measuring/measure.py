@@ -52,10 +52,10 @@ from spindle_cli.profile.types import (
     ProcessorCosts,
     Profile,
 )
-from spindle_cli.workload.data.streams import is_stream
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.data.streams import is_stream
+from spindle_cli.training.item_draws import DrawsError
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.training.batches import Batches
-from spindle_cli.workload.training.item_draws import DrawsError
 
 # Samples of a task that are read at least, and about as many seconds of reading its batch again and again.
 _FEW_SAMPLES = 16

@@ -57,8 +57,8 @@ from spindle_cli.profile.op.stand_ins import Analysed, give_parameters, load_ana
 from spindle_cli.profile.op.tensor_parallel import OwnPositions
 from spindle_cli.profile.op.timings import Limits, Sample, is_enough
 from spindle_cli.profile.types import SelectiveMemory, ShareMemory
+from spindle_cli.training.precision import Computing, set_matmul_precision, widen_gradients
 from spindle_cli.units import MIB
-from spindle_cli.workload.training.precision import Computing, set_matmul_precision, widen_gradients
 
 if TYPE_CHECKING:
     from torch import Tensor

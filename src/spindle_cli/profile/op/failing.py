@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import SpindleError, WorkloadError
 from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.refuse import place_of_error, refusal
 
 

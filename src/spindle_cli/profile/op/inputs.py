@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.profile.op.failing import failures_told
 from spindle_cli.profile.op.jobs import OpRef
-from spindle_cli.workload.data.lengths import first_batch
+from spindle_cli.training.data.lengths import first_batch
+from spindle_cli.training.precision import computing
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec, WorkloadGraph
-from spindle_cli.workload.metaops.ops import op_module
-from spindle_cli.workload.training.precision import computing
 
 
 class ChainInputs:

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from spindle_cli.analysis.splitting.shared_statistics import changes_buffers
 from spindle_cli.files.artifact import sha256_of
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.profile.curves.fit import choose_measured
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
-from spindle_cli.workload.splitting.shared_statistics import changes_buffers
 
 # Shares for micro-batches, for each device that there is: at most, and where only one size is measured.
 MOST_CUTS = 16

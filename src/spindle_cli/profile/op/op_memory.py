@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spindle_cli.analysis.rules.tape import tensors_in
 from spindle_cli.profile.types import SelectiveMemory, ShareMemory
+from spindle_cli.training.precision import gradient_dtype
 from spindle_cli.workload.graph import Op
-from spindle_cli.workload.rules.tape import tensors_in
-from spindle_cli.workload.training.precision import gradient_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor

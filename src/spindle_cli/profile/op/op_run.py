@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.analysis.saved_tensors import SavedTensorsHooks, saved_behind
 from spindle_cli.profile.op.op_memory import cuda_meter, live_meter, share_memory
 from spindle_cli.profile.op.timings import Limits, Sample
 from spindle_cli.profile.types import ShareMemory
+from spindle_cli.training.precision import gradient_dtype
 from spindle_cli.units import MS
 from spindle_cli.workload.building.attributes import Memories
-from spindle_cli.workload.saved_tensors import SavedTensorsHooks, saved_behind
-from spindle_cli.workload.training.precision import gradient_dtype
 
 
 def copy_of(module: nn.Module) -> nn.Module:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from spindle_cli.profile.op.op_run import Clock
 from spindle_cli.profile.op.timings import Limits, Sample, runs_per_repeat
+from spindle_cli.training.optimizing.groups import groups_of_graph
+from spindle_cli.training.optimizing.optimizer import make_optimizer
 from spindle_cli.units import MIB
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.optimizing.groups import groups_of_graph
-from spindle_cli.workload.optimizing.optimizer import make_optimizer
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.settings.updates import OptimizerChoice
 

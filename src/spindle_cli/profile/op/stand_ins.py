@@ -9,18 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.at_lengths import LengthTracer
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.jobs import OpRef
-from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.at_lengths import LengthTracer
+from spindle_cli.training.data.lengths import find_lengths
+from spindle_cli.training.precision import convert_module, in_dtype, number_format
+from spindle_cli.training.sampling import sets_of, turns_of
 from spindle_cli.workload.building.attributes import hold_parameter
 from spindle_cli.workload.building.load import LoadedWorkload, load_abstract
-from spindle_cli.workload.data.lengths import find_lengths
 from spindle_cli.workload.file import naming_the_file
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
-from spindle_cli.workload.sampling import sets_of, turns_of
 from spindle_cli.workload.settings.data import Looking, TaskLengths
-from spindle_cli.workload.training.precision import convert_module, in_dtype, number_format
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from spindle_cli.runtime.communication.pass_bucket import PassBucket
 from spindle_cli.runtime.communication.reached import Reached, Steady
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.update.owned_ranges import FlatLayout, OwnedRange
-from spindle_cli.workload.training.precision import gradient_dtype
+from spindle_cli.training.precision import gradient_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor

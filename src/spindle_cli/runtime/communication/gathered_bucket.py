@@ -21,7 +21,7 @@ from spindle_cli.runtime.communication.collectives import Members, start_gather
 from spindle_cli.runtime.communication.reached import Agreement, read_flags
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.update.owned_ranges import OwnedRange, round_up
-from spindle_cli.workload.training.precision import gradient_dtype
+from spindle_cli.training.precision import gradient_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,8 +18,8 @@ from spindle_cli.runtime.communication.flat_bucket import Elements, FlatBucket
 from spindle_cli.runtime.communication.teams.team_ranges import Teams
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
+from spindle_cli.training.precision import gradient_dtype
 from spindle_cli.workload.initial.matching import OwnValues
-from spindle_cli.workload.training.precision import gradient_dtype
 
 
 class PassBucket(FlatBucket):

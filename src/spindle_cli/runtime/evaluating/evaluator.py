@@ -21,6 +21,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from spindle_cli.analysis.evaluation import (
+    EvaluationTracer,
+    InOrder,
+    Pass,
+    ReadBatch,
+    StreamInOrder,
+    require_fields,
+)
+from spindle_cli.analysis.losses.counts import share_of_samples
 from spindle_cli.errors import RunFailedError, UsageError, WorkloadError
 from spindle_cli.files.runs.evaluations import Evaluation
 from spindle_cli.runtime.backends.host_group import host_group
@@ -33,23 +42,14 @@ from spindle_cli.runtime.evaluating.prepared import Prepared, Preparing
 from spindle_cli.runtime.loading.passes import NodePasses
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.held_state import HeldState
+from spindle_cli.training.data.streams import is_stream
+from spindle_cli.training.item_draws import generators_kept
+from spindle_cli.training.precision import computing, dtype_in
 from spindle_cli.units import format_seconds
 from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.workload.building.writes import RefusingWrites
-from spindle_cli.workload.data.streams import is_stream
-from spindle_cli.workload.evaluation import (
-    EvaluationTracer,
-    InOrder,
-    Pass,
-    ReadBatch,
-    StreamInOrder,
-    require_fields,
-)
 from spindle_cli.workload.graph import IGNORED_LABEL, TaskGraph, ValueSpec
-from spindle_cli.workload.losses.counts import share_of_samples
 from spindle_cli.workload.refuse import place_of_error
-from spindle_cli.workload.training.item_draws import generators_kept
-from spindle_cli.workload.training.precision import computing, dtype_in
 from spindle_cli.workload.types import Metric
 
 if TYPE_CHECKING:

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from spindle_cli.analysis.evaluation import analyse_evaluation
+from spindle_cli.analysis.losses.counts import LossCounter
+from spindle_cli.analysis.metaops.ops import hand_constants_on
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.plan_splits import PlanSplits
 from spindle_cli.operators.tensor_group import TensorGroup
@@ -25,11 +28,8 @@ from spindle_cli.runtime.evaluating.passes import Passes
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.sharded import uses_in
-from spindle_cli.workload.evaluation import analyse_evaluation
+from spindle_cli.training.precision import in_dtype
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
-from spindle_cli.workload.losses.counts import LossCounter
-from spindle_cli.workload.metaops.ops import hand_constants_on
-from spindle_cli.workload.training.precision import in_dtype
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from spindle_cli.errors import RunFailedError, SpindleError, WorkloadError
 from spindle_cli.runtime.following.callback import Callback, RunInfo
 from spindle_cli.runtime.following.changes import RefusingWhatIsAbsent, refusing_changes
 from spindle_cli.runtime.results import Step
+from spindle_cli.training.callbacks import ABSENT, is_absent
 from spindle_cli.workload.building.load import built_modules
 from spindle_cli.workload.refuse import place_of_error
-from spindle_cli.workload.training.callbacks import ABSENT, is_absent
 
 if TYPE_CHECKING:
     from spindle_cli.files.runs.evaluations import Evaluation

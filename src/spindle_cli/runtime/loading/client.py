@@ -15,7 +15,7 @@ from spindle_cli.runtime.loading import wire
 from spindle_cli.runtime.loading.failure import Failure
 from spindle_cli.runtime.loading.lost_worker import death_of
 from spindle_cli.runtime.loading.packed import PackedBatch
-from spindle_cli.workload.training.batches import SampleShape, SampleShapes
+from spindle_cli.training.batches import SampleShape, SampleShapes
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,17 +29,17 @@ from typing import Any, NoReturn
 
 import torch
 
+from spindle_cli.analysis.evaluation import InOrder
 from spindle_cli.process.lifetime import die_with_parent
 from spindle_cli.runtime.loading import wire
 from spindle_cli.runtime.loading.failure import Failure
 from spindle_cli.runtime.loading.lost_worker import cause_of, leave_workers_unwatched
 from spindle_cli.runtime.loading.packed import PackedBatch
+from spindle_cli.training.batches import Batches
+from spindle_cli.training.data.reading import LoaderWorkers, read_by_index, read_stream
+from spindle_cli.training.data.streams import Make, StreamPass, is_stream
 from spindle_cli.units import format_seconds
-from spindle_cli.workload.data.reading import LoaderWorkers, read_by_index, read_stream
-from spindle_cli.workload.data.streams import Make, StreamPass, is_stream
-from spindle_cli.workload.evaluation import InOrder
 from spindle_cli.workload.settings.data import Loading
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task
 
 _BACKLOG = 1024

@@ -13,9 +13,9 @@ from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.loading.client import NodeBatches
 from spindle_cli.runtime.loading.passes import NodePasses
 from spindle_cli.runtime.loading.reader import Order, Reader, Source
-from spindle_cli.workload.data.streams import is_stream
+from spindle_cli.training.batches import SampleShape
+from spindle_cli.training.data.streams import is_stream
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.training.batches import SampleShape
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 _ENDLESS = 2**62  # batches

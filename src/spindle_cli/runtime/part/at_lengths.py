@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from spindle_cli.analysis.at_lengths import LengthTracer, TaskAtLength, module_over
+from spindle_cli.analysis.losses.counts import LossCounter
 from spindle_cli.runtime.communication.wiring import WiredEdge, Wiring, wire
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.counting import speaks_for_loss
+from spindle_cli.training.item_draws import generators_kept
+from spindle_cli.training.precision import in_dtype, in_numbers
 from spindle_cli.units import format_seconds
-from spindle_cli.workload.at_lengths import LengthTracer, TaskAtLength, module_over
 from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.losses.counts import LossCounter
-from spindle_cli.workload.training.item_draws import generators_kept
-from spindle_cli.workload.training.precision import in_dtype, in_numbers
 
 if TYPE_CHECKING:
     from torch import Tensor

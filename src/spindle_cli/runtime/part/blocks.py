@@ -8,8 +8,8 @@ from spindle_cli.account.groups import ParameterBlock
 from spindle_cli.errors import InputError
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.types import Plan
+from spindle_cli.training.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.parameters import ParameterTable
 
 

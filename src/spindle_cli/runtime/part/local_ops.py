@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx, nn
 
+from spindle_cli.analysis.at_lengths import is_same_graph, module_over
+from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.errors import InputError
 from spindle_cli.operators.batch_norm import over_shares
 from spindle_cli.operators.contrastive import pairs_over_shares
@@ -26,16 +28,14 @@ from spindle_cli.runtime.communication.wiring import WiredSlice
 from spindle_cli.runtime.part.own_ranges import leaf_without_memory
 from spindle_cli.runtime.part.shards import Cut, Cuts, take_parts
 from spindle_cli.runtime.step.compute import LocalSlice
-from spindle_cli.workload.at_lengths import is_same_graph, module_over
+from spindle_cli.training.precision import convert_module, dtype_in
 from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.building.load import swap
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.initial.matching import OwnValues
-from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.own_draws import draw_from_the_run
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.training.precision import convert_module, dtype_in
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,11 @@ import torch
 from torch import nn
 
 from spindle_cli.account.types import ParameterGroup
+from spindle_cli.analysis.evaluation import names_of_all, needs_of
+from spindle_cli.analysis.localise import LocalWorkload, PartsOf, load_local
+from spindle_cli.analysis.memo import AnalysisMemo
+from spindle_cli.analysis.splitting.shared_statistics import changed_buffers, changes_buffers
+from spindle_cli.analysis.tracing.regions import place_of_buffer
 from spindle_cli.check.task_sets import require_planned
 from spindle_cli.checkpoint.carry_over import settings_of_run
 from spindle_cli.errors import InputError
@@ -34,19 +39,14 @@ from spindle_cli.runtime.part.local_ops import LocalOps, Place
 from spindle_cli.runtime.part.own_ranges import own_parts
 from spindle_cli.runtime.part.shards import Cuts, find_cuts
 from spindle_cli.runtime.step.compute import LocalSlice
+from spindle_cli.training.optimizing.groups import OptimizerGroups, groups_of_graph, require_elementwise
+from spindle_cli.training.precision import in_dtype, number_format
+from spindle_cli.training.sampling import Schedule, Turns, sets_of, turns_of
 from spindle_cli.workload.building.source import resolve
-from spindle_cli.workload.evaluation import names_of_all, needs_of
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.initial.matching import OwnPart, OwnValues
-from spindle_cli.workload.localise import LocalWorkload, PartsOf, load_local
-from spindle_cli.workload.memo import AnalysisMemo
-from spindle_cli.workload.optimizing.groups import OptimizerGroups, groups_of_graph, require_elementwise
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.sampling import Schedule, Turns, sets_of, turns_of
-from spindle_cli.workload.splitting.shared_statistics import changed_buffers, changes_buffers
-from spindle_cli.workload.tracing.regions import place_of_buffer
-from spindle_cli.workload.training.precision import in_dtype, number_format
 
 # The parameter, the memory of a part of it, and [first, last) of each dimension; None: all of it.
 InitialPart = tuple[str, torch.Tensor, tuple[tuple[int, int], ...] | None]

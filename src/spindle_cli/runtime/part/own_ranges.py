@@ -16,10 +16,10 @@ from spindle_cli.account.types import ParameterGroup
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
 from spindle_cli.runtime.part.shards import Cut, Cuts
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
+from spindle_cli.training.precision import dtype_in
 from spindle_cli.workload.building.load import swap
 from spindle_cli.workload.initial.matching import OwnPart
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.training.precision import dtype_in
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from spindle_cli.analysis.fixed.marks import rows_of
 from spindle_cli.errors import SpindleError, WorkloadError
 from spindle_cli.operators.random_streams import RandomState
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.part.own_ranges import with_memory
 from spindle_cli.runtime.step.compute import LocalSlice, run_backward, run_forward
 from spindle_cli.runtime.step.held_state import HeldState
-from spindle_cli.workload.fixed.marks import rows_of
+from spindle_cli.training.precision import computing
 from spindle_cli.workload.graph import LossShares, ValueSpec
-from spindle_cli.workload.training.precision import computing
 
 # As long as this a rank waits for others that compile.
 COMPILE_S = 3600

@@ -39,9 +39,9 @@ from spindle_cli.runtime.saving.train_state import TrainState, place_of
 from spindle_cli.runtime.update.masters import MASTER_KEY
 from spindle_cli.runtime.update.optimizers import GroupOptimizer
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
+from spindle_cli.training.optimizing.optimizer import number_keys, state_keys
+from spindle_cli.training.optimizing.schedules import advance, resume_schedule
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.optimizer import number_keys, state_keys
-from spindle_cli.workload.optimizing.schedules import advance, resume_schedule
 from spindle_cli.workload.settings.updates import OptimizerChoice
 
 

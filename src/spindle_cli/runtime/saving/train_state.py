@@ -1,6 +1,6 @@
 """What a rank's training consists of, apart from the step: what a checkpoint saves, and puts back.
 
-Which samples of a map-style dataset a step takes follows from the step alone (workload/training/batches.py);
+Which samples of a map-style dataset a step takes follows from the step alone (training/batches.py);
 where streams are is saved beside it (runtime/loading).
 """
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from spindle_cli.analysis.saved_tensors import KEEPS_GRADIENT_HOOKS
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.random_streams import mix
 from spindle_cli.operators.sequence.exchange import Shared
@@ -19,7 +20,6 @@ from spindle_cli.runtime.communication.wiring import WiredSlice
 from spindle_cli.runtime.step.offload import SliceCopies
 from spindle_cli.runtime.step.recompute import run_recomputed
 from spindle_cli.workload.graph import Op
-from spindle_cli.workload.saved_tensors import KEEPS_GRADIENT_HOOKS
 
 if TYPE_CHECKING:
     from torch import Tensor

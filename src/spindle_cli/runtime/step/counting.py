@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from spindle_cli.analysis.losses.counts import LossCounter, share_of_samples
 from spindle_cli.runtime.communication.rows import Samples
-from spindle_cli.workload.losses.counts import LossCounter, share_of_samples
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,16 +22,16 @@ from spindle_cli.runtime.memory.copy_stream import CopyStream
 from spindle_cli.runtime.memory.to_device import pinned
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.counting import Counting, Portion, rows_of
-from spindle_cli.workload.data.reading import BatchSource
+from spindle_cli.training.data.reading import BatchSource
+from spindle_cli.training.item_draws import DrawsError
+from spindle_cli.training.precision import dtype_in
+from spindle_cli.training.sampling import Schedule
 from spindle_cli.workload.graph import IGNORED_LABEL
-from spindle_cli.workload.sampling import Schedule
-from spindle_cli.workload.training.item_draws import DrawsError
-from spindle_cli.workload.training.precision import dtype_in
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spindle_cli.workload.losses.counts import LossCounter
+    from spindle_cli.analysis.losses.counts import LossCounter
 
 # Shapes of one sample, by task and field -> what counts for the tasks' losses
 CountersOf = Callable[[Mapping[str, Mapping[str, tuple[int, ...]]]], Mapping[str, "LossCounter | None"]]

@@ -41,9 +41,9 @@ from spindle_cli.runtime.step.sharded import BackwardWalk, ForwardWalk, uses_in
 from spindle_cli.runtime.step.step_end import StepEnd, rank_parts
 from spindle_cli.runtime.update.loss_scale import LossScale
 from spindle_cli.runtime.update.verdict import Verdict
+from spindle_cli.training.precision import computing
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import ValueSpec
-from spindle_cli.workload.training.precision import computing
 
 if TYPE_CHECKING:
     from torch import Tensor

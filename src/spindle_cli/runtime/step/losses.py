@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 
 from spindle_cli.account.step_end import NUMBERS_OF_A_RANK
+from spindle_cli.analysis.losses.counts import share_of_samples
 from spindle_cli.errors import RunFailedError
 from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.transfers import wait_for
+from spindle_cli.training.optimizing.schedules import TaskWeights
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import LossShares
-from spindle_cli.workload.losses.counts import share_of_samples
-from spindle_cli.workload.optimizing.schedules import TaskWeights
 from spindle_cli.workload.types import FlowTask, Task
 
 if TYPE_CHECKING:

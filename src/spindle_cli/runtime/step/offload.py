@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from spindle_cli.analysis.saved_tensors import SavedTensorsHooks
 from spindle_cli.operators.sequence.exchange import Shared
 from spindle_cli.runtime.step.host_copies import HostMemory, blocks_for
-from spindle_cli.workload.saved_tensors import SavedTensorsHooks
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,10 +7,10 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from spindle_cli.runtime.update.optimizers import Optimizers
+from spindle_cli.training.optimizing.groups import OptimizerGroups
+from spindle_cli.training.optimizing.optimizer import make_optimizer
+from spindle_cli.training.optimizing.schedules import advance, make_schedule
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.groups import OptimizerGroups
-from spindle_cli.workload.optimizing.optimizer import make_optimizer
-from spindle_cli.workload.optimizing.schedules import advance, make_schedule
 
 ALL = "all"
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
-from spindle_cli.workload.training.precision import dtype_in
+from spindle_cli.training.precision import dtype_in
 
 # A checkpoint's key for them, beside those of the optimizer's state.
 MASTER_KEY = "master"

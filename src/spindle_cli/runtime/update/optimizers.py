@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from spindle_cli.files.tensors import parse_key
 from spindle_cli.runtime.update.average import WeightAverage
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
+from spindle_cli.training.optimizing.groups import OptimizerGroups
+from spindle_cli.training.optimizing.optimizer import make_optimizer
+from spindle_cli.training.optimizing.schedules import make_schedule
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.moving import Constrained
-from spindle_cli.workload.optimizing.groups import OptimizerGroups
-from spindle_cli.workload.optimizing.optimizer import make_optimizer
-from spindle_cli.workload.optimizing.schedules import make_schedule
 from spindle_cli.workload.settings.updates import OptimizerChoice
 
 

@@ -1,0 +1,157 @@
+"""A task's ops and values for batches of another length than the planned one.
+
+Whatever a trace has of a length (sizes in views, positions, masks, what `if` has decided by it) is that of
+the batch it was traced with. So every length is traced by itself, on another build of the workload without
+parameters: what runs is what the user's forward does at this length. The ops have to be the same ones, with
+the same values between them, since the plan says where these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from spindle_cli.analysis.memo import AnalysisMemo
+from spindle_cli.analysis.metaops.finding import Finder
+from spindle_cli.analysis.metaops.ops import constants_of
+from spindle_cli.analysis.metaops.task import analyse_task
+from spindle_cli.errors import WorkloadError
+from spindle_cli.training.item_draws import generators_kept
+from spindle_cli.workload.graph import CONSTANT, Op, TaskGraph, WorkloadGraph
+from spindle_cli.workload.types import Workload
+
+Shape = tuple[int, ...]  # of one sample
+
+
+@dataclass(frozen=True)
+class TaskAtLength:
+    """A task as it is at one length.
+
+    `abstract`: over modules of another build. `constants`: tensors that its forward has made while it was
+    traced, by the names that the ops' graphs have for them.
+    """
+
+    abstract: TaskGraph
+    constants: dict[str, Tensor]
+
+    def over(self, planned: TaskGraph) -> TaskGraph:
+        """Put this task over the modules of the planned task; they have none of the constants."""
+        return replace(self.abstract, task=planned.task, root=planned.root, varying=planned.varying)
+
+    def forget(self) -> None:
+        """Take the constants from the other build, which would keep those of every length."""
+        for name in self.constants:
+            delattr(self.abstract.root, name)
+
+
+class LengthTracer:
+    """Traces tasks of a workload at other lengths."""
+
+    def __init__(self, workload: Workload, planned: WorkloadGraph, memo: AnalysisMemo | None = None) -> None:
+        """`workload`: another build of that which `planned` is the graph of; it is changed by nothing.
+        `memo`: what was found of it.
+        """
+        self._workload = workload
+        self._planned = planned
+        self._finder = Finder(memo)
+
+    def at(self, name: str, shapes: Mapping[str, Shape]) -> TaskAtLength:
+        """A task for batches with these shapes of one sample, by field; of others the planned ones.
+
+        Raises:
+            WorkloadError: it cannot be traced, or has other ops or values at this length.
+        """
+        planned = self._planned.tasks[name]
+        task = next(task for task in self._workload.tasks if task.name == name)
+        with generators_kept():
+            found = analyse_task(task, self._workload, self._finder, shapes=shapes, like=planned)
+        require_same_ops(planned, found, shapes)
+        return TaskAtLength(found, constants_of(found))
+
+
+def module_over(graph: fx.Graph, constants: Mapping[str, Tensor], *holders: nn.Module) -> fx.GraphModule:
+    """A graph over modules and tensors that are there already: the constants, and what the first of the
+    holders has that has something of this name.
+    """
+    held: dict[str, Any] = {}
+    for node in graph.nodes:
+        if node.op in ("call_module", "get_attr"):
+            target = str(node.target)
+            held[target] = constants[target] if target in constants else _found(target, holders)
+    return fx.GraphModule(held, graph)
+
+
+def is_same_graph(one: fx.Graph, other: fx.Graph) -> bool:
+    """Whether two graphs of the same names compute the same, whatever the length; never where they have
+    constants of their own.
+    """
+    return str(one) == str(other) and CONSTANT not in str(one)
+
+
+def _found(target: str, holders: tuple[nn.Module, ...]) -> Any:
+    for holder in holders:
+        value: Any = holder
+        try:
+            for part in target.split("."):
+                value = getattr(value, part)
+        except AttributeError:
+            continue
+        return value
+    raise AttributeError(f"nothing has {target}")
+
+
+def require_same_ops(planned: TaskGraph, found: TaskGraph, shapes: Mapping[str, Shape]) -> None:
+    """Refuse what the plan does not fit.
+
+    Raises:
+        WorkloadError: the task has other ops or values at this length.
+    """
+    what = _difference(planned, found)
+    if what is not None:
+        shown = ", ".join(f"{name} of {shape}" for name, shape in shapes.items())
+        raise WorkloadError(
+            f"task {planned.task.name!r}: for samples with {shown} "
+            f"its forward is another than for those that it is planned for: {what}",
+            hint="Let forward do the same at every length, or pad to one length; very short batches may also "
+            "be left out in `collate`.",
+        )
+
+
+def _difference(planned: TaskGraph, found: TaskGraph) -> str | None:
+    ways = [[op.target or "its loss" for op in graph.ops] for graph in (planned, found)]
+    if ways[0] != ways[1]:
+        return f"it runs {', '.join(ways[1])} in place of {', '.join(ways[0])}"
+    moves = [[(move.slow, move.fast, move.decay) for move in graph.moves] for graph in (planned, found)]
+    if moves[0] != moves[1]:
+        return "it moves parameters in another way"
+    for before, now in zip(planned.ops, found.ops, strict=True):
+        name = now.target or "its loss"
+        if _outside(before) != _outside(now):
+            return f"{name} takes or gives other values"
+        if (before.coupled, before.talks) != (now.coupled, now.talks):
+            why = now.coupled_because or before.coupled_because
+            return f"whether {name} may be split over the batch" + (f" ({why})" if why else "")
+        if _shares(before) != _shares(now):
+            return f"what {name} is a sum or a mean over"
+    for value, spec in planned.values.items():
+        other = found.values[value]
+        if (spec.dtype, spec.batch_dim, spec.requires_grad, len(spec.shape)) != (
+            other.dtype,
+            other.batch_dim,
+            other.requires_grad,
+            len(other.shape),
+        ):
+            return f"the value {value} is {other.dtype} {other.shape} and was {spec.dtype} {spec.shape}"
+    return None
+
+
+def _outside(op: Op) -> tuple[Any, ...]:
+    return op.fields, op.inputs, op.outputs, op.computed_with, op.buffers, op.batch_norms, op.is_loss
+
+
+def _shares(op: Op) -> tuple[Any, ...] | None:
+    shares = op.shares
+    return None if shares is None else (shares.num_counts, shares.count_fields, shares.all_must_count)

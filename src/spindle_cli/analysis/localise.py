@@ -1,0 +1,317 @@
+"""Build a workload with only some of its parameters real, and those with exactly the values that a full build
+gives.
+
+The workload is built twice. The first build is abstract and tells which parameters, by order of birth, the
+wanted ops use. In the second, all others go to the meta device as they are born; where their initialisation
+draws random numbers, as many are drawn and thrown away, so that the generator is at the same place for the
+wanted ones. Where only ranges of some are wanted, these are whole one at a time (building/ranged.py).
+
+A graph that was traced on one build is bound to the other, without tracing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.evaluation import evaluated_on_its_own
+from spindle_cli.analysis.memo import AnalysisMemo
+from spindle_cli.analysis.metaops.cut import names_used
+from spindle_cli.analysis.tracing.builds import NoTwinError, Twins
+from spindle_cli.analysis.tracing.flow import flow_graph
+from spindle_cli.analysis.tracing.modes import give_modes
+from spindle_cli.analysis.tracing.regions import NAME, Region
+from spindle_cli.errors import SpindleError
+from spindle_cli.workload.building.derived import Derivations
+from spindle_cli.workload.building.draws import drawing_as_if_real
+from spindle_cli.workload.building.load import Births, LoadedWorkload, build, drop, parameters_born
+from spindle_cli.workload.building.ranged import Ranged
+from spindle_cli.workload.building.source import Source, resolve
+from spindle_cli.workload.graph import CONSTANT, TaskGraph, WorkloadGraph
+from spindle_cli.workload.initial.matching import InitialValues, OwnPart, OwnValues, fill_whole, find_initial
+from spindle_cli.workload.parameters import root_of
+from spindle_cli.workload.settings.data import Lengths
+from spindle_cli.workload.types import FlowTask, Task, Workload
+
+
+@dataclass(frozen=True)
+class LocalWorkload(LoadedWorkload):
+    """A workload of which only some parameters are real, and its graph.
+
+    `own`: what there is of parameters of which only parts are wanted, by id; they themselves are on the meta
+    device.
+    """
+
+    graph: WorkloadGraph
+    own: Mapping[int, Sequence[OwnValues]]
+
+
+class _UnlocalisableError(Exception):
+    """The build cannot be done in part; it must be done in full."""
+
+
+Wanted = Mapping[str, Collection[int]]  # task name -> indices of its ops
+# Given the workload's graph, by id, of which of its parameters only parts are wanted.
+PartsOf = Callable[[WorkloadGraph], Mapping[int, tuple[OwnPart, ...]]]
+
+
+def _all_whole(_: WorkloadGraph) -> Mapping[int, tuple[OwnPart, ...]]:
+    return {}
+
+
+def load_local(
+    source: str,
+    wanted: Wanted | Callable[[WorkloadGraph], Wanted],
+    *,
+    relative_to: Path | None = None,
+    memo: AnalysisMemo | None = None,
+    lengths: Lengths | None = None,
+    unused: bool = False,
+    evaluates: bool = False,
+    reads_initial: bool = True,
+    parts_of: PartsOf = _all_whole,
+) -> LocalWorkload:
+    """What `load` gives, bit for bit, but only with the parameters that the wanted ops use; the others are on
+    the meta device. Parameters whose values are in files (`initial`) still have those of the build, so that
+    whoever needs only a part of one reads only that.
+
+    Args:
+        source: a workload YAML file, 'package.module:function' or 'path/to/file.py:function'.
+        wanted: task name -> indices of its ops; or what says so when it is given the workload's graph.
+        relative_to: folder that relative paths start from; the current one if None.
+        memo, lengths, evaluates: see `analyse`.
+        unused: the parameters that no op uses are real, too, with their values from files.
+        reads_initial: otherwise files of initial values need not be there, and all values are the build's;
+            but what tasks have that are only evaluated is in no checkpoint, so that these need them always.
+        parts_of: the parameters of the wanted ops of which only parts are wanted.
+
+    A build that needs the values of parameters that are not wanted is done in full, and then what is not
+    wanted is dropped.
+
+    Raises:
+        InputError, WorkloadError: as `load` and `analyse` do.
+    """
+    found = resolve(source, relative_to=relative_to)
+    try:
+        find_graph = partial(analyse, memo=memo, lengths=lengths, evaluates=evaluates)
+        graph, own = _build_in_part(found, wanted, find_graph, parts_of, unused=unused)
+    except _UnlocalisableError:
+        graph = analyse(build(found), memo, lengths, evaluates=evaluates)
+        _keep_only(graph, wanted, unused=unused)
+        own = _taken_apart(graph, parts_of(graph))
+    initial = InitialValues()
+    if reads_initial or graph.workload.evaluated:
+        initial = find_initial(found.init_from, graph.workload)
+    filled = _unused(graph) if unused else {}
+    fill_whole(
+        initial,
+        graph.workload,
+        where=lambda tensor: not isinstance(tensor, nn.Parameter) or id(tensor) in filled,
+    )
+    return LocalWorkload(graph.workload, found.train, source, graph, own, initial=initial)
+
+
+def _build_in_part(
+    source: Source,
+    wanted: Wanted | Callable[[WorkloadGraph], Wanted],
+    find_graph: Callable[[Workload], WorkloadGraph],
+    parts_of: PartsOf,
+    *,
+    unused: bool,
+) -> tuple[WorkloadGraph, dict[int, Sequence[OwnValues]]]:
+    first, graph = in_the_abstract(source, find_graph)
+    used = _used(graph, wanted) | (_unused(graph) if unused else {})
+    if any(id(parameter) not in first.numbers for parameter in used.values()):
+        raise _UnlocalisableError  # came to be in a way that we do not see
+    kept = {first.numbers[id(parameter)] for parameter in used.values()}
+    parts = {first.numbers[key]: found for key, found in parts_of(graph).items()}
+    # Whole as long as there may be copies of them, or others are computed from them.
+    copied = set(first.sources.values()).union(*first.derived.values())
+    ranged = {number: found for number, found in parts.items() if number not in copied}
+    second, workload = _build_once_more(source, _with_sources(kept, first), ranged)
+    if second is None and ranged:  # more of them is looked at than ranges
+        second, workload = _build_once_more(source, _with_sources(kept, first), {})
+    if second is None or workload is None or second.describe() != first.describe():
+        raise _UnlocalisableError
+    if any(second.parameters[number].is_meta for number in kept - second.ranged.wanted.keys()):
+        raise _UnlocalisableError
+    drop(second.parameters[number] for number in _with_sources(kept, first) - kept)
+    bound = rebind(graph, workload) or find_graph(workload)
+    there = {id(parameter) for root in _roots(bound) for parameter in root.parameters()}
+    if any(id(second.parameters[number]) not in there for number in parts):
+        raise _UnlocalisableError  # others have taken their places
+    own: dict[int, Sequence[OwnValues]] = {}
+    for number, found in parts.items():
+        parameter = second.parameters[number]
+        values = second.ranged.values_of(parameter)
+        own[id(parameter)] = values or _taken_from(parameter, found)
+    return bound, own
+
+
+def _build_once_more(
+    source: Source, needed: set[int], ranged: Mapping[int, tuple[OwnPart, ...]]
+) -> tuple[Births | None, Workload | None]:
+    """With the needed parameters real, but those of which only parts are wanted; None if that cannot be."""
+    births = Births(ranged=Ranged(ranged))
+    try:
+        with parameters_born(births, keep=(needed - ranged.keys()).__contains__), drawing_as_if_real(births):
+            workload = build(source)
+    except SpindleError as error:
+        if not ranged:
+            raise _UnlocalisableError from error
+        return None, None
+    whole = any(
+        number >= len(births.parameters) or not births.ranged.has(births.parameters[number])
+        for number in ranged
+    )
+    return (None, None) if whole or births.ranged.failed else (births, workload)
+
+
+def _taken_apart(
+    graph: WorkloadGraph, parts: Mapping[int, tuple[OwnPart, ...]]
+) -> dict[int, Sequence[OwnValues]]:
+    """The parts of whole parameters, which go."""
+    by_id = {id(parameter): parameter for root in _roots(graph) for parameter in root.parameters()}
+    return {key: _taken_from(by_id[key], found) for key, found in parts.items()}
+
+
+def _taken_from(parameter: nn.Parameter, parts: Sequence[OwnPart]) -> tuple[OwnValues, ...]:
+    values = tuple(OwnValues(part, part.of(parameter.detach()), None) for part in parts)
+    drop([parameter])
+    return values
+
+
+def in_the_abstract(
+    source: Source, find_graph: Callable[[Workload], WorkloadGraph]
+) -> tuple[Births, WorkloadGraph]:
+    """How a workload's parameters came to be, of which none is real, and the graph of that build."""
+    derivations = Derivations()
+    births = Births(derivations=derivations)
+    try:
+        with parameters_born(births, keep=lambda _: False), derivations:
+            abstract = build(source)
+    except SpindleError as error:
+        raise _UnlocalisableError from error
+    return births, find_graph(abstract)
+
+
+def _with_sources(kept: set[int], births: Births) -> set[int]:
+    """The kept parameters and all that they were copied or computed from."""
+    needed: set[int] = set()
+    found = set(kept)
+    while found:
+        needed |= found
+        copied = {births.sources[number] for number in found if number in births.sources}
+        found = copied.union(*(births.derived.get(number, ()) for number in found)) - needed
+    return needed
+
+
+def _used(
+    graph: WorkloadGraph, wanted: Wanted | Callable[[WorkloadGraph], Wanted]
+) -> dict[int, nn.Parameter]:
+    """Parameters that the wanted ops use, by id."""
+    chosen = wanted(graph) if callable(wanted) else wanted
+    return {
+        id(parameter): parameter
+        for task, indices in chosen.items()
+        for index in indices
+        for parameter in _parameters(graph.tasks.get(task) or graph.evaluations[task], index)
+    }
+
+
+def _unused(graph: WorkloadGraph) -> dict[int, nn.Parameter]:
+    """Parameters that no op uses, by id."""
+    used = _used(graph, {name: range(len(task.ops)) for name, task in graph.tasks.items()})
+    return {
+        id(parameter): parameter
+        for root in _roots(graph)
+        for parameter in root.parameters()
+        if id(parameter) not in used
+    }
+
+
+def _roots(graph: WorkloadGraph) -> list[nn.Module]:
+    """The modules of all tasks, those that are only evaluated among them."""
+    return [*(task.root for task in graph.tasks.values()), *map(root_of, graph.workload.evaluated)]
+
+
+def _parameters(task: TaskGraph, index: int) -> list[nn.Parameter]:
+    return [task.root.get_parameter(name) for name in task.ops[index].parameters]
+
+
+def _keep_only(
+    graph: WorkloadGraph, wanted: Wanted | Callable[[WorkloadGraph], Wanted], *, unused: bool
+) -> None:
+    used = _used(graph, wanted) | (_unused(graph) if unused else {})
+    for root in _roots(graph):
+        drop(parameter for parameter in root.parameters() if id(parameter) not in used)
+
+
+def rebind(graph: WorkloadGraph, workload: Workload) -> WorkloadGraph | None:
+    """What `analyse(workload)` gives, where `graph` is of the same workload built another time.
+
+    None where the builds differ: a name that an op uses is not there, or stands for something else. (A graph
+    names what it uses, and holds none of it.)
+    """
+    if [task.name for task in workload.tasks] != list(graph.tasks):
+        return None
+    tasks = {task.name: _rebound(graph.tasks[task.name], task) for task in workload.tasks}
+    given = {task.name: task for task in (*workload.tasks, *map(evaluated_on_its_own, workload.evaluated))}
+    if not graph.evaluations.keys() <= given.keys():
+        return None
+    evaluations = {name: _rebound(known, given[name]) for name, known in graph.evaluations.items()}
+    found = {name: task for name, task in tasks.items() if task is not None}
+    evaluated = {name: task for name, task in evaluations.items() if task is not None}
+    if len(found) + len(evaluated) < len(tasks) + len(evaluations):
+        return None
+    for task in found.values():
+        give_modes(task.root, task.modes)
+    return replace(graph, workload=workload, tasks=found, evaluations=evaluated)
+
+
+def _rebound(known: TaskGraph, task: Task | FlowTask) -> TaskGraph | None:
+    if type(known.task) is not type(task):
+        return None
+    root = _root_of(task, known)
+    try:
+        _hand_on(known, root)
+    except NoTwinError:
+        return None
+    return replace(known, task=task, root=root) if _has_what_is_used(root, known) else None
+
+
+def _hand_on(known: TaskGraph, root: nn.Module) -> None:
+    """Let a root hold what the trace has left on the other build's: tensors that forward has made of numbers,
+    and regions, over the modules of its own.
+
+    Raises:
+        NoTwinError: a region uses something of which nothing is known in this build.
+    """
+    left = {
+        name: getattr(known.root, name)
+        for op in known.ops
+        for graph in op.graphs
+        for node in graph.nodes
+        if node.op in ("get_attr", "call_module") and (name := str(node.target)).startswith((CONSTANT, NAME))
+    }
+    twins = Twins(known.root, root) if left else None
+    for name, value in left.items():
+        if isinstance(value, Tensor) and value.is_meta:
+            raise NoTwinError
+        vars(root)[name] = value.over(twins) if isinstance(value, Region) and twins else value
+
+
+def _root_of(task: Task | FlowTask, known: TaskGraph) -> nn.Module:
+    return flow_graph(task, tuple(known.fields)).root if isinstance(task, FlowTask) else task.module
+
+
+def _has_what_is_used(root: nn.Module, known: TaskGraph) -> bool:
+    try:
+        return all(names_used(root, op.graph) == (op.computed_with, op.buffers) for op in known.ops)
+    except AttributeError:  # torch's for a name that is not there
+        return False

@@ -1,0 +1,232 @@
+"""Follow samples, pairs of them and sums over both through code run for several sizes of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spindle_cli.analysis.pairs.judged import Judged, have_all_samples
+from spindle_cli.analysis.pairs.rules import judge
+from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, MixesError, Pairs, Part, State
+from spindle_cli.analysis.rules.tape import Call, Entry, Operand, Tape, tensors_in
+from spindle_cli.analysis.splitting.follow import Follower, UnlikeError, check_shapes
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor that the code is given: its shape for one sample, dtype and device, and where its samples are
+    (None: it has none); `rows`: of each sample.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    batch_dim: int | None = 0
+    rows: int = 1
+
+    def made(self, size: int) -> Tensor:
+        """For a batch of this size."""
+        shape = list(self.shape)
+        if self.batch_dim is not None:
+            shape[self.batch_dim] = self.rows * size
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator.
+
+    Attributes:
+        arguments: by the schema's names; tensors are `Operand`s (with what number each is in `operands`), a
+            number that depends on the batch's size is `Varying`, the last value being that of the batch.
+        operands: of each tensor among the arguments, in order, its number.
+        results: of each tensor that it gives, its number.
+        shape: of its first result, for the batch's own size.
+        grad: whether it is differentiated (it is not inside of torch.no_grad).
+    """
+
+    func: Any
+    arguments: dict[str, Any]
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    judged: Judged
+    shape: tuple[int, ...]
+    grad: bool
+
+
+@dataclass
+class Recording:
+    """What was run: tensors are numbered in the order in which they come.
+
+    Attributes:
+        sizes: of the batch; the last is its own.
+        given: numbers of the arguments; `held`: of parameters and buffers, by name; `constants`: of others.
+        loss: number of what was given back.
+    """
+
+    sizes: tuple[int, ...]
+    steps: list[Step] = field(default_factory=list)
+    given: tuple[int, ...] = ()
+    held: dict[int, str] = field(default_factory=dict)
+    constants: dict[int, Tensor] = field(default_factory=dict)
+    states: list[State] = field(default_factory=list)
+    loss: int = -1
+
+
+@dataclass(frozen=True)
+class Numbered(Operand):
+    """An operand, with its number."""
+
+    number: int = -1
+
+
+class PairsFollower(Follower):
+    """Follows samples, pairs of them and sums over them through the tapes."""
+
+    follows_loops = False
+
+    def __init__(self, sizes: tuple[int, ...], named: dict[int, str]) -> None:
+        super().__init__(sizes)
+        self._named = named
+        self._numbers: dict[int, int] = {}
+        self._storages: dict[int, set[int]] = {}
+        self._certain: dict[int, bool] = {}  # by number, of tensors that are the same for every sample
+        self.recording = Recording(sizes)
+
+    def give_argument(self, tensor: Tensor, argument: Argument) -> None:
+        """Say that a tensor of the first tape is an argument."""
+        state = WHOLE if argument.batch_dim is None else Batch(argument.batch_dim, 1, argument.rows)
+        self.recording.given += (self._add(tensor, state),)
+
+    def recorded(self, tapes: Sequence[Tape], result: Any) -> Recording:
+        """What the tapes hold.
+
+        Raises:
+            MixesError: shares of it do not add up.
+        """
+        unlike = self.follow([tape.entries for tape in tapes])
+        if unlike is not None:
+            raise MixesError(str(unlike))
+        if not isinstance(result, Tensor) or id(result) not in self._numbers:
+            raise MixesError("it gives no loss")
+        state = self.state_of(result)
+        if not isinstance(state, Part):
+            why = str(state) if isinstance(state, Mixed) else "its loss is no sum or mean over pairs"
+            raise MixesError(why)
+        self.recording.loss = self._numbers[id(result)]
+        return self.recording
+
+    def _add(self, tensor: Tensor, state: State) -> int:
+        """A number of its own for a tensor; for one that was changed in place a new one."""
+        number = len(self.recording.states)
+        self.recording.states.append(state)
+        self._numbers[id(tensor)] = number
+        self._storages.setdefault(int(tensor.untyped_storage()._cdata), set()).add(id(tensor))
+        self._states[id(tensor)] = state
+        return number
+
+    def _number_of(self, tensors: Sequence[Tensor], entry: Entry) -> int:
+        """The number of the tensor that each of the tapes has in one place."""
+        tensor = tensors[0]
+        if id(tensor) not in self._numbers:
+            name = self._named.get(id(tensor))
+            if name is not None:
+                self.recording.held[self._add(tensor, WHOLE)] = name
+            elif entry.func is torch.ops.aten.lift_fresh.default and all(map(tensor.equal, tensors[1:])):
+                self.recording.constants[self._add(tensor, WHOLE)] = tensor
+            else:
+                raise MixesError(f"it takes a tensor that is no parameter and no buffer ({entry.place})")
+        return self._numbers[id(tensor)]
+
+    def _combined(self, values: Sequence[Any], entries: Sequence[Entry]) -> Any:
+        made = super()._combined(values, entries)
+        if isinstance(made, Operand):
+            number = self._number_of(values, entries[0])
+            return Numbered(made.state, made.shapes, made.dtype, number=number)
+        return made
+
+    def _apply(self, entries: Sequence[Entry]) -> None:
+        first = entries[0]
+        if len({len(entry.made) for entry in entries}) > 1:
+            raise UnlikeError
+        func = self._without_writes(first)
+        shapes = tuple(zip(*(entry.made for entry in entries), strict=True))
+        call = Call(func, self.sizes, self._bound(entries), shapes)
+        numbers = tuple(operand.number for operand in call.operands if isinstance(operand, Numbered))
+        try:
+            judged = self._counted(call, numbers) or judge(call)
+            for state, seen in zip(judged.states, shapes, strict=True):
+                _check(state, seen, self.sizes)
+        except MixesError as error:
+            judged = Judged((Mixed(str(error), first.place),) * len(shapes))
+        results = tuple(
+            self._add(tensor, state)
+            for tensor, state in zip(tensors_in(first.result), judged.states, strict=True)
+        )
+        certain = _certain(call, [self._certain.get(number) for number in numbers])
+        if certain is not None:
+            self._certain[results[0]] = certain
+        shape = shapes[0][-1] if shapes else ()
+        self.recording.steps.append(Step(func, call.arguments, numbers, results, judged, shape, first.grad))
+
+    def _counted(self, call: Call, numbers: Sequence[int]) -> Judged | None:
+        """Judge a sum of what is true of every sample as the number of samples, else None: a cross entropy
+        with label smoothing counts the labels that are not ignored, of labels that are the samples' own
+        numbers.
+        """
+        over = call["dim"] in (None, [], [0], [-1]) and not call["keepdim"]
+        if call.name != "sum" or not over or len(numbers) != 1 or not self._certain.get(numbers[0]):
+            return None
+        (operand,) = call.operands
+        if operand.ndim != 1 or operand.state != Batch(0) or call["dtype"] is not None:
+            return None
+        return Judged((WHOLE,), ((),), counts=True)
+
+    def _without_writes(self, entry: Entry) -> Any:
+        """The operator, or for one that changes its first argument the one that gives the result anew.
+
+        Raises:
+            MixesError: others see the change too.
+        """
+        schema = entry.func._schema.arguments
+        writes = [a for a in schema if a.alias_info is not None and a.alias_info.is_write]
+        if not writes:
+            return entry.func
+        packet, name = entry.func.overloadpacket, entry.func.overloadpacket.__name__
+        changed = entry.args[0] if entry.args else None
+        pure = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
+        overload = None if pure is None else getattr(pure, entry.func._overloadname, None)
+        if overload is None or len(writes) > 1 or not isinstance(changed, Tensor):
+            raise MixesError(f"{packet.__name__} changes a tensor in place ({entry.place})")
+        if id(changed) in self._named or self._storages.get(int(changed.untyped_storage()._cdata), set()) - {
+            id(changed)
+        }:
+            raise MixesError(f"{name} changes a tensor in place of which there are views ({entry.place})")
+        return overload
+
+
+def _certain(call: Call, operands: Sequence[bool | None]) -> bool | None:
+    """What an operator gives for every sample alike: whether a sample's number is some negative number (it is
+    not), and the opposite of what is known; None: nothing is known.
+    """
+    if call.name == "eq" and len(operands) == 1:
+        state, other = call.operands[0].state, call["other"]
+        numbered = isinstance(state, Batch) and state.numbered > 0
+        return False if numbered and isinstance(other, int) and other < 0 else None
+    if call.name in ("bitwise_not", "logical_not") and operands[0] is not None:
+        return not operands[0]
+    return None
+
+
+def _check(state: State, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> None:
+    """Refuse a state that the shapes do not bear out. Raises MixesError."""
+    if not isinstance(state, Pairs):
+        check_shapes(state, shapes, sizes)
+        return
+    others = {tuple(n for dim, n in enumerate(shape) if dim not in state.dims) for shape in shapes}
+    if len(others) > 1 or not have_all_samples(state.dims, shapes, sizes):
+        raise MixesError("its size is no multiple of the batch's")

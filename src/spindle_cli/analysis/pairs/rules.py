@@ -1,0 +1,219 @@
+"""How each of torch's operators treats pairs of samples, and what is made of them.
+
+Beside the rules for samples one by one (`rules/table.py`): a product of every sample with every other and
+tensors by the batch's size, which make pairs; what acts on their entries one by one, what works along their
+rows or their columns, and sums and means over all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+
+from spindle_cli.analysis.pairs import along
+from spindle_cli.analysis.pairs.judged import (
+    NO_ROW,
+    NO_SUM,
+    SIZED,
+    Along,
+    Judged,
+    broadcast,
+    growing,
+    have_all_samples,
+    joined,
+    sample_dims,
+)
+from spindle_cli.analysis.rules.states import WHOLE, Mixed, MixesError, Pairs, Part, Reduced, State
+from spindle_cli.analysis.rules.table import POINTWISE, states_of
+from spindle_cli.analysis.rules.tape import Call, Operand, Varying
+from spindle_cli.analysis.rules.views import positive
+
+Rule = Callable[[Call], Judged]
+_RANDOM = "it draws random numbers"
+_UNKNOWN = "nothing is known of how {name} treats pairs of samples"
+ADDS = frozenset({"add", "sub", "rsub"})
+_LINEAR = frozenset(
+    {"neg", "clone", "detach", "alias", "_to_copy", "view", "_unsafe_view", "reshape", "squeeze", "sum"}
+    | {"unsqueeze", "expand", "t", "permute", "transpose", "select", "slice", "mean", "add", "sub", "rsub"}
+    | {"stack", "cat"}
+)
+
+
+def judge(call: Call) -> Judged:
+    """What an operator makes of samples, pairs of them, and sums over them.
+
+    Raises:
+        MixesError: it cannot be run by shares, or nothing is known of it.
+    """
+    states = [operand.state for operand in call.operands]
+    mixed = next((state for state in states if isinstance(state, Mixed)), None)
+    if mixed is not None:
+        return Judged((mixed,) * len(call.results))
+    if torch.Tag.nondeterministic_seeded in call.func.tags:
+        raise MixesError(_RANDOM)
+    if any(isinstance(state, Part) for state in states):
+        return _of_parts(call)
+    if all(state == WHOLE for state in states) and not call.varies:
+        return Judged((WHOLE,) * len(call.results))
+    if call.name in POINTWISE or torch.Tag.pointwise in call.func.tags:
+        return _pointwise(call)
+    if any(isinstance(state, Pairs) for state in states):
+        rule = RULES.get(call.name)
+        if rule is None:
+            raise MixesError(_UNKNOWN.format(name=call.name))
+        return rule(call)
+    makes = MAKING.get(call.name)
+    made = None if makes is None else makes(call)
+    return made or _of_samples(call)
+
+
+def _of_samples(call: Call) -> Judged:
+    """By the rules for samples one by one; their sums and means are parts of those of the batch."""
+    states = states_of(call)
+    reduced = [state for state in states if isinstance(state, Reduced)]
+    if not reduced:
+        return Judged(tuple(states))
+    if any(state.counted for state in reduced):
+        raise MixesError("it is a mean over the labels that count")
+    degrees = {state.degree for state in reduced}
+    if degrees not in ({0}, {1}):
+        raise MixesError(NO_SUM)
+    parts = tuple(Part() if isinstance(state, Reduced) else state for state in states)
+    return Judged(parts, is_mean=degrees == {0})
+
+
+def _pointwise(call: Call) -> Judged:
+    """Entries one by one, all tensors broadcast against each other."""
+    if not any(isinstance(operand.state, Pairs) for operand in call.operands):
+        with suppress(MixesError):
+            return _of_samples(call)
+    ndim = len(call.results[0][0])
+    along = tuple(broadcast(operand, ndim) for operand in call.operands)
+    state = joined(call, along)
+    return Judged((state,) * len(call.results), along)
+
+
+def _moved(call: Call) -> Judged:
+    """Views that keep the dimensions of samples, in their order or not."""
+    operand: Operand = call["self"]
+    state = operand.state
+    assert isinstance(state, Pairs)
+    result = call.results[0]
+    found = growing(result)
+    if call.name == "t":
+        found = [1 - dim for dim in state.dims]
+    elif call.name == "transpose":
+        one, two = (positive(call[name], operand.ndim) for name in ("dim0", "dim1"))
+        found = [{one: two, two: one}.get(dim, dim) for dim in state.dims]
+    elif call.name == "permute":
+        order = [positive(dim, operand.ndim) for dim in call["dims"]]
+        found = [order.index(dim) for dim in state.dims]
+    if len(found) != 2 or not have_all_samples(found, result, call.sizes):
+        raise MixesError(NO_ROW)
+    along = tuple(zip(state.dims, found, strict=True))
+    return Judged((joined(call, [along]),) * len(call.results), (along,))
+
+
+def _sliced(call: Call) -> Judged:
+    """All of it, or a part along another dimension."""
+    operand: Operand = call["self"]
+    state = operand.state
+    assert isinstance(state, Pairs)
+    if positive(call["dim"], operand.ndim) in state.dims and not (
+        operand.shapes == call.results[0] and call["start"] in (None, 0) and call["step"] == 1
+    ):
+        raise MixesError("it takes some of the pairs alone")
+    return Judged((state,), (tuple((dim, dim) for dim in state.dims),))
+
+
+def _like(call: Call) -> Judged:
+    if call.varies:
+        raise MixesError(SIZED)
+    state: State = call["self"].state
+    assert isinstance(state, Pairs)
+    return Judged((state,), (tuple((dim, dim) for dim in state.dims),))
+
+
+def _of_parts(call: Call) -> Judged:
+    """Parts of sums and means: again parts under linear operations only."""
+    along = ((),) * len(call.operands)
+    parts = [operand for operand in call.operands if isinstance(operand.state, Part)]
+    others = [operand for operand in call.operands if not isinstance(operand.state, Part)]
+    made = Judged((Part(),) * len(call.results), along)
+    if any(operand.state != WHOLE for operand in others):
+        raise MixesError(NO_SUM)
+    if call.name in _LINEAR and (not others or call.name in ADDS):
+        number = call["other"]
+        if isinstance(number, int | float | Varying) and number != 0:
+            raise MixesError(NO_SUM)
+        return made
+    scaled = call.name in ("mul", "div", "true_divide") and call["rounding_mode"] is None
+    if scaled and len(parts) == 1 and parts[0] is (call["self"] if call.name != "mul" else parts[0]):
+        return made
+    raise MixesError(NO_SUM)
+
+
+RULES: dict[str, Rule] = {
+    **along.RULES,
+    **dict.fromkeys(("t", "transpose", "permute", "view", "_unsafe_view", "reshape"), _moved),
+    **dict.fromkeys(("unsqueeze", "squeeze", "expand"), _moved),
+    "slice": _sliced,
+    **dict.fromkeys(("zeros_like", "ones_like", "full_like"), _like),
+}
+
+
+MakingRule = Callable[[Call], Judged | None]  # None: it makes no pairs
+
+
+def _product(**letters: str) -> MakingRule:
+    """A product by the letters of its arguments' dimensions, `out` being the result's; of samples with
+    samples where two letters are theirs.
+    """
+    out = letters.pop("out")
+    names = {name.rstrip("_"): dims for name, dims in letters.items()}
+
+    def rule(call: Call) -> Judged | None:
+        if sum(operand.state != WHOLE for operand in call.operands) < 2:
+            return None
+        along: list[Along] = []
+        for name, value in call.arguments.items():
+            if not isinstance(value, Operand):
+                continue
+            if name not in names:
+                along.append(broadcast(value, len(out)))
+                continue
+            own = [(dim, names[name][dim]) for dim in sample_dims(value.state)]
+            if any(letter not in out for _, letter in own):
+                raise MixesError("it sums over the batch")
+            along.append(tuple((dim, out.index(letter)) for dim, letter in own))
+        state = joined(call, along)
+        return Judged((state,), tuple(along)) if isinstance(state, Pairs) else None
+
+    return rule
+
+
+def _sized(call: Call) -> Judged | None:
+    """Entries for all pairs, by the batch's size: full and its like, eye, expanded numbers."""
+    shapes = call.results[0]
+    dims = growing(shapes)
+    if len(dims) != 2:
+        return None
+    if not have_all_samples(dims, shapes, call.sizes):
+        raise MixesError(NO_ROW)
+    others = [value for name, value in call.arguments.items() if name not in ("size", "n", "m")]
+    if any(isinstance(value, Varying) for value in others):
+        raise MixesError(SIZED)
+    along = tuple(broadcast(operand, len(shapes[0])) for operand in call.operands)
+    return Judged((Pairs.of(*dims),), along)
+
+
+MAKING: dict[str, MakingRule] = {
+    "mm": _product(self="ij", mat2="jk", out="ik"),
+    "bmm": _product(self="bij", mat2="bjk", out="bik"),
+    "addmm": _product(mat1="ij", mat2="jk", out="ik"),
+    "baddbmm": _product(batch1="bij", batch2="bjk", out="bik"),
+    "outer": _product(self="i", vec2="j", out="ij"),
+    **dict.fromkeys(("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "eye", "expand"), _sized),
+}

@@ -1,0 +1,74 @@
+"""How each operator of torch treats samples: a rule for every one that is known to act on them one by one.
+
+A rule takes a `Call` and gives the states of its results, or raises `MixesError`. What has no rule is not
+known, and counts as mixing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from spindle_cli.analysis.rules import make, maps, pick, reduce, transforms, views
+from spindle_cli.analysis.rules.align import broadcast
+from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, MixesError, Reduced, State
+from spindle_cli.analysis.rules.tape import Call
+
+Rule = Callable[[Call], list[State]]
+
+_RULES: dict[str, Rule] = {
+    **views.RULES,
+    **maps.RULES,
+    **pick.RULES,
+    **reduce.RULES,
+    **make.RULES,
+    **transforms.RULES,
+}
+# Copies, and what else acts on single entries without being tagged so.
+POINTWISE = frozenset(
+    {"clone", "copy_", "detach", "detach_", "alias", "_to_copy", "lift_fresh", "fill_", "zero_", "contiguous"}
+    | {"masked_fill", "masked_fill_", "where", "isin", "polar", "complex", "angle", "_conj", "_neg_view"}
+    | {"resolve_conj", "resolve_neg", "_conj_physical", "fake_quantize_per_tensor_affine", "rrelu_with_noise"}
+    | {"hardswish", "hardswish_", "_prelu_kernel", "normal", "poisson", "binomial", "_standard_gamma"}
+    | {"floor_divide", "floor_divide_", "abs_", "copysign_", "eq_", "ne_", "ge_", "gt_", "le_", "lt_", "rsub"}
+    | {"gcd_", "lcm_", "gelu_", "mish_", "heaviside_", "threshold_", "xlogy_", "__irshift__"}
+    | {"rrelu_with_noise_", "rrelu_with_noise_functional"}
+    # Of gradients that forward itself asks for (forces); those of sigmoid, tanh, relu and gelu are tagged.
+    | {"softplus_backward", "elu_backward", "leaky_relu_backward", "hardtanh_backward", "hardswish_backward"}
+    | {"hardsigmoid_backward", "softshrink_backward", "hardshrink_backward", "_prelu_kernel_backward"}
+    | {"rrelu_with_noise_backward"}
+)
+# A sample's own number survives what only moves it.
+_KEEPS_NUMBERS = frozenset({"clone", "detach", "alias", "_to_copy", "lift_fresh"}) | views.MOVES
+
+
+def states_of(call: Call) -> list[State]:
+    """What each tensor is that an operator gives.
+
+    Raises:
+        MixesError: it does not act on samples one by one, or nothing is known of it.
+    """
+    if call.name in pick.BY_ROW:
+        within = pick.within_samples(call)
+        if within is not None:
+            return [within]
+    states = [operand.state for operand in call.operands]
+    mixed = next((state for state in states if isinstance(state, Mixed)), None)
+    if mixed is not None:
+        return [mixed] * len(call.results)
+    if all(state == WHOLE for state in states) and not call.varies:
+        return [WHOLE] * len(call.results)
+    if any(isinstance(state, Reduced) for state in states):
+        return reduce.linear(call)
+    numbered = any(isinstance(state, Batch) and state.numbered for state in states)
+    if numbered and call.name not in _KEEPS_NUMBERS | pick.BY_NUMBER:
+        raise MixesError("it computes with the numbers of samples in the batch")
+    rule = _RULES.get(call.name)
+    if rule is not None:
+        return rule(call)
+    if call.name in POINTWISE or torch.Tag.pointwise in call.func.tags:
+        if call.varies:
+            raise MixesError("it computes with the size of the batch")
+        return [broadcast(call, shapes) for shapes in call.results]
+    raise MixesError(f"nothing is known of how {call.name} treats samples")

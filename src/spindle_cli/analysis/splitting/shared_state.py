@@ -1,0 +1,151 @@
+"""What an operator changes in its forward and others use: parameters (a teacher, a codebook), buffers that it
+computes with (a spectral norm's), what it counts or keeps in attributes.
+
+In one process whoever comes next goes on from what the one before has left. Here each device has a copy, and
+an operator changes that of its own device alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from spindle_cli.analysis.reading import Reader, place_of
+from spindle_cli.analysis.splitting.carried import SOMETHING
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.graph import Op, TaskGraph
+from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.refuse import refusal
+
+_OF_ITS_OWN = (
+    "Give each task one of its own; of several calls in one task, let one operator, called once, make all."
+)
+_UNREAD = (
+    "Leave it out where nothing needs it; a number that follows the steps is declared (Task.step_values)."
+)
+_NO_SPECTRAL_NORM = (
+    "Or divide by the norm itself, which keeps nothing: torch.nn.utils.parametrize.register_parametrization("
+    "layer, 'weight', Spectral()) where forward(self, w) gives w / torch.linalg.matrix_norm(w.flatten(1), 2)."
+)
+
+
+def refuse_shared_state(tasks: Mapping[str, TaskGraph]) -> None:
+    """Refuse an operator that changes what another op, or another call of it, computes with.
+
+    Raises:
+        WorkloadError: with the operator and the other user.
+    """
+    table = ParameterTable.of_tasks(tasks)
+    keepers: dict[object, tuple[TaskGraph, Op]] = {}
+    leavers: list[tuple[TaskGraph, Op, str]] = []
+    for task in tasks.values():
+        for op in task.ops:
+            for name in op.changes:
+                _refuse_changed(tasks, table, task, op, name)
+            for name in op.kept:
+                if name == SOMETHING:
+                    continue
+                other = keepers.setdefault(place_of(task.root, name), (task, op))
+                if other[1] is not op:
+                    raise _goes_on(task, op, f"keeps {name}", other, f"{_OF_ITS_OWN} {_UNREAD}")
+            leavers += [(task, op, name) for name in op.left]
+    if leavers:
+        _refuse_readers(tasks, leavers)
+
+
+def _refuse_changed(
+    tasks: Mapping[str, TaskGraph], table: ParameterTable, task: TaskGraph, op: Op, own: str
+) -> None:
+    name = table.names[task.task.name, own]
+    users = [(tasks[user], tasks[user].ops[index]) for user, index in table.users[name]]
+    others = [user for user in users if user[1] is not op]
+    if not others:
+        return
+    if name in table.parameters:
+        raise _moves_parameter(task, op, name, table.is_trainable(name), others[0])
+    readers = [
+        user for user in users if any(table.names[user[0].task.name, each] == name for each in user[1].reads)
+    ]
+    if readers:
+        hint = f"{_OF_ITS_OWN} {_NO_SPECTRAL_NORM}" if _is_of_spectral_norm(task.root, own) else _OF_ITS_OWN
+        other = next((user for user in others if user[1] in [reader for _, reader in readers]), others[0])
+        raise _goes_on(task, op, f"changes the buffer {name!r}", other, hint)
+
+
+def _refuse_readers(tasks: Mapping[str, TaskGraph], leavers: Sequence[tuple[TaskGraph, Op, str]]) -> None:
+    """Refuse an operator that reads what another leaves in an object, a file or a module that both know."""
+    readers: dict[tuple[str, int], Reader] = {}
+
+    def reader_of(task: TaskGraph, op: Op) -> Reader:
+        key = task.task.name, op.index
+        if key not in readers:
+            called = [str(node.target) for node in op.graph.nodes if node.op == "call_module"]
+            readers[key] = Reader(task.root.get_submodule(target) for target in called)
+        return readers[key]
+
+    by_place: dict[object, list[tuple[TaskGraph, Op, str]]] = {}
+    for task, op, name in leavers:
+        by_place.setdefault(place_of(task.root, name), []).append((task, op, name))
+    for task in tasks.values():
+        for op in task.ops:
+            for place, left in by_place.items():
+                if any(each[1] is op for each in left):
+                    continue  # what it leaves itself and reads is known to come before it, or kept
+                for leaver, other, name in left:
+                    if reader_of(task, op).reads(name, place, reader_of(leaver, other)):
+                        raise refusal(
+                            leaver.task.name,
+                            f"the forward of {other.target or 'glue'!r} leaves {name}, which "
+                            f"{op.target or 'glue'!r} of task {task.task.name!r} reads, maybe on another "
+                            "device, where that is not",
+                            other.place,
+                            "Let the operator return it, and give it to the other as an argument; or let one "
+                            "operator do both.",
+                        )
+
+
+def _moves_parameter(
+    task: TaskGraph, op: Op, name: str, is_trained: bool, other: tuple[TaskGraph, Op]
+) -> WorkloadError:
+    which = "are trained" if is_trained else "are not trained"
+    return refusal(
+        task.task.name,
+        f"the forward of {op.target or 'glue'!r} changes parameters that {which}, {name!r} among them, "
+        f"and {other[1].target or 'glue'!r} of task {other[0].task.name!r} uses it too, maybe on another "
+        "device, which would not see it changed",
+        op.place,
+        "Let one operator, called once, do both: change them and compute with them."
+        + (
+            " Or compute with what it would become, without writing it: "
+            "functional.linear(x, functional.normalize(self.weight))."
+            if is_trained
+            else ""
+        ),
+    )
+
+
+def _goes_on(task: TaskGraph, op: Op, does: str, other: tuple[TaskGraph, Op], hint: str) -> WorkloadError:
+    """The refusal of what goes on from what another op has left."""
+    return refusal(
+        task.task.name,
+        f"the forward of {op.target or 'glue'!r} {does}, from which {_who(task, op, other)} on, maybe on "
+        "another device, which would not see it changed",
+        op.place,
+        hint,
+    )
+
+
+def _who(task: TaskGraph, op: Op, other: tuple[TaskGraph, Op]) -> str:
+    if other[0] is task and other[1].target == op.target:
+        return "another call of it goes"
+    return f"{other[1].target or 'glue'!r} of task {other[0].task.name!r} goes"
+
+
+def _is_of_spectral_norm(root: nn.Module, buffer: str) -> bool:
+    owner = root.get_submodule(buffer.rpartition(".")[0])
+    hooks = owner._forward_pre_hooks.values()
+    is_old = any(isinstance(hook, SpectralNorm) for hook in hooks)
+    return is_old or isinstance(owner, _SpectralNorm)

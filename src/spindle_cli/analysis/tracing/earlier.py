@@ -1,0 +1,296 @@
+"""What a forward finds of an earlier one between operators: in a list, an object, a class or a file.
+
+A trace would have what was there when it was made. So where a trace has left something, forward is traced
+once more, and finds it: it has to compute the same. What that has changed again goes on changing, and may
+count up to something: so it is traced a third time, where nobody may look at such numbers and lists are long.
+What is kept of sizes and numbers alone, a table of angles say, is no matter: it is made anew in every step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import is_fake
+
+from spindle_cli.analysis.reading import Reader, place_of
+from spindle_cli.analysis.tracing.proxies.counters import (
+    OF_OPERATOR,
+    PLAIN,
+    ReadsUnknownError,
+    SetsPlainError,
+    Unknown,
+    of_operator,
+)
+from spindle_cli.analysis.tracing.proxies.scratch import SeenAttributes
+from spindle_cli.analysis.tracing.signature import place_of_function
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.attributes import Changes, Leftover, Memories, last_name
+from spindle_cli.workload.graph import CONSTANT
+from spindle_cli.workload.own_draws import draws_by_itself
+from spindle_cli.workload.refuse import refusal
+from spindle_cli.workload.step_values import asks_no_values
+from spindle_cli.workload.types import Task
+
+GIVE_AS_ARGUMENT = "Give it to the operator as an argument."
+
+
+@contextlib.contextmanager
+def says_what_operators_leave(
+    root: nn.Module, operators: SeenAttributes, again: Callable[[], object]
+) -> Iterator[None]:
+    """Where a trace fails that does not find what operators and their hooks leave, let it say so if it is
+    that which it lacks. `again`: traces once more.
+    """
+    try:
+        yield
+    except WorkloadError as error:
+        if not operators.leftovers:
+            raise
+        found: WorkloadError = error
+        with _there_once_more(root, operators.leftovers):
+            try:
+                again()
+            except ReadsUnknownError as read:
+                found = read
+            except (WorkloadError, SetsPlainError):  # which has been said
+                pass
+        raise found from None
+
+
+def refuse_earlier(
+    task: Task,
+    first: fx.Graph,
+    left: Changes,
+    kept: Sequence[Leftover],
+    operators: SeenAttributes,
+    again: Callable[[], fx.Graph],
+) -> None:
+    """Refuse a forward that computes with what an earlier one has left, or decides by it; and with what
+    operators and their hooks have left.
+
+    Args:
+        left: what the first has left in objects, containers, classes and files; `kept`: in attributes.
+        operators: what they leave.
+        again: traces the next one, which finds it.
+
+    Raises:
+        WorkloadError: with what is kept, and what to do.
+    """
+    _refuse_written(task, first, operators)
+    leftovers = [*operators.leftovers, *kept]
+    if not (left or leftovers or operators.noted):
+        return
+    after = Memories.of(task.module)
+    with _there_once_more(task.module, leftovers):
+        found, moved = Memories.of(task.module), Changes()
+        is_same, read = _is_same(task.module, first, again), None
+        found.compare(moved)
+        _refuse_read_by_operators(task, first, moved, operators.leftovers)
+        try:
+            with _replaced(task, operators.leftovers, after) as is_some:
+                is_same &= not is_some or _work(again()) == _work(first)
+        except SetsPlainError:
+            raise
+        except ReadsUnknownError as error:
+            is_same, read = False, error
+        except Exception:  # of what it finds there
+            is_same = False
+    for node in first.nodes:  # which what was found there has got nodes of the other as users of
+        for user in [each for each in node.users if each.graph is not first]:
+            del node.users[user]
+    if not is_same:
+        names = [*left.elsewhere, *left.held, *(f"self.{name}" for name in left.counted)]
+        names += [each.name for each in kept]
+        raise _refusal(task, names, operators, read)
+
+
+def _refuse_written(task: Task, graph: fx.Graph, operators: SeenAttributes) -> None:
+    """Refuse a forward that reads a tensor, no parameter or buffer, which an operator writes into.
+
+    Raises:
+        WorkloadError: with the place where it is read.
+    """
+    root = task.module
+    written = {each.untyped_storage()._cdata for each in operators.written}
+    named = (*root.named_parameters(), *root.named_buffers()) if written else ()
+    held = {name for name, _ in named if not name.startswith(CONSTANT)}
+    for node in graph.find_nodes(op="get_attr") if written else ():
+        owner, _, name = str(node.target).rpartition(".")
+        value = None if node.target in held else getattr(root.get_submodule(owner), name, None)
+        if isinstance(value, Tensor) and value.untyped_storage()._cdata in written:
+            raise refusal(
+                task.name,
+                of_operator("a tensor").replace("sets", "writes into"),
+                next((user.meta.get("place") for user in node.users), None),
+                OF_OPERATOR,
+            )
+
+
+def _refuse_read_by_operators(
+    task: Task, graph: fx.Graph, left: Changes, leftovers: Sequence[Leftover]
+) -> None:
+    """Refuse a forward that moves something between operators which an operator reads: on that one's device
+    it stays what it was.
+
+    Args:
+        left: what the next forward has left, and operators.
+        leftovers: what operators leave: what they leave and read themselves is looked at elsewhere.
+
+    Raises:
+        WorkloadError: with what it leaves, and what to do.
+    """
+    root = task.module
+    own = {id(each.holder) for each in leftovers}, {each.name for each in leftovers}
+    found = {name: place_of(root, name) for name in left.within}
+    places = {
+        name: place for name, place in found.items() if _holder(place) not in own[0] and name not in own[1]
+    }
+    if not places:
+        return
+    forward = Reader([root])
+    for target in dict.fromkeys(str(node.target) for node in graph.find_nodes(op="call_module")):
+        reader = Reader([root.get_submodule(target)])
+        for name, place in places.items():
+            if reader.reads(name, place, forward):
+                raise refusal(
+                    task.name,
+                    f"forward sets {name} between operators, and {target!r} reads it, maybe on another "
+                    "device, where it stays what it was",
+                    forward.place_of(last_name(name)) or place_of_function(type(root).forward),
+                    f"{GIVE_AS_ARGUMENT} A number that follows from the step is declared: "
+                    "Task(..., step_values={'beta': lambda step: min(1.0, (step + 1) / 100)}).",
+                )
+
+
+def _refusal(
+    task: Task, names: Sequence[str], operators: SeenAttributes, read: ReadsUnknownError | None
+) -> WorkloadError:
+    """The refusal of what is read, which `read` tells if it was noticed; `names`: what forward leaves."""
+    if read is not None and read.is_of_operator:
+        return read
+    place = read.place if read is not None else None
+    place = place or place_of_function(type(task.module).forward)
+    if not names:
+        of_operators = [*operators.noted, *(each.name for each in operators.leftovers)]
+        return refusal(task.name, of_operator(last_name(of_operators[0])), place, OF_OPERATOR)
+    return refusal(
+        task.name,
+        f"forward computes between operators with what an earlier forward has left in {names[0]}, of which a "
+        "trace knows nothing",
+        place,
+        "Where it is a tensor or a number, keep it in a buffer (self.register_buffer): what reads it and "
+        "what changes it then runs as it is written, and checkpoints have it. Or put both into one nn.Module "
+        "and list its class in the workload's `operators`: it runs whole, on one device.",
+    )
+
+
+def _holder(place: object) -> object:
+    return place[0] if isinstance(place, tuple) else place
+
+
+def _is_same(root: nn.Module, first: fx.Graph, again: Callable[[], fx.Graph]) -> bool:
+    """Whether the next forward computes the same, with the same numbers."""
+    try:
+        second = again()
+        return _work(second) == _work(first) and all(
+            torch.equal(one, other)
+            for one, other in zip(_numbers(first, root), _numbers(second, root), strict=True)
+            if one is not None and other is not None and one.shape == other.shape
+        )
+    except Exception:  # of what it finds there
+        return False
+
+
+def _numbers(graph: fx.Graph, root: nn.Module) -> list[Tensor | None]:
+    """The tensors of numbers that are computed with; None in the place of what is no such tensor."""
+    known: dict[fx.Node, bool] = {}
+    used = [each for node in graph.nodes if _is_of_step(node, known) for each in node.all_input_nodes]
+    found = [getattr(root, str(node.target), None) if _is_constant(node) else None for node in used]
+    return [
+        each if isinstance(each, Tensor) and not is_fake(each) and not each.is_meta else None
+        for each in found
+    ]
+
+
+def _is_constant(node: fx.Node) -> bool:
+    """Whether it is a tensor that forward has made of numbers while it was traced."""
+    return node.op == "get_attr" and str(node.target).startswith(CONSTANT)
+
+
+@contextlib.contextmanager
+def _there_once_more(root: nn.Module, leftovers: Sequence[Leftover]) -> Iterator[None]:
+    """Inside is there what operators leave; constants that are made inside go."""
+    known = set(vars(root))
+    try:
+        with contextlib.ExitStack() as undo:
+            for each in leftovers:
+                undo.callback(each.put())
+            yield
+    finally:
+        for name in [name for name in vars(root) if name.startswith(CONSTANT) and name not in known]:
+            delattr(root, name)
+
+
+@contextlib.contextmanager
+def _replaced(task: Task, leftovers: Sequence[Leftover], after: Memories) -> Iterator[bool]:
+    """Inside, something unknown is in the place of plain values that operators leave, and of those that were
+    changed after the first forward, and lists that have grown are long; gives whether there was any.
+    """
+    holders = {id(each.holder) for each in leftovers}
+
+    def unknown(holder: object, name: str) -> Unknown:
+        return Unknown(task.name, holder, name, is_of_operator=id(holder) in holders)
+
+    with contextlib.ExitStack() as undo:
+        is_some = undo.enter_context(after.changed_replaced(unknown)).is_some
+        for each in leftovers:
+            held = vars(each.holder) if isinstance(each.holder, nn.Module) else {}
+            if isinstance(held.get(each.attribute), PLAIN):
+                undo.callback(held.__setitem__, each.attribute, held[each.attribute])
+                held[each.attribute] = unknown(each.holder, each.attribute)
+                is_some = True
+        yield is_some
+
+
+def _work(graph: fx.Graph) -> list[Any]:
+    """What is computed of fields, parameters and chance, in order."""
+    known: dict[fx.Node, bool] = {}
+
+    def as_text(value: fx.Node) -> str:
+        if not _is_of_step(value, known):
+            return "numbers"
+        return "of this step" if value.graph is graph else "of an earlier step"
+
+    return [
+        (
+            node.op,
+            getattr(node.target, "__name__", node.target),
+            _texts(node.args, as_text),
+            _texts(node.kwargs, as_text),
+        )
+        for node in graph.nodes
+        if _is_of_step(node, known)
+    ]
+
+
+def _texts(arguments: Any, as_text: Callable[[fx.Node], str]) -> str:
+    return repr(fx.node.map_arg(arguments, as_text))
+
+
+def _is_of_step(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
+    """Whether something that steps differ in has a part in a node."""
+    if node not in known:
+        of_itself = node.op in ("placeholder", "call_module", "get_attr") and not _is_constant(node)
+        known[node] = (
+            of_itself
+            or draws_by_itself(node)
+            or (
+                not asks_no_values(node)
+                and any(_is_of_step(source, known) for source in node.all_input_nodes)
+            )
+        )
+    return known[node]

@@ -1,0 +1,332 @@
+"""Refuse what a trace would drop or freeze: contexts, Python state, draws and changes while tracing.
+
+A trace keeps calls on tensors, and nothing else that `forward` does. What is done only once, while tracing,
+would never be done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spindle_cli.analysis.autocast import AutocastSeen
+from spindle_cli.analysis.fixed.refusal import ReadsValuesError
+from spindle_cli.analysis.reading import Reader
+from spindle_cli.analysis.tracing.modes import MODE
+from spindle_cli.analysis.tracing.moves import Moves
+from spindle_cli.analysis.tracing.observe import FREEZE_WHERE_BUILT
+from spindle_cli.analysis.tracing.proxies.capturing import MARKS
+from spindle_cli.analysis.tracing.proxies.counters import SetsPlainError, Unknown
+from spindle_cli.analysis.tracing.proxies.grids import keeps_for_generating
+from spindle_cli.analysis.tracing.proxies.scratch import Scratch
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.attributes import give_hooks, hooks_of
+from spindle_cli.workload.building.writes import is_new, written_by
+from spindle_cli.workload.fields import OF_TORCH
+from spindle_cli.workload.graph import CONSTANT
+from spindle_cli.workload.moving import DECLARE
+from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, PythonDraws, is_seeded
+from spindle_cli.workload.refuse import frames_of_caller, place_of_caller, refusal
+
+NO_GRAD = "no_grad"  # key of a node's meta: it was made where gradients are switched off
+NO_AUTOCAST = "no_autocast"  # key of a node's meta: the device types for which it switches autocast off
+_OPAQUE = "_opaque_obj"  # how torch.fx begins the names of objects that it has the root hold, as a generator
+_OF_BUFFERS = (
+    "Put what changes it, and the calls of all that use it, into one nn.Module and list its class in the "
+    "workload's `operators`: it is then run as it is, on one device. Of a teacher, parameters alone may be "
+    "moved between operators (teacher.parameters()): its batch norms then keep statistics of their own."
+)
+_KEPT_IN_BUFFER = (
+    'Keep it in a buffer, self.register_buffer("mean", ...): what reads it and what changes it then runs as '
+    "it is written, and checkpoints have it."
+)
+_BECOMES_A_PART = (
+    "Keep it in a buffer (self.register_buffer): what reads it and what changes it then runs as it is "
+    "written, and checkpoints have it. A module that has it, a teacher say, is an attribute of the model."
+)
+_IN_OPERATOR = (
+    "Put this part into an nn.Module of its own and list its class in the workload's `operators`: it is then "
+    "run as it is."
+)
+
+_IN_INIT = (
+    "A table or mask that the first forward makes and keeps: make it in __init__ for the longest input "
+    '(self.register_buffer("table", ..., persistent=False)), or in every forward, without keeping it. '
+    f"Or: {_IN_OPERATOR}"
+)
+
+
+def note_contexts(task: str, node: fx.Node, autocast: AutocastSeen, *, is_operator: bool) -> None:
+    """Note on a new node that gradients or autocast are switched off where it is made.
+
+    Raises:
+        WorkloadError: it is made where autocast is switched on; or it is an operator, and it is off.
+    """
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        node.meta[NO_GRAD] = True
+    if autocast.is_switched_on():
+        what = "forward switches torch.autocast on between operators, which a trace does not keep"
+        hint = f"Train in another precision by `precision` in the workload file, or: {_IN_OPERATOR}"
+        raise refusal(task, what, place_of_caller(), hint)
+    switched_off = autocast.switched_off()
+    if switched_off and is_operator:
+        what = "forward switches torch.autocast off around an operator, which a trace does not keep"
+        raise refusal(task, what, place_of_caller(), "Switch it off inside the operator's own forward.")
+    if switched_off:
+        node.meta[NO_AUTOCAST] = switched_off
+
+
+def refuse_question(task: str, name: str) -> None:
+    """Refuse a forward that asks by torch's function `name` how autocast is set."""
+    what = f"forward asks for torch.{name} between operators, which a trace answers once and for all"
+    raise refusal(task, what, place_of_caller(), _IN_OPERATOR)
+
+
+@contextlib.contextmanager
+def nothing_is_frozen(
+    task: str, root: nn.Module, scratch: Scratch, is_looking: Callable[[], bool], moves: Moves
+) -> Iterator[None]:
+    """Refuse, inside, what `forward` would do only while it is traced; leave the modules as they were.
+
+    Args:
+        scratch: which attributes may be set to traced values.
+        moves: takes what it writes into parameters.
+        is_looking: whether modules are being run to find out what is known, which changes nothing.
+
+    Raises:
+        WorkloadError: it sets an attribute, changes a parameter or buffer, or draws random numbers.
+    """
+    before = [
+        (module, dict(module.__dict__), dict(module._buffers), hooks_of(module))
+        for module in root.modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
+    draws = PythonDraws(root)
+    try:
+        with (
+            _attributes_kept(task, root, scratch, is_looking),
+            _memory_kept(task, root, is_looking, moves),
+            _training_kept(task, root, is_looking),
+            _NothingDone(task, root, is_looking, moves),
+        ):
+            yield
+    finally:
+        for module, values, buffers, hooks in before:
+            constants = {key: value for key, value in module.__dict__.items() if key.startswith(CONSTANT)}
+            module.__dict__.clear()
+            module.__dict__.update(values | constants)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+            give_hooks(module, hooks)
+    if (drawn := draws.what()) is not None:
+        what = f"forward draws random numbers by {drawn} between operators"
+        own = re.findall(r"\w+", drawn.partition(" (")[0])[-1]  # how code names it
+        raise _frozen(task, what, Reader([root]).place_of(own), DRAW_WITH_TORCH)
+
+
+def refuse_seeding(task: str) -> None:
+    """Refuse a forward that has seeded torch's generator by now."""
+    if is_seeded():
+        raise _frozen(task, "forward seeds torch's random numbers between operators", place_of_caller())
+
+
+def _runs_as_written(refused: WorkloadError) -> ReadsValuesError:
+    """What is refused where the statements around the place cannot run as they are written."""
+    return ReadsValuesError.at(refused, frames=frames_of_caller())
+
+
+def _frozen(task: str, what: str, place: str | None, hint: str = _IN_OPERATOR) -> WorkloadError:
+    return refusal(task, f"{what}, which a trace does once and for all", place, hint)
+
+
+@contextlib.contextmanager
+def _attributes_kept(
+    task: str, root: nn.Module, scratch: Scratch, is_looking: Callable[[], bool]
+) -> Iterator[None]:
+    """Refuse assignments to modules' attributes, except of tensors that are kept to save work, and of traced
+    values that no other forward sees.
+    """
+    module_class: Any = nn.Module
+    original = module_class.__setattr__
+    own = {id(module) for module in root.modules()}
+
+    def assign(module: nn.Module, name: str, value: Any) -> None:
+        if id(module) in own and not is_looking():
+            _check_assignment(task, module, name, value, scratch)
+        original(module, name, value)
+
+    module_class.__setattr__ = assign
+    try:
+        yield
+    finally:
+        module_class.__setattr__ = original
+
+
+def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scratch: Scratch) -> None:
+    old = module.__dict__.get(name)
+    is_state = name in module._buffers or name in module._parameters
+    if name in MARKS or name == MODE or keeps_for_generating(module, name):
+        return
+    if isinstance(value, fx.Proxy) and (scratch.takes(module, name) or _is_normed(module, name)):
+        return
+    if not is_state and not isinstance(value, fx.Proxy):
+        is_same = value is old or (
+            type(value) is type(old) and not isinstance(value, Tensor) and value == old
+        )
+        if is_same:
+            return
+        if isinstance(value, Tensor) and (old is None or isinstance(old, Tensor)):
+            scratch.keep(module, name, value)
+            return
+        if scratch.may_be_unknown(module, name, old, value):
+            if isinstance(old, Unknown) or scratch.is_unknown(module, name):
+                return
+            raise SetsPlainError(module, name)
+    if name.startswith(_OPAQUE):
+        what = (
+            f"forward gives torch a {type(value).__name__} between operators, which a trace would not move on"
+        )
+        hint = f"Draw without a generator of your own, which follows the run's seed. Or: {_IN_OPERATOR}"
+        raise refusal(task, what, place_of_caller(), hint)
+    what = f"forward sets self.{name} of {type(module).__name__} between operators"
+    was_there = any(
+        held.get(name) is not None for held in (module.__dict__, module._buffers, module._parameters)
+    )
+    refused = _frozen(task, what, place_of_caller(), _IN_OPERATOR if was_there else _IN_INIT)
+    raise _runs_as_written(refused) if name in module._buffers and was_there else refused
+
+
+def _is_normed(module: nn.Module, name: str) -> bool:
+    """Whether torch.nn.utils.weight_norm sets this attribute ahead of each call, so that none sees an older
+    one's.
+    """
+    hooks = module._forward_pre_hooks.values()
+    return any(isinstance(hook, WeightNorm) and hook.name == name for hook in hooks)
+
+
+@contextlib.contextmanager
+def _memory_kept(task: str, root: nn.Module, is_looking: Callable[[], bool], moves: Moves) -> Iterator[None]:
+    """Refuse other memory for a parameter or buffer, no operation of torch: `teacher.data = ...`; but for a
+    moving average.
+    """
+    names = {id(tensor): name for name, tensor in [*root.named_parameters(), *root.named_buffers()]}
+    tensor_class: Any = Tensor
+    original: Any = tensor_class.__base__.data
+
+    def give(tensor: Tensor, value: Any) -> None:
+        name = names.get(id(tensor))
+        if name is not None and not is_looking():
+            if moves.assign(name, value):
+                return
+            what = f"forward changes {name!r} between operators"
+            raise _frozen(task, what, place_of_caller(), f"{DECLARE} Or: {_IN_OPERATOR}")
+        original.__set__(tensor, value)
+
+    tensor_class.data = property(original.__get__, give)
+    try:
+        yield
+    finally:
+        del tensor_class.data
+
+
+@contextlib.contextmanager
+def _training_kept(task: str, root: nn.Module, is_looking: Callable[[], bool]) -> Iterator[None]:
+    """Refuse that a parameter which is trained becomes one that is not, or the other way round, which is no
+    operation of torch either: `weight.requires_grad = False`.
+    """
+    names = {id(parameter): name for name, parameter in root.named_parameters()}
+    tensor_class: Any = Tensor
+    original: Any = tensor_class.__base__.requires_grad
+    method: Any = tensor_class.__base__.requires_grad_
+
+    def give(tensor: Tensor, value: bool) -> None:
+        if id(tensor) in names and not is_looking() and original.__get__(tensor) is not value:
+            raise _frozen(
+                task,
+                f"forward says whether {names[id(tensor)]!r} takes a gradient",
+                place_of_caller(),
+                FREEZE_WHERE_BUILT,
+            )
+        original.__set__(tensor, value)
+
+    def give_by_call(tensor: Tensor, requires_grad: bool = True) -> Tensor:
+        if id(tensor) in names:
+            give(tensor, requires_grad)
+        made: Tensor = method(tensor, requires_grad)
+        return made
+
+    tensor_class.requires_grad = property(original.__get__, give)
+    tensor_class.requires_grad_ = give_by_call
+    try:
+        yield
+    finally:
+        del tensor_class.requires_grad
+        del tensor_class.requires_grad_
+
+
+class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Refuses operators that draw, or change a buffer or parameter, while `forward` is traced; but moving
+    averages of parameters are noted.
+    """
+
+    def __init__(self, task: str, root: nn.Module, is_looking: Callable[[], bool], moves: Moves) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._task = task
+        self._moves = moves
+        self._is_looking = is_looking
+        buffers = [name for name, _ in root.named_buffers()]
+        self._buffers = frozenset(buffers)
+        tensors = [*root.named_parameters(), *root.named_buffers(), *_in_attributes(root)]
+        self._held = {tensor.untyped_storage()._cdata: name for name, tensor in tensors}
+        self._made: set[int] = set()  # memory of what operations have made by now
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self._is_looking():
+            return func(*args, **(kwargs or {}))
+        self._check(func, args, kwargs or {})
+        result = self._moves.run(func, args, kwargs or {})
+        if is_new(func):
+            self._made |= {
+                each.untyped_storage()._cdata
+                for each in pytree.tree_leaves(result)
+                if isinstance(each, Tensor) and each.layout is torch.strided
+            }
+        return result
+
+    def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise _frozen(self._task, "forward draws random numbers between operators", place_of_caller())
+        for tensor in written_by(func, args, kwargs):
+            if tensor.layout is not torch.strided or self._moves.holds(tensor):
+                continue
+            memory = tensor.untyped_storage()._cdata
+            name = self._held.get(memory)
+            if name is None and memory not in self._made:
+                what = "forward changes a tensor between operators that is in no part of the model"
+                raise _frozen(self._task, what, place_of_caller(), _BECOMES_A_PART)
+            if name is not None:
+                what = f"forward changes {name!r} between operators"
+                hint = _KEPT_IN_BUFFER if name.startswith("self.") else _OF_BUFFERS
+                refused = _frozen(self._task, what, place_of_caller(), hint)
+                raise _runs_as_written(refused) if name in self._buffers else refused
+
+
+def _in_attributes(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that modules have in attributes, lists and dicts, and not as parameters or buffers."""
+    for prefix, module in root.named_modules():
+        for name, value in vars(module).items():
+            if name in OF_TORCH or name.startswith(CONSTANT):
+                continue
+            for leaf in pytree.tree_leaves(value) if isinstance(value, Tensor | list | tuple | dict) else ():
+                if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+                    yield (f"self.{prefix}.{name}" if prefix else f"self.{name}"), leaf

@@ -1,0 +1,154 @@
+"""Attributes that a module has for one forward alone.
+
+`self.mean = x.mean(1)` in one call and `x + self.mean` in the next, as reversible instance normalisation has
+it: a trace follows the value like any other. That is right only where no forward sees what an earlier one
+has left. The attribute is not there before the first, so whoever looks for it too early asks in vain, and is
+seen here; an operator would look at the real module, which has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from spindle_cli.analysis.tracing.proxies.counters import PLAIN, Unknown
+from spindle_cli.workload.building.attributes import Changes, Leftover
+from spindle_cli.workload.refuse import place_of_caller, refusal
+
+
+@dataclass(frozen=True)
+class SeenAttributes:
+    """The attributes that the forwards of a workload asked for in vain, and that they made, each by its
+    module and name. Tasks that share a module see what another one has left there. `left`: those that
+    operators leave on themselves, by the module's class. `counted`: those that forwards set to other plain
+    values, which no forward is to read. `leftovers`: what operators leave anywhere; `noted`: what hooks of
+    forward's own note of them; `written`: what operators write into, of each memory one tensor.
+    """
+
+    missed: set[tuple[nn.Module, str]] = field(default_factory=set)
+    made: set[tuple[nn.Module, str]] = field(default_factory=set)
+    left: dict[type[nn.Module], set[str]] = field(default_factory=dict)
+    counted: list[tuple[nn.Module, str]] = field(default_factory=list)
+    leftovers: list[Leftover] = field(default_factory=list)
+    noted: list[str] = field(default_factory=list)
+    written: list[Tensor] = field(default_factory=list)
+
+    def note(self, operator: nn.Module, changes: Changes) -> None:
+        """An operator's forward has changed its own attributes, or those of its parts."""
+        for dotted in (*changes.tensors, *changes.counted):
+            part, _, name = dotted.rpartition(".")
+            self.left.setdefault(type(operator.get_submodule(part)), set()).add(name)
+
+
+class Scratch:
+    """Which attributes of a task's modules are of one forward alone."""
+
+    def __init__(
+        self,
+        task: str,
+        root: nn.Module,
+        operators: tuple[type[nn.Module], ...],
+        seen: SeenAttributes,
+        others: Collection[nn.Module] = (),
+    ) -> None:
+        """`operators`: the classes of modules that are not traced into; `seen`: by the whole workload;
+        `others`: the modules of other tasks.
+        """
+        self._shared = {module for other in others for module in other.modules()}
+        self._task = task
+        self._seen = seen
+        self._own: set[tuple[nn.Module, str]] = set()
+        opaque = [module for module in root.modules() if isinstance(module, operators)]
+        self._inside = {inner for module in opaque for inner in module.modules()}
+        self._called: set[nn.Module] = set()  # operators that forward has called, and their parts
+        self._hidden: dict[tuple[nn.Module, str], Any] = {}
+        self.kept: list[Leftover] = []  # tensors that forward has made of numbers and keeps to save work
+
+    def takes(self, module: nn.Module, name: str) -> bool:
+        """Whether a traced value may be assigned: the module has had no such attribute before this forward,
+        nobody has asked for it in vain, and no operator sees the module.
+        """
+        key = module, name
+        if key in self._own:
+            return True
+        holders = (module.__dict__, module._parameters, module._buffers, module._modules)
+        is_there = hasattr(type(module), name) or any(name in held for held in holders)
+        if is_there or key in self._seen.missed or module in self._inside:
+            return False
+        self._own.add(key)
+        self._seen.made.add(key)
+        return True
+
+    def keep(self, module: nn.Module, name: str, value: Tensor) -> None:
+        """Forward keeps a tensor in an attribute."""
+        self.kept.append(Leftover.of_attribute(module, name, value))
+
+    def may_be_unknown(self, module: nn.Module, name: str, old: Any, value: Any) -> bool:
+        """Whether an attribute may be set to a plain value that other forwards are not to read: no operator
+        sees the module, nor another task.
+        """
+        kinds = (*PLAIN, Unknown)
+        is_plain = isinstance(old, kinds) and isinstance(value, kinds) and name in module.__dict__
+        return is_plain and module not in self._inside and module not in self._shared
+
+    def is_unknown(self, module: nn.Module, name: str) -> bool:
+        """Whether it is known that what an earlier forward has left in an attribute is not."""
+        return (module, name) in self._seen.counted
+
+    def hide(self, operator: nn.Module) -> None:
+        """Let nobody but operators read what this one has left on itself: a trace would have its value of
+        before, and another device does not have it at all.
+        """
+        for part in operator.modules():
+            self._called.add(part)
+            for name in self._seen.left.get(type(part), ()):
+                if name in part.__dict__:
+                    self._hidden[part, name] = part.__dict__.pop(name)
+
+    @contextlib.contextmanager
+    def watching(self, is_looking: Callable[[], bool]) -> Iterator[None]:
+        """Notice, inside, who asks a module for an attribute that it lacks. `is_looking`: whether operators
+        are being run to find out what is known.
+
+        Raises:
+            WorkloadError: another forward has made it, and would have left it there; or an operator has.
+        """
+        module_class: Any = nn.Module
+        original = module_class.__getattr__
+
+        def ask(module: nn.Module, name: str) -> Any:
+            try:
+                return original(module, name)
+            except AttributeError:
+                if is_looking() and (module, name) in self._hidden:
+                    return self._hidden[module, name]
+                self._miss(module, name)
+                raise
+
+        module_class.__getattr__ = ask
+        try:
+            yield
+        finally:
+            module_class.__getattr__ = original
+
+    def _miss(self, module: nn.Module, name: str) -> None:
+        if module in self._called and name in self._seen.left.get(type(module), ()):
+            raise refusal(
+                self._task,
+                f"forward asks for {name} of {type(module).__name__}, which an operator leaves there",
+                place_of_caller(),
+                "Let the operator return it beside its output; where no operator has to be, leave the class "
+                "out of `operators`.",
+            )
+        self._seen.missed.add((module, name))
+        if (module, name) in self._seen.made:
+            raise refusal(
+                self._task,
+                f"forward asks for self.{name} of {type(module).__name__}, which another forward sets",
+                place_of_caller(),
+                "Hand the value on as an argument, or set it in each forward before it is asked for.",
+            )

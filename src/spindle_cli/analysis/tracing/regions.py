@@ -1,0 +1,839 @@
+"""Parts of a forward that run as they are written, on the whole batch.
+
+Where forward decides by values (`if n == 0: return ...`, `k = int(ratio * len(losses))`, `while`, numpy), or
+changes a buffer (`self.centre = 0.9 * self.centre + ...`), a trace knows no way on. The statements around
+that place then become a module of their own, a `Region`: a trace has it as one call, and whoever runs that
+call runs the user's own Python. It begins with the statement that decides or changes and ends with the first
+behind it after which there are tensors alone again; at the latest with the function that it is in.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import contextlib
+import copy
+import functools
+import gc
+import hashlib
+import inspect
+import sys
+import textwrap
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from spindle_cli.analysis.fixed.refusal import ReadsValuesError
+from spindle_cli.analysis.tracing.behaviour import behaviour_of, is_filled
+from spindle_cli.analysis.tracing.builds import NoTwinError, Twins
+from spindle_cli.analysis.tracing.inplace import is_in_place_name
+from spindle_cli.analysis.tracing.proxies.selecting import Selected
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.fields import fields_of
+from spindle_cli.workload.refuse import Frame, frames_of_caller, is_of_the_user, place_of
+
+# How the attributes of a task's module begin that hold its regions; they are none of its parts.
+NAME = "spindle_region_"
+_CALL = "__spindle_region__"
+_FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_LEAVES = (ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Nonlocal, ast.Global)
+
+
+class UnfitError(ReadsValuesError):
+    """A region cannot be where it is: `starts` and `ends`, whether another beginning or end may do; `tells`,
+    whether it says more than what made it a region.
+    """
+
+    starts = False
+    ends = False
+    tells = False
+
+    @classmethod
+    def here(cls, what: str, *, starts: bool = False, ends: bool = False) -> UnfitError:
+        """Make the error of the region that is being called."""
+        made = cls(what)
+        made.frames, made.starts, made.ends = frames_of_caller(), starts, ends
+        return made
+
+    @classmethod
+    def of(cls, error: WorkloadError, frames: tuple[Frame, ...], *, starts: bool, ends: bool) -> UnfitError:
+        """Make of a refusal the error of a region that is called in these frames."""
+        made = cls(*error.args, hint=error.hint)
+        made.frames, made.starts, made.ends, made.tells = frames, starts, ends, True
+        return made
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which statements of a function's body are a region; `end` is behind the last."""
+
+    start: int
+    end: int
+
+    def has(self, statement: int) -> bool:
+        """Whether a statement is in it."""
+        return self.start <= statement < self.end
+
+
+@dataclass
+class Regions:
+    """The regions of one task's forward, by the code of the functions that they are in, in order.
+
+    `unfit`: code in which none can be; `root`: the task's module.
+    """
+
+    root: nn.Module | None = None
+    cuts: dict[types.CodeType, tuple[Cut, ...]] = field(default_factory=dict)
+    unfit: set[types.CodeType] = field(default_factory=set)
+    _functions: dict[types.CodeType, types.FunctionType | None] = field(default_factory=dict)
+    _before: dict[types.CodeType, types.CodeType] = field(default_factory=dict)  # by what it was rewritten to
+
+    def extended(self, error: ReadsValuesError) -> bool:
+        """Whether a region can be put around the place of an error, or made larger, so that it may not come
+        again.
+        """
+        frames = [replace(frame, code=self._before.get(frame.code, frame.code)) for frame in error.frames]
+        own = [frame for frame in frames if is_of_the_user(frame.code)]
+        if isinstance(error, UnfitError):
+            if self._moved(own[-1], starts=error.starts, ends=error.ends):
+                return True
+            self.unfit.add(own[-1].code)
+            self.cuts.pop(own[-1].code, None)
+        return any(self._covers(frame) for frame in reversed(own))
+
+    def _moved(self, frame: Frame, *, starts: bool, ends: bool) -> bool:
+        """Whether the region that begins in a line can have another end or beginning."""
+        body = _body_of(frame.code)
+        at = _statement_at(body, frame.line)
+        cut = next(each for each in self.cuts[frame.code] if at is not None and each.has(at))
+        if ends and cut.end < len(body):
+            self._put(frame.code, replace(cut, end=cut.end + 1))
+            return True
+        if starts and cut.start > _first(body):
+            self._put(frame.code, replace(cut, start=cut.start - 1))
+            return True
+        return False
+
+    def _covers(self, frame: Frame) -> bool:
+        """Put a region around a line, unless there is one already."""
+        if frame.code in self.unfit or self._function_of(frame.code) is None:
+            return False
+        at = _statement_at(_body_of(frame.code), frame.line)
+        if at is None or any(each.has(at) for each in self.cuts.get(frame.code, ())):
+            return False
+        self._put(frame.code, Cut(at, at + 1))
+        return True
+
+    def _buffers(self) -> frozenset[str]:
+        """The names of the attributes that are buffers."""
+        modules = () if self.root is None else self.root.modules()
+        return frozenset(name for module in modules for name in module._buffers)
+
+    def _function_of(self, code: types.CodeType) -> types.FunctionType | None:
+        """The one function of some code that can be written anew, looked for once; None if there is none."""
+        function = self._functions.get(code)
+        if function is None or function.__code__ is not code:
+            function = self._functions[code] = _function_of(code, self.root)
+        return function
+
+    def _put(self, code: types.CodeType, cut: Cut) -> None:
+        """Add a cut, and take those in that it overlaps."""
+        cut = _whole(_body_of(code), cut, self._buffers())
+        others = []
+        for each in self.cuts.get(code, ()):
+            if each.start < cut.end and cut.start < each.end:
+                cut = Cut(min(cut.start, each.start), max(cut.end, each.end))
+            else:
+                others.append(each)
+        self.cuts[code] = tuple(sorted([*others, cut], key=lambda each: each.start))
+
+    @contextlib.contextmanager
+    def called_by(self, call: Callable[[Region, Sequence[Any]], Any]) -> Iterator[None]:
+        """Let the functions inside call `call` for their regions, with the traced values that these take."""
+        with contextlib.ExitStack() as undo:
+            for code, cuts in self.cuts.items():
+                function = self._function_of(code)
+                if function is None:  # forward has made it, and makes another of the same code
+                    continue
+                parts = [Part.of(function, cut) for cut in cuts]
+                names = [f"{_CALL}{id(code)}_{number}" for number in range(len(parts))]
+                for name, part in zip(names, parts, strict=True):
+                    function.__globals__[name] = part.caller(call)
+                    undo.callback(function.__globals__.pop, name)
+                function.__code__ = _rewritten(function, dict(zip(names, parts, strict=True)))
+                self._before[function.__code__] = code
+                undo.callback(setattr, function, "__code__", code)
+            yield
+
+
+def _statement_at(body: Sequence[ast.stmt], line: int) -> int | None:
+    own = range(_first(body), len(body))
+    return next((i for i in own if body[i].lineno <= line <= _end(body[i])), None)
+
+
+def _body_of(code: types.CodeType) -> list[ast.stmt]:
+    return _tree_of(code).body
+
+
+def _end(statement: ast.stmt) -> int:
+    return statement.end_lineno or statement.lineno
+
+
+def _first(body: Sequence[ast.stmt]) -> int:
+    """The first statement that is no docstring."""
+    is_text = bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+    return 1 if is_text else 0
+
+
+def _whole(body: Sequence[ast.stmt], cut: Cut, buffers: frozenset[str]) -> Cut:
+    """A cut of whole lines, as places are told by lines alone, that ends with the function where it leaves
+    it, or sets attributes that later code may read; of buffers it is known who reads them.
+    """
+    start, end = cut.start, cut.end
+    while start > _first(body) and _end(body[start - 1]) >= body[start].lineno:
+        start -= 1
+    while end < len(body) and body[end].lineno <= _end(body[end - 1]):
+        end += 1
+    cut = Cut(start, end)
+    inside = [node for each in body[cut.start : cut.end] for node in _walk(each)]
+    leaves = any(isinstance(node, ast.Return) for node in inside)
+    stored = [node for node in inside if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    sets = any(node.attr not in buffers for node in stored)
+    return replace(cut, end=len(body)) if leaves or sets else cut
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """A statement and what is in it, but for the bodies of functions."""
+    yield node
+    if not isinstance(node, _FUNCTIONS):
+        for child in ast.iter_child_nodes(node):
+            yield from _walk(child)
+
+
+def _function_of(code: types.CodeType, root: nn.Module | None) -> types.FunctionType | None:
+    """The one function of some code that can be written anew; None where there is none. Of those that several
+    builds have made, that of the classes of `root`.
+    """
+    generators = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    if code.co_flags & generators:
+        return None
+    try:
+        tree = _tree_of(code)
+    except (OSError, SyntaxError, TypeError, IndexError):
+        return None
+    if any(isinstance(node, _LEAVES[1:]) for each in tree.body for node in _walk(each)):
+        return None
+    if (named := _named_function_of(code)) is not None:
+        return named
+    # Last, as all objects that there are are looked at.
+    functions = [each for each in _referrers(code) if isinstance(each, types.FunctionType)]
+    functions = [each for each in functions if each.__code__ is code]
+    if len(functions) > 1 and root is not None:
+        functions = [each for each in _methods_of(root) if each.__code__ is code]
+    return functions[0] if len(functions) == 1 else None
+
+
+def _methods_of(root: nn.Module) -> Iterator[types.FunctionType]:
+    """The methods of the classes of a module and its parts, under whatever decorators."""
+    for cls in dict.fromkeys(base for module in root.modules() for base in type(module).__mro__):
+        for found in vars(cls).values():
+            while found is not None:
+                if isinstance(found, types.FunctionType):
+                    yield found
+                found = _decorated(found)
+
+
+def _named_function_of(code: types.CodeType) -> types.FunctionType | None:
+    """The function of some code that its file, or a class there, has by the code's own name, under whatever
+    decorators; None where there is none, as of functions that are made in others.
+    """
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        if names.get("__file__") != code.co_filename:
+            continue
+        found: Any = module
+        for name in code.co_qualname.split("."):
+            found = getattr(found, "__dict__", {}).get(name)
+        while found is not None and getattr(found, "__code__", None) is not code:
+            found = _decorated(found)
+        if isinstance(found, types.FunctionType):
+            return found
+    return None
+
+
+def _decorated(value: object) -> Any:
+    """What a decorator was given that has made a value; None where that is not known."""
+    if isinstance(value, staticmethod | classmethod):
+        return value.__func__
+    if isinstance(value, property):
+        return value.fget
+    if isinstance(value, functools.cached_property):
+        return value.func
+    return vars(value).get("__wrapped__") if isinstance(value, types.FunctionType) else None
+
+
+def _referrers(value: object) -> list[Any]:
+    """What refers to a value, also of what was taken from the garbage collector for good."""
+    is_frozen = gc.get_freeze_count() > 0
+    if is_frozen:
+        gc.unfreeze()
+    found = gc.get_referrers(value)
+    if is_frozen:
+        gc.freeze()
+    return found
+
+
+def _tree_of(code: types.CodeType) -> ast.FunctionDef:
+    """A function's source, with the lines that it has in its file and with private names as they are kept."""
+    source = textwrap.dedent(inspect.getsource(code))
+    tree = ast.parse(source)
+    made = tree.body[0]
+    # A lambda may begin in the line in which the function begins that it stands in.
+    if not isinstance(made, ast.FunctionDef) or made.name != code.co_name:
+        raise SyntaxError("no function of its own")
+    ast.increment_lineno(tree, code.co_firstlineno - 1)
+    owner = code.co_qualname.split(".")[-2:-1]
+    return _Mangled(owner[0]).visit(made) if owner and owner[0] != "<locals>" else made
+
+
+class _Mangled(ast.NodeTransformer):
+    """Writes a class's private names (`self.__x`) out as they are kept."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner.lstrip("_")
+
+    def _of(self, name: str) -> str:
+        is_private = name.startswith("__") and not name.endswith("__") and bool(self._owner)
+        return f"_{self._owner}{name}" if is_private else name
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        node.attr = self._of(node.attr)
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        node.id = self._of(node.id)
+        return node
+
+
+def _names(nodes: Sequence[ast.AST], kinds: type | tuple[type, ...]) -> list[str]:
+    found = (node for each in nodes for node in ast.walk(each) if isinstance(node, ast.Name))
+    return list(dict.fromkeys(node.id for node in found if isinstance(node.ctx, kinds)))
+
+
+def _changed(nodes: Sequence[ast.AST]) -> list[str]:
+    """Names whose objects statements may change in place: `x[i] = y`, `x += y`, `x.add_(y)`."""
+    found: dict[str, None] = {}
+    for node in (inner for each in nodes for inner in ast.walk(each)):
+        target: ast.AST | None = None
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            target = node
+        elif isinstance(node, ast.AugAssign):
+            target = node.target
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            target = node.func if is_in_place_name(node.func.attr) else None
+        while isinstance(target, ast.Subscript | ast.Attribute):
+            target = target.value
+        if isinstance(target, ast.Name):
+            found[target.id] = None
+    return list(found)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The statements of a function that are a region: what they take and give, by name.
+
+    `gives`: None where the region ends with the function, whose result is then its own.
+    """
+
+    function: types.FunctionType
+    tree: ast.FunctionDef
+    cut: Cut
+    takes: tuple[str, ...]
+    gives: tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, function: types.FunctionType, cut: Cut) -> Part:
+        """One cut of a function."""
+        code = function.__code__
+        tree = _tree_of(code)
+        inside, after = tree.body[cut.start : cut.end], tree.body[cut.end :]
+        loaded = [*_names(inside, (ast.Load, ast.Del)), *_changed(inside)]
+        first = code.co_varnames[:1] if "super" in loaded else ()
+        takes = tuple(dict.fromkeys([*first, *loaded]))
+        if not after:
+            return cls(function, tree, cut, takes, None)
+        later = set(_names(after, ast.Load))
+        made = [name for name in (*_names(inside, ast.Store), *_changed(inside)) if name in later]
+        made = [name for name in made if name != "self"]  # what it changes in place is a buffer of it
+        return cls(function, tree, cut, takes, tuple(dict.fromkeys(made)))
+
+    def names_around(self) -> frozenset[str]:
+        """The names and attributes that the other statements of the function have."""
+        others = [*self.tree.body[: self.cut.start], *self.tree.body[self.cut.end :]]
+        nodes = [node for statement in others for node in ast.walk(statement)]
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        return frozenset(names | {node.attr for node in nodes if isinstance(node, ast.Attribute)})
+
+    @property
+    def line(self) -> int:
+        """The line of its file that it begins in."""
+        return self.tree.body[self.cut.start].lineno
+
+    def inner(self, takes: Sequence[str]) -> types.FunctionType:
+        """The region as a function of these values."""
+        tree = copy.deepcopy(self.tree)
+        body = tree.body[self.cut.start : self.cut.end]
+        if self.gives is not None:
+            bound: list[ast.expr] = [ast.Name(each, ast.Load()) for each in self.gives]
+            body.append(ast.Return(ast.Tuple(bound, ast.Load())))
+        tree.body = body
+        tree.args = ast.arguments([], [ast.arg(each) for each in takes], None, [], [], None, [])
+        code = _compiled(self.function, tree)
+        own = dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True))
+        cells = tuple(own[name] for name in code.co_freevars)
+        return types.FunctionType(code, self.function.__globals__, code.co_name, None, cells)
+
+    def caller(self, call: Callable[[Region, Sequence[Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+        """What the function calls in the place of its region."""
+
+        def enter(local: dict[str, Any]) -> Any:
+            given = {name: local[name] for name in self.takes if name in local}
+            leaves: list[Any] = []
+            values = {name: _taken_apart(value, leaves) for name, value in given.items()}
+            function = self.inner(list(given))
+            result = call(Region(self, function, values, _held(self, given)), leaves)
+            return None if self.gives == () else result
+
+        return enter
+
+    def text(self) -> str:
+        """What its code says."""
+        return ast.unparse(ast.Module(self.tree.body[self.cut.start : self.cut.end], []))
+
+
+def _rewritten(function: types.FunctionType, parts: Mapping[str, Part]) -> types.CodeType:
+    """A function's code, with calls of these names in the places of its regions."""
+    tree = _tree_of(function.__code__)
+    for name, part in reversed(list(parts.items())):
+        own = tree.body[part.cut.start : part.cut.end]
+        call = ast.Call(ast.Name(name, ast.Load()), [ast.Call(ast.Name("locals", ast.Load()), [], [])], [])
+        made: ast.stmt = ast.Return(call)
+        if part.gives is not None:
+            names: list[ast.expr] = [ast.Name(each, ast.Store()) for each in part.gives]
+            made = ast.Assign([ast.Tuple(names, ast.Store())], call) if names else ast.Expr(call)
+        # What the region alone takes of the functions around stays known to the code.
+        kept = ast.If(ast.Constant(False), own, [])
+        for each in (kept, made):
+            ast.copy_location(each, own[0])
+        tree.body[part.cut.start : part.cut.end] = [kept, made]
+    code = _compiled(function, tree)
+    assert code.co_freevars == function.__code__.co_freevars
+    return code
+
+
+def _compiled(function: types.FunctionType, tree: ast.FunctionDef) -> types.CodeType:
+    """Compiled inside of a function that has the variables around it."""
+    tree.decorator_list = []
+    around = list(function.__code__.co_freevars)
+    owner = ast.FunctionDef(
+        "around",
+        ast.arguments([], [ast.arg(name) for name in around], None, [], [], None, []),
+        [tree, ast.Return(ast.Name(tree.name, ast.Load()))],
+        [],
+    )
+    if "type_params" in ast.FunctionDef._fields:  # from Python 3.12 on
+        vars(owner)["type_params"] = []
+    module = ast.fix_missing_locations(ast.Module([owner], []))
+    code = function.__code__
+    flags = code.co_flags & _FUTURE
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = compile(module, code.co_filename, "exec", flags, dont_inherit=True)
+    (outer,) = (each for each in compiled.co_consts if isinstance(each, types.CodeType))
+    (found,) = (
+        each for each in outer.co_consts if isinstance(each, types.CodeType) and each.co_name == tree.name
+    )
+    return found.replace(co_qualname=code.co_qualname)
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """In the place of a traced value; `mask`: the place of one that selects rows of it, `each`: entries."""
+
+    place: int
+    mask: int | None = None
+    each: bool = False
+
+
+@dataclass(frozen=True)
+class _Object:
+    """In the place of an object with traced values in it."""
+
+    like: Any
+    attributes: Mapping[str, Any]
+
+
+def _taken_apart(value: Any, leaves: list[Any]) -> Any:
+    """A value with its traced values moved out of it.
+
+    Raises:
+        UnfitError: a function takes them along.
+    """
+
+    def place(leaf: Any) -> int:
+        leaves.append(leaf)
+        return len(leaves) - 1
+
+    if type(value) is Selected:
+        where = value.__dict__["where"]
+        return _Leaf(place(value.__dict__["values"]), place(where.mask), where.each != 1)
+    if isinstance(value, fx.Proxy):
+        return _Leaf(place(value))
+    if isinstance(value, dict):
+        return {key: _taken_apart(item, leaves) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        items = [_taken_apart(item, leaves) for item in value]
+        if all(item is own for item, own in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, types.FunctionType | types.MethodType):
+        cells = getattr(value, "__closure__", None) or ()
+        held = [cell.cell_contents for cell in cells if is_filled(cell)]
+        if any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves(held)):
+            raise UnfitError.here("a function that is made before takes traced values along", starts=True)
+        return value
+    own = fields_of(value)
+    if own is not None and not isinstance(value, nn.Module | type | types.ModuleType):
+        found = {name: _taken_apart(item, leaves) for name, item in own.items() if _is_traced(item)}
+        if not found:
+            return value
+        bare = copy.copy(value)
+        (fields_of(bare) or {}).update(dict.fromkeys(found))
+        return _Object(bare, found)
+    return value
+
+
+def _is_traced(value: Any) -> bool:
+    return any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves(value))
+
+
+def _put_together(value: Any, given: Sequence[Any]) -> Any:
+    """The value again, with these in the places of the traced ones."""
+    if isinstance(value, _Leaf):
+        found = given[value.place]
+        if value.mask is None:
+            return found
+        mask = given[value.mask]
+        return torch.masked_select(found, mask) if value.each else found[mask]
+    if isinstance(value, _Object):
+        made = copy.copy(value.like)
+        own = {name: _put_together(item, given) for name, item in value.attributes.items()}
+        (fields_of(made) or {}).update(own)
+        return made
+    if isinstance(value, dict):
+        items = {key: _put_together(item, given) for key, item in value.items()}
+        if type(value) is dict:
+            return items
+        made = copy.copy(value)
+        made.update(items)
+        return made
+    if isinstance(value, tuple | list):
+        parts = [_put_together(item, given) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def _over(value: Any, twins: Twins) -> Any:
+    """A value that was taken apart, of another build."""
+    if isinstance(value, _Leaf):
+        return value
+    if isinstance(value, _Object):
+        attributes = {name: _over(item, twins) for name, item in value.attributes.items()}
+        return _Object(twins.of(value.like), attributes)
+    if _leaves_in(value):
+        if isinstance(value, dict):
+            return {key: _over(item, twins) for key, item in value.items()}
+        items = [_over(item, twins) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return twins.of(value)
+
+
+def _leaves_in(value: Any) -> list[_Leaf]:
+    if isinstance(value, _Object):
+        value = value.attributes
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in _leaves_in(item)]
+    return [value] if isinstance(value, _Leaf) else []
+
+
+class Region(nn.Module):
+    """Some statements of a forward as a module: it has the modules and parameters that they may use."""
+
+    def __init__(
+        self, code: Part, function: types.FunctionType, values: Mapping[str, Any], held: _Held
+    ) -> None:
+        super().__init__()
+        self.line = code.line
+        self.text = hashlib.sha256(code.text().encode()).hexdigest()[:16]
+        self.ends_function = code.gives is None
+        self._around = code.names_around()
+        self.part_of = code.function.__qualname__
+        # Not among the attributes that torch looks through: the module that is `self` in the code has others.
+        self._run = function
+        self._values = values
+        self._changed = frozenset(_changed(code.tree.body[code.cut.start : code.cut.end]))
+        self._places: list[tuple[nn.Module, str, str, Tensor]] = []
+        self.owners = tuple(held.owners.values())
+        for number, module in enumerate(held.modules.values()):
+            self.add_module(f"part_{number}", module)
+        for number, (owner, name) in enumerate(held.tensors.values()):
+            tensor = owner._parameters.get(name, owner._buffers.get(name))  # asked, it would be traced
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(f"own_{number}", tensor)
+            else:
+                self.register_buffer(f"own_{number}", tensor)
+            assert tensor is not None
+            self._places.append((owner, name, f"own_{number}", tensor))
+
+    def over(self, twins: Twins) -> Region:
+        """Return the region with the modules, tensors and objects of another build.
+
+        Raises:
+            NoTwinError: they use something of which nothing is known there.
+        """
+        made = Region.__new__(Region)
+        nn.Module.__init__(made)
+        made.line, made.text, made.ends_function = self.line, self.text, self.ends_function
+        made._changed, made._around, made._places = self._changed, self._around, []
+        made.part_of = self.part_of
+        if twins.of(self._run) is not self._run:
+            raise NoTwinError
+        made._run = self._run
+        made._values = {name: _over(value, twins) for name, value in self._values.items()}
+        made.owners = tuple(twins.of(owner) for owner in self.owners)
+        for name, module in self._modules.items():
+            made.add_module(name, twins.of(module))
+        for owner, name, own, tensor in self._places:
+            twin = twins.of(tensor)
+            kind = made.register_parameter if own in self._parameters else made.register_buffer
+            kind(own, twin)
+            made._places.append((twins.of(owner), name, own, twin))
+        return made
+
+    @property
+    def place(self) -> str:
+        """Where it begins, seen from the present folder: no attribute, which would tell regions apart."""
+        return place_of(self._run.__code__.co_filename, self.line)
+
+    def names_around(self) -> frozenset[str]:
+        """The names and attributes that the rest of the function uses."""
+        return self._around
+
+    def tensors(self) -> list[Tensor]:
+        """Those that it may use, but for traced ones."""
+        values = [leaf for leaf in pytree.tree_leaves(self._values) if isinstance(leaf, Tensor)]
+        return [*self.parameters(), *self.buffers(), *values]
+
+    @property
+    def function(self) -> types.FunctionType:
+        """The statements as a function."""
+        return self._run
+
+    def changed_places(self) -> list[int]:
+        """The places of the values that it may change in place.
+
+        Raises:
+            UnfitError: one is a selection, of whose memory nothing is known.
+        """
+        leaves = [leaf for name in self._changed for leaf in _leaves_in(self._values.get(name))]
+        if any(leaf.mask is not None for leaf in leaves):
+            raise UnfitError.here("it changes in place what a mask selects", starts=True)
+        return [leaf.place for leaf in leaves]
+
+    def forward(self, *given: Any) -> Any:
+        """What the statements give for these values.
+
+        Raises:
+            WorkloadError: they change one of them in place, where that could not be seen before.
+        """
+        versions = [each._version if isinstance(each, Tensor) else 0 for each in given]
+        own: Sequence[Any] = given
+        if self._changed:
+            own = [each.clone() if isinstance(each, Tensor) else each for each in given]
+        values = {
+            name: _put_together(item, own if name in self._changed else given)
+            for name, item in self._values.items()
+        }
+        with self._tensors_held():
+            result = self._run(**values)
+        for each, version in zip(given, versions, strict=True):
+            if isinstance(each, Tensor) and each._version != version:
+                raise WorkloadError(
+                    f"{self.place}: code that runs whole changes in place what was computed before it",
+                    hint="Use what returns a new tensor (add instead of add_, x = x + y instead of x += y).",
+                )
+        return result
+
+    def place_of(self, owner: nn.Module, name: str) -> tuple[nn.Module, str] | None:
+        """Where this one holds a buffer of a module: in which module, by which name; None: it does not."""
+        for module, attribute, own, _ in self._places:
+            if module is owner and attribute == name:
+                return self, own
+        return (owner, name) if any(part is owner for part in self.modules()) else None
+
+    @contextlib.contextmanager
+    def _tensors_held(self) -> Iterator[None]:
+        """Let the modules that own tensors have those that this one was given in their places. Where it was
+        given none, theirs count, whatever they hold at the time: a check in other numbers, say.
+        """
+        undo: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for owner, name, own, before in self._places:
+                kind = "_parameters" if own in self._parameters else "_buffers"
+                theirs, ours = getattr(owner, kind), getattr(self, kind)
+                if ours[own] is not before:
+                    undo.append((theirs, name, theirs[name]))
+                    theirs[name] = ours[own]
+            begun = [owner._buffers.get(name) for owner, name, _, _ in self._places]
+            yield
+            for number, (owner, name, own, before) in enumerate(self._places):
+                now = owner._buffers.get(name)
+                if now is begun[number] or now is None:
+                    continue
+                if self._buffers[own] is before:
+                    self._places[number] = (owner, name, own, now)
+                self._buffers[own] = now
+        finally:
+            for theirs, name, held in undo:
+                theirs[name] = held
+
+
+@dataclass
+class _Held:
+    """Modules and single tensors that some code may use, by their ids; `owners`: modules that it names parts
+    of.
+    """
+
+    owners: dict[int, nn.Module] = field(default_factory=dict)
+    modules: dict[int, nn.Module] = field(default_factory=dict)
+    tensors: dict[tuple[int, str], tuple[nn.Module, str]] = field(default_factory=dict)
+    seen: set[tuple[int, types.CodeType]] = field(default_factory=set)
+
+
+def _held(code: Part, given: Mapping[str, Any]) -> _Held:
+    """What a region may use of the modules that it is given: the parts that it names, all of those that it
+    hands on.
+    """
+    held = _Held()
+    _note(code.tree.body[code.cut.start : code.cut.end], given, held)
+    closure = inspect.getclosurevars(code.function)
+    _note(code.tree.body[code.cut.start : code.cut.end], {**closure.nonlocals, **closure.globals}, held)
+    return held
+
+
+def _note(nodes: Sequence[ast.AST], given: Mapping[str, Any], held: _Held) -> None:
+    parents = {
+        child: node for each in nodes for node in ast.walk(each) for child in ast.iter_child_nodes(node)
+    }
+    for node in (inner for each in nodes for inner in ast.walk(each)):
+        if not isinstance(node, ast.Name) or node.id not in given:
+            continue
+        value, parent = given[node.id], parents.get(node)
+        if isinstance(value, nn.Module) and isinstance(parent, ast.Attribute):
+            held.owners[id(value)] = value
+            _note_attribute(value, parent.attr, held)
+        else:
+            for leaf in pytree.tree_leaves(value):
+                _note_value(leaf, held)
+
+
+def _note_value(value: Any, held: _Held) -> None:
+    if isinstance(value, nn.Module):
+        held.modules[id(value)] = value
+    elif isinstance(value, types.MethodType) and isinstance(value.__self__, nn.Module):
+        _note_method(value.__self__, value.__func__, held)
+
+
+def _note_attribute(module: nn.Module, name: str, held: _Held) -> None:
+    """Note what `module.name` may use."""
+    static = inspect.getattr_static(type(module), name, None)
+    if isinstance(static, property) and static.fget is not None:
+        _note_method(module, static.fget, held)
+    elif isinstance(static, classmethod | functools.cached_property | functools.partialmethod):
+        _note_method(module, getattr(static, "func", getattr(static, "__func__", None)), held)
+    elif isinstance(static, types.FunctionType):
+        _note_method(module, static, held)
+    elif name in module._parameters or name in module._buffers:
+        if module._parameters.get(name, module._buffers.get(name)) is not None:
+            held.tensors[id(module), name] = (module, name)
+    else:
+        # Without asking the module: who asks is written down while a forward is traced.
+        for leaf in pytree.tree_leaves(module._modules.get(name, module.__dict__.get(name))):
+            _note_value(leaf, held)
+
+
+def _note_method(module: nn.Module, function: Any, held: _Held) -> None:
+    try:
+        code = inspect.unwrap(function).__code__  # of what a decorator was given, as torch.no_grad() is
+        if (id(module), code) in held.seen:
+            return
+        held.seen.add((id(module), code))
+        tree = _tree_of(code)
+    except (AttributeError, OSError, SyntaxError, TypeError, IndexError, ValueError):
+        held.modules[id(module)] = module  # all of it, as nothing is known of its code
+        return
+    if tree.args.args or tree.args.posonlyargs:
+        first = [*tree.args.posonlyargs, *tree.args.args][0].arg
+        _note(tree.body, {first: module}, held)
+
+
+class HeldRegions:
+    """The regions of one trace, which the task's module has under names that say what they do: another trace
+    of it, in another mode or at another length, may have others. They are none of its parts, and in no state.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        self.names: list[str] = []
+        self._held: dict[str, Region] = {}
+
+    def add(self, region: Region) -> str:
+        """The name of a new one."""
+        digest = hashlib.sha256(behaviour_of(region).encode()).hexdigest()[:12]
+        name = f"{NAME}{digest}_{len(self.names)}"
+        self.names.append(name)
+        self._held[name] = region
+        self.hold()
+        return name
+
+    def hold(self) -> None:
+        """Let the module have them, also after its attributes were put back."""
+        self._root.__dict__.update(self._held)
+
+
+def place_of_buffer(module: nn.Module, root: nn.Module, dotted: str) -> tuple[nn.Module, str]:
+    """Which module of an op's holds a buffer of its task's root, and by which name."""
+    owner, _, name = dotted.rpartition(".")
+    if dotted not in dict(module.named_buffers(remove_duplicate=False)):
+        for region in module.modules():
+            found = region.place_of(root.get_submodule(owner), name) if isinstance(region, Region) else None
+            if found is not None:
+                return found
+    return module.get_submodule(owner), name
+
+
+def names_of(region: Region, root: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The parameters and the buffers that a region may use, by their names in the task's module."""
+    own = {id(each) for each in region.parameters()}
+    parameters = tuple(name for name, each in root.named_parameters() if id(each) in own)
+    kept = {id(each) for each in region.buffers()}
+    return parameters, tuple(name for name, each in root.named_buffers() if id(each) in kept)

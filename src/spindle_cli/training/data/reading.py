@@ -1,0 +1,328 @@
+"""A task's batches read in this process, whichever kind of dataset it has.
+
+A task's batches through torchdata's StatefulDataLoader, with processes that load them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copy import copy
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from spindle_cli.errors import SpindleError, WorkloadError
+from spindle_cli.training.batches import (
+    Batches,
+    dataset_failure,
+    num_samples,
+    require_length,
+    require_same,
+    same_batch,
+    samples_by_index,
+)
+from spindle_cli.training.data.streams import Make, StreamPass, from_json, is_stream, to_json
+from spindle_cli.training.epochs import Epochs
+from spindle_cli.training.item_draws import generators_kept
+from spindle_cli.workload.arguments import same_arguments
+from spindle_cli.workload.settings.data import Loading
+from spindle_cli.workload.types import FlowTask, Task
+
+if TYPE_CHECKING:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+
+T = TypeVar("T")
+
+
+class LoaderWorkers:
+    """A loader's worker processes: what each does first, given its number, and those that were started."""
+
+    def __init__(self, begin: Callable[[int], None] | None = None) -> None:
+        self.begin = begin
+        self.processes: list[BaseProcess] = []
+
+
+class Numbered(Protocol):
+    """Batches of a map-style dataset, by number."""
+
+    @property
+    def task(self) -> Task | FlowTask: ...
+
+    def rows(self, number: int, first: int, last: int, /) -> dict[str, Tensor]:
+        """Samples [first, last) of a batch."""
+
+
+def read_by_index(
+    batches: Numbered, numbers: range, loading: Loading, make: Make[T], workers: LoaderWorkers | None = None
+) -> Iterator[T]:
+    """What is made of each of these batches of a map-style dataset, in order."""
+    yield from _started(_loader(_Numbered(batches, make), loading, workers, sampler=numbers), workers)
+
+
+def read_stream(
+    task: Task | FlowTask,
+    seed: int,
+    loading: Loading,
+    make: Make[T],
+    state: Mapping[str, Any] | None = None,
+    workers: LoaderWorkers | None = None,
+) -> Iterator[tuple[T, dict[str, Any]]]:
+    """What is made of each batch of a stream, without end: behind its last a stream is read anew. With it the
+    place behind the batch, to go on from: JSON, the `state` to begin at.
+
+    With several workers each reads its own part of the stream, and they take turns.
+
+    Raises:
+        WorkloadError: the stream has no batch, or none any more; or workers read the same samples.
+    """
+    epoch = 0 if state is None else int(state["epoch"])
+    while True:
+        loader = _loader(StreamPass(task, seed, epoch, make), loading, workers)
+        found = state is not None
+        if state is not None:
+            loader.load_state_dict(from_json(state["loader"]))
+            state = None
+        digests: set[str] = set()
+        for piece in _started(loader, workers):
+            found = True
+            _require_other_samples(task, piece.digest, digests)
+            place = to_json(loader.state_dict(), task.name)
+            yield piece.made, {"epoch": epoch, "workers": loading.workers, "loader": place}
+        if not found:
+            raise _ended(task, epoch)
+        epoch += 1
+
+
+def _started(loader: StatefulDataLoader, workers: LoaderWorkers | None) -> Iterator[Any]:
+    """The loader's items; its workers are told to `workers`."""
+    iterator = iter(loader)
+    if workers is not None:
+        workers.processes = list(getattr(iterator, "_workers", ()))
+    yield from iterator
+
+
+def _require_other_samples(task: Task | FlowTask, digest: str | None, digests: set[str]) -> None:
+    if digest in digests:
+        raise WorkloadError(
+            f"task {task.name!r}: several loader workers read the same samples of the stream",
+            hint="Let its __iter__ give each its own part by torch.utils.data.get_worker_info(), or set "
+            "`train: {loader: {workers: 1}}`.",
+        )
+    if digest is not None:
+        digests.add(digest)
+
+
+def _ended(task: Task | FlowTask, epoch: int) -> WorkloadError:
+    if epoch == 0:
+        return WorkloadError(
+            f"task {task.name!r}: the stream ends before it has given a batch of {task.batch_size} samples",
+            hint="Use a smaller batch_size, or give it more samples"
+            " (with several loader workers each needs a batch of its own).",
+        )
+    return WorkloadError(
+        f"task {task.name!r}: the stream has ended, and gives no batch of {task.batch_size} samples when it "
+        f"is read again (pass {epoch + 1})",
+        hint="Let its __iter__ begin anew each time, give it more samples, or train fewer steps.",
+    )
+
+
+class _Numbered(Dataset[T]):
+    """Batches of a map-style dataset as its items."""
+
+    def __init__(self, batches: Numbered, make: Make[T]) -> None:
+        self._batches = batches
+        self._make = make
+
+    def __getitem__(self, number: int) -> T:
+        made = self._make(lambda: self._batches.rows(number, 0, self._batches.task.batch_size))
+        assert made is not None, "a map-style dataset has every batch"
+        return made
+
+
+def _loader(
+    dataset: Dataset[Any],
+    loading: Loading,
+    workers: LoaderWorkers | None,
+    sampler: Iterable[int] | None = None,
+) -> StatefulDataLoader:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata 0.11, torch 2.13
+        return StatefulDataLoader(
+            dataset,
+            batch_size=None,
+            sampler=sampler,
+            num_workers=loading.workers,
+            prefetch_factor=loading.prefetch if loading.workers else None,
+            worker_init_fn=None if workers is None else workers.begin,
+            # Datasets need not be picklable, and what they have loaded is not loaded again.
+            multiprocessing_context="fork" if loading.workers else None,
+        )
+
+
+class BatchSource(Protocol):
+    """Where a task's batches come from.
+
+    `draws`: whether reading them draws random numbers in this process. `state`: where a stream is behind the
+    batch that was read last, to go on from.
+    """
+
+    @property
+    def draws(self) -> bool:
+        """See above."""
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """See above."""
+
+    def rows(
+        self, step: int, first: int, last: int, fields: Collection[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Samples [first, last) of a step's batch; only the named fields if given."""
+
+    def rows_without_draws(
+        self, step: int, first: int, last: int, fields: Collection[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Give rows as `rows` does, for a thread beside others; raises DrawsError where random numbers are
+        drawn.
+        """
+
+    def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
+        """The shape of one sample of each field of a step's batch, whose rows were given last; of tasks whose
+        sizes differ from batch to batch.
+        """
+
+
+class StreamBatches:
+    """A stream's batches, in order; an earlier one than the last is read from the beginning again."""
+
+    draws = False  # generators are as they were behind each call
+
+    def __init__(
+        self,
+        task: Task | FlowTask,
+        seed: int,
+        loading: Loading | None = None,
+        workers: LoaderWorkers | None = None,
+    ) -> None:
+        """`loading`: its number of workers gives the order. `workers`: see `LoaderWorkers`."""
+        self.task = task
+        self.state: dict[str, Any] | None = None
+        self._seed = seed
+        self._loading = loading or Loading(workers=0, prefetch=1)
+        self._workers = workers
+        self._next = 0
+        self._batches: Iterator[tuple[dict[str, Tensor], dict[str, Any]]] | None = None
+        self._held: tuple[int, dict[str, Tensor]] | None = None
+
+    def rows(
+        self, step: int, first: int, last: int, fields: Collection[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Samples [first, last) of a step's batch; only the named fields if given.
+
+        Raises:
+            WorkloadError: the stream has no such batch, or its samples make none.
+        """
+        if self._held is None or self._held[0] != step:
+            with generators_kept():
+                self._held = step, self._read(step)
+        batch = self._held[1]
+        return {name: value[first:last] for name, value in batch.items() if fields is None or name in fields}
+
+    def rows_without_draws(
+        self, step: int, first: int, last: int, fields: Collection[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Give rows as `rows` does, in no thread beside others: it seeds generators meanwhile."""
+        return self.rows(step, first, last, fields)
+
+    def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
+        """The shape of one sample of each field of a step's batch."""
+        return {name: tuple(value.shape[1:]) for name, value in self.rows(step, 0, 1).items()}
+
+    def _read(self, step: int) -> dict[str, Tensor]:
+        if self._batches is None or step < self._next:
+            make: Make[dict[str, Tensor]] = lambda load: load()  # noqa: E731  # its type is said
+            self._batches = read_stream(self.task, self._seed, self._loading, make, workers=self._workers)
+            self._next = 0
+        while True:
+            batch, self.state = next(self._batches)
+            self._next += 1
+            if self._next > step:
+                return batch
+
+
+def open_batches(
+    task: Task | FlowTask,
+    seed: int,
+    loading: Loading | None = None,
+    workers: LoaderWorkers | None = None,
+    *,
+    varies: bool = False,
+) -> Batches | StreamBatches:
+    """A task's batches in this process; of a map-style dataset by no worker. `varies`: samples may have other
+    sizes from batch to batch.
+
+    Raises:
+        WorkloadError: the dataset cannot be read, or has fewer samples than one batch.
+    """
+    if is_stream(task):
+        return StreamBatches(task, seed, loading, workers)
+    return Batches(task, seed, one_shape=not varies)
+
+
+def first_samples(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
+    """A batch of the first `count` samples, or of all if there are fewer; the process's generators go on as
+    if nothing had been drawn.
+
+    Raises:
+        WorkloadError: they are no batch, or others when they are read again from the same seed.
+    """
+    with generators_kept():
+        if not is_stream(task):
+            return require_same(task, lambda: samples_by_index(task, count))
+        return require_same(task, lambda: _first_of_stream(task, count))
+
+
+def require_epochs(task: Task | FlowTask, count: int) -> None:
+    """Refuse a map-style dataset whose first `count` samples in its first epoch depend on what set_epoch was
+    called with before: a run that goes on, and a process that loads every other batch, call it for some
+    epochs alone.
+
+    Raises:
+        WorkloadError: they do; or it has another length in the second epoch.
+    """
+    epochs = Epochs(task, 0)
+    if is_stream(task) or not epochs.told:
+        return
+    with generators_kept():
+        known, before = num_samples(task), samples_by_index(task, count)
+        try:
+            with epochs.at(1):
+                require_length(task, 1, known)
+        except SpindleError:
+            raise
+        except Exception as error:  # code of the user's
+            raise dataset_failure(task, "its second epoch", error) from error
+        if not same_batch(before, samples_by_index(task, count)):
+            raise WorkloadError(
+                f"task {task.name!r}: after set_epoch(1) and then set_epoch(0) the dataset's samples are "
+                "others than after set_epoch(0) alone",
+                hint="Let set_epoch(epoch) make the dataset what it is in that epoch, whatever it was called "
+                "with before: a run that goes on calls it for its own epoch alone.",
+            )
+
+
+def _first_of_stream(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
+    few = copy(task)
+    same_arguments(few, task)
+    for few.batch_size in range(count, 0, -1):
+        make: Make[dict[str, Tensor]] = lambda load: load()  # noqa: E731  # its type is said
+        for piece in StreamPass(few, 0, 0, make):
+            same_arguments(task, few)
+            return piece.made
+    raise WorkloadError(f"task {task.name!r}: the dataset is empty", hint="Give it at least one batch.")

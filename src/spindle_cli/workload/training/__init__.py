@@ -1,1 +1,0 @@
-"""What the train settings make of batches and numbers."""
