@@ -14,7 +14,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "simulate": ("simulate",),
     "runtime": ("runtime",),
     "checkpoint": ("checkpoint",),
-    "workload": ("workload",),
+    "workload": ("workload", "training", "analysis"),
 }
 
 

@@ -26,7 +26,7 @@ _ZOO = f"{_PACKAGE / 'zoo'}{os.sep}"  # workloads like any user's
 _HOOKS = ("__torch_function__", "__torch_dispatch__")
 _STAND_INS: set[CodeType] = set()
 # Where an analysis begins: what has called it is no part of the model.
-_ENTRY = str(_PACKAGE / "workload" / "analyse.py")
+_ENTRY = str(_PACKAGE / "analysis" / "analyse.py")
 _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
