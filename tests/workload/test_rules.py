@@ -155,7 +155,8 @@ MIXES: dict[str, Callable[..., Any]] = {
     "padded by a sample": lambda x: functional.pad(x, (0, 0, 0, 0, 1, 0)),
     "picked by strided numbers": lambda x: x[torch.arange(0, 2 * x.shape[0], 2)],
     "picked by values": lambda x: x[whole_numbers(x[:, 0, 0])],
-    "products over the batch": lambda x: x.flatten(1).T @ x.flatten(1),
+    "products over the batch, and more": lambda x: (x.flatten(1).T @ x.flatten(1)).square(),
+    "products over the batch, added": lambda x: torch.addmm(torch.ones(24, 24), x.flatten(1).T, x.flatten(1)),
     "bags by another sample's weights": lambda x: functional.embedding_bag(
         whole_numbers(x[..., 0]), torch.ones(4, 5), mode="sum", per_sample_weights=x[..., 1].flip(0)
     ),
@@ -252,6 +253,7 @@ def test_it_is_said_where() -> None:
 LOSSES: dict[str, tuple[Callable[..., Any], State | None]] = {
     "mean": (lambda x: x.pow(2).mean(), Reduced(0)),
     "sum": (lambda x: x.pow(2).sum(), Reduced(1)),
+    "products over the batch": (lambda x: x.flatten(1).T @ x.flatten(1), Reduced(1)),
     "sum over the batch's size": (lambda x: x.sum() / x.shape[0], Reduced(0)),
     "sum over all entries": (lambda x: x.sum() / x.numel(), Reduced(0)),
     "two means": (lambda x: x.mean() + 0.5 * x.abs().mean() + 1.0, Reduced(0)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spindle_cli.analysis.rules.states import WHOLE, Batch, MixesError, State
+from spindle_cli.analysis.rules.states import WHOLE, Batch, MixesError, Reduced, State
 from spindle_cli.analysis.rules.tape import Call, Operand
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -38,9 +38,12 @@ def broadcast(call: Call, shapes: Shapes) -> State:
     return joined([aligned(operand, ndim) for operand in call.operands])
 
 
-def labelled(inputs: Sequence[tuple[Operand, str]], result: str) -> State:
+def labelled(inputs: Sequence[tuple[Operand, str]], result: str, *, may_sum: bool = False) -> State:
     """The state of a product of tensors whose dimensions have letters, as in torch.einsum; a letter that the
     result lacks is summed over.
+
+    Args:
+        may_sum: it may do so over samples, too.
 
     Raises:
         MixesError: it sums over samples, or puts different samples together.
@@ -55,6 +58,8 @@ def labelled(inputs: Sequence[tuple[Operand, str]], result: str) -> State:
     if len(found) > 1:
         raise MixesError(DIFFERENT)
     letter, outer, inner = found.pop()
+    if letter not in result and may_sum:
+        return Reduced(1)
     if letter not in result:
         raise MixesError("it sums over the batch")
     return Batch(result.index(letter), outer, inner)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spindle_cli.analysis.rules.align import aligned, joined, labelled
-from spindle_cli.analysis.rules.states import UNUSED, WHOLE, Batch, MixesError, State
+from spindle_cli.analysis.rules.states import UNUSED, WHOLE, Batch, MixesError, Reduced, State
 from spindle_cli.analysis.rules.tape import Call, Operand, Varying
 
 Rule = Callable[[Call], list[State]]
@@ -20,7 +20,7 @@ def _product(**letters: str) -> Rule:
     inputs = {name.rstrip("_"): dims for name, dims in letters.items()}
 
     def rule(call: Call) -> list[State]:
-        return [labelled([(call[name], dims) for name, dims in inputs.items()], result)]
+        return [labelled([(call[name], dims) for name, dims in inputs.items()], result, may_sum=True)]
 
     return rule
 
@@ -30,6 +30,8 @@ def _with_addend(product: Rule) -> Rule:
 
     def rule(call: Call) -> list[State]:
         made = product(call)[0]
+        if isinstance(made, Reduced):
+            raise MixesError("it adds to a sum over the batch")
         return [joined([made, aligned(call["self"], len(call.results[0][0]))])]
 
     return rule

@@ -19,6 +19,7 @@ from spindle_cli.analysis.rules.batch_norms import by_fixed_statistics, statisti
 from spindle_cli.analysis.rules.remembered import Remembering
 from spindle_cli.analysis.rules.states import Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.analysis.rules.tape import Tape, tensors_in
+from spindle_cli.analysis.splitting.backward import Backward, why_coupled_backwards
 from spindle_cli.analysis.splitting.carried import Carried, Left, goes_into, is_no_matter, lasting
 from spindle_cli.analysis.splitting.follow import Follower, check_shapes
 from spindle_cli.analysis.tracing.observe import Observer, failures_unlogged
@@ -167,6 +168,7 @@ def _examine_with(
     tapes: list[Tape] = []
     changes = Changes()
     carried: list[Carried] = []
+    backwards: list[Backward] = []
     normalised: list[list[Tensor]] = []  # by size, what batch norms are given that sum over shares
     for call, size in zip(inputs, sizes, strict=True):
         tape, changes = Tape(), Changes()
@@ -178,6 +180,8 @@ def _examine_with(
                     tensors = tensors_in(leaves_of(call))
                     again = partial(run, *call[0], **call[1])
                     carried = list(Left(module, tape, changes, tensors).read_by(again))
+                if module is not None and len(tapes) < len(sizes) - 1:
+                    backwards.append(Backward.of(module, results[-1], tape, size))
         except Exception as error:
             text = str(error).strip().split("\n")[0]
             why = f"it fails for a batch of {size}: {type(error).__name__}: {text}"
@@ -204,6 +208,7 @@ def _examine_with(
         or _carries(follower, carried)
         or _given_memory(module, watched)
         or _normalises_other(follower, normalised[0])
+        or (why_coupled_backwards(follower, backwards, tapes[0]) if module is not None else None)
     )
     changed = _changed(module, watched, tapes, changes)
     kept = tuple(dict.fromkeys((*changes.kept, *(each.name for each in carried))))

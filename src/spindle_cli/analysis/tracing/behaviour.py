@@ -95,7 +95,9 @@ def _callable_or_object(value: Any, depth: int) -> str:
         cells = [cell.cell_contents for cell in value.__closure__ or () if is_filled(cell)]
         inside = [cells, value.__defaults__, value.__kwdefaults__]
         code = value.__code__
-        digest = hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(code.co_code + repr((code.co_names, code.co_consts)).encode()).hexdigest()[
+            :16
+        ]
         return f"{value.__module__}.{value.__qualname__} {digest} {_text(inside, depth - 1)}"
     if isinstance(value, types.MethodType):
         return f"{_text(value.__func__, depth - 1)} of {_text(value.__self__, depth - 1)}"

@@ -1,0 +1,256 @@
+"""What code that is not torch's does in a module's backward pass, followed as its forward is.
+
+The gradients of torch's own operations keep samples apart wherever these do themselves. What a hook (of a
+tensor, a layer or a node of the graph) or the backward of a `torch.autograd.Function` makes of a gradient has
+to be looked at: `g / g.norm()` is another number for the samples of a share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+
+from spindle_cli.analysis.fixed.refusal import reads_values
+from spindle_cli.analysis.rules.remembered import Remembering
+from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, Reduced, State
+from spindle_cli.analysis.rules.tape import Entry, Tape, tensors_in
+from spindle_cli.analysis.splitting.follow import Follower
+from spindle_cli.analysis.tracing.shapes import leaves_of
+from spindle_cli.analysis.unread import Unread
+from spindle_cli.workload.refuse import place_of_error
+
+_OTHER = "in its backward pass other things are done for another size of the batch"
+_COUPLES = "in its backward pass a gradient is changed by more than the sample that it belongs to"
+_Result = tuple[Any, int]  # a node of the graph that autograd keeps, and which of its results
+
+
+@dataclass
+class _Segment:
+    """What is done with gradients from one of torch's own nodes to the next.
+
+    Attributes:
+        given: gradients that the first one has made, and of which results.
+        entries: what is done with them.
+        taken: gradients that the next one takes, and of which results.
+    """
+
+    given: list[tuple[_Result, Tensor]] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    taken: list[tuple[_Result, Tensor]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A backward pass from all that a module gives, as far as others than torch have a part in it.
+
+    Attributes:
+        segments: in order; none where torch does it alone.
+        failed: why it could not be run.
+    """
+
+    segments: tuple[_Segment, ...] = ()
+    failed: Mixed | None = None
+
+    @classmethod
+    def of(cls, module: nn.Module, result: Any, tape: Tape, size: int) -> Backward:
+        """Run the backward pass of a forward that was recorded for a batch of some size."""
+        ends = [leaf for leaf in leaves_of(result) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+        with _Recorder(ends) as recorder:
+            if not recorder.has_others and not any(map(_has_hooks, _of_tape(tape))):
+                return cls()
+            try:
+                recorder.run(ends)
+            except Exception as error:  # the user's code, on tensors that may have no values
+                text = str(error).strip().split("\n")[0]
+                why = f"its backward pass fails for a batch of {size}: {type(error).__name__}: {text}"
+                if reads_values(error):
+                    why = "its backward pass decides by the values of its batch"
+                return cls(failed=Mixed(why, place_of_error(error)))
+            finally:
+                for parameter in module.parameters():
+                    parameter.grad = None
+        return cls(tuple(recorder.segments))
+
+
+def why_coupled_backwards(follower: Follower, backwards: Sequence[Backward], tape: Tape) -> Mixed | None:
+    """Why gradients of samples do not stay apart.
+
+    Args:
+        follower: has followed the forward.
+        backwards: the backward passes, for each of the follower's sizes.
+        tape: of the forward, for the first of them.
+    """
+    failed = next((each.failed for each in backwards if each.failed is not None), None)
+    if failed is not None or not backwards[0].segments:
+        return failed
+    if len({len(each.segments) for each in backwards}) > 1:
+        return Mixed(_OTHER)
+    known = _States(follower, tape)
+    for segments in zip(*(each.segments for each in backwards), strict=True):
+        first = segments[0]
+        for position, (result, gradient) in enumerate(first.given):
+            shapes = [each.given[position][1].shape for each in segments if len(each.given) > position]
+            follower.give(gradient, known.of_gradient(result, shapes))
+        known.give_seen_again(first.entries)
+        why = follower.follow([each.entries for each in segments])
+        if why is not None:
+            return Mixed(f"in its backward pass {why.why.removeprefix('its ')}", why.place)
+        for position, (result, gradient) in enumerate(first.taken):
+            shapes = [each.taken[position][1].shape for each in segments if len(each.taken) > position]
+            found, expected = follower.state_of(gradient), known.of_gradient(result, shapes)
+            if isinstance(found, Mixed):
+                return Mixed(f"in its backward pass {found.why}", found.place)
+            if found != expected:
+                return Mixed(_COUPLES, next((each.place for each in first.entries if each.place), None))
+    return None
+
+
+class _States:
+    """What the gradients of a forward's results are, by what the results are."""
+
+    def __init__(self, follower: Follower, tape: Tape) -> None:
+        self._follower = follower
+        self._of_results: dict[_Result, State] = {}
+        self._in_memory: dict[Any, State] = {}
+        for tensor in _of_tape(tape):
+            state = follower.state_of(tensor)
+            self._in_memory[_memory(tensor)] = state
+            if tensor.grad_fn is not None:
+                self._of_results[tensor.grad_fn, tensor.output_nr] = state
+
+    def of_gradient(self, result: _Result, shapes: Sequence[Sequence[int]]) -> State:
+        """The state of a result's gradient, which has these shapes for the sizes of the batch. That of
+        something which is the same for all samples is a sum over them, as is what each share has of that of a
+        mean.
+        """
+        state = self._of_results.get(result)
+        if isinstance(state, Batch):
+            return Batch(state.dim, state.outer, state.inner)
+        if isinstance(state, Reduced) and state.degree == 1:
+            return WHOLE
+        if isinstance(state, Reduced):
+            return Reduced(1)
+        sizes = self._follower.sizes
+        if len(shapes) < len(sizes) or len({len(shape) for shape in shapes}) > 1:
+            return Mixed(_OTHER)
+        moved = [dim for dim in range(len(shapes[0])) if len({shape[dim] for shape in shapes}) > 1]
+        if not moved:
+            return Reduced(1)
+        dim = moved[0]
+        rows = [divmod(shape[dim], size) for shape, size in zip(shapes, sizes, strict=True)]
+        if len(moved) > 1 or len(set(rows)) > 1 or rows[0][1]:
+            return Mixed("in its backward pass a gradient has no row for each sample")
+        return Batch(dim, 1, rows[0][0])
+
+    def give_seen_again(self, entries: Sequence[Entry]) -> None:
+        """Let the follower know a forward's results where autograd has kept them as other objects."""
+        made = {id(tensor) for entry in entries for tensor in tensors_in(entry.result)}
+        for entry in entries:
+            for tensor in tensors_in([*entry.args, *entry.kwargs.values()]):
+                state = self._in_memory.get(_memory(tensor))
+                if state is not None and id(tensor) not in made and not self._follower.knows(tensor):
+                    self._follower.give(tensor, state)
+
+
+class _Recorder:
+    """Runs a backward pass and keeps what others than torch's own nodes do in it. Its hooks go at the end."""
+
+    def __init__(self, ends: Sequence[Tensor]) -> None:
+        self.segments: list[_Segment] = []
+        self.has_others = False
+        self._handles: list[Any] = []
+        self._tape = Tape()
+        self._nodes = _nodes(ends)
+
+    def __enter__(self) -> _Recorder:
+        for node in self._nodes:
+            self._watch(node)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _watch(self, node: Any) -> None:
+        """Know when a node of torch's runs, and whether others have a part in it."""
+        if _is_of_others(node):
+            self.has_others = True
+            return
+        for register, call, is_last in (
+            (node.register_prehook, self._begin(node), True),
+            (node.register_hook, self._end(node), False),
+        ):
+            handle = register(call)
+            self._handles.append(handle)
+            hooks = handle.hooks_dict_ref()
+            self.has_others = self.has_others or len(hooks) > 1
+            others = {} if is_last else {key: hook for key, hook in hooks.items() if key != handle.id}
+            for key in others:  # are none of what the node does; torch calls hooks as a plain dict has them
+                del hooks[key]
+            hooks.update(others)
+
+    def _begin(self, node: Any) -> Callable[[Sequence[Tensor | None]], None]:
+        def begin(gradients: Sequence[Tensor | None]) -> None:
+            taken = [((node, place), each) for place, each in enumerate(gradients) if each is not None]
+            self.segments[-1].taken.extend(taken)
+            self._keep()
+
+        return begin
+
+    def _end(self, node: Any) -> Callable[[Sequence[Tensor | None], Any], None]:
+        def end(gradients: Sequence[Tensor | None], _: Any) -> None:
+            self._tape.entries = []
+            pairs = zip(node.next_functions, gradients, strict=True)
+            self.segments.append(_Segment([(to, each) for to, each in pairs if each is not None]))
+
+        return end
+
+    def _keep(self) -> None:
+        self.segments[-1].entries.extend(self._tape.entries)
+        self._tape.entries = []
+
+    def run(self, ends: Sequence[Tensor]) -> None:
+        """Run it from these tensors."""
+        gradients = [torch.empty_like(end) for end in ends]
+        given = [((end.grad_fn, end.output_nr), each) for end, each in zip(ends, gradients, strict=True)]
+        self.segments.append(_Segment(list(given)))
+        with Remembering(), self._tape, Unread():
+            torch.autograd.backward(ends, gradients)
+
+
+def _nodes(ends: Sequence[Tensor]) -> list[Any]:
+    """The nodes that autograd has for some tensors, in an order that the graph alone decides."""
+    found: dict[Any, None] = {}
+    left = [end.grad_fn for end in reversed(ends)]
+    while left:
+        node = left.pop()
+        if node is not None and node not in found:
+            found[node] = None
+            left += [each for each, _ in reversed(node.next_functions)]
+    return list(found)
+
+
+def _is_of_others(node: Any) -> bool:
+    """Whether a node runs the backward of a `torch.autograd.Function` that is not torch's."""
+    if not isinstance(node, BackwardCFunction):
+        return False
+    return not node._forward_cls.__module__.startswith("torch.")  # type: ignore[attr-defined]
+
+
+def _has_hooks(tensor: Tensor) -> bool:
+    return bool(tensor._backward_hooks)
+
+
+def _of_tape(tape: Tape) -> Iterator[Tensor]:
+    for entry in tape.entries:
+        yield from tensors_in([*entry.args, *entry.kwargs.values(), entry.result])
+
+
+def _memory(tensor: Tensor) -> Any:
+    """What two objects share that are the same tensor."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
