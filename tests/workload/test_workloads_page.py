@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import spindle_cli.workload
+import spindle_cli
 from spindle_cli.workload.file import WorkloadFile
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "workloads.md").read_text(encoding="utf-8")
 
 
 def test_every_refusal_of_the_table_is_one_of_the_code() -> None:
-    folder = Path(spindle_cli.workload.__file__).parent
+    folder = Path(spindle_cli.__file__).parent
     code = "\n".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
     phrases = re.findall(r"\*([^*]+)\*", "\n".join(line.split("|")[1] for line in _table()))
     assert len(phrases) > 10

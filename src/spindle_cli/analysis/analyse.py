@@ -30,6 +30,7 @@ from spindle_cli.files.artifact import sha256_of
 from spindle_cli.training.data.lengths import varying_dims
 from spindle_cli.workload.building.attributes import GoesOneWayError, values_kept
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
+from spindle_cli.workload.outside import heard
 from spindle_cli.workload.parameters import root_of
 from spindle_cli.workload.reads import OF_MODULES, Reads
 from spindle_cli.workload.refuse import refusal
@@ -101,7 +102,7 @@ class _Analyst:
         return replace(made, varying=varying_dims(lengths))
 
     def analyse(self, workload: Workload, lengths: Lengths, *, evaluates: bool) -> WorkloadGraph:
-        with values_kept(root_of(task) for task in workload.all_tasks):
+        with values_kept(root_of(task) for task in workload.all_tasks), heard():
             return self._analyse(workload, lengths, evaluates=evaluates)
 
     def _analyse(self, workload: Workload, lengths: Lengths, *, evaluates: bool) -> WorkloadGraph:

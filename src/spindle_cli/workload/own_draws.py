@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.workload.fields import OF_TORCH
+from spindle_cli.workload.outside import CHANCE, times_of_chance
 from spindle_cli.workload.refuse import place_inside
 
 # Names of functions and methods of torch, without the underscore of those that work in place.
@@ -288,7 +289,7 @@ def _varies(tensor: torch.Tensor) -> bool:
 
 class PythonDraws:
     """Whether Python's or numpy's random numbers are drawn: of the process, or of a generator that a module
-    holds, or the file that its forward is in.
+    holds, or the file that its forward is in; or the system's (`outside.asked`).
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -301,7 +302,10 @@ class PythonDraws:
         return next((name for (name, now), (_, before) in pairs if now != before), None)
 
     def _states(self) -> list[tuple[str, object]]:
-        found: list[tuple[str, object]] = [("Python's random", random.getstate())]
+        found: list[tuple[str, object]] = [
+            ("Python's random", random.getstate()),
+            (CHANCE, times_of_chance()),
+        ]
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             # Compared as bytes, since printing numpy's state takes milliseconds.

@@ -27,6 +27,7 @@ from spindle_cli.analysis.tracing.shapes import leaves_of
 from spindle_cli.analysis.unread import Unread
 from spindle_cli.workload.building.attributes import Before, Changes, swapped_tensors
 from spindle_cli.workload.building.writes import written_by
+from spindle_cli.workload.outside import asked
 from spindle_cli.workload.own_draws import OwnDraws
 from spindle_cli.workload.refuse import place_of_error
 
@@ -175,6 +176,7 @@ def _examine_with(
         try:
             with contextlib.ExitStack() as stack:
                 normalised.append(stack.enter_context(by_fixed_statistics(module)))
+                stack.enter_context(stack.enter_context(asked()).moved(len(tapes)))
                 results.append(_run_watched(run, call, tape, changes, draws, module, stack))
                 if module is not None and not tapes:
                     tensors = tensors_in(leaves_of(call))

@@ -30,12 +30,18 @@ from spindle_cli.analysis.tracing.signature import place_of_function
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import Changes, Leftover, Memories, last_name
 from spindle_cli.workload.graph import CONSTANT
+from spindle_cli.workload.outside import Asked
 from spindle_cli.workload.own_draws import draws_by_itself
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.step_values import asks_no_values
 from spindle_cli.workload.types import Task
 
 GIVE_AS_ARGUMENT = "Give it to the operator as an argument."
+_OUTSIDE = (
+    "A number that follows from the step is declared: Task(..., step_values={'beta': lambda step: min(1.0, "
+    "(step + 1) / 100)}); one for each sample is a field of the dataset's items. Or put this part into an "
+    "nn.Module of its own and list its class in the workload's `operators`: it is then run as it is."
+)
 
 
 @contextlib.contextmanager
@@ -99,13 +105,44 @@ def refuse_earlier(
             is_same, read = False, error
         except Exception:  # of what it finds there
             is_same = False
-    for node in first.nodes:  # which what was found there has got nodes of the other as users of
-        for user in [each for each in node.users if each.graph is not first]:
-            del node.users[user]
+    _forget_others(first)
     if not is_same:
         names = [*left.elsewhere, *left.held, *(f"self.{name}" for name in left.counted)]
         names += [each.name for each in kept]
         raise _refusal(task, names, operators, read)
+
+
+def refuse_outside(task: Task, first: fx.Graph, asked: Asked, again: Callable[[], fx.Graph]) -> None:
+    """Refuse a forward that computes between operators with what it has asked the world around it: a clock,
+    the number of its process, a file.
+
+    Args:
+        asked: what it has asked while it was traced.
+        again: traces it once more.
+
+    Raises:
+        WorkloadError: with the place where it asks, and what to do.
+    """
+    for file, place in asked.files.items():
+        what = f"forward reads the file {file!r} between operators, of which a trace has what was in it then"
+        raise refusal(task.name, what, place, f"Read it where the model is built. {_OUTSIDE}")
+    with asked.moved(1) if asked.places else contextlib.nullcontext():
+        is_same = not asked.places or _is_same(task.module, first, again)
+    _forget_others(first)
+    if not is_same:
+        name, place = next(iter(asked.places.items()))
+        what = (
+            f"forward asks {name} between operators and computes with the answer, which a trace has once and "
+            "for all"
+        )
+        raise refusal(task.name, what, place, _OUTSIDE)
+
+
+def _forget_others(graph: fx.Graph) -> None:
+    """Let no nodes of another graph be users of this one's, as those are which compute with what was left."""
+    for node in graph.nodes:
+        for user in [each for each in node.users if each.graph is not graph]:
+            del node.users[user]
 
 
 def _refuse_written(task: Task, graph: fx.Graph, operators: SeenAttributes) -> None:
@@ -269,12 +306,19 @@ def _work(graph: fx.Graph) -> list[Any]:
         (
             node.op,
             getattr(node.target, "__name__", node.target),
-            _texts(node.args, as_text),
+            _texts(_outputs(node) if node.op == "output" else node.args, as_text),
             _texts(node.kwargs, as_text),
         )
         for node in graph.nodes
         if _is_of_step(node, known)
     ]
+
+
+def _outputs(node: fx.Node) -> list[fx.Node]:
+    """What forward returns, without the numbers and texts that it has beside tensors: nobody takes them."""
+    found: list[fx.Node] = []
+    fx.node.map_arg(node.args, found.append)
+    return found
 
 
 def _texts(arguments: Any, as_text: Callable[[fx.Node], str]) -> str:

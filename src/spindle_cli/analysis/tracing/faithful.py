@@ -33,6 +33,7 @@ from spindle_cli.workload.building.writes import is_new, written_by
 from spindle_cli.workload.fields import OF_TORCH
 from spindle_cli.workload.graph import CONSTANT
 from spindle_cli.workload.moving import DECLARE
+from spindle_cli.workload.outside import place_of_chance
 from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, PythonDraws, is_seeded
 from spindle_cli.workload.refuse import frames_of_caller, place_of_caller, refusal
 
@@ -129,7 +130,7 @@ def nothing_is_frozen(
     if (drawn := draws.what()) is not None:
         what = f"forward draws random numbers by {drawn} between operators"
         own = re.findall(r"\w+", drawn.partition(" (")[0])[-1]  # how code names it
-        raise _frozen(task, what, Reader([root]).place_of(own), DRAW_WITH_TORCH)
+        raise _frozen(task, what, Reader([root]).place_of(own) or place_of_chance(), DRAW_WITH_TORCH)
 
 
 def refuse_seeding(task: str) -> None:

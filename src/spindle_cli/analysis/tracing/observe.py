@@ -58,6 +58,7 @@ from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.building.writes import NotingWrites, RefusingWrites
 from spindle_cli.workload.fields import fields_of
 from spindle_cli.workload.moving import DECLARE
+from spindle_cli.workload.outside import asked
 from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, PythonDraws
 from spindle_cli.workload.refuse import place_inside, place_of_error, refusal
 
@@ -176,7 +177,8 @@ class Observer:
 
         described = pytree.tree_map(_describe, (args, kwargs))
         unnumbered, numbered = (f"{text} {described}" for text in self.kinds.behaviours(module))
-        found, left = self._calls.of((unnumbered, numbered), module, find)
+        with asked():  # no question of forward's own
+            found, left = self._calls.of((unnumbered, numbered), module, find)
         if left is not None:
             self.left[self.kinds.behaviour(module)] = LeftBehind(*left)
         return pytree.tree_map(again, found)

@@ -19,7 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from spindle_cli.analysis.autocast import AutocastSeen
 from spindle_cli.analysis.fixed.refusal import FRAMES, ReadsValuesError
-from spindle_cli.analysis.tracing.earlier import GIVE_AS_ARGUMENT, refuse_earlier, says_what_operators_leave
+from spindle_cli.analysis.tracing.earlier import (
+    GIVE_AS_ARGUMENT,
+    refuse_earlier,
+    refuse_outside,
+    says_what_operators_leave,
+)
 from spindle_cli.analysis.tracing.faithful import (
     note_contexts,
     nothing_is_frozen,
@@ -68,6 +73,7 @@ from spindle_cli.workload.building.attributes import (
 )
 from spindle_cli.workload.moving import DECLARE, Move
 from spindle_cli.workload.one_process import is_of_distributed, refuse_call
+from spindle_cli.workload.outside import asked
 from spindle_cli.workload.own_draws import unseeded
 from spindle_cli.workload.parameters import root_of
 from spindle_cli.workload.reads import Reads
@@ -525,10 +531,12 @@ def _traced(
     memories, left = Memories.of(task.module), Changes()
     observer.is_tracing = True
     try:
-        with says_what_operators_leave(task.module, observer.attributes, lambda: trace()):
-            tracer, moves, graph = trace()
-        memories.compare(left)
-        refuse_earlier(task, graph, left, tracer.scratch.kept, observer.attributes, lambda: trace()[2])
+        with asked() as questions:
+            with says_what_operators_leave(task.module, observer.attributes, lambda: trace()):
+                tracer, moves, graph = trace()
+            memories.compare(left)
+            refuse_earlier(task, graph, left, tracer.scratch.kept, observer.attributes, lambda: trace()[2])
+            refuse_outside(task, graph, questions, lambda: trace()[2])
     finally:
         observer.is_tracing = False
         memories.restore()

@@ -1,0 +1,282 @@
+"""What code asks the world around a model: clocks, who and where this process is, the system's chance, files.
+
+A trace has the answers that it was made with. So whoever traces code notes what it asks, and may have clocks
+and the like answer otherwise, to see whether anything is computed with that. It is told by who asks: torch,
+this package and what they call in other threads hear what is so.
+"""
+
+from __future__ import annotations
+
+import builtins
+import datetime
+import io
+import os
+import platform
+import random
+import socket
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from spindle_cli.workload.refuse import is_of_the_user, is_ours, place_of
+
+CHANCE = "os.urandom"  # behind uuid, secrets and random.SystemRandom
+_MOVED_BY = 10**7  # seconds: another second, minute, hour, day and month
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_INSTALLED = ("site-packages", "dist-packages")
+# Of Python's own, those that ask for themselves, whoever has called them.
+_OWN_ASKERS = ("importlib", "inspect.", "linecache.", "logging", "tokenize.", "traceback.", "warnings.")
+_LOADING = str(Path(torch.__file__).parent / "serialization.py")
+Answer = Callable[..., Any]
+
+
+@dataclass
+class Asked:
+    """What code has asked so far.
+
+    Attributes:
+        places: by what it has asked, 'file:line' where it did first; files that it reads are apart.
+        files: of each file that it has read, the same.
+        chance: how often it has asked for the system's random numbers.
+        moves: how far clocks and the like are from what is so; at 0 they say that.
+    """
+
+    places: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    chance: int = 0
+    moves: int = 0
+
+    @contextmanager
+    def moved(self, moves: int) -> Iterator[None]:
+        """Have clocks and the like, and whether files are there, answer otherwise inside."""
+        before, self.moves = self.moves, moves
+        try:
+            yield
+        finally:
+            self.moves = before
+
+
+_listening: ContextVar[Asked | None] = ContextVar("_listening", default=None)
+
+
+@contextmanager
+def asked() -> Iterator[Asked]:
+    """Note what code asks inside, in this thread; not what it asks in another `asked` inside of this one."""
+    token = _listening.set(Asked())
+    try:
+        with heard():
+            found = _listening.get()
+            assert found is not None
+            yield found
+    finally:
+        _listening.reset(token)
+
+
+def times_of_chance() -> int:
+    """How often who is listened to has asked for the system's random numbers."""
+    found = _listening.get()
+    return 0 if found is None else found.chance
+
+
+def place_of_chance() -> str | None:
+    """'file:line' of who has first asked for them."""
+    found = _listening.get()
+    return None if found is None else found.places.get(CHANCE)
+
+
+def _asker(name: str) -> tuple[Asked, str] | None:
+    """Who listens, and 'file:line' of the code that asks; None if it is not the user's, or nobody listens."""
+    listening = _listening.get()
+    if listening is None:
+        return None
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not is_of_the_user(frame.f_code):
+        if not _hands_on(frame.f_code.co_filename):
+            return None
+        frame = frame.f_back
+    if frame is None:
+        return None
+    place = place_of(frame.f_code.co_filename, frame.f_lineno)
+    if name:
+        listening.places.setdefault(name, place)
+    return listening, place
+
+
+@cache
+def _hands_on(file: str) -> bool:
+    """Whether code of Python's, or what loads torch's files, asks for whoever has called it."""
+    if is_ours(file):
+        return file == __file__
+    if file == _LOADING or file.startswith("<frozen "):
+        return "importlib" not in file
+    inside = file.removeprefix(_STDLIB + os.sep)
+    return inside != file and not inside.startswith((*_OWN_ASKERS, *_INSTALLED))
+
+
+def _moving(name: str, real: Answer, move: Callable[[Any, int], Any]) -> Answer:
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        found = _asker(name)
+        given = real(*args, **kwargs)
+        return move(given, found[0].moves) if found is not None and found[0].moves else given
+
+    return answer
+
+
+def _of_time(name: str, real: Answer, place: int) -> Answer:
+    """A function of a time, which is the present one unless it is given at its place."""
+
+    def answer(*args: Any) -> Any:
+        found = _asker(name) if len(args) <= place else None
+        if found is None or not found[0].moves:
+            return real(*args)
+        then = _TIME() + found[0].moves * _MOVED_BY
+        return real(*args, _LOCALTIME(then) if name == "time.strftime" else then)
+
+    return answer
+
+
+def _chance(count: int) -> bytes:
+    found = _asker("")
+    if found is not None:
+        found[0].chance += 1
+        found[0].places.setdefault(CHANCE, found[1])
+    return _URANDOM(count)
+
+
+def _open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    found = _asker("") if set(mode).isdisjoint("wax") else None
+    if found is not None:
+        found[0].files.setdefault(str(file), found[1])
+    return _OPEN(file, mode, *args, **kwargs)
+
+
+def _stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+    found = _asker("os.stat")
+    if found is None or found[0].moves % 2 == 0:
+        return _STAT(path, *args, **kwargs)
+    try:
+        _STAT(path, *args, **kwargs)
+    except FileNotFoundError:
+        return _STAT(os.curdir)
+    raise FileNotFoundError(path)
+
+
+class _Any(type):
+    """A class whose instances are all of the class that it stands for."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.__mro__[1])
+
+
+class _Date(datetime.date, metaclass=_Any):
+    @classmethod
+    def today(cls) -> Any:
+        found = _asker("datetime.date.today")
+        return _DATE.fromtimestamp(_TIME() + (found[0].moves * _MOVED_BY if found else 0))
+
+
+class _Datetime(datetime.datetime, metaclass=_Any):
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+        found = _asker("datetime.now")
+        return _DATETIME.now(tz) + datetime.timedelta(seconds=found[0].moves * _MOVED_BY if found else 0)
+
+    @classmethod
+    def utcnow(cls) -> Any:
+        return cls.now(datetime.UTC).replace(tzinfo=None)
+
+    @classmethod
+    def today(cls) -> Any:
+        return cls.now()
+
+
+_TIME, _LOCALTIME, _URANDOM, _OPEN, _STAT = time.time, time.localtime, os.urandom, builtins.open, os.stat
+_DATE, _DATETIME = datetime.date, datetime.datetime
+
+
+def _seconds(given: float, moves: int) -> float:
+    return given + moves * _MOVED_BY
+
+
+def _nanoseconds(given: int, moves: int) -> int:
+    return given + moves * _MOVED_BY * 10**9
+
+
+def _other_process(given: int, moves: int) -> int:
+    """Another process that there is."""
+    return 1 if moves % 2 else given
+
+
+_seed = _moving("torch.initial_seed", torch.initial_seed, int.__add__)
+_CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+_STAND_INS: tuple[tuple[Any, str, Any], ...] = (
+    *((time, name, _moving(f"time.{name}", getattr(time, name), _seconds)) for name in _CLOCKS),
+    *(
+        (time, f"{name}_ns", _moving(f"time.{name}_ns", getattr(time, f"{name}_ns"), _nanoseconds))
+        for name in _CLOCKS
+    ),
+    *(
+        (time, name, _of_time(f"time.{name}", getattr(time, name), place))
+        for name, place in (("localtime", 0), ("gmtime", 0), ("ctime", 0), ("strftime", 1))
+    ),
+    (datetime, "datetime", _Datetime),
+    (datetime, "date", _Date),
+    (os, "getpid", _moving("os.getpid", os.getpid, _other_process)),
+    (os, "getppid", _moving("os.getppid", os.getppid, _other_process)),
+    (os, "urandom", _chance),
+    (os, "stat", _stat),
+    (random, "_urandom", _chance),
+    (socket, "gethostname", _moving("socket.gethostname", socket.gethostname, lambda n, m: n + m * "x")),
+    (platform, "node", _moving("platform.node", platform.node, lambda n, m: n + m * "x")),
+    (torch, "initial_seed", _seed),
+    (torch.random, "initial_seed", _seed),
+    (builtins, "open", _open),
+    (io, "open", _open),
+)
+
+
+@contextmanager
+def heard() -> Iterator[None]:
+    """Let what is asked be heard, also by the names that modules of the user's have for it."""
+    by_id = {id(getattr(module, name)): stand_in for module, name, stand_in in _STAND_INS}
+    if any(getattr(module, name) is stand_in for module, name, stand_in in _STAND_INS):
+        yield  # as it is already
+        return
+    replaced = [
+        (held, name, value)
+        for module in list(sys.modules.values())
+        if _is_asker(module)
+        for held in (vars(module),)
+        for name, value in list(held.items())
+        if id(value) in by_id
+    ]
+    replaced += [(vars(module), name, getattr(module, name)) for module, name, _ in _STAND_INS]
+    try:
+        for held, name, value in replaced:
+            held[name] = by_id[id(value)]
+        yield
+    finally:
+        for held, name, value in replaced:
+            held[name] = value
+
+
+def _is_asker(module: Any) -> bool:
+    """Whether a Python module is the user's or of a library of models."""
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and not is_ours(file) and not _is_of_python_or_torch(file)
+
+
+@cache
+def _is_of_python_or_torch(file: str) -> bool:
+    inside = file.removeprefix(_STDLIB + os.sep)
+    return (inside != file and not inside.startswith(_INSTALLED)) or f"{os.sep}torch{os.sep}" in file
