@@ -25,12 +25,13 @@ _TOTAL = sum(OFTEN)
 
 
 @compiled
-def copy_schedule(source: Schedule, to: Schedule) -> None:
-    """Make one schedule the same as another."""
+def copy_schedule(tables: Tables, source: Schedule, to: Schedule) -> None:
+    """Make one schedule the same as another, as far as it has pieces and these have devices."""
     for piece in range(len(source.pieces)):
         to.pieces[piece] = source.pieces[piece]
-        for place in range(source.devices.shape[1]):
-            to.devices[piece, place] = source.devices[piece, place]
+        if source.pieces[piece].metaop >= 0:
+            for place in range(tables.options[source.pieces[piece].option].devices):
+                to.devices[piece, place] = source.devices[piece, place]
     for metaop in range(len(source.of_metaop)):
         for place in range(1 + source.of_metaop[metaop, 0]):
             to.of_metaop[metaop, place] = source.of_metaop[metaop, place]
@@ -39,7 +40,7 @@ def copy_schedule(source: Schedule, to: Schedule) -> None:
 
 
 @compiled
-def is_same(one: Schedule, other: Schedule) -> bool:
+def is_same(tables: Tables, one: Schedule, other: Schedule) -> bool:
     """Whether two schedules have the same pieces at the same places, and run them in the same order."""
     if one.order[0] != other.order[0]:
         return False
@@ -50,7 +51,7 @@ def is_same(one: Schedule, other: Schedule) -> bool:
             return False
         if piece.metaop != beside.metaop or piece.first != beside.first or piece.last != beside.last:
             return False
-        for at in range(one.devices.shape[1]):
+        for at in range(tables.options[piece.option].devices):
             if one.devices[place, at] != other.devices[place, at]:
                 return False
     return True
@@ -85,11 +86,12 @@ def compiled_search() -> Any:
         costs[0], over = cost_of(tables, current, work, least, inf, penalty)
         beyond = costs[0] / over - least
         if over == 1.0 and costs[0] < costs[1]:
-            copy_schedule(current, best)
+            copy_schedule(tables, current, best)
             costs[1] = costs[0]
         placed, tried = 0, 0
+        work.is_known[0] = 0
         while placed < num_passes:
-            copy_schedule(current, trial)
+            copy_schedule(tables, current, trial)
             tried += 1
             placed += 10  # what a change takes that cannot be made
             if draw(work.random, REPAIRS) == 0:
@@ -101,15 +103,16 @@ def compiled_search() -> Any:
             slot = tried % len(history)
             most = max(costs[0], history[slot])
             least = least_of(tables, trial, work, most - stays * beyond)
-            if least == inf or is_same(trial, current):
+            if least == inf or is_same(tables, trial, current):
                 history[slot] = costs[0]
                 continue
             cost, over = cost_of(tables, trial, work, least, most, penalty)
             if cost <= most:
-                copy_schedule(trial, current)
+                copy_schedule(tables, trial, current)
                 costs[0], beyond = cost, cost / over - least
+                work.is_known[0] = 0
                 if over == 1.0 and cost < costs[1]:
-                    copy_schedule(trial, best)
+                    copy_schedule(tables, trial, best)
                     costs[1] = cost
             history[slot] = costs[0]
         return tried

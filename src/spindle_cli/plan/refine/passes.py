@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spindle_cli.account.device.iteration import EARLY_BYTES, PASSES_AHEAD
-from spindle_cli.plan.compiled import compiled
+from spindle_cli.plan.compiled import compiled, compiled_into_callers
 from spindle_cli.plan.refine.homes import MULTIPLIER, bandwidth
 from spindle_cli.plan.refine.schedule import Schedule, Work
 from spindle_cli.plan.refine.sums import set_slots
@@ -15,51 +15,74 @@ ROUNDING = 1e-9
 TOUCH = 1e-12
 
 
-@compiled
-def send(
-    tables: Tables, schedule: Schedule, work: Work, source: int, taker: int, num_bytes: float, ready_s: float
-) -> float:
-    """Send a batch from the devices of a piece to those of another as soon as all ways are free; when all of
-    it is there.
+@compiled_into_callers
+def _send(tables: Tables, work: Work, row: int, ready_s: float) -> float:
+    """Send what keeps the ports of a row of `load_ports` busy as soon as all are free; when all of it is
+    there.
     """
-    row = _load_of(tables, schedule, work, source, taker, num_bytes)
-    num_devices, free_s = len(tables.devices), work.port_free_s
-    start_s = ready_s
+    num_devices, free_s, ports = len(tables.devices), work.port_free_s, work.load_ports[row]
+    start_s, begin, run = ready_s, 0, 0
     for number in range(work.load_counts[row]):
-        start_s = max(start_s, free_s[work.load_ports[row, number]])
+        start_s = max(start_s, free_s[ports[number]])
     arrived_s = start_s
-    for number in range(work.load_counts[row]):
-        port = work.load_ports[row, number]
-        end_s = start_s + work.load_s[row, number]
-        free_s[port] = end_s
+    while begin < work.load_counts[row]:
+        end, end_s = work.load_ends[row, run], start_s + work.load_s[row, run]
         arrived_s = max(arrived_s, end_s)
-        if port >= 2 * num_devices:
-            set_slots(work.card_slots[port % num_devices], work.slot_s[0], start_s, end_s)
+        for number in range(begin, end):
+            free_s[ports[number]] = end_s
+        if ports[begin] >= 2 * num_devices:
+            for number in range(begin, end):
+                set_slots(work.card_slots[ports[number] % num_devices], work.slot_s[0], start_s, end_s)
+        begin, run = end, run + 1
     return arrived_s
 
 
-@compiled
+@compiled_into_callers
 def _load_of(
     tables: Tables, schedule: Schedule, work: Work, source: int, taker: int, num_bytes: float
 ) -> int:
-    """The row of `load_ports` and `load_s` with what messages between two pieces keep ports busy. Most pieces
-    stay as they are from one schedule to the next, so it is worked out where no row is called by both.
+    """The row of `load_ports` with what messages between two pieces keep ports busy. Most pieces stay as they
+    are from one schedule to the next, so it is worked out where no row is called by both.
     """
     key = work.names[source] * MULTIPLIER + work.names[taker]
     key = key * MULTIPLIER + int(num_bytes)
     row = (key ^ (key >> 29)) & (len(work.load_keys) - 1)
-    if work.load_keys[row] == key:
-        return int(row)
+    if work.load_keys[row] != key:
+        _set_load(tables, schedule, work, row, source, taker, num_bytes)
+        work.load_keys[row] = key
+    return int(row)
+
+
+@compiled
+def _set_load(
+    tables: Tables, schedule: Schedule, work: Work, row: int, source: int, taker: int, num_bytes: float
+) -> None:
+    """Work out what messages between two pieces keep ports busy."""
     one, two = tables.options[schedule.pieces[source].option], tables.options[schedule.pieces[taker].option]
     num_touched, most_bytes = _load_ports(
         tables, work, schedule.devices[source], one, schedule.devices[taker], two, num_bytes
     )
+    _group_ports(work, row, num_touched, 2 * len(tables.devices))
+    work.load_counts[row], work.load_bytes[row] = num_touched, most_bytes
+
+
+@compiled
+def _group_ports(work: Work, row: int, num_touched: int, first_card: int) -> None:
+    """Set a row of `load_ports`, those together that are busy equally long, cards apart from others."""
+    placed, run = 0, 0
     for number in range(num_touched):
-        work.load_ports[row, number] = work.touched[number]
-        work.load_s[row, number] = work.taken_s[work.touched[number]]
-        work.taken_s[work.touched[number]] = 0.0
-    work.load_keys[row], work.load_counts[row], work.load_bytes[row] = key, num_touched, most_bytes
-    return int(row)
+        port = work.touched[number]
+        seconds, is_card = work.taken_s[port], port >= first_card
+        if seconds == 0.0:  # it has its place beside an earlier one
+            continue
+        for at in range(number, num_touched):
+            other = work.touched[at]
+            if work.taken_s[other] == seconds and (other >= first_card) == is_card:
+                work.load_ports[row, placed] = other
+                work.taken_s[other] = 0.0
+                placed += 1
+        work.load_ends[row, run], work.load_s[row, run] = placed, seconds
+        run += 1
 
 
 @compiled
@@ -148,8 +171,9 @@ def _find_peers_of(tables: Tables, schedule: Schedule, work: Work, source: int, 
                 continue
             if devices[sender].node != devices[device].node:
                 states[sender].crosses = states[device].crosses = 1
-            elif not work.peers[sender, device]:
-                work.peers[sender, device] = work.peers[device, sender] = 1
+            elif not (work.peers[sender, device >> 6] >> (device & 63)) & 1:
+                work.peers[sender, device >> 6] |= 1 << (device & 63)
+                work.peers[device, sender >> 6] |= 1 << (sender & 63)
                 states[sender].peers += 1
                 states[device].peers += 1
 
@@ -187,16 +211,21 @@ def _pop(work: Work, size: int) -> int:
     return int(first)
 
 
-@compiled
+@compiled_into_callers
 def _send_first(tables: Tables, schedule: Schedule, work: Work, size: int) -> None:
     """Send what is ready first of so much."""
     ready_s = work.heap_s[0]
     item = _pop(work, size)
     edge = work.edges[item >> 1]
+    source, taker = edge.maker, edge.taker
     if item & 1:
-        edge.returned_s = send(tables, schedule, work, edge.taker, edge.maker, edge.num_bytes, ready_s)
+        source, taker = taker, source
+    row = _load_of(tables, schedule, work, source, taker, edge.num_bytes)
+    there_s = _send(tables, work, row, ready_s)
+    if item & 1:
+        edge.returned_s = there_s
     else:
-        edge.arrived_s = send(tables, schedule, work, edge.maker, edge.taker, edge.num_bytes, ready_s)
+        edge.arrived_s = there_s
 
 
 @compiled
@@ -311,7 +340,7 @@ def run_passes(tables: Tables, schedule: Schedule, work: Work, within_s: float) 
     return latest_s
 
 
-@compiled
+@compiled_into_callers
 def _send_or_hold_back(
     tables: Tables, schedule: Schedule, work: Work, num_waiting: int, number: int, item: int
 ) -> int:

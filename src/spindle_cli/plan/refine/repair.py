@@ -33,12 +33,8 @@ LATE = 1e-3
 @compiled
 def change_and_repair(tables: Tables, schedule: Schedule, work: Work) -> bool:
     """A piece is changed, and what starts later for it goes to devices that are free earlier."""
-    keys_s = work.keys_s
-    lay_out(tables, schedule, work)
-    keys_s[:] = -1.0  # what is not there before picks its devices
-    _place(tables, schedule, work, False)
-    for number in range(1, 1 + schedule.order[0]):
-        keys_s[schedule.order[number]] = work.passes[schedule.order[number]].start_s
+    if not work.is_known[0]:
+        _find_starts(tables, schedule, work)
     if not _change_one(tables, schedule, work):
         return False
     lay_out(tables, schedule, work)
@@ -47,6 +43,17 @@ def change_and_repair(tables: Tables, schedule: Schedule, work: Work) -> bool:
         if schedule.pieces[piece].metaop >= 0 and not groups_are_inside(tables, schedule, piece):
             return False
     return True
+
+
+@compiled
+def _find_starts(tables: Tables, schedule: Schedule, work: Work) -> None:
+    """Set when passes start before anything is changed."""
+    lay_out(tables, schedule, work)
+    work.alone_s[:] = -1.0  # what is not there before picks its devices
+    _place(tables, schedule, work, False)
+    for number in range(1, 1 + schedule.order[0]):
+        work.alone_s[schedule.order[number]] = work.passes[schedule.order[number]].start_s
+    work.is_known[0] = 1
 
 
 @compiled
@@ -68,7 +75,7 @@ def _place(tables: Tables, schedule: Schedule, work: Work, repairs: bool) -> Non
     """Place passes in time in their order, as if messages took none.
 
     Args:
-        repairs: whether forward passes that start later than `keys_s` says go to other devices.
+        repairs: whether forward passes that start later than `alone_s` says go to other devices.
     """
     passes, states = work.passes, work.states
     for device in range(len(states)):
@@ -84,7 +91,7 @@ def _place(tables: Tables, schedule: Schedule, work: Work, repairs: bool) -> Non
             for at in range(work.in_from[piece], work.in_from[piece + 1]):
                 ready_s = max(ready_s, passes[2 * work.edges[work.in_edges[at]].maker].end_s)
         start_s = max(ready_s, _free_s(tables, schedule, work, piece))
-        if repairs and not current & 1 and start_s > work.keys_s[current] * (1 + LATE):
+        if repairs and not current & 1 and start_s > work.alone_s[current] * (1 + LATE):
             start_s = _pick(tables, schedule, work, piece, ready_s, start_s)
         passes[current].start_s = start_s
         passes[current].end_s = start_s + passes[current].seconds

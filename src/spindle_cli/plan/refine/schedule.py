@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spindle_cli.account.device.iteration import PASSES_AHEAD
 from spindle_cli.plan.refine.tables import Floats, Ints, Records, Tables
+
+ShortInts = NDArray[np.int32]
 
 # Into how many slots time is cut, in which a network card carries messages or does not, and what share of the
 # first plan's iteration they cover: behind them it does not.
@@ -145,14 +148,17 @@ class Work(NamedTuple):
         names: [P] hashes of pieces' allocations and devices.
         port_free_s: [4 N] when ways of messages are free: out and in, inside of nodes and of cards.
         taken_s: [4 N] what the messages of an edge take of each; `touched`: which these are.
-        load_keys, load_counts, load_ports, load_s: the same of edges that have been worked out, by hashes of
-            their ends: [R] how many ways, and [R, 4 N] which, for how long. `load_bytes`: [R] the most that a
+        load_keys, load_counts, load_ports: the same of edges that have been worked out, by hashes of their
+            ends: [R] how many ways, and [R, 4 N] which. `load_ends`, `load_s`: [R, 4 N] of those that are
+            busy equally long in turn, where they end, and for how long. `load_bytes`: [R] the most that a
             device receives.
         card_slots: [N, S] of each card, slots of time with messages, 64 to a word; `home_slots`: [F, S] of
             any card of a home. `slot_s`: [1] the length of a slot.
-        peers: [N, N] whether two devices of a node exchange messages.
+        peers: [N, W] with which of its node each device exchanges messages, 64 to a word.
         states: [N] `STATE`.
         place: [2 P] of passes in the order.
+        alone_s: [2 P] when the passes of the schedule that is changed start, if messages take no time; -1 of
+            what has no piece. `is_known`: [1] whether that is so.
         firsts: [2, T] which of each type's devices two pieces begin with.
         random: [1] state of the random numbers.
     """
@@ -201,7 +207,8 @@ class Work(NamedTuple):
     touched: Ints
     load_keys: Ints
     load_counts: Ints
-    load_ports: Ints
+    load_ports: ShortInts
+    load_ends: ShortInts
     load_s: Floats
     load_bytes: Floats
     card_slots: Ints
@@ -210,6 +217,8 @@ class Work(NamedTuple):
     peers: Ints
     states: Records
     place: Ints
+    alone_s: Floats
+    is_known: Ints
     firsts: Ints
     random: Ints
 
@@ -269,15 +278,18 @@ def work_for(tables: Tables, num_places: int, iteration_s: float) -> Work:
         touched=np.zeros(4 * num_devices, ints),
         load_keys=np.zeros(num_loads, ints),
         load_counts=np.zeros(num_loads, ints),
-        load_ports=np.zeros((num_loads, 4 * num_devices), ints),
+        load_ports=np.zeros((num_loads, 4 * num_devices), np.int32),
+        load_ends=np.zeros((num_loads, 4 * num_devices), np.int32),
         load_s=np.zeros((num_loads, 4 * num_devices)),
         load_bytes=np.zeros(num_loads),
         card_slots=np.zeros((num_devices, SLOTS // 64), ints),
         home_slots=np.zeros((num_fragments, SLOTS // 64), ints),
         slot_s=np.full(1, COVERED * iteration_s / SLOTS),
-        peers=np.zeros((num_devices, num_devices), ints),
+        peers=np.zeros((num_devices, words), ints),
         states=np.zeros(num_devices, STATE),
         place=np.zeros(2 * num_places, ints),
+        alone_s=np.zeros(2 * num_places),
+        is_known=np.zeros(1, ints),
         firsts=np.zeros((2, len(tables.type_from) - 1), ints),
         random=np.zeros(1, ints),
     )

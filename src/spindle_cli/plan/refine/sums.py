@@ -22,8 +22,12 @@ def find_slots(work: Work, devices: Records, num_homes: int) -> None:
         if work.homes[home].nodes < 2:
             continue
         slots[home, :] = 0
+        before = -1
         for place in range(work.homes[home].count):
             card = devices[work.home_devices[home, place]].card
+            if card == before:
+                continue
+            before = card
             for word in range(slots.shape[1]):
                 slots[home, word] |= cards[card, word]
 
@@ -31,9 +35,11 @@ def find_slots(work: Work, devices: Records, num_homes: int) -> None:
 @compiled
 def set_slots(slots: Ints, slot_s: float, start_s: float, end_s: float) -> None:
     """Note that a card carries a message, in each slot in the middle of which it does."""
-    first, last = int(start_s / slot_s + 0.5), int(end_s / slot_s + 0.5)
-    for slot in range(first, min(last, SLOTS)):
-        slots[slot >> 6] |= 1 << (slot & 63)
+    first, last = int(start_s / slot_s + 0.5), min(int(end_s / slot_s + 0.5), SLOTS)
+    for word in range(first >> 6, (last + 63) >> 6):
+        low, high = max(first - 64 * word, 0), last - 64 * word
+        bits = -1 << low
+        slots[word] |= bits & ~(-1 << high) if high < 64 else bits
 
 
 @compiled
