@@ -20,7 +20,7 @@ from spindle_cli.plan.cutting.cuts import cutter_of
 from spindle_cli.plan.cutting.shares import share_times
 from spindle_cli.plan.mixed.bound import mixed_bound
 from spindle_cli.plan.mixed.dispatching.climb import MixedDispatcher
-from spindle_cli.plan.mixed.dispatching.dispatch import LEAST_PRICE, WIDEN, MixedGuide
+from spindle_cli.plan.mixed.dispatching.dispatch import WIDEN, MixedGuide
 from spindle_cli.plan.mixed.pricing import pricing_of
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.problem import Point
@@ -155,16 +155,14 @@ def test_mixes_cost_as_little_as_the_best_of_all_pairs() -> None:
     problem = make_mixed_problem(profile_on_types(net().model_copy(update={"num_ops": 1_000})), TWO)
     bound = mixed_bound(problem)
     (node,) = problem.nodes
-    random, mean, num_mixed = Random(0), sum(bound.prices) / 2, 0
+    random, num_mixed = Random(0), 0
     for _ in range(120):
-        by = (random.choice((1.0, 0.2)), random.choice((1.0, 5.0)))
+        by = fast_s, slow_s = (random.choice((0.2, 1.0, 3.0)), random.choice((1.0, 5.0)))
         wanted_s = random.uniform(0.5, 12.0)
-        asked = replace(bound, op_s=(wanted_s,), lower_bound_s=node.num_ops * wanted_s)
+        asked = replace(bound, prices=(1.0, 1.0), op_s=(wanted_s,), lower_bound_s=node.num_ops * wanted_s)
         dispatcher = MixedDispatcher(problem, asked)
         guide = not_wider(dispatcher.guide(0.0, 1.0))
         guide.prices[:] = by
-        own = [max(price, LEAST_PRICE * mean) for price in bound.prices]
-        fast_s, slow_s = (price * times for price, times in zip(own, by, strict=True))
         worth = {
             number: (counts[0] * fast_s + counts[1] * slow_s) * point.op_s
             for number, point in enumerate(node.points)
@@ -180,7 +178,7 @@ def test_mixes_cost_as_little_as_the_best_of_all_pairs() -> None:
         late_s = wanted_s * (1 + 1e-3)  # the share is rounded up to whole ops
         found = min(_mix(node.points, worth, taken, other, late_s, share) for other in worth)
         assert found == pytest.approx(best, rel=1e-2)
-    assert num_mixed > 10
+    assert num_mixed > 5
 
 
 def _mix(
