@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import functools
 import itertools
+import operator
 import os
 import re
 import sys
@@ -18,8 +19,8 @@ import threading
 import types
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from torch import Tensor, fx, nn, strided
@@ -265,8 +266,7 @@ def _look(name: str, module: nn.Module, *, is_owner: bool = False) -> _Part:
     return _Part(module, name, *held, is_owner)
 
 
-@dataclass(frozen=True)
-class _Memory:
+class _Memory(NamedTuple):  # a thousand are made for each look at a layer
     """A container, an object, a class or a file, and what it held.
 
     Attributes:
@@ -340,8 +340,8 @@ class _Memory:
             now = {**before, **new}
         elif isinstance(held, list) and len(held) > len(kept) and _is_as(held[: len(kept)], kept):
             now = before + held[len(kept) :]
-        replace(self, kept=now).restore()
-        return replace(self, kept=before).restore
+        self._replace(kept=now).restore()
+        return self._replace(kept=before).restore
 
     def restore(self) -> None:
         """Let it hold what it held.
@@ -372,11 +372,15 @@ class _Memory:
 
 def _container(value: Any) -> Any:
     """As which container something is read; None: it is none."""
-    return next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
+    if isinstance(value, _CONTAINERS):
+        return next(kind for kind in _CONTAINERS if isinstance(value, kind))
+    return None
 
 
 def _contents(value: Any, *, by_names: bool) -> Any:
     """A copy of what something holds."""
+    if type(value) is dict and not by_names:
+        return value.copy()
     if by_names:
         return dict(attributes_of(value) or {})
     if isinstance(value, _VARIABLES):
@@ -413,6 +417,7 @@ class Memories:
         self._memories: dict[tuple[object, bool], _Memory] = {}
         self._hidden: list[tuple[str, Tensor]] = []  # of modules that are no parts, by how they are come to
         self._names: list[_Memory] = []  # of classes and files
+        self._named_by: set[int] = set()  # the ids of these
         self._remembering: dict[int, tuple[Any, int]] = {}
         self._files = {cls.__module__ for cls in classes}
         reads = _read_by(module for _, module in parts)
@@ -566,8 +571,9 @@ class Memories:
         self, holder: Any, names: Mapping[str, Any], named: Collection[str] | None = None
     ) -> None:
         """Look at the names of a class or file; `named`: at these alone."""
-        if any(each.holder is holder for each in self._names):
+        if id(holder) in self._named_by:
             return
+        self._named_by.add(id(holder))
         kept = dict(names) if named is None else {name: names.get(name, _MISSING) for name in named}
         own = settled_module_name(holder.__name__)
         self._names.append(_Memory(holder, (own,), kept, is_own=False, by_names=True, is_whole=named is None))
@@ -581,7 +587,10 @@ class Memories:
                 self._look(function, (own, f".{name}"), _DEPTH, is_own=False)
 
     def _look(self, value: Any, path: tuple[str, ...], depth: int, *, is_own: bool) -> None:
-        if depth == 0 or isinstance(value, _PLAIN) or value is None:
+        if depth == 0 or value is None or isinstance(value, _PLAIN):
+            return
+        if type(value) is types.FunctionType:  # most of what classes and files have
+            self._look_into_function(value, path, depth, is_own=is_own)
             return
         if (id(value), False) in self._memories or (id(value), True) in self._memories:
             return
@@ -589,8 +598,6 @@ class Memories:
             held = (value.__func__, value.__self__) if isinstance(value, types.MethodType) else _bound(value)
             for each in held:
                 self._look(each, path, depth, is_own=is_own)
-        elif isinstance(value, types.FunctionType):
-            self._look_into_function(value, path, depth, is_own=is_own)
         elif isinstance(value, nn.Module):
             if is_own and id(value) not in self._parts:
                 name = "self." + "".join(path)
@@ -626,10 +633,15 @@ class Memories:
         """Look at a function's attributes, its defaults and the variables around it."""
         if not _is_of(value, None if is_own else self._files):
             return
-        self._look(vars(value), path, 1, is_own=is_own)
-        for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
-            self._look(default, (*path, "'s default"), depth - 1, is_own=is_own)
-        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+        attributes = vars(value)
+        if (id(attributes), False) not in self._memories:
+            self._keep(attributes, path, is_own=is_own)
+        if value.__defaults__ or value.__kwdefaults__:
+            for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+                self._look(default, (*path, "'s default"), depth - 1, is_own=is_own)
+        if value.__closure__ is None:
+            return
+        for variable, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
             inside = (*path, f": {variable}")
             self._look(cell, inside, depth, is_own=is_own)
             self._look(_inside(cell), inside, depth - 1, is_own=is_own)
@@ -770,9 +782,10 @@ def _is_of_users(value: Any, files: Collection[str] | None) -> bool:
     """Whether it is an object with fields, of a class in these files; None: of any of the user's or of a
     library for models; or one that is made to hold whatever it is given.
     """
-    if isinstance(value, nn.Module | Tensor | type | types.ModuleType) or fields_of(value) is None:
+    if not (isinstance(value, _NAMESPACES) or _is_of(type(value), files)):
         return False
-    return isinstance(value, _NAMESPACES) or _is_of(type(value), files)
+    is_other = isinstance(value, (nn.Module, Tensor, type, types.ModuleType))
+    return not is_other and fields_of(value) is not None
 
 
 def is_of_users_code(code: type | types.FunctionType) -> bool:
@@ -877,7 +890,11 @@ def _is_as(held: Any, kept: Any) -> bool:
     """Whether a container holds the same objects, in the same order, as it did."""
     if len(held) != len(kept):
         return False
+    if not kept or (type(held) is type(kept) is list and all(map(operator.is_, held, kept))):
+        return True
     if isinstance(kept, dict):
+        if all(map(operator.is_, held, kept)) and all(map(operator.is_, held.values(), kept.values())):
+            return True
         return all(
             _is(key, known) and _is(value, old)
             for (key, value), (known, old) in zip(held.items(), kept.items(), strict=True)
