@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,23 +26,28 @@ _FILLING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoul
 
 def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors that it writes to, in lists (torch._foreach_mul_) and by keyword (out=) too."""
-
-    def given() -> Iterator[tuple[Any, Any]]:
-        yield from zip(func._schema.arguments, args, strict=False)
-        by_name = {argument.name: argument for argument in func._schema.arguments}
-        yield from ((by_name[name], value) for name, value in kwargs.items() if name in by_name)
-
-    moves = func._schema.name.removeprefix("aten::") in _BATCH_NORMS and any(
-        value is True for argument, value in given() if argument.name == "training"
-    )
+    written = _names_written(func)
+    if not written:
+        return []
+    names = (argument.name for argument in func._schema.arguments)
+    given = [*zip(names, args, strict=False), *kwargs.items()]
+    moves = ("training", True) in [(name, value) for name, value in given if isinstance(value, bool)]
     return [
         tensor
-        for argument, value in given()
-        if (argument.alias_info is not None and argument.alias_info.is_write)
-        or (moves and argument.name in _STATISTICS)
+        for name, value in given
+        if written.get(name) or (moves and name in written)
         for tensor in pytree.tree_leaves(value)
         if isinstance(tensor, Tensor)
     ]
+
+
+@cache
+def _names_written(func: Any) -> dict[str, bool]:
+    """The names of the arguments that an operation writes to: always, or only while it trains (False)."""
+    schema = func._schema
+    moving = _STATISTICS if schema.name.removeprefix("aten::") in _BATCH_NORMS else ()
+    marked = {each.name: bool(each.alias_info and each.alias_info.is_write) for each in schema.arguments}
+    return {name: is_marked for name, is_marked in marked.items() if is_marked or name in moving}
 
 
 def overwritten_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
