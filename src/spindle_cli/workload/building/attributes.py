@@ -415,6 +415,8 @@ class Memories:
     def __init__(self, parts: Sequence[tuple[str, nn.Module]], classes: Sequence[type]) -> None:
         """`parts`: with their names below the module; `classes`: of all of them."""
         self._memories: dict[tuple[object, bool], _Memory] = {}
+        # By id the dicts of functions without attributes, which most are; with paths, and `is_own`.
+        self._bare: dict[object, tuple[dict[str, Any], tuple[str, ...], bool]] = {}
         self._hidden: list[tuple[str, Tensor]] = []  # of modules that are no parts, by how they are come to
         self._names: list[_Memory] = []  # of classes and files
         self._named_by: set[int] = set()  # the ids of these
@@ -472,24 +474,22 @@ class Memories:
         """Put something else in the place of plain values that have changed or come to lists, for good, and
         give the names of what holds them. `other`: see `changed_replaced`.
         """
-        changed = [each for each in self._memories.values() if not _is_as(each.held, each.kept)]
         with contextlib.ExitStack() as undo:
-            found = [each for each in changed if _replace_plain(each, other, undo, most=1)[0]]
+            found = [each for each in self._changed() if _replace_plain(each, other, undo, most=1)[0]]
             undo.pop_all()
         return [each.name for each in found]
 
     def compare(self, changes: Changes) -> None:
         """Add what has changed since."""
-        for memory in self._memories.values():
-            if not _is_as(memory.held, memory.kept):
-                changes.within += memory.changed
-                changes.leftovers += memory.leftovers
-                if not _counts(memory.held, memory.kept):
-                    changes.held.append(memory.name)
-                elif memory.is_attribute:
-                    changes.counted.append(memory.path[0])
-                else:
-                    changes.elsewhere.append(memory.name)
+        for memory in self._changed():
+            changes.within += memory.changed
+            changes.leftovers += memory.leftovers
+            if not _counts(memory.held, memory.kept):
+                changes.held.append(memory.name)
+            elif memory.is_attribute:
+                changes.counted.append(memory.path[0])
+            else:
+                changes.elsewhere.append(memory.name)
         for names in self._names:
             for name, value, old in _others(names):
                 is_plain = _is_plain_other(value, old)
@@ -498,6 +498,11 @@ class Memories:
                     changes.within.append(f"{names.name}.{name}")
                     put = functools.partial(_set_name, names.holder, name, value)
                     changes.leftovers.append(Leftover(f"{names.name}.{name}", names.holder, put))
+
+    def _changed(self) -> list[_Memory]:
+        """Those that hold something else now."""
+        changed = [each for each in self._memories.values() if not _is_as(each.held, each.kept)]
+        return changed + [_of_bare(*bare) for bare in self._bare.values() if bare[0]]
 
     def tensors(self) -> Iterator[Tensor]:
         """The tensors in them."""
@@ -523,6 +528,8 @@ class Memories:
     def name_of(self, identity: object) -> str | None:
         """By which name what has this `id` is among them; None: it is not."""
         found = self._memories.get((identity, False)) or self._memories.get((identity, True))
+        if found is None and (bare := self._bare.get(identity)) is not None:
+            found = _of_bare(*bare)
         return None if found is None else found.name
 
     def have_changed(self) -> bool:
@@ -540,8 +547,7 @@ class Memories:
             other: gives it, for who holds the value and by which name.
         """
         with contextlib.ExitStack() as undo:
-            changed = [each for each in self._memories.values() if not _is_as(each.held, each.kept)]
-            found = [_replace_plain(memory, other, undo) for memory in changed]
+            found = [_replace_plain(memory, other, undo) for memory in self._changed()]
             for names in self._names:
                 for name, value, old in list(_others(names)):
                     if _is_plain_other(value, old):
@@ -555,9 +561,8 @@ class Memories:
         values alone, as an object there may be made once. What is remembered of calls is forgotten where it
         became more.
         """
-        for memory in self._memories.values():
-            held = memory.held
-            if not _is_as(held, memory.kept) and (memory.is_own or _is_left(held, memory.kept)):
+        for memory in self._changed():
+            if memory.is_own or _is_left(memory.held, memory.kept):
                 memory.restore()
         for names in self._names:
             for name, value, old in list(_others(names)):
@@ -578,7 +583,7 @@ class Memories:
         own = settled_module_name(holder.__name__)
         self._names.append(_Memory(holder, (own,), kept, is_own=False, by_names=True, is_whole=named is None))
         for name, value in kept.items():
-            function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+            function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
             if isinstance(function, functools._lru_cache_wrapper):
                 self._remembering[id(function)] = (function, function.cache_info().currsize)
             elif value is not _MISSING and (
@@ -592,9 +597,13 @@ class Memories:
         if type(value) is types.FunctionType:  # most of what classes and files have
             self._look_into_function(value, path, depth, is_own=is_own)
             return
+        if isinstance(value, type):
+            if _is_of(value, None if is_own else self._files):
+                self._look_into_names(value, vars(value))
+            return
         if (id(value), False) in self._memories or (id(value), True) in self._memories:
             return
-        if isinstance(value, types.MethodType | functools.partial):
+        if isinstance(value, (types.MethodType, functools.partial)):
             held = (value.__func__, value.__self__) if isinstance(value, types.MethodType) else _bound(value)
             for each in held:
                 self._look(each, path, depth, is_own=is_own)
@@ -607,9 +616,6 @@ class Memories:
             if is_own and id(value) not in self._parts and _is_of(type(value), None):
                 kept = self._keep(value, path, is_own=is_own, by_names=True)
                 self._look_inside(kept, path, depth, ".{}", is_own=is_own)
-        elif isinstance(value, type):
-            if _is_of(value, None if is_own else self._files):
-                self._look_into_names(value, vars(value))
         elif type(value) is tuple:
             for number, each in enumerate(value[:_MOST]):
                 self._look(each, (*path, f"[{number}]"), depth - 1, is_own=is_own)
@@ -634,7 +640,9 @@ class Memories:
         if not _is_of(value, None if is_own else self._files):
             return
         attributes = vars(value)
-        if (id(attributes), False) not in self._memories:
+        if not attributes:
+            self._bare.setdefault(id(attributes), (attributes, path, is_own))
+        elif (id(attributes), False) not in self._memories:
             self._keep(attributes, path, is_own=is_own)
         if value.__defaults__ or value.__kwdefaults__:
             for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
@@ -656,6 +664,11 @@ class Memories:
             for key, each in kept.items() if isinstance(kept, dict) else enumerate(kept):
                 if type(each) not in _PLAIN and each is not None:
                     self._look(each, (*path, how.format(key)), depth - 1, is_own=is_own)
+
+
+def _of_bare(attributes: dict[str, Any], path: tuple[str, ...], is_own: bool) -> _Memory:
+    """The memory of a function that had no attributes."""
+    return _Memory(attributes, path, {}, is_own, by_names=False)
 
 
 def _set_name(holder: Any, name: str, value: Any) -> Callable[[], object]:
