@@ -150,8 +150,11 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
         "sets self.step of Net between operators and reads what an earlier one has left there",
     ),
     "a value for later": (
-        lambda self, x: (setattr(self, "mask", self.first(x)), self.second(self.mask).mean())[1],
-        "sets self.mask",
+        lambda self, x: (
+            setattr(self, "mask", self.first(x if self.mask is None else self.mask)),
+            self.second(self.mask).mean(),
+        )[1],
+        "what an earlier forward has left in self.mask",
     ),
     "a moving average": (_does(_moving_average), "depends on 't.teacher.norm.weight'"),
     "a moving average by lists": (_does(_moving_average_by_lists), "depends on 't.teacher.norm.weight'"),

@@ -186,7 +186,7 @@ TASKS = {
     "[task('a', reduction='average')]": "reduction is 'average'",
     "[Task('a', 'module', 2, [])]": "module is a str",
     "[Task('a', torch.jit.script(nn.Linear(1, 1)), 2, [])]": "module is compiled by torch.jit, and hides",
-    "[Task('a', torch.compile(nn.Linear(1, 1)), 2, [])]": "OptimizedModule, whose class defines no forward",
+    "[Task('a', nn.ModuleList(), 2, [])]": "ModuleList, whose class defines no forward",
     "[task('a', collate='pad')]": "collate is 'pad', expected a function",
     "task('a')": "tasks: found Task(name='a'",
     "{'a': task('a')}": "expected a list of tasks",

@@ -32,11 +32,15 @@ class AutocastSeen:
         self._open: list[tuple[str, bool]] = []
 
     def is_switched_on(self) -> bool:
-        """For any type of device."""
-        return any(dict(self._open).values())
+        """For any type of device that is here: for others it does nothing."""
+        return any(enabled and _is_here(device) for device, enabled in dict(self._open).items())
+
+    def is_switched_off(self) -> bool:
+        """For any type of device that is here."""
+        return any(map(_is_here, self.switched_off()))
 
     def switched_off(self) -> frozenset[str]:
-        """For which types of device."""
+        """For which types of device, here or not."""
         return frozenset(device for device, enabled in dict(self._open).items() if not enabled)
 
     @contextlib.contextmanager
@@ -55,7 +59,7 @@ class AutocastSeen:
         ) -> None:
             # x.device.type is not known while tracing: "cpu" stands for wherever it runs.
             device = "cpu" if isinstance(device_type, fx.Proxy) else device_type
-            mode.seen = (device, enabled)  # torch enables none for devices that this machine lacks
+            mode.seen = (device, enabled)  # it may run where torch has more of them
             make(mode, device, dtype, enabled, *args, **kwargs)
 
         def entered(mode: Any) -> Any:
@@ -74,6 +78,11 @@ class AutocastSeen:
         finally:
             context.__init__, context.__enter__, context.__exit__ = make, enter, leave
             self._open.clear()
+
+
+def _is_here(device: str) -> bool:
+    """Whether this machine has devices of a type."""
+    return device == "cpu" or bool(torch.get_device_module(device).is_available())
 
 
 @contextlib.contextmanager

@@ -312,9 +312,13 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _parts(value: Any) -> list[tuple[Any, Any]] | None:
-    """What a container has, by key, position or attribute; None of anything else."""
+    """What a container has, by key, position or attribute; None of anything else, such as a dataclass that
+    holds no tensors.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return list(_attributes(value).items())
+        attributes = _attributes(value)
+        has_tensors = any(isinstance(leaf, Tensor) for leaf in _leaves(list(attributes.values())))
+        return list(attributes.items()) if has_tensors else None
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -337,6 +341,12 @@ def _is_object(value: Any) -> bool:
 
 
 def as_text(value: Any) -> Any:
-    """An entry of an item as torch's default_collate takes it: an object that it does not know as a text."""
+    """An entry of an item as torch's default_collate takes it: an object that it does not know as a text, in
+    dicts, lists and tuples too.
+    """
+    if isinstance(value, dict):
+        return {key: as_text(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(as_text, value))
     known = isinstance(value, (*_NUMBERS, str, bytes, Mapping, list, tuple))
     return value if known else type(value).__name__

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from spindle_cli.workload.settings.data import TaskLengths
     from spindle_cli.workload.types import FlowTask, Task, Workload
 
+COMPILE_OPERATORS = "operators are compiled by `compile: inductor` under `train` in the workload file"
+
 
 @dataclass(frozen=True)
 class ValueSpec:
@@ -330,7 +332,9 @@ class WorkloadGraph:
             for name, task in self.tasks.items()
             if task.left_out_of_items
         )
-        return (*coupled, *fixed, *moved, *drawing, *left_out, *self.kept)
+        names = ", ".join(self.workload.uncompiled)
+        compiled = (f"torch.compile is left out of {names}: {COMPILE_OPERATORS}",) if names else ()
+        return (*coupled, *fixed, *moved, *drawing, *left_out, *compiled, *self.kept)
 
 
 def reached(first: Iterable[fx.Node], onward: Callable[[fx.Node], Iterable[fx.Node]]) -> dict[fx.Node, None]:

@@ -164,6 +164,7 @@ class Workload:
             the sequence each, where nothing there looks at several positions.
         constraints: on trained parameters, applied after every update, in their order.
         follows: parameters that are moving averages of trained ones.
+        uncompiled: classes and functions that were given to torch.compile, and run without it.
     """
 
     name: str
@@ -177,6 +178,7 @@ class Workload:
     evaluated: Sequence[Task | FlowTask] = ()
     constraints: Sequence[Constraint] = ()
     follows: Sequence[Follows] = ()
+    uncompiled: tuple[str, ...] = field(default=(), init=False)
 
     @property
     def all_tasks(self) -> tuple[Task | FlowTask, ...]:

@@ -58,6 +58,8 @@ _IN_OPERATOR = (
     "run as it is."
 )
 
+# What a forward may keep for itself, if the next one computes the same with it.
+_OF_ONE_FORWARD = (fx.Proxy, list, tuple, dict, set, type(None))
 _IN_INIT = (
     "A table or mask that the first forward makes and keeps: make it in __init__ for the longest input "
     '(self.register_buffer("table", ..., persistent=False)), or in every forward, without keeping it. '
@@ -78,10 +80,10 @@ def note_contexts(task: str, node: fx.Node, autocast: AutocastSeen, *, is_operat
         hint = f"Train in another precision by `precision` in the workload file, or: {_IN_OPERATOR}"
         raise refusal(task, what, place_of_caller(), hint)
     switched_off = autocast.switched_off()
-    if switched_off and is_operator:
+    if is_operator and autocast.is_switched_off():
         what = "forward switches torch.autocast off around an operator, which a trace does not keep"
         raise refusal(task, what, place_of_caller(), "Switch it off inside the operator's own forward.")
-    if switched_off:
+    if switched_off and not is_operator:
         node.meta[NO_AUTOCAST] = switched_off
 
 
@@ -176,8 +178,13 @@ def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scrat
     is_state = name in module._buffers or name in module._parameters
     if name in MARKS or name == MODE or keeps_for_generating(module, name):
         return
-    if isinstance(value, fx.Proxy) and (scratch.takes(module, name) or _is_normed(module, name)):
+    if isinstance(value, fx.Proxy) and _is_normed(module, name):
         return
+    if not is_state and isinstance(value, _OF_ONE_FORWARD):
+        if scratch.takes(module, name):
+            return
+        if isinstance(old, _OF_ONE_FORWARD) and scratch.keeps(module, name, value):
+            return
     if not is_state and not isinstance(value, fx.Proxy):
         is_same = value is old or (
             type(value) is type(old) and not isinstance(value, Tensor) and value == old

@@ -55,6 +55,7 @@ from spindle_cli.workload.building.attributes import (
 )
 from spindle_cli.workload.building.handed_out import handed_out
 from spindle_cli.workload.building.layer_numbers import Findings
+from spindle_cli.workload.building.uncompiled import CALLS_COMPILED, LEAVE_OUT, is_of_compiled
 from spindle_cli.workload.building.writes import NotingWrites, RefusingWrites
 from spindle_cli.workload.fields import fields_of
 from spindle_cli.workload.moving import DECLARE
@@ -531,6 +532,8 @@ class Run(fx.Interpreter):
 
     def _refusal(self, node: fx.Node, error: Exception) -> WorkloadError:
         what = self._called(node)
+        if is_of_compiled(error):
+            return refusal(self._task, CALLS_COMPILED, place_of_error(error), LEAVE_OUT)
         place = place_of_error(error) or node.meta.get("place")
         if isinstance(error, _ChangesItsInputError | _ReplacesParameterError):
             return self._refusal_of_changes(what, node, error)

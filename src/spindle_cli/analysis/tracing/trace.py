@@ -71,6 +71,9 @@ from spindle_cli.workload.building.attributes import (
     hooks_of_forward_left_alone,
     last_name,
 )
+from spindle_cli.workload.building.uncompiled import CALLS_COMPILED, LEAVE_OUT, is_of_compiled
+from spindle_cli.workload.graph import made_of as nodes_behind
+from spindle_cli.workload.graph import reached
 from spindle_cli.workload.moving import DECLARE, Move
 from spindle_cli.workload.one_process import is_of_distributed, refuse_call
 from spindle_cli.workload.outside import asked
@@ -581,11 +584,37 @@ def _graph_of(
         ):
             graph = tracer.trace(task.module)
             refuse_seeding(task.name)
+            _drop_numbers_beside_loss(graph)
     except (WorkloadError, SetsPlainError):
         raise
     except Exception as error:
         raise _untraceable(task.name, error) from error
     return tracer, moves, graph
+
+
+def _drop_numbers_beside_loss(graph: fx.Graph) -> None:
+    """Let forward return no numbers that it has read of values (`acc.item()`) beside the loss: they are for
+    whoever looks at it, and nobody does.
+    """
+    output = next(node for node in graph.nodes if node.op == "output")
+    returned = output.args[0]
+    if not isinstance(returned, Mapping) or "loss" not in returned:
+        return
+    read: Any = reached([node for node in graph.nodes if node.target == "item"], lambda node: node.users)
+    of_loss = nodes_behind([node for node in [returned["loss"]] if isinstance(node, fx.Node)])
+    if read.keys().isdisjoint(output.all_input_nodes):
+        return
+    output.args = (
+        {
+            key: value
+            if key == "loss"
+            else fx.node.map_arg(value, lambda node: None if node in read else node)
+            for key, value in returned.items()
+        },
+    )
+    for node in reversed(graph.nodes):
+        if node in read and node is not output and node not in of_loss and not node.users:
+            graph.erase_node(node)
 
 
 def _refuse_kept_apart(task: Task, node: fx.Node, region: Region, observer: Observer) -> None:
@@ -732,6 +761,8 @@ def _untraceable(task: str, error: Exception) -> WorkloadError:
     if re.search(rf"\b(not|got) {Unknown.__name__}\b", text):  # torch looks at its class, and asks it nothing
         what = "forward sets an attribute between operators and reads what an earlier one has left there"
         return refusal(task, what, place_of_error(error), DECLARED)
+    if is_of_compiled(error):
+        return refusal(task, CALLS_COMPILED, place_of_error(error), LEAVE_OUT)
     if isinstance(error, NameError) and "parameter is not a member" in text:
         what = (
             "forward computes with a parameter of a layer that is no part of the model (in an object, a "

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.jit import ScriptModule
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.uncompiled import uncompile
 from spindle_cli.workload.types import Constraint, FlowTask, Follows, Moment, Task, Workload
 
 _CLASSES = ("operators", "coupled", "contrastive")
@@ -23,7 +24,7 @@ _LISTS = {
 
 
 def check_workload(workload: Any, where: str) -> Workload:
-    """Refuse what is not a usable workload, before anything is traced.
+    """Refuse what is not a usable workload, before anything is traced; its modules are uncompiled then.
 
     Raises:
         WorkloadError: naming the task, the value and what was expected.
@@ -34,6 +35,7 @@ def check_workload(workload: Any, where: str) -> Workload:
             hint="Let the function end with `return Workload(name=..., tasks=[...], ...)`.",
         )
     _check_lists(workload, where)
+    workload.uncompiled = uncompile(workload)
     if not workload.tasks:
         raise WorkloadError(f"{where}: the workload {workload.name!r} has no tasks")
     for key in ("tasks", "evaluated"):
@@ -129,8 +131,7 @@ def _check_task(task: Any, where: str, key: str) -> None:
     if isinstance(task, Task) and getattr(type(task.module), "forward", None) is nn.Module.forward:
         raise WorkloadError(
             f"{where}: module is a {type(task.module).__name__}, whose class defines no forward",
-            hint="Give the module as it was before torch.compile; train: {compile: true} compiles its "
-            "operators.",
+            hint="Give a module whose own class, or one that it derives from, has a forward.",
         )
     if not isinstance(task.batch_size, int) or isinstance(task.batch_size, bool) or task.batch_size < 1:
         raise WorkloadError(

@@ -25,6 +25,7 @@ from spindle_cli.workload.building.derived import Derivations
 from spindle_cli.workload.building.handed_out import handed_out, noting_arrays
 from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.building.source import Source, resolve
+from spindle_cli.workload.building.uncompiled import functions_uncompiled
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.initial.matching import InitialValues, fill_whole, find_initial
 from spindle_cli.workload.parameters import flow_modules
@@ -74,7 +75,7 @@ def build(source: Source) -> Workload:
     """
     torch.manual_seed(source.train.seed)
     try:
-        with noting_arrays():
+        with noting_arrays(), functions_uncompiled():
             workload = source.build(**source.args)
     except InputError as error:
         error.message = f"{source.text}: {error.message}"
@@ -85,7 +86,9 @@ def build(source: Source) -> Workload:
         raise WorkloadError(
             f"{where}building the workload {source.text!r} failed: {type(error).__name__}: {error}"
         ) from error
-    built = as_on_an_island(check_workload(workload, source.text), source.train, source.text)
+    checked = check_workload(workload, source.text)
+    built = as_on_an_island(checked, source.train, source.text)
+    built.uncompiled = checked.uncompiled
     StepValues.of(built).reset()
     _remember(built, source.text)
     return built

@@ -16,6 +16,7 @@ from typing import Any, cast
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.files.parsing import shown
 from spindle_cli.workload.building.handed_out import noting_arrays
+from spindle_cli.workload.building.uncompiled import functions_uncompiled
 from spindle_cli.workload.file import TrainSettings, WorkloadFile
 from spindle_cli.workload.init_from import InitFrom
 from spindle_cli.workload.one_process import show_one_process
@@ -106,7 +107,7 @@ def named_function(name: str, folder: Path, *, where: str, wanted: Wanted = _WOR
         WorkloadError: the user's file fails while being imported.
     """
     show_one_process()
-    with noting_arrays():
+    with noting_arrays(), functions_uncompiled():
         return _named_function(name, folder, where, wanted)
 
 

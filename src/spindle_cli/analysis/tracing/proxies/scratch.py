@@ -66,11 +66,11 @@ class Scratch:
         self._inside = {inner for module in opaque for inner in module.modules()}
         self._called: set[nn.Module] = set()  # operators that forward has called, and their parts
         self._hidden: dict[tuple[nn.Module, str], Any] = {}
-        self.kept: list[Leftover] = []  # tensors that forward has made of numbers and keeps to save work
+        self.kept: list[Leftover] = []  # what attributes were set to that were there before
 
     def takes(self, module: nn.Module, name: str) -> bool:
-        """Whether a traced value may be assigned: the module has had no such attribute before this forward,
-        nobody has asked for it in vain, and no operator sees the module.
+        """Whether a traced value, or a list or the like, may be assigned: the module has had no such
+        attribute before this forward, nobody has asked for it in vain, and no operator sees the module.
         """
         key = module, name
         if key in self._own:
@@ -83,9 +83,18 @@ class Scratch:
         self._seen.made.add(key)
         return True
 
-    def keep(self, module: nn.Module, name: str, value: Tensor) -> None:
+    def keep(self, module: nn.Module, name: str, value: object) -> None:
         """Forward keeps a tensor in an attribute."""
         self.kept.append(Leftover.of_attribute(module, name, value))
+
+    def keeps(self, module: nn.Module, name: str, value: object) -> bool:
+        """Whether a traced value, or a list or the like, may be in the place of another, for the next forward
+        to find: no operator sees the module, nor another task.
+        """
+        if name not in module.__dict__ or module in self._inside or module in self._shared:
+            return False
+        self.keep(module, name, value)
+        return True
 
     def may_be_unknown(self, module: nn.Module, name: str, old: Any, value: Any) -> bool:
         """Whether an attribute may be set to a plain value that other forwards are not to read: no operator
