@@ -14,21 +14,22 @@ help:  ## this list
 # Pinned versions: the newest torch would bring several GB of CUDA packages. Where the registry's own build of the pinned
 # one has CUDA too (PyPI on Linux), add PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'.
 # pip compiles one file after another, which takes longer than installing; files for newer Pythons do not compile.
-INSTALL := $(PYTHON) -m pip install --quiet --no-compile --constraint constraints.txt $(PIP_ARGS) --editable
-COMPILE := $(PYTHON) -m compileall -qq -j 0 $(VENV)/lib || true
-
-# The demo alone takes less than half of what the tests do.
-$(FOR_DEMO): pyproject.toml constraints.txt
+# What packages have as tests nobody imports.
+define set_up
 	$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Spindle needs Python 3.11 or newer; try make PYTHON3=python3.12")'
 	$(PYTHON3) -m venv $(VENV)
-	$(INSTALL) '.[demo]'
-	$(COMPILE)
-	touch $@
+	$(PYTHON) -m pip install --quiet --no-compile --constraint constraints.txt $(PIP_ARGS) --editable '.[$(1)]'
+	$(PYTHON) -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
+	touch $(2)
+endef
 
-$(SETUP): $(FOR_DEMO)
-	$(INSTALL) '.[demo,dev]'
-	$(COMPILE)
-	touch $@
+# The demo alone takes less than half of what the tests do, and nothing more where those are installed.
+$(FOR_DEMO): pyproject.toml constraints.txt
+	$(call set_up,demo,$@)
+
+COMMA := ,
+$(SETUP): pyproject.toml constraints.txt
+	$(call set_up,demo$(COMMA)dev,$(FOR_DEMO) $@)
 
 # numba compiles the search for plans in 40 s and keeps it. Tests that begin at once would each compile it.
 $(COMPILED): $(SETUP) $(wildcard src/spindle_cli/plan/search/*.py src/spindle_cli/plan/refine/*.py)
