@@ -5,7 +5,8 @@ Without `--all`, tests marked `long` are left out.
 Tests that start workers leave half of two cores idle: they wait for messages, for processes that start, for
 what has to be found hanging. Those that start none run beside them, where they get what is left: workers that
 shared their cores with others by halves would wait for each message ten times as long. Tests whose workers
-send each other many messages run one by one, the others two at a time.
+send each other many messages run one by one, the others two at a time. All have what they start forked by one
+process, which has imported torch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+from helpers.ready_python import ADDRESS, started  # below `tests`
 
 PYTEST = (sys.executable, "-m", "pytest")
 TWO_AT_A_TIME = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
@@ -53,7 +57,8 @@ def run_all(
     # What waits for processors should not wait for its own threads too, at every small operation.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop(NO_BYTECODE, None)
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as said, started() as address:
+        environment[ADDRESS] = address.hex()
         other = subprocess.Popen(
             beside,
             env=environment,

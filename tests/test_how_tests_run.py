@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import run_tests
 
-from helpers.ready_python import ReadyPython
+from helpers.ready_python import ADDRESS, ReadyPython
 
 
 def ending_with(code: int, says: str = "") -> list[str]:
@@ -46,6 +46,13 @@ def test_what_runs_beside_the_others_gives_way_and_ends_with_them(tmp_path: Path
     assert int(nice) == min(19, os.nice(0) + run_tests.YIELDING)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
+
+
+def test_all_parts_ask_one_forker(capfd: pytest.CaptureFixture[str]) -> None:
+    tells = [sys.executable, "-c", f"import os; print(os.environ[{ADDRESS!r}])"]
+    assert run_tests.run_all(tells, [tells]) == 0
+    address, again = capfd.readouterr().out.split()
+    assert address == again
 
 
 @pytest.mark.parametrize(("arguments", "but"), [(["-k", "a"], " and not long"), (["--all", "-k", "a"], "")])

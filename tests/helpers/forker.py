@@ -1,5 +1,5 @@
 """A Python that has imported what commands and workers need, and forks one that is ready for each that asks:
-`python -m helpers.forker REQUESTS ASKING`, the file descriptors of a pair of sockets.
+`python -m helpers.forker REQUESTS`, the file descriptor of a socket that others connect to.
 
 Starting a run imports torch anew, seconds of processor time, and tests start many. What is forked begins as
 `python -m MODULE` does, with a working folder, an environment and open files of its own. The forker has done
@@ -48,20 +48,21 @@ _CLONE_NEWNET = 0x40000000  # linux/sched.h
 def main() -> None:
     """Serve until the process that started this one ends; in what is forked: be the Python asked for."""
     die_with_parent()
-    requests, asking = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    requests = socket.socket(fileno=int(sys.argv[1]))
     preload(*IMPORTED)
-    _serve(requests)(asking)
+    _serve(requests)()
 
 
-def _serve(requests: socket.socket) -> Callable[[socket.socket], None]:
+def _serve(requests: socket.socket) -> Callable[[], None]:
     """Fork for each request, and tell who asked how it ended; returns in what is forked alone."""
+    address, askers = requests.getsockname(), [requests]
     tells: dict[int, int] = {}  # by process, the socket through which its end is told
     wakes, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        ready, _, _ = select.select([requests, wakes], [], [])
+        ready, _, _ = select.select([*askers, wakes], [], [])
         if wakes in ready:
             os.read(wakes, 4096)
         while tells and (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -69,15 +70,23 @@ def _serve(requests: socket.socket) -> Callable[[socket.socket], None]:
             _tell(tell, os.waitstatus_to_exitcode(ended[1]))
             os.close(tell)
         if requests in ready:
-            text, (tell, *files), _, _ = socket.recv_fds(requests, MOST_BYTES, 8)
+            askers.append(requests.accept()[0])
+        for asker in [each for each in askers[1:] if each in ready]:
+            text, sent, _, _ = socket.recv_fds(asker, MOST_BYTES, 8)
+            if not text:  # it has ended
+                askers.remove(asker)
+                asker.close()
+                continue
+            tell, *files = sent
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for number in (wakes, woken, tell, *tells.values()):
                     os.close(number)
-                requests.close()
-                return partial(_become, text, files)
+                for each in askers:
+                    each.close()
+                return partial(_become, text, files, address)
             _tell(tell, pid)
             tells[pid] = tell
             for number in files:
@@ -91,11 +100,12 @@ def _tell(tell: int, number: int) -> None:
         return  # who asked has ended
 
 
-def _become(text: bytes, files: list[int], asking: socket.socket) -> None:
+def _become(text: bytes, files: list[int], address: bytes) -> None:
     """`files`: standard input, output and error, and the network namespace to be in."""
-    from helpers.ready_python import MEASURED_BY, ReadyPython
+    from helpers.ready_python import MEASURED_BY, ReadyPython, connected
     from spindle_cli.launch.starting import apart
 
+    asking = connected(address)  # which the network namespace has to itself
     request = json.loads(text)
     if ctypes.CDLL(None, use_errno=True).setns(files.pop(), _CLONE_NEWNET) and request["elsewhere"]:
         raise OSError(ctypes.get_errno(), "setns")

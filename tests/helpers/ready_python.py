@@ -21,32 +21,50 @@ from typing import IO, Any
 TESTS = Path(__file__).parent.parent
 HERE = "/proc/self/ns/net"
 MEASURED_BY = "COVERAGE_PROCESS_START"  # coverage's variable: its configuration
+ADDRESS = "SPINDLE_TEST_FORKER"  # in the environment: where to ask, in hexadecimal digits
 Stream = int | IO[Any] | None
 
 
 @contextmanager
 def forker() -> Iterator[socket.socket]:
-    """A forker that lasts as long as the block: where to ask it."""
-    requests, asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    numbers = (requests.fileno(), asking.fileno())
-    # What is measured of a test's processes is measured in what is forked for it.
-    environment = {name: value for name, value in os.environ.items() if name != MEASURED_BY}
-    command = [sys.executable, "-m", "helpers.forker", *map(str, numbers)]
-    process = subprocess.Popen(
-        command,
-        cwd=TESTS,
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        pass_fds=numbers,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    requests.close()
-    with asking:
-        try:
+    """Where to ask a forker: that of the environment, else one that lasts as long as the block."""
+    if ADDRESS in os.environ:
+        with connected(bytes.fromhex(os.environ[ADDRESS])) as asking:
             yield asking
+        return
+    with started() as address, connected(address) as asking:
+        yield asking
+
+
+@contextmanager
+def started() -> Iterator[bytes]:
+    """The address of a forker that lasts as long as the block."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as requests:
+        requests.bind("")  # Linux finds an address that is no file
+        requests.listen()
+        number = requests.fileno()
+        # What is measured of a test's processes is measured in what is forked for it.
+        environment = {name: value for name, value in os.environ.items() if name != MEASURED_BY}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "helpers.forker", str(number)],
+            cwd=TESTS,
+            env={**environment, "OMP_NUM_THREADS": "1"},
+            pass_fds=[number],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield requests.getsockname()
         finally:
             process.kill()
             process.wait()
+
+
+def connected(address: bytes) -> socket.socket:
+    """A socket through which the forker at an address is asked."""
+    asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    asking.connect(address)
+    return asking
 
 
 class ReadyPython:
