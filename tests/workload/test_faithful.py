@@ -63,7 +63,18 @@ def decorated(self: Net, x: Tensor) -> Tensor:
     return (self.second(self.first(x)) - _target(self, x)).pow(2).mean()
 
 
-@pytest.mark.parametrize("run", [distilled, decorated])
+@torch.inference_mode()
+def _inferred(self: Net, x: Tensor) -> Tensor:
+    return self.teacher(self.first(x)) * 2
+
+
+def inferred(self: Net, x: Tensor) -> Tensor:
+    """Nothing of it is a tensor of inference where it is traced, and layers behind it have gradients."""
+    target = _inferred(self, x).clone()
+    return (self.second(self.first(x)) - self.second(target)).pow(2).mean()
+
+
+@pytest.mark.parametrize("run", [distilled, decorated, inferred])
 @pytest.mark.parametrize("dp", [1, 2])
 def test_what_is_made_without_gradients_gets_none(run: Callable[..., Tensor], dp: int) -> None:
     made = workload(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -215,6 +215,30 @@ def test_a_layer_that_sets_fields_of_what_it_is_given_is_refused_as_such() -> No
 def test_a_dataclass_that_does_more_than_hold_its_fields_is_refused_with_its_place() -> None:
     with pytest.raises(WorkloadError, match=r"test_objects_handed_on\.py:\d+: task 't': .* gives a Checked"):
         analysed(workload(Net(Checked), Layer))
+
+
+@dataclass
+class Counted:
+    value: Tensor
+    width: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.width = self.value.shape[-1]
+
+
+class OfCounted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Layer(Counted)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(Counted(x)).value.mean()
+
+
+def test_a_dataclass_that_computes_what_it_has_is_refused_where_forward_makes_it() -> None:
+    said = r"test_objects_handed_on\.py:\d+: task 't': forward makes a Counted, .* more than its fields"
+    with pytest.raises(WorkloadError, match=said):
+        analysed(workload(OfCounted(), Layer))
 
 
 def test_layers_that_hand_on_other_objects_run_whole() -> None:

@@ -165,6 +165,7 @@ class Layer(nn.Module):
         self.gru = nn.GRU(WIDTH, WIDTH // 2, bidirectional=True)
         self.head = nn.Linear(WIDTH, CLASSES)
         self.register_buffer("count", torch.zeros(()))
+        self.sobol = torch.quasirandom.SobolEngine(1)
 
     def forward(self, x: Tensor, lengths: Tensor, label: Tensor) -> Any:
         return self.run(self, x, lengths, label)
@@ -259,6 +260,29 @@ def packed_entries(self: Layer, x: Tensor, lengths: Tensor, label: Tensor) -> Te
     return x + self.lstm(packed(self, x, lengths))[0].data.mean()
 
 
+def on_sparse_rows(self: Layer, x: Tensor, lengths: Tensor, label: Tensor) -> Tensor:
+    """A product with a sparse matrix of the parameters' values, which torch has no stand-ins for."""
+    return x + torch.sparse.mm(
+        self.linear.weight.detach().relu().to_sparse_csr(), x.flatten(0, 1).T
+    ).T.view_as(x)
+
+
+def on_a_sparse_graph(self: Layer, x: Tensor, lengths: Tensor, label: Tensor) -> Tensor:
+    """What torch has stand-ins for, which have no memory that others could share."""
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    graph = torch.sparse_coo_tensor(edges, torch.ones(3, dtype=x.dtype), (LENGTH, LENGTH))
+    return x + torch.stack([torch.sparse.mm(graph, each) for each in self.linear(x).unbind(0)])
+
+
+def on_nested_rows(self: Layer, x: Tensor, lengths: Tensor, label: Tensor) -> Tensor:
+    rows = torch.nested.nested_tensor(list(x.unbind(0)), layout=torch.jagged)
+    return x + self.linear(rows).values().view_as(x)
+
+
+def by_a_sequence_of_its_own(self: Layer, x: Tensor, lengths: Tensor, label: Tensor) -> Tensor:
+    return x + self.linear(x) * self.sobol.draw(len(x)).to(x)[:, :, None]
+
+
 SEEN = [
     packed_by_numbers,
     packed_entries,
@@ -293,6 +317,34 @@ def test_an_operator_that_cannot_be_followed_runs_whole(run: Callable[..., Tenso
     assert compare_with_forward(graph, batch, Values.of_task(graph, torch.float64)) is None
     work = count_work(graph, next(op for op in graph.ops if op.coupled), BATCH, "float32")
     assert work.forward and work.backward
+
+
+@pytest.mark.parametrize(
+    "run", [on_sparse_rows, on_a_sparse_graph, on_nested_rows], ids=lambda run: run.__name__
+)
+def test_an_operator_with_tensors_that_have_no_memory_of_their_own(run: Callable[..., Tensor]) -> None:
+    task = sequences(run)
+    graph = analysed(Workload("w", [task], (Block, Layer))).tasks["t"]
+    # Where each sample has a product of its own, the layer is split.
+    assert whole_ops(graph) == ([] if run is on_a_sparse_graph else ["layer"])
+    check_shares(task, graph)
+    work = count_work(graph, next(op for op in graph.ops if op.target == "layer"), BATCH, "float32")
+    assert work.forward and work.backward
+
+
+def test_an_object_of_torchs_that_goes_on_from_call_to_call_is_kept_whole_and_put_back() -> None:
+    task = sequences(by_a_sequence_of_its_own)
+    graph = analysed(Workload("w", [task], (Block, Layer))).tasks["t"]
+    assert whole_ops(graph) == ["layer"]
+    assert task.module.layer.sobol.num_generated == 0
+
+
+def test_a_buffer_without_memory_of_its_own_is_refused() -> None:
+    task = sequences(on_a_sparse_graph)
+    task.module.layer.register_buffer("graph", torch.eye(LENGTH).to_sparse())
+    with pytest.raises(WorkloadError, match=r"'layer\.graph' is of layout torch\.sparse_coo") as caught:
+        analysed(Workload("w", [task], (Block, Layer)))
+    assert "torch.sparse_coo_tensor(self.indices, self.values, size)" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("run", [packed_last, packed_to_a_length, packed_longer])

@@ -27,7 +27,10 @@ from .watched_code import FACTORS, LIMITS, MODELS, Model
 @pytest.fixture(autouse=True)
 def unchanged() -> Iterator[None]:
     before = watched_code.TEMPERATURE, watched_code.UNREAD, dict(LIMITS), FACTORS.square
+    weight = watched_code.Schedule.weight
     yield
+    watched_code.Schedule.weight = weight  # type: ignore[method-assign]
+    watched_code.shifted.more = watched_code.shifted.__defaults__[0][0] = 0.0  # type: ignore[attr-defined, index]
     watched_code.TEMPERATURE, watched_code.UNREAD = before[:2]
     LIMITS.clear()
     LIMITS.update(before[2])
@@ -74,6 +77,30 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "what a function has around it": (
         lambda m: setattr(m.add.__closure__[0], "cell_contents", 0.5),
         r"reads offset, which was 0.25",
+    ),
+    "what a function keeps on itself": (
+        lambda _: setattr(watched_code.shifted, "more", 0.5),
+        r"reads .*watched_code:shifted\.more, which was 0.0 .* is 0.5",
+    ),
+    "a default": (
+        lambda _: watched_code.shifted.__defaults__[0].__setitem__(0, 0.5),  # type: ignore[index]
+        r"reads .*watched_code:shifted\.by, which is \[0.5\] with another content",
+    ),
+    "another function": (
+        lambda m: setattr(m, "criterion", nn.functional.gelu),
+        r"reads criterion, which was the function relu when .* is the function gelu",
+    ),
+    "another method": (
+        lambda m: setattr(m, "weighted", abs),
+        r"reads weighted, which was not there when .* is the function abs",
+    ),
+    "another method of a class": (
+        lambda m: setattr(type(m.schedule), "weight", lambda _: 1.0),
+        r"Schedule\.weight, which was the function Schedule.weight",
+    ),
+    "another layer": (
+        lambda m: setattr(m.block, "linear", nn.Identity()),
+        r"reads block\.linear, which was a Linear when it was traced and is a Identity",
     ),
     "a parameter's gradient": (
         lambda m: m.block.linear.bias.requires_grad_(False),

@@ -32,6 +32,13 @@ def power() -> float:
     return FACTORS.square
 
 
+def shifted(x: Tensor, by: list[float] = [0.0]) -> Tensor:  # noqa: B006 - as people have it
+    return x + by[0] + shifted.more  # type: ignore[attr-defined, no-any-return]
+
+
+shifted.more = 0.0  # type: ignore[attr-defined]
+
+
 class FACTORS:
     square = 2.0
     unread = 2.0
@@ -94,6 +101,7 @@ class Model(nn.Module):
         self.config = SimpleNamespace(inner=SimpleNamespace(scale=1.0))
         self.add = closed_over(0.25)
         self.kept = torch.zeros(2)
+        self.criterion = nn.functional.relu
 
     def set_beta(self, value: float) -> None:
         self.beta = value
@@ -107,7 +115,8 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.add(scaled(self.block(x))) ** power()
         h = h * self.schedule.weight() + sum(self.steps) * self.config.inner.scale + self.kept.sum()
-        return (self.weighted(h) + getattr(self, "named")).mean()  # noqa: B009 - as people have it
+        h = shifted(self.weighted(h) + getattr(self, "named"))  # noqa: B009 - as people have it
+        return self.criterion(h).mean()
 
 
 def build() -> Workload:

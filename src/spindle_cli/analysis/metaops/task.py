@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
@@ -133,12 +134,21 @@ def _modules(task: Task | FlowTask) -> list[nn.Module]:
 
 
 def _check_dense(task: Task | FlowTask) -> None:
-    """Refuse embeddings whose gradients have some rows alone."""
+    """Refuse embeddings whose gradients have some rows alone, and parameters and buffers that are sparse."""
     for module in _modules(task):
         for name, part in module.named_modules():
             is_embedding = isinstance(part, nn.Embedding | nn.EmbeddingBag)
             if is_embedding and part.sparse and part.weight.requires_grad:
                 raise sparse_gradient(task.name, f"{name}.weight" if name else "weight")
+        held = (*module.named_parameters(), *module.named_buffers())
+        for name, tensor in held:
+            if tensor.layout is not torch.strided:
+                raise WorkloadError(
+                    f"task {task.name!r}: {name!r} is of layout {tensor.layout}, which devices could "
+                    "not send each other and checkpoints not keep",
+                    hint="Keep what it is made of in buffers, and make it in forward: "
+                    "torch.sparse_coo_tensor(self.indices, self.values, size).",
+                )
 
 
 def _check_not_lazy(task: Task | FlowTask) -> None:

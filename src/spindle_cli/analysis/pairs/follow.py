@@ -14,6 +14,7 @@ from spindle_cli.analysis.pairs.rules import judge
 from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, MixesError, Pairs, Part, State
 from spindle_cli.analysis.rules.tape import Call, Entry, Operand, Tape, tensors_in
 from spindle_cli.analysis.splitting.follow import Follower, UnlikeError, check_shapes
+from spindle_cli.workload.building.writes import memory_of
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class PairsFollower(Follower):
         number = len(self.recording.states)
         self.recording.states.append(state)
         self._numbers[id(tensor)] = number
-        self._storages.setdefault(int(tensor.untyped_storage()._cdata), set()).add(id(tensor))
+        self._storages.setdefault(memory_of(tensor), set()).add(id(tensor))
         self._states[id(tensor)] = state
         return number
 
@@ -202,9 +203,7 @@ class PairsFollower(Follower):
         overload = None if pure is None else getattr(pure, entry.func._overloadname, None)
         if overload is None or len(writes) > 1 or not isinstance(changed, Tensor):
             raise MixesError(f"{packet.__name__} changes a tensor in place ({entry.place})")
-        if id(changed) in self._named or self._storages.get(int(changed.untyped_storage()._cdata), set()) - {
-            id(changed)
-        }:
+        if id(changed) in self._named or self._storages.get(memory_of(changed), set()) - {id(changed)}:
             raise MixesError(f"{name} changes a tensor in place of which there are views ({entry.place})")
         return overload
 

@@ -153,6 +153,8 @@ class _Given:
         for value in values:
             kind = type(value)
             if isinstance(value, Tensor):
+                if value.layout is not torch.strided:
+                    raise _NotKnownError
                 parts += (value.shape, value.stride(), value.dtype, self._add(value))
             elif kind is list or kind is tuple:
                 parts += (kind, len(value))

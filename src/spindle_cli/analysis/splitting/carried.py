@@ -22,7 +22,7 @@ from spindle_cli.analysis.rules.tape import Tape, tensors_in
 from spindle_cli.analysis.tracing.proxies.counters import PLAIN, Unknown, unknown_inside
 from spindle_cli.analysis.unread import Unread
 from spindle_cli.workload.building.attributes import Changes, Memories, watching
-from spindle_cli.workload.building.writes import is_by_shape, overwritten_by, written_by
+from spindle_cli.workload.building.writes import is_by_shape, memory_of, overwritten_by, written_by
 from spindle_cli.workload.fields import OF_TORCH
 
 SOMETHING = "what it keeps"  # of which no name is known
@@ -56,8 +56,8 @@ class Left:
         self._otherwise = next(iter((*changes.held, *changes.elsewhere)), SOMETHING)
         own = [*given, *module.parameters()]
         # What is written into parameters and buffers is looked at elsewhere.
-        self._buffers = set(map(_storage, module.buffers()))
-        self._written = lasting(tape) - set(map(_storage, own)) - self._buffers
+        self._buffers = set(map(memory_of, module.buffers()))
+        self._written = lasting(tape) - set(map(memory_of, own)) - self._buffers
         self._is_some = bool(changes or self._written)
         self._of_step = _made_of(tape, own) if self._is_some else set()
 
@@ -72,11 +72,11 @@ class Left:
         written = self._written & (self._of_step | lasting(tape))
         for entry in tape.entries:
             for tensor in tensors_in([*entry.args, *entry.kwargs.values()]):
-                is_written = _storage(tensor) in written
+                is_written = memory_of(tensor) in written
                 is_left = (
-                    id(tensor) in made and id(tensor) not in own and _storage(tensor) not in self._buffers
+                    id(tensor) in made and id(tensor) not in own and memory_of(tensor) not in self._buffers
                 )
-                if is_written or (is_left and _storage(tensor) in self._of_step):
+                if is_written or (is_left and memory_of(tensor) in self._of_step):
                     name = self._names.get(id(tensor), self._otherwise)
                     yield Carried(name, tensor, entry.place, is_written)
 
@@ -106,9 +106,9 @@ def lasting(tape: Tape) -> set[int]:
     own: set[int] = set()
     found: set[int] = set()
     for entry in tape.entries:
-        found |= set(map(_storage, written_by(entry.func, entry.args, entry.kwargs))) - own
+        found |= set(map(memory_of, written_by(entry.func, entry.args, entry.kwargs))) - own
         if all(result.alias_info is None for result in entry.func._schema.returns):
-            own |= set(map(_storage, tensors_in(entry.result)))
+            own |= set(map(memory_of, tensors_in(entry.result)))
     return found
 
 
@@ -154,7 +154,7 @@ def _work(tape: Tape, others: Sequence[Tensor]) -> list[tuple[Any, ...]]:
     return [
         (entry.func, pytree.tree_map(_as_shape, (entry.args, entry.kwargs)))
         for entry in tape.entries
-        if own & set(map(_storage, tensors_in(entry.result)))
+        if own & set(map(memory_of, tensors_in(entry.result)))
     ]
 
 
@@ -199,14 +199,14 @@ def _is_unknown(value: Any, old: Any) -> bool:
 
 def _made_of(tape: Tape, others: Sequence[Tensor]) -> set[int]:
     """The storages of tensors, and of all that is made of them, written from them or drawn."""
-    found = set(map(_storage, others))
+    found = set(map(memory_of, others))
     for entry in tape.entries:
         if is_by_shape(entry.func):
             continue
-        given = set(map(_storage, tensors_in([*entry.args, *entry.kwargs.values()])))
+        given = set(map(memory_of, tensors_in([*entry.args, *entry.kwargs.values()])))
         if given & found or torch.Tag.nondeterministic_seeded in entry.func.tags:
-            found |= set(map(_storage, tensors_in(entry.result)))
-            found |= set(map(_storage, written_by(entry.func, entry.args, entry.kwargs)))
+            found |= set(map(memory_of, tensors_in(entry.result)))
+            found |= set(map(memory_of, written_by(entry.func, entry.args, entry.kwargs)))
     return found
 
 
@@ -230,14 +230,14 @@ def goes_into(results: Any, tape: Tape, held: Mapping[int, str]) -> tuple[str, .
         filled = overwritten_by(entry.func, entry.args, entry.kwargs)
         unread = set(map(id, filled))
         read = [each for each in tensors_in([*entry.args, *entry.kwargs.values()]) if id(each) not in unread]
-        names = nothing.union(*(inside.get(_storage(each), nothing) for each in read))
+        names = nothing.union(*(inside.get(memory_of(each), nothing) for each in read))
         for each in filled:
             is_whole = each.numel() * each.element_size() == each.untyped_storage().nbytes()
-            inside[_storage(each)] = names if is_whole else names | inside.get(_storage(each), nothing)
+            inside[memory_of(each)] = names if is_whole else names | inside.get(memory_of(each), nothing)
         for each in (*written_by(entry.func, entry.args, entry.kwargs), *tensors_in(entry.result)):
             if id(each) not in unread:
-                inside[_storage(each)] = names | inside.get(_storage(each), nothing)
-    return tuple(sorted(nothing.union(*(inside.get(_storage(each), nothing) for each in given))))
+                inside[memory_of(each)] = names | inside.get(memory_of(each), nothing)
+    return tuple(sorted(nothing.union(*(inside.get(memory_of(each), nothing) for each in given))))
 
 
 def _has_own_backward(results: Iterable[Tensor]) -> bool:
@@ -252,7 +252,3 @@ def _has_own_backward(results: Iterable[Tensor]) -> bool:
         seen.update(fresh)
         pending += fresh
     return False
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

@@ -26,7 +26,7 @@ from spindle_cli.analysis.tracing.observe import Observer, failures_unlogged
 from spindle_cli.analysis.tracing.shapes import leaves_of
 from spindle_cli.analysis.unread import Unread
 from spindle_cli.workload.building.attributes import Before, Changes, swapped_tensors
-from spindle_cli.workload.building.writes import written_by
+from spindle_cli.workload.building.writes import memory_of, written_by
 from spindle_cli.workload.outside import asked
 from spindle_cli.workload.own_draws import OwnDraws
 from spindle_cli.workload.refuse import place_of_error
@@ -240,7 +240,7 @@ def _run_watched(
         if before is not None:
             before.compare(changes)
             written = lasting(tape)
-            changes.within += before.written(lambda tensor: tensor.untyped_storage()._cdata in written)
+            changes.within += before.written(lambda tensor: memory_of(tensor) in written)
 
 
 def _draws_the_same(draws: OwnDraws) -> Mixed | None:
@@ -271,7 +271,7 @@ def _changed(
     came.
     """
     written = {
-        tensor.untyped_storage()._cdata
+        memory_of(tensor)
         for tape in tapes
         for entry in tape.entries
         for tensor in written_by(entry.func, entry.args, entry.kwargs)
@@ -398,7 +398,7 @@ def _given(inputs: Inputs, held: Sequence[int]) -> dict[int, str]:
 
 def _by_storage(module: nn.Module) -> dict[int, str]:
     named = [*module.named_parameters(), *module.named_buffers()]
-    return {tensor.untyped_storage()._cdata: name for name, tensor in named}
+    return {memory_of(tensor): name for name, tensor in named}
 
 
 def empty_like(item: Any, device: str) -> Any:

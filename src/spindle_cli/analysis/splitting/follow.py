@@ -18,6 +18,7 @@ from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, MixesError, R
 from spindle_cli.analysis.rules.table import states_of
 from spindle_cli.analysis.rules.tape import Call, Entry, Operand, Varying, tensors_in
 from spindle_cli.analysis.splitting.loops import Loops, UnlikeLoopError
+from spindle_cli.workload.building.writes import memory_of
 
 _OTHER_OPERATIONS = "its operations are others for another size of the batch"
 
@@ -55,16 +56,16 @@ class Follower:
         """The state of a tensor of the first tape; what was not seen to be made is a constant."""
         if values_of(tensor) is not None:
             return Mixed("its values depend on how many samples the batch has")  # compared where it is used
-        mixed = self._mixed_storages.get(_storage(tensor))
-        if mixed is None and self._summed.get(_storage(tensor), id(tensor)) != id(tensor):
+        mixed = self._mixed_storages.get(memory_of(tensor))
+        if mixed is None and self._summed.get(memory_of(tensor), id(tensor)) != id(tensor):
             return Mixed("a sum or mean over the batch was written into its memory")
         return mixed or self._states.get(id(tensor), WHOLE)
 
     def _is_held(self, tensor: Tensor) -> bool:
-        return _storage(tensor) in self.watched
+        return memory_of(tensor) in self.watched
 
     def _is_spoiled(self, tensor: Tensor) -> bool:
-        return _storage(tensor) in self._mixed_storages or _storage(tensor) in self._summed
+        return memory_of(tensor) in self._mixed_storages or memory_of(tensor) in self._summed
 
     def follow(self, tapes: Sequence[Sequence[Entry]]) -> Mixed | None:
         """Give every tensor of the recording its state; a reason where the tapes are not alike."""
@@ -175,14 +176,14 @@ class Follower:
                 continue
             given = entry.args[position] if position < len(entry.args) else entry.kwargs.get(argument.name)
             for tensor in tensors_in(given):
-                name = self.watched.get(_storage(tensor))
+                name = self.watched.get(memory_of(tensor))
                 if name is not None:
                     self.written.setdefault(name, entry.place)
         for state, tensor in zip(states, tensors_in(entry.result), strict=True):
             if isinstance(state, Mixed) and _writes(entry.func):
-                self._mixed_storages.setdefault(_storage(tensor), state)
+                self._mixed_storages.setdefault(memory_of(tensor), state)
             elif isinstance(state, Reduced) and _writes(entry.func):
-                self._summed.setdefault(_storage(tensor), id(tensor))
+                self._summed.setdefault(memory_of(tensor), id(tensor))
 
 
 class UnlikeError(Exception):
@@ -202,10 +203,6 @@ def _kind(value: Any) -> str:
 
 def _writes(func: Any) -> bool:
     return any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def check_shapes(state: State, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> None:

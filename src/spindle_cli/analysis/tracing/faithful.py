@@ -73,7 +73,7 @@ def note_contexts(task: str, node: fx.Node, autocast: AutocastSeen, *, is_operat
     Raises:
         WorkloadError: it is made where autocast is switched on; or it is an operator, and it is off.
     """
-    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+    if not torch.is_grad_enabled():
         node.meta[NO_GRAD] = True
     if autocast.is_switched_on():
         what = "forward switches torch.autocast on between operators, which a trace does not keep"
@@ -85,6 +85,28 @@ def note_contexts(task: str, node: fx.Node, autocast: AutocastSeen, *, is_operat
         raise refusal(task, what, place_of_caller(), "Switch it off inside the operator's own forward.")
     if switched_off and not is_operator:
         node.meta[NO_AUTOCAST] = switched_off
+
+
+@contextlib.contextmanager
+def inference_is_without_gradients() -> Iterator[None]:
+    """Let `torch.inference_mode` switch gradients off inside and do nothing else: what is looked at while a
+    forward is traced goes on, to layers that are trained too, where tensors of that mode could not.
+    """
+    mode: Any = torch.inference_mode
+    enter, leave = mode.__enter__, mode.__exit__
+
+    def entered(context: Any) -> None:
+        context.was = torch.is_grad_enabled()
+        torch.set_grad_enabled(not context.mode)
+
+    def left(context: Any, *_: Any) -> None:
+        torch.set_grad_enabled(context.was)
+
+    mode.__enter__, mode.__exit__ = entered, left
+    try:
+        yield
+    finally:
+        mode.__enter__, mode.__exit__ = enter, leave
 
 
 def refuse_question(task: str, name: str) -> None:

@@ -40,6 +40,7 @@ from spindle_cli.analysis.tracing.seen import LeftBehind, OtherShapesError, Samp
 from spindle_cli.analysis.tracing.shapes import (
     ChangesRecordError,
     Shapes,
+    is_more_than_its_fields,
     leaves_of,
     records_kept,
     show_records,
@@ -74,6 +75,12 @@ class _ChangesItsInputError(Exception):
 FREEZE_WHERE_BUILT = (
     "Say so where the model is built (requires_grad_(False)); in forward, take x.detach() or torch.no_grad() "
     "around what is not to be trained by this."
+)
+
+
+_FOLLOWED = (
+    "Give and take tensors, or tuples, named tuples, dicts or dataclasses of them that are their fields "
+    "alone (no __post_init__, field(init=False) or further attributes)."
 )
 
 
@@ -430,8 +437,7 @@ class Run(fx.Interpreter):
                     f"{self._called(node)} gives a {type(leaf).__name__}, an object with tensors in it that "
                     "cannot be followed from operator to operator",
                     node.meta.get("place"),
-                    "Give and take tensors, or tuples, named tuples, dicts or dataclasses of them that have "
-                    "their fields alone (no __post_init__, field(init=False) or further attributes).",
+                    _FOLLOWED,
                 )
 
     def _called(self, node: fx.Node) -> str:
@@ -554,6 +560,14 @@ class Run(fx.Interpreter):
                 node.meta.get("place"),
                 DRAW_WITH_TORCH,
             )
+        if isinstance(node.target, type) and is_more_than_its_fields(node.target):
+            return refusal(
+                self._task,
+                f"forward makes a {node.target.__name__}, a dataclass that is more than its fields, between "
+                "operators",
+                place,
+                _FOLLOWED,
+            )
         if isinstance(error, TypeError) and _IMMUTABLE.search(str(error)):
             return refusal(
                 self._task,
@@ -577,13 +591,15 @@ class Run(fx.Interpreter):
             _describe(value) for value in pytree.tree_leaves(self.fetch_args_kwargs_from_env(node))
         )
         text = str(error).strip().split("\n")[0]
-        return refusal(
+        made = refusal(
             self._task,
             f"{what} fails for a batch of {self._count} samples: {type(error).__name__}: {text} "
             f"(given {shapes or 'nothing'})",
             place,
             self._hint_at(text),
         )
+        # An operator may fail on fake tensors alone (sparse ones, nested ones): then it is run on real ones.
+        return ReadsValuesError.at(made) if node.op == "call_module" else made
 
     def _hint_at(self, text: str) -> str:
         """What to do about an error of torch's that says something, of a call that fails with this batch."""

@@ -110,11 +110,16 @@ def is_record(value: Any) -> bool:
     to hand tensors from layer to layer.
     """
     cls = type(value)
-    if not dataclasses.is_dataclass(cls) or hasattr(cls, "__post_init__"):
+    if not dataclasses.is_dataclass(cls) or is_more_than_its_fields(cls):
         return False
-    fields = dataclasses.fields(cls)
-    beside = set(getattr(value, "__dict__", ())) - {each.name for each in fields}
-    return not beside and all(each.init for each in fields)
+    return set(getattr(value, "__dict__", ())) <= {each.name for each in dataclasses.fields(cls)}
+
+
+def is_more_than_its_fields(cls: type) -> bool:
+    """Whether a dataclass computes something when it is made, so that its fields do not say all of it."""
+    if not dataclasses.is_dataclass(cls):
+        return False
+    return hasattr(cls, "__post_init__") or not all(each.init for each in dataclasses.fields(cls))
 
 
 def entries_of(record: Any) -> dict[str, Any]:

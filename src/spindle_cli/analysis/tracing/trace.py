@@ -26,6 +26,7 @@ from spindle_cli.analysis.tracing.earlier import (
     says_what_operators_leave,
 )
 from spindle_cli.analysis.tracing.faithful import (
+    inference_is_without_gradients,
     note_contexts,
     nothing_is_frozen,
     refuse_question,
@@ -575,6 +576,7 @@ def _graph_of(
             draws_are_sized(),
             grids_are_calls(task.module, tracer),
             torch.enable_grad(),
+            inference_is_without_gradients(),
             unseeded(),
             not_validated(),
             hooks_of_forward_left_alone(task.module),

@@ -35,6 +35,7 @@ from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, equal_cuts
 from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence, noting_sums, tensors_of
 from spindle_cli.training.data.lengths import first_batch
 from spindle_cli.workload.building.attributes import watching
+from spindle_cli.workload.building.writes import dense_parts
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 
@@ -347,13 +348,17 @@ def _flops(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: A
 
 def _num_bytes(tensor: Tensor, itemsize: Callable[[torch.dtype], int]) -> int:
     """Bytes that reading the tensor moves: an expanded one is no larger than its storage."""
-    elements = min(tensor.numel(), tensor.untyped_storage().nbytes() // max(tensor.dtype.itemsize, 1))
-    return elements * itemsize(tensor.dtype)
+    parts = dense_parts(tensor)
+    counts = (min(each.numel(), each.untyped_storage().nbytes() // each.dtype.itemsize) for each in parts)
+    return sum(count * itemsize(each.dtype) for count, each in zip(counts, parts, strict=True))
 
 
 def _storage_bytes(tensor: Tensor, itemsize: Callable[[torch.dtype], int]) -> float:
     """Bytes of all that the tensor keeps alive."""
-    return tensor.untyped_storage().nbytes() / tensor.dtype.itemsize * itemsize(tensor.dtype)
+    return sum(
+        each.untyped_storage().nbytes() / each.dtype.itemsize * itemsize(each.dtype)
+        for each in dense_parts(tensor)
+    )
 
 
 def itemsizes(precision: Precision) -> Callable[[torch.dtype], int]:

@@ -18,6 +18,7 @@ from spindle_cli.profile.types import ShareMemory
 from spindle_cli.training.precision import gradient_dtype
 from spindle_cli.units import MS
 from spindle_cli.workload.building.attributes import Memories
+from spindle_cli.workload.building.writes import dense_parts, memory_of
 
 
 def copy_of(module: nn.Module) -> nn.Module:
@@ -266,8 +267,8 @@ class SavedStorages:
         return sum(tensor.untyped_storage().nbytes() for tensor in self._saved.values())
 
     def _note(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()._cdata
-        if storage not in self._known:
-            # Of a factor that is a number, as in 0.1 * x, operations take the number alone.
-            self._saved.setdefault(storage, tensor.detach() if tensor.requires_grad else tensor)
+        for part in dense_parts(tensor):
+            if memory_of(part) not in self._known:
+                # Of a factor that is a number, as in 0.1 * x, operations take the number alone.
+                self._saved.setdefault(memory_of(part), part.detach() if part.requires_grad else part)
         return tensor

@@ -28,6 +28,14 @@ from spindle_cli.workload.step_values import HELD_AS, StepValues, is_number
 from spindle_cli.workload.types import Workload
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_CODE = (
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    property,
+    staticmethod,
+    classmethod,
+)
 _DEPTH = 4
 _MOST_ENTRIES = 256  # of a list or dict; of longer ones it is seen that they are others, or grow
 _MOST_ELEMENTS = 4096  # of an array
@@ -39,7 +47,8 @@ _DECLARE = (
     "{path!r}: number, and run.set_value({name!r}, number) in a callback."
 )
 _FIXED = (
-    "Let it stay what it is while the run lasts. Numbers may change that tasks declare (Task.step_values)."
+    "Let it stay what it is while the run lasts. Numbers may change that tasks declare (Task.step_values): "
+    "multiply what is to be on or off by one."
 )
 
 
@@ -211,13 +220,16 @@ class _Finder:
             for base in type(module).__mro__ if is_own else ():
                 if base not in self._reads.classes:
                     continue
-                for key, value in base.__dict__.items():
-                    if key in names and isinstance(value, (*_PLAIN, list, dict, tuple)) and key[:2] != "__":
+                for key, value in list(base.__dict__.items()):
+                    is_read = isinstance(value, (*_PLAIN, *_CODE, list, dict, tuple))
+                    if key in names and is_read and key[:2] != "__":
                         self._watch(module, module.__dict__, key, prefix + key, task)
                         self._watch(base, base.__dict__, key, prefix + key, task)
-            buffers = module._buffers
+            buffers, parts = module._buffers, module._modules
             if isinstance(module, torch.jit.ScriptModule):  # which keeps them elsewhere, as the same tensors
-                buffers = dict(module.named_buffers(recurse=False))
+                buffers, parts = dict(module.named_buffers(recurse=False)), {}
+            for key in parts:
+                self._watch(module, parts, key, prefix + key, task)
             for key in buffers:
                 self._watch(module, buffers, key, prefix + key, task, is_buffer=True)
         for dotted, parameter in root.named_parameters(prefix=name):
@@ -231,11 +243,17 @@ class _Finder:
             )
         for cls in self._reads.classes:
             for key, value in cls.__dict__.items():
-                if key in self._reads.names and isinstance(value, _PLAIN) and key[:2] != "__":
+                if key in self._reads.names and isinstance(value, (*_PLAIN, *_CODE)) and key[:2] != "__":
                     path = f"{settled_module_name(cls.__module__)}:{cls.__qualname__}.{key}"
                     self._watch(cls, cls.__dict__, key, path, "")
         for cell, name in self._reads.cells.values():
             self._watch(cell, _Cell(cell), name, name, "")
+        for function in self._reads.functions:
+            of_function = f"{settled_module_name(function.__module__)}:{function.__qualname__}"
+            self._object(function, of_function, "")
+            for name, value in _defaults(function):
+                if not isinstance(value, _PLAIN):
+                    self._watch(function, {name: value}, name, f"{of_function}.{name}", "")
         for code in self._reads.codes:
             if not ASKS_ENVIRONMENT.isdisjoint(code.co_names):
                 for name in [each for each in code.co_consts if isinstance(each, str)]:
@@ -257,13 +275,12 @@ class _Finder:
         if any(_is_at(place.holder, owner, holder) and place.key == key for place in self._declared):
             return
         value = holder.get(key, _GONE)
-        if callable(value) and not is_buffer:
-            if not isinstance(
-                value, type | types.FunctionType | types.MethodType | types.BuiltinFunctionType | nn.Module
-            ):
-                self._object(value, path, task)
+        if isinstance(value, types.ModuleType):
             return
-        if isinstance(value, types.ModuleType | nn.Module):
+        if callable(value) and not is_buffer:
+            self.entries.append(Entry(holder, key, path, task, value, None))
+            if not isinstance(value, (*_CODE, type, nn.Module)):
+                self._object(value, path, task)
             return
         # Tensors that are no buffers are moved to the device and converted, too.
         is_tensor = is_buffer or isinstance(value, Tensor)
@@ -301,6 +318,14 @@ class _Cell(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return 1
+
+
+def _defaults(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of a function that have a default, with that."""
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    yield from zip(names[len(names) - len(values) :], values, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
 
 
 def _is_at(holder: Any, owner: Any, mapping: Mapping[str, Any]) -> bool:
@@ -365,4 +390,7 @@ def _shown(value: Any) -> str:
         return "not there"
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    return f"{value!r:.60}"
+    if isinstance(value, nn.Module):
+        return f"a {type(value).__name__}"
+    name = getattr(value, "__qualname__", None)
+    return f"{value!r:.60}" if name is None else f"the function {name}"

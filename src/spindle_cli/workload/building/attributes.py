@@ -48,6 +48,7 @@ _MOST = 1000  # entries of a container that are looked into
 _CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
 # Objects of classes from there keep nothing of a user's, but for those that are made to.
 _NOT_OF_USERS = sys.stdlib_module_names | {"torch", "numpy", "spindle_cli"}
+_KEEP_OF_TORCH = frozenset({"torch.quasirandom"})  # files of torch's whose objects go on from call to call
 _EXACT = (list, dict, set, OrderedDict, defaultdict, Counter, deque)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, threading.local)
 # What holds one value, and is no name of anything itself.
@@ -809,7 +810,9 @@ def is_of_users_code(code: type | types.FunctionType) -> bool:
 def _is_of(code: type | types.FunctionType, files: Collection[str] | None) -> bool:
     """Whether a class or function is of these files; None: of any of the user's or of a library's."""
     file = code.__module__ or ""
-    return file.partition(".")[0] not in _NOT_OF_USERS if files is None else file in files
+    if files is not None:
+        return file in files
+    return file in _KEEP_OF_TORCH or file.partition(".")[0] not in _NOT_OF_USERS
 
 
 def _is_of_spindle(hook: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from spindle_cli.errors import WorkloadError
 
@@ -21,6 +21,7 @@ _BY_SHAPE = frozenset(
     {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
 )
 _LIFTING = "aten::lift"
+NO_MEMORY = 0  # of tensors without a storage
 _FILLING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_"})
 
 
@@ -78,17 +79,17 @@ class NotingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         for tensor in written_by(func, args, kwargs or {}):
-            memory = _memory(tensor)
+            memory = memory_of(tensor)
             if memory is not None and memory not in self._made:
                 self._written[memory] = tensor
         result = func(*args, **(kwargs or {}))
         if is_new(func):
-            self._made |= {_memory(each) for each in pytree.tree_leaves(result) if isinstance(each, Tensor)}
+            self._made |= {memory_of(each) for each in pytree.tree_leaves(result) if isinstance(each, Tensor)}
         return result
 
     def has(self, tensor: Tensor) -> bool:
         """Whether a tensor was written into."""
-        return _memory(tensor) in self._written
+        return memory_of(tensor) in self._written
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -147,7 +148,7 @@ class RefusingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         Args:
             tensors: gives them with their names.
             refusal: gives what is raised of one of these, or of an owner.
-            owner: gives the name of what one of some memories (`_memory`) was part of, or None.
+            owner: gives the name of what one of some memories (`memory_of`) was part of, or None.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._tensors = tensors
@@ -158,9 +159,9 @@ class RefusingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        written = {_memory(tensor) for tensor in written_by(func, args, kwargs or {})} - {None}
+        written = {memory_of(tensor) for tensor in written_by(func, args, kwargs or {})} - {NO_MEMORY}
         if written:
-            names = (name for name, tensor in self._tensors() if _memory(tensor) in written)
+            names = (name for name, tensor in self._tensors() if memory_of(tensor) in written)
             name = next(names, None)
             if name is None and self._owner is not None:
                 name = self._owner(written)
@@ -170,6 +171,22 @@ class RefusingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         return func(*args, **(kwargs or {}))
 
 
-def _memory(tensor: Tensor) -> int | None:
-    """What tells whose memory a tensor has; None: it has none of its own, as a sparse one."""
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors with a storage that one is made of: itself, or a sparse or nested one's parts."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return tuple(part for name in names for part in dense_parts(getattr(tensor, name)))
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Return a number that tells whose memory a tensor has; `NO_MEMORY` of a sparse one, which has none of
+    its own.
+    """
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else NO_MEMORY
