@@ -58,13 +58,21 @@ class WorkerEnvironment:
 
 
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# By which others know that there is such a place: torch.distributed.is_torchelastic_launched.
-_TOLD_BY = (*_TORCHRUN_VARIABLES, "TORCHELASTIC_RUN_ID")
+# By which others know of such a place: torch.distributed.is_torchelastic_launched, and code that asks Slurm
+# or MPI, whose numbers are those of launchers, one on each node.
+_TOLD_BY = (
+    *_TORCHRUN_VARIABLES,
+    *("TORCHELASTIC_RUN_ID", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES"),
+    *("SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"),
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    *("OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"),
+)
 
 
 @contextmanager
 def without_ranks() -> Iterator[None]:
-    """Inside, this process does not know what torchrun has said of its place among others."""
+    """Inside, this process does not know what torchrun, Slurm or MPI have said of its place among others."""
     hidden = {name: os.environ.pop(name) for name in _TOLD_BY if name in os.environ}
     try:
         yield
