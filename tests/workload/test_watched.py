@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
 
 from spindle_cli import Task, Workload
 from spindle_cli.errors import WorkloadError
@@ -137,6 +138,85 @@ def test_what_forward_does_not_read_may_change(change: Callable[[Model], object]
     watch, model = watch_of_model()
     change(model)
     watch.check(0)
+
+
+NOISE = {"sigma": 0.0}
+
+
+class Scaled:
+    """A transform with a number, as people have it."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class Data(Dataset[dict[str, Tensor]]):
+    """Reads numbers of its own, of a transform and of the file; counts, keeps, and is told its epoch."""
+
+    def __init__(self) -> None:
+        self.level, self.epoch, self.reads = 0.0, 0, 0
+        self.transform = Scaled()
+        self.seen: dict[int, int] = {}
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        self.reads += 1
+        self.seen[index] = self.reads
+        return {"x": self.transform(torch.ones(4) + self.level + self.epoch) + NOISE["sigma"]}
+
+
+class Stacked:
+    """A collate with a number."""
+
+    def __init__(self) -> None:
+        self.most = 4
+
+    def __call__(self, items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {"x": torch.stack([item["x"] for item in items])[: self.most]}
+
+
+def reading(*, is_wrapped: bool = True) -> tuple[Watch, Data, Stacked]:
+    data, stacked = Data(), Stacked()
+    made = watched_code.build()
+    made.tasks[0].dataset = Subset(data, range(8)) if is_wrapped else data
+    made.tasks[0].collate = stacked
+    return Watch.of(made), data, stacked
+
+
+DATA_CHANGES: dict[str, tuple[Callable[[Data, Stacked], object], str]] = {
+    "by an attribute": (lambda data, _: setattr(data, "level", 0.5), r"Data\.level, which was 0.0 at first"),
+    "of a transform": (lambda data, _: setattr(data.transform, "factor", 2.0), r"Data\.transform\.factor"),
+    "another transform": (lambda data, _: setattr(data, "transform", Scaled()), r"Data\.transform"),
+    "of a collate": (lambda _, stacked: setattr(stacked, "most", 2), r"Stacked\.most, which was 4"),
+}
+
+
+@pytest.mark.parametrize("kind", DATA_CHANGES)
+def test_a_change_of_what_data_read_is_noticed(kind: str) -> None:
+    change, said = DATA_CHANGES[kind]
+    watch, data, stacked = reading()
+    watch.check(1)
+    watch.record()
+    change(data, stacked)
+    with pytest.raises(WorkloadError, match=rf"task 'task': the data read {said}") as caught:
+        watch.check(2)
+    assert "before step 3" in str(caught.value)
+    assert "set_epoch" in str(caught.value.hint)
+
+
+def test_what_data_set_themselves_while_they_are_read_may_change() -> None:
+    watch, data, _ = reading(is_wrapped=False)
+    assert data[3]["x"].tolist() == [1.0] * 4
+    data.set_epoch(2)
+    watch.check(1)
 
 
 def test_what_passes_change_is_none_of_this() -> None:

@@ -174,6 +174,7 @@ class Own(Callback):
     def __init__(self) -> None:
         self.beta = 0.9
         self.rate = 0.1
+        self.info = SimpleNamespace()
 
     def at_start(self, run: RunInfo) -> None:
         self.beta = 0.5
@@ -181,6 +182,7 @@ class Own(Callback):
     def after_step(self, step: Step) -> None:
         self.rate = self.beta * 0.1
         MODELS[-1].epoch = step.number
+        self.info.weighted = self.info.block = 3.0
         MODELS[-1].schedule.told = 1
 
     def never_called(self) -> None:

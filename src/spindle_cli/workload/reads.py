@@ -8,14 +8,14 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from spindle_cli.workload.fields import fields_of
-from spindle_cli.workload.refuse import place_of
+from spindle_cli.workload.refuse import is_file_of_the_user, place_of
 
 # What is no user's: of these, only what their objects hold.
 _LIBRARIES = (
@@ -38,6 +38,16 @@ def is_users(thing: Any) -> bool:
     return isinstance(name, str) and name.partition(".")[0] not in _LIBRARIES
 
 
+def is_users_own(thing: Any) -> bool:
+    """Whether a function, class or module is of a file of the user's own, and of no package."""
+    if isinstance(thing, types.FunctionType):
+        return is_file_of_the_user(thing.__code__.co_filename)
+    is_module = isinstance(thing, types.ModuleType)
+    module = thing if is_module else sys.modules.get(getattr(thing, "__module__", ""))
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and is_file_of_the_user(file)
+
+
 class Reads:
     """What code may read, by names.
 
@@ -49,9 +59,10 @@ class Reads:
         classes: of the user's, that it names or that its objects have.
     """
 
-    def __init__(self, *, backward: bool = True) -> None:
-        """`backward`: what backward passes run counts, too."""
+    def __init__(self, *, backward: bool = True, follows: Callable[[Any], bool] = is_users) -> None:
+        """`backward`: what backward passes run counts, too. `follows`: whose code is looked into."""
         self._backward = backward
+        self._follows = follows
         self.names: set[str] = set()
         self.globals: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
         self.cells: dict[int, tuple[types.CellType, str]] = {}
@@ -77,11 +88,15 @@ class Reads:
         """Follow what calling a function runs."""
         self._pending.append(function)
 
+    def of_object(self, value: Any) -> None:
+        """Follow what an object does that has no `forward`, and what it holds; or a function."""
+        self._held(value, 3)
+
     def _held(self, value: Any, depth: int) -> None:
         """Follow what a module, or an object that it holds, has in an attribute."""
         if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
             self._pending.append(value)
-        elif not isinstance(value, type | nn.Module | torch.Tensor) and depth and is_users(type(value)):
+        elif not isinstance(value, type | nn.Module | torch.Tensor) and depth and self._follows(type(value)):
             if id(value) in self._seen:
                 return
             self._seen.add(id(value))
@@ -99,7 +114,7 @@ class Reads:
     def of_class(self, cls: type) -> None:
         """Follow what the methods of a class do that code names."""
         for base in cls.__mro__:
-            if base in self.classes or not is_users(base):
+            if base in self.classes or not self._follows(base):
                 continue
             self.classes[base] = None
             is_called = issubclass(base, torch.autograd.Function)  # by torch: its forward and its backward
@@ -135,7 +150,7 @@ class Reads:
         self._seen.add(id(value))
         self._kept.append(value)
         if isinstance(value, types.FunctionType):
-            if is_users(value):
+            if self._follows(value):
                 self._function(value)
         elif isinstance(value, types.MethodType | staticmethod | classmethod):
             self._follow(value.__func__)
@@ -147,15 +162,15 @@ class Reads:
         elif isinstance(value, functools.cached_property):
             self._follow(value.func)
         elif isinstance(value, type):
-            if is_users(value):
+            if self._follows(value):
                 self.of_class(value)
         elif isinstance(value, types.ModuleType):
-            if is_users(value):
+            if self._follows(value):
                 self.modules[id(value)] = value
                 self._names_in(value, self.names)
         elif isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
             self._follow(wrapped)
-        elif not callable(value) and is_users(type(value)) and not isinstance(value, nn.Module):
+        elif not callable(value) and self._follows(type(value)) and not isinstance(value, nn.Module):
             self.of_class(type(value))
 
     def _function(self, function: types.FunctionType) -> None:

@@ -59,6 +59,11 @@ def is_of_the_user(code: CodeType) -> bool:
     return _origin(code.co_filename)[0] is not _Origin.NOBODY
 
 
+def is_file_of_the_user(file: str) -> bool:
+    """Whether a file of code is the user's own: of no package that is installed, nor Python's or ours."""
+    return _origin(file)[0] is _Origin.USER
+
+
 def frames_of_error(error: BaseException) -> tuple[Frame, ...]:
     """The frames that an exception came through, the innermost last."""
     frames: list[Frame] = []

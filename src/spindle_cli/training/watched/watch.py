@@ -8,24 +8,27 @@ forward changes itself, while it runs, is none of this.
 from __future__ import annotations
 
 import contextvars
+import dis
+import itertools
 import os
 import types
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.load import built_modules, modules_of
 from spindle_cli.workload.building.source import settled_module_name
 from spindle_cli.workload.fields import ASKS_ENVIRONMENT, OF_ENVIRONMENT, Environment, fields_of
-from spindle_cli.workload.reads import OF_MODULES, Reads, is_users
+from spindle_cli.workload.reads import OF_MODULES, Reads, is_users, is_users_own
 from spindle_cli.workload.step_values import HELD_AS, StepValues, is_number
-from spindle_cli.workload.types import Workload
+from spindle_cli.workload.types import FlowTask, Task, Workload
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _CODE = (
@@ -39,6 +42,9 @@ _CODE = (
 _DEPTH = 4
 _MOST_ENTRIES = 256  # of a list or dict; of longer ones it is seen that they are others, or grow
 _MOST_ELEMENTS = 4096  # of an array
+# How code sets names, attributes and (of no name) entries; by which methods it fills lists, dicts and sets.
+_SETTING = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_SUBSCR", "DELETE_ATTR", "DELETE_SUBSCR")
+_FILLING = ("append", "add", "update", "setdefault", "extend", "insert", "pop", "popitem", "clear", "remove")
 _GONE = object()
 _CHANGED = object()  # in the place of what it was, where that is not known any more
 _DECLARE = (
@@ -52,11 +58,17 @@ _FIXED = (
 )
 
 
+_OF_DATA = (
+    "What changes from epoch to epoch belongs into the dataset's set_epoch(epoch). A number that changes by "
+    "the step is forward's (Task(..., step_values={...})), which does what depends on it with the batch."
+)
+
+
 @dataclass(slots=True)
 class Entry:
     """A name whose value is watched. `path`: how `step_values` names it, from the task's module. `held`: what
     it was. `seen`: what told of its inside; None: nothing can change there. `is_buffer`: what
-    runs around passes may change it, too.
+    runs around passes may change it, too. `is_of_data`: a dataset or collate reads it.
     """
 
     holder: Mapping[str, Any]
@@ -66,13 +78,15 @@ class Entry:
     held: Any
     seen: Any
     is_buffer: bool = False
+    is_of_data: bool = False
 
     @property
     def settable(self) -> tuple[str, ...]:
-        """The names by which code sets it, or an entry of a dict; of what passes change by themselves, and of
-        modes, none.
+        """The names by which code sets it, or an entry of a dict, of what has this name alone: none of what
+        passes change by themselves, of modes, functions and layers, and of data.
         """
-        if self.is_buffer or self.key == "training":
+        is_unlike = self.is_buffer or self.is_of_data or self.key == "training"
+        if is_unlike or self.held is _GONE or callable(self.held):
             return ()
         inside = self.seen if isinstance(self.seen, dict) else ()
         return (self.key, *(key for key in inside if isinstance(key, str)))
@@ -135,7 +149,8 @@ class Watch:
         for task, name, module in held:
             finder.look_into(task, name, module)
         finder.look_around()
-        return cls(reads, values, finder.entries, finder.trains)
+        of_data = [entry for task in workload.all_tasks for entry in _read_by_data(task, values)]
+        return cls(reads, values, finder.entries + of_data, finder.trains)
 
     def check(self, step: int) -> None:
         """See whether anything is another than it was; in front of a pass of a step, counted from 0.
@@ -171,7 +186,8 @@ class Watch:
     def record(self) -> None:
         """Take what passes have changed."""
         for entry in self.entries:
-            if entry.seen is not None or entry.holder.get(entry.key, _GONE) is not entry.held:
+            is_other = entry.seen is not None or entry.holder.get(entry.key, _GONE) is not entry.held
+            if is_other and not entry.is_of_data:
                 entry.record()
 
     def record_buffers(self) -> None:
@@ -189,11 +205,51 @@ class Watch:
         said = f"was {_shown(before)} when it was traced and is {_shown(now)}"
         if before is _CHANGED:
             said = f"is {_shown(now)} with another content than when it was traced"
+        if entry.is_of_data:
+            said = said.replace("when it was traced", "at first")
+            return WorkloadError(
+                f"{of_task}the data read {path}, which {said} before step {step + 1}: it was changed from "
+                "outside, and batches are read ahead, by other processes too",
+                hint=_OF_DATA,
+            )
         return WorkloadError(
             f"{where}{of_task}forward reads {path}, which {said} before step {step + 1}: it was changed from "
             "outside, and what is traced, and other devices, do not have that",
             hint=_DECLARE.format(path=path, name=f"{entry.task or 'TASK'}/{path}") if number else _FIXED,
         )
+
+
+def _read_by_data(task: Task | FlowTask, values: StepValues) -> list[Entry]:
+    """Return what the user's own code that makes a task's batches reads and does not set itself."""
+    reads = Reads(follows=is_users_own)
+    held = list(_own_objects((task.dataset, task.eval_dataset, task.collate)))
+    for value in held:
+        reads.of_object(value)
+    reads.call("set_epoch", "state_dict", "load_state_dict")
+    reads.finish()
+    finder = _Finder(reads, values)
+    for value in held:
+        if not isinstance(value, types.FunctionType | types.MethodType):
+            finder.look_into_object(value, type(value).__name__, task.name)
+    finder.look_around()
+    steps = [step for code in reads.codes for step in dis.get_instructions(code)]
+    own = {step.argval for step in steps if step.opname in _SETTING}
+    fills = None in own or not reads.names.isdisjoint(_FILLING)
+    found = [each for each in finder.entries if each.key not in own and (each.seen is None or not fills)]
+    for entry in found:
+        entry.is_of_data = True
+    return found
+
+
+def _own_objects(values: Iterable[Any], depth: int = 3) -> Iterator[Any]:
+    """Yield the functions, and the objects of the user's own classes, among some and in what wraps them."""
+    for value in values:
+        if isinstance(value, types.FunctionType | types.MethodType) or is_users_own(type(value)):
+            yield value
+        elif depth and isinstance(value, Dataset):
+            held = (fields_of(value) or {}).values()
+            inside = (each[:_MOST_ENTRIES] if isinstance(each, list) else [each] for each in held)
+            yield from _own_objects(itertools.chain.from_iterable(inside), depth - 1)
 
 
 class _Finder:
@@ -234,6 +290,10 @@ class _Finder:
                 self._watch(module, buffers, key, prefix + key, task, is_buffer=True)
         for dotted, parameter in root.named_parameters(prefix=name):
             self.trains.append((task, dotted, parameter, parameter.requires_grad))
+
+    def look_into_object(self, value: Any, path: str, task: str) -> None:
+        """Look into an object that is no module, by what it is called."""
+        self._object(value, path, task)
 
     def look_around(self) -> None:
         """Names of Python modules, variables around functions, and those of the environment."""
