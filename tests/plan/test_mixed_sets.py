@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Literal
 
 import pytest
@@ -11,16 +10,15 @@ from hypothesis import strategies as st
 
 from helpers.examples import examples
 from helpers.offloaded import moved
-from helpers.plans import metaop_of, slice_of
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Link
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.file import plan_text, read_plan, write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.posed import SeveralTypes
-from spindle_cli.plan.mixed.problem import make_mixed_problem
-from spindle_cli.plan.sets.choose import both_at_once, each_by_itself, with_sets
+from spindle_cli.plan.sets.choose import with_sets
 from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare
 from spindle_cli.simulate.run import simulate
@@ -95,8 +93,8 @@ def test_no_step_is_slower_than_with_what_the_plan_of_all_tasks_has_of_it() -> N
     both = make_plan(profile, FOUR)
     plan = make_plan(sampled(profile, ("ab", 0.5), ("b", 0.5)), FOUR)
     alone = next(each for each in plan.task_sets if each.tasks == ("b",))
-    left = both_at_once([piece for piece in both.slices if piece.metaop == "b/net"], profile.by_name)
-    assert alone.predicted.compute_s <= max(piece.end_s for piece in left) + 1e-6
+    left_s = sum(piece.busy_s for piece in both.slices if piece.metaop == "b/net")
+    assert alone.predicted.compute_s <= left_s + 1e-6
     assert plan.mean_iteration_s <= both.predicted.iteration_s
 
 
@@ -114,42 +112,23 @@ def test_where_memory_is_short_ops_are_recomputed_and_batches_stay_whole() -> No
         make_plan(profile, cluster_of_types({"fast": 1, "slow": 1}, memory_gib=1))
 
 
-def test_micro_batches_of_sets_are_refused_as_on_one_type() -> None:
-    profile = sampled(profile_on_types(net("a", 2), net("b", 3)), ("ab", 0.5), ("b", 0.5))
-    with pytest.raises(NoPlanError, match="micro-batches: steps of this workload run some of its tasks"):
-        make_plan(profile, FOUR, micro_batches={"a": 2})
-
-
-def test_passes_in_one_go_take_both_and_start_as_early_as_they_can() -> None:
-    """On one device: forward of a and of b, backward of b and of a."""
-    a, b = metaop_of("a/m", 1, {1: 3.0}), metaop_of("b/m", 1, {1: 6.0})
-    times = [(0.0, 1.0, 7.0, 9.0), (1.0, 3.0, 3.0, 7.0)]
-    slices = [
-        slice_of(each, (0, 1), [0], start).model_copy(
-            update={"end_s": end, "backward_start_s": backward, "backward_end_s": last}
-        )
-        for each, (start, end, backward, last) in zip((a, b), times, strict=True)
-    ]
-    joined = both_at_once(slices, {"a/m": a, "b/m": b})
-    assert [(piece.start_s, piece.end_s) for piece in joined] == [
-        pytest.approx((0, 3), abs=1e-9),
-        pytest.approx((3, 9), abs=1e-9),
-    ]
-    assert all(piece.backward_s is None for piece in joined)
-    assert both_at_once(joined, {"a/m": a, "b/m": b}) == joined
-
-
-def test_passes_by_themselves_are_all_forward_and_then_all_backward_in_reverse() -> None:
-    profile = profile_on_types(net("a", 2), net("b", 3))
-    problem = make_mixed_problem(profile, FAST_AND_SLOW)
-    plan = make_plan(profile, FAST_AND_SLOW, "sequential")
-    told = each_by_itself(problem, both_at_once(plan.slices, profile.by_name))
-    backward = [piece.backward_s for piece in told]
-    assert [piece.metaop for piece in told] == ["a/net", "b/net"]
-    assert all(one.end_s <= other.start_s for one, other in pairwise(told))
-    assert backward[1] is not None and backward[0] is not None
-    assert told[1].end_s <= backward[1][0] < backward[1][1] <= backward[0][0]
-    assert max(piece.last_s for piece in told) == pytest.approx(2 * 4.0 + 3 * 4.0)
+def test_micro_batches_and_shards_that_are_asked_for_are_those_of_every_set() -> None:
+    """On one type and on two."""
+    for types in ({"fast": 2, "slow": 2}, {"fast": 4}):
+        cluster, sample_s = cluster_of_types(types), dict.fromkeys(types, 1.0)
+        shared = {"parameters": "shared", "param_bytes_per_op": MIB}
+        nets = [metaop_on_types(f"{task}/net", 2, sample_s, **shared) for task in "ab"]
+        profile = sampled(profile_on_types(*nets), ("ab", 0.5), ("b", 0.5))
+        sharding = {"shared": Sharding.PARAMETERS}
+        plan = make_plan(profile, cluster, micro_batches={"a": 2, "b": 2}, sharding=sharding)
+        assert (plan.micro_batches, plan.sharding) == ({"a": 2, "b": 2}, sharding)
+        assert check_plan(plan, profile) == ()
+        for own in (plan, *plan.set_plans.values()):
+            tasks = {metaop.task for metaop in own.metaops}
+            assert {(piece.metaop[0], piece.micro_batch) for piece in own.slices} == {
+                (task, number) for task in tasks for number in (0, 1)
+            }
+            assert simulate(own).iteration_s == pytest.approx(own.predicted.iteration_s, rel=0.03)
 
 
 @pytest.mark.parametrize("others", [("spindle", "dp-even"), ("dp-even", "spindle")])

@@ -17,12 +17,14 @@ from hand_plans import (
     Placement,
     gathering,
     in_micro_batches,
+    on_types,
     passes_apart,
     place,
     shared_out,
     slow_between_nodes,
     weighted,
     whole,
+    with_experts,
     with_sets,
 )
 from safetensors.torch import load_file
@@ -78,6 +80,8 @@ class Case:
     gathers: bool = False  # gradients of matrices, as rows and factors, wherever that can be
     # by its tasks, joined by '+', what steps of a set run; None: what is left for them
     sets: Mapping[str, Sequence[Placement] | None] = field(default_factory=dict)
+    types: tuple[str, ...] = ()  # of CPUs: as many devices of each, one behind the other
+    experts: int = 0  # of every op that is split
     slow_between_nodes: bool = False  # of two nodes, so that tensor-parallel groups are sent parts
     steps: int = STEPS
     checkpoint_every: int | None = None
@@ -118,12 +122,6 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     plan = place(
         graph, num_devices, everything, case.recompute, selective=case.selective, offload=case.offload
     )
-    if case.sets:
-        made = {
-            tuple(tasks.split("+")): None if placed is None else place(graph, num_devices, placed)
-            for tasks, placed in case.sets.items()
-        }
-        plan = with_sets(plan, made)
     if case.micro_batches or case.uneven:
         plan = in_micro_batches(plan, case.micro_batches, case.apart or 0, uneven=case.uneven)
     elif case.apart is not None:
@@ -134,6 +132,16 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
         plan = shared_out(plan, case.sharding)
     if case.weights:
         plan = weighted(plan, case.weights)
+    if case.experts:
+        plan = with_experts(plan, case.experts)
+    if case.types:
+        plan = on_types(plan, case.types)
+    if case.sets:
+        made = {
+            tuple(tasks.split("+")): None if placed is None else place(graph, num_devices, placed)
+            for tasks, placed in case.sets.items()
+        }
+        plan = with_sets(plan, made)
     if case.by_parts:
         plan = plan.model_copy(update={"updates_by_parts": True})
     if case.slow_between_nodes:
@@ -180,6 +188,7 @@ def run_cases(
     fails: bool,
     backend: str | None = None,
     fine_sums: bool = False,
+    limit_s: float = 280,
 ) -> None:
     """Run all cases, in their order, in one set of processes under torchrun, each in its own folder below
     `folder`.
@@ -204,7 +213,7 @@ def run_cases(
     with torchrun_log.open("wb") as log:
         torchrun = ReadyPython(forker, command, env=environment, stdout=log, stderr=log)
         try:
-            code = torchrun.wait(280)
+            code = torchrun.wait(limit_s)
         finally:
             torchrun.kill()
     logs = "\n".join(

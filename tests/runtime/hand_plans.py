@@ -10,7 +10,7 @@ from helpers.plans import SELECTIVE, cluster_of, metaop_of, plan_of, profile_of,
 from spindle_cli.account.activations import slice_edges
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.groups import teams_among
-from spindle_cli.files.cluster import Cluster, Link, Links
+from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.sets.restrict import restricted
 from spindle_cli.plan.slices import equal_rows
@@ -82,8 +82,8 @@ def with_sets(plan: Plan, sets: Mapping[tuple[str, ...], Plan | None]) -> Plan:
     fields = {name: getattr(plan, name) for name in plan.model_fields_set}
     made = []
     for tasks, own in sets.items():
-        slices = restricted(plan.slices, tasks, plan.by_name) if own is None else own.slices
-        end_s = max(piece.end_s for piece in slices)
+        slices = _left_for(plan, tasks) if own is None else own.slices
+        end_s = max(piece.last_s for piece in slices)
         predicted = plan.predicted.model_copy(update={"compute_s": end_s, "iteration_s": end_s})
         waves = [
             Wave(index=index, start_s=piece.start_s, end_s=piece.end_s, slices=(piece,))
@@ -96,6 +96,18 @@ def with_sets(plan: Plan, sets: Mapping[tuple[str, ...], Plan | None]) -> Plan:
         for each, own in zip(made, whole.set_plans.values(), strict=True)
     ]
     return Plan(**{**fields, "predicted": _with_memory(whole), "task_sets": tuple(fitted)})
+
+
+def _left_for(plan: Plan, tasks: Sequence[str]) -> Sequence[Slice]:
+    """What a plan runs for some of its tasks, as early as may be."""
+    left = restricted(plan.slices, tasks, plan.by_name)
+    if plan.schema_ == "spindle.plan/1":
+        return left
+    waves = [
+        Wave(index=index, start_s=piece.start_s, end_s=piece.end_s, slices=(piece,))
+        for index, piece in enumerate(left)
+    ]
+    return passes_apart(Plan.model_construct(**{**dict(plan), "waves": tuple(waves)}), 0).slices
 
 
 def passes_apart(plan: Plan, seed: int) -> Plan:
@@ -225,6 +237,42 @@ def gathering(plan: Plan, graph: WorkloadGraph, train: TrainSettings) -> Plan:
     assert any(metaop.gathered for metaop in metaops), "the case is of such matrices"
     fields = {name: getattr(plan, name) for name in plan.model_fields_set}
     made = Plan(**{**fields, "metaops": tuple(metaops), "accumulate": train.accumulate})
+    return made.model_copy(update={"predicted": _with_memory(made)})
+
+
+def with_experts(plan: Plan, count: int) -> Plan:
+    """The same plan, in which ops that are split have so many experts."""
+    split = {piece.metaop for piece in plan.slices if piece.tp > 1}
+    return plan.model_copy(
+        update={
+            "metaops": tuple(
+                metaop.model_copy(update={"num_experts": count if metaop.name in split else 0})
+                for metaop in plan.metaops
+            )
+        }
+    )
+
+
+def on_types(plan: Plan, types: Sequence[str]) -> Plan:
+    """The same plan on as many devices of each of several types, which are equally fast."""
+    size = plan.cluster.num_devices // len(types)
+    nodes = tuple(NodeGroup(count=1, devices=size, device=device, memory_gib=4.0) for device in types)
+    metaops = tuple(
+        metaop.model_copy(
+            update={
+                key: tuple(
+                    entry.model_copy(update={"device": device})
+                    for device in types
+                    for entry in getattr(metaop, key)
+                )
+                for key in ("curve", "shares")
+            }
+        )
+        for metaop in plan.metaops
+    )
+    fields = {name: getattr(plan, name) for name in plan.model_fields_set}
+    cluster = plan.cluster.changed(nodes=nodes)
+    made = Plan(**{**fields, "cluster": cluster, "metaops": metaops, "optimizer_state_sharded": True})
     return made.model_copy(update={"predicted": _with_memory(made)})
 
 

@@ -34,6 +34,8 @@ def joint_of(plans: Sequence[Sequence[SliceShape]], by_name: Mapping[str, MetaOp
                 piece.devices,
                 piece.dp,
                 piece.tp,
+                piece.rows,
+                piece.micro_batch,
                 piece.recompute,
                 piece.selective,
                 piece.offload,
@@ -68,14 +70,17 @@ def groups_of_member(
     place = {index: own for own, index in enumerate(joint.members[member])}
     found: list[ParameterGroup] = []
     for group in groups:
+        last_ops = group.last_ops or (0,) * len(group.slices)
         users = sorted(
-            (place[index], op)
-            for index, op in zip(group.slices, group.first_ops, strict=True)
+            (place[index], first, last)
+            for index, first, last in zip(group.slices, group.first_ops, last_ops, strict=True)
             if index in place
         )
         if users:
-            slices, first_ops = zip(*users, strict=True)
-            found.append(replace(group, index=len(found), slices=slices, first_ops=first_ops))
+            slices, first_ops, last_ops = zip(*users, strict=True)
+            last_ops = last_ops if group.last_ops else ()
+            used = {"slices": slices, "first_ops": first_ops, "last_ops": last_ops}
+            found.append(replace(group, index=len(found), **used))
     return tuple(found)
 
 

@@ -155,11 +155,6 @@ def _require_possible(profile: Profile, cluster: Cluster, asked: Asked) -> None:
             hint="Give it a link: under `links`, for example `host: {latency_us: 10, "
             "bandwidth_gb_per_s: 25}`.",
         )
-    if asked.micro_batches and profile.task_sets:
-        raise NoPlanError(
-            "micro-batches: steps of this workload run some of its tasks (train.sampling)",
-            hint="Plans for sets of tasks run whole batches.",
-        )
     if asked.sharding is not None:
         require_sound(profile, asked.sharding)
     require_types(asked.shard_by, cluster)
@@ -195,8 +190,22 @@ def _with_sets(
 
     def by(strategy: StrategyName) -> Plan:
         plan = make(profile, cluster, replace(asked, strategy=strategy))
-        of_a_set = Asked(strategy, asked.effort, equal_shares=asked.equal_shares, offload=asked.offload)
-        return with_sets(plan, profile, lambda some: make(some, cluster, of_a_set), posing)
+
+        def of_a_set(some: Profile) -> Plan:
+            cut = {metaop.task: plan.micro_batches.get(metaop.task, 1) for metaop in some.metaops}
+            keys = {metaop.parameters or metaop.name for metaop in some.metaops}
+            sharding = {key: level for key, level in plan.sharding.items() if key in keys}
+            own = Asked(
+                strategy,
+                asked.effort,
+                micro_batches=cut if plan.micro_batches else None,
+                sharding=sharding or None,
+                equal_shares=asked.equal_shares,
+                offload=asked.offload,
+            )
+            return make(some, cluster, own)
+
+        return with_sets(plan, profile, of_a_set, posing)
 
     return by_best_strategy(asked.strategy, cluster, by)
 

@@ -379,10 +379,15 @@ class Plan(TrainedArtifact):
         found = {}
         fields = {name: getattr(self, name) for name in self.model_fields_set}
         for number, each in enumerate(self.task_sets):
+            metaops = tuple(metaop for metaop in self.metaops if metaop.task in each.tasks)
+            keys = {metaop.parameters or metaop.name for metaop in metaops}
             own = {
                 "predicted": each.predicted,
                 "waves": each.waves,
-                "metaops": tuple(metaop for metaop in self.metaops if metaop.task in each.tasks),
+                "metaops": metaops,
+                "micro_batches": {task: k for task, k in self.micro_batches.items() if task in each.tasks},
+                "sharding": {key: level for key, level in self.sharding.items() if key in keys},
+                "sharding_kept": tuple(key for key in self.sharding_kept if key in keys),
                 "task_sets": (),
             }
             plan = Plan(**{**fields, **own})

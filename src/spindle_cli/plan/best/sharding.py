@@ -270,7 +270,7 @@ def require_sound(profile: Profile, sharding: Mapping[str, Sharding]) -> None:
 
     Raises:
         UsageError: no MetaOp has such parameters, or trains such as have gradients to share out.
-        NoPlanError: its train settings do not let devices share anything, or its steps run some tasks only.
+        NoPlanError: its train settings do not let devices share anything.
     """
     known = _sizes(profile)
     for key, level in sorted(sharding.items()):
@@ -289,14 +289,6 @@ def require_sound(profile: Profile, sharding: Mapping[str, Sharding]) -> None:
             "sharding: the train settings do not let devices share optimizer state (shard_optimizer)",
             hint="Parameters and gradients are shared out where the optimizer's state is: set "
             "`shard_optimizer: true` under `train` and profile again.",
-        )
-    if all(level is Sharding.OPTIMIZER for level in sharding.values()):
-        return
-    if profile.task_sets:
-        raise NoPlanError(
-            "sharding: steps of this workload run some of its tasks (train.sampling)",
-            hint="Plans for sets of tasks keep parameters and gradients whole, and share optimizer state of "
-            "all or, with `shard_optimizer: false` under `train`, of none.",
         )
 
 

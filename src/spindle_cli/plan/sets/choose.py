@@ -8,16 +8,17 @@ together, by the mean time of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from spindle_cli.account.activations import edges_between, order_passes
 from spindle_cli.account.device_memory import MEMORY_FORMULA, DeviceMemory, device_memory, optimizer_steps_s
 from spindle_cli.account.joint import joint_of
 from spindle_cli.account.traffic import communicator_bytes, traffic_of
+from spindle_cli.account.types import Pass
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.assemble import make_waves, plan_metaop
-from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Problem
@@ -26,7 +27,7 @@ from spindle_cli.plan.search.judge import has_room
 from spindle_cli.plan.search.posed import Posed, Posing
 from spindle_cli.plan.sets.restrict import as_early_as_possible, restricted
 from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Slice, StrategyName, strategies_on
-from spindle_cli.profile.types import MetaOp, Profile, TaskShare
+from spindle_cli.profile.types import Profile, TaskShare
 
 # Makes the plan of a profile without sets.
 Planner = Callable[[Profile], Plan]
@@ -41,8 +42,9 @@ def with_sets(plan: Plan, profile: Profile, make: Planner, posing: Posing) -> Pl
         make: plans a profile of some of the tasks alone.
         posing: makes problems for the plan's devices.
     """
+    profile = profile.sharded(plan.sharding).weighted(plan.shard_weights)
     sets = _Sets.of(plan, profile, make, posing)
-    wholes = [both_at_once(plan.slices, profile.by_name)]
+    wholes = [sets.told(0, plan.slices)]
     if all(len(each.tasks) < len(sets.all_tasks) for each in profile.task_sets):
         # No step runs all tasks: their plan is for evaluations, and may be made of the sets' own, so that
         # nothing is held for it alone. Of equals it is that.
@@ -56,22 +58,32 @@ def with_sets(plan: Plan, profile: Profile, make: Planner, posing: Posing) -> Pl
 
 @dataclass(frozen=True)
 class _Sets:
-    """`posed`: of all tasks, then of each set's. `own`: of each set, the slices of a plan of its own."""
+    """Plans of all tasks and of each set.
+
+    Attributes:
+        posed: of all tasks, then of each set's.
+        own: of each set, the slices of a plan of its own.
+        apart: whether slices say when each of their passes runs; else when both do.
+    """
 
     profile: Profile
     posed: tuple[Posed, ...]
     own: tuple[tuple[Slice, ...], ...]
+    apart: bool
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile, make: Planner, posing: Posing) -> _Sets:
         profiles = [of_tasks(profile, each.tasks) for each in profile.task_sets]
-        own = (
+        own = [
             plan.slices if len(each.metaops) == len(profile.metaops) else make(each).slices
             for each in profiles
+        ]
+        apart = plan.cluster.is_mixed or any(
+            piece.backward_s is not None for slices in (plan.slices, *own) for piece in slices
         )
-        at_once = tuple(both_at_once(slices, profile.by_name) for slices in own)
-        posed = (posing.posed(each, plan.cluster) for each in (profile, *profiles))
-        return cls(profile, tuple(posed), at_once)
+        posed = tuple(posing.posed(each, plan.cluster) for each in (profile, *profiles))
+        sets = cls(profile, posed, (), apart)
+        return replace(sets, own=tuple(sets.told(number, slices) for number, slices in enumerate(own, 1)))
 
     @property
     def problems(self) -> list[Problem]:
@@ -92,17 +104,41 @@ class _Sets:
         """The sets' own plans one behind the other, each task's slices as in the most frequent set that has
         it; none where no set has some task.
         """
-        by_name, slices, known = self.profile.by_name, [], set[str]()
+        by_name, known = self.profile.by_name, set[str]()
+        slices: list[Slice] = []
+        order: list[Pass] = []
         for each, own in zip(self.profile.task_sets, self.own, strict=True):
             new = set(each.tasks) - known
-            slices += [piece for piece in own if by_name[piece.metaop].task in new]
+            added = [piece for piece in own if by_name[piece.metaop].task in new]
+            order += (one._replace(piece=one.piece + len(slices)) for one in self._order(added))
+            slices += added
             known |= new
-        return [as_early_as_possible(slices, by_name)] if known == self.all_tasks else []
+        if known != self.all_tasks:
+            return []
+        return [
+            timed(self.problems[0], slices, order) if self.apart else as_early_as_possible(slices, by_name)
+        ]
+
+    def told(self, number: int, slices: Sequence[Slice]) -> tuple[Slice, ...]:
+        """Slices of a plan, that of all tasks or of the set with this number, with the times that all say."""
+        if not self.apart or all(piece.backward_s is not None for piece in slices):
+            return tuple(slices)
+        return timed(self.problems[number], slices, self._order(slices))
+
+    def _left(self, number: int, whole: Sequence[Slice]) -> tuple[Slice, ...]:
+        """What a plan of all tasks runs for the set with this number, as early as it can be."""
+        tasks = self.profile.task_sets[number - 1].tasks
+        if not self.apart:
+            return restricted(whole, tasks, self.profile.by_name)
+        some = [piece for piece in whole if self.profile.by_name[piece.metaop].task in tasks]
+        return timed(self.problems[number], some, self._order(some))
+
+    def _order(self, slices: Sequence[Slice]) -> tuple[Pass, ...]:
+        return order_passes(slices, edges_between(slices, self.profile.by_name))
 
     def best(self, whole: tuple[Slice, ...]) -> InTurn | None:
         """The best choice for the sets beside a plan of all tasks; None where that does not fit."""
-        by_name = self.profile.by_name
-        left = [restricted(whole, each.tasks, by_name) for each in self.profile.task_sets]
+        left = [self._left(number, whole) for number in range(1, len(self.posed))]
         own = [
             alone if self._keeps_buffers(alone, some) else some
             for alone, some in zip(self.own, left, strict=True)
@@ -134,7 +170,7 @@ class _Sets:
 
         def places(slices: Collection[Slice]) -> set[object]:
             return {
-                (piece.metaop, piece.ops, piece.devices, piece.dp)
+                (piece.metaop, piece.ops, piece.devices, piece.dp, piece.rows)
                 for piece in slices
                 if piece.metaop in changing
             }
@@ -143,8 +179,6 @@ class _Sets:
 
     def written(self, plan: Plan, chosen: InTurn) -> Plan:
         """The plan with what was chosen."""
-        if plan.cluster.is_mixed:
-            chosen = self._with_times_of_passes(chosen)
         every = [piece for slices in chosen.slices for piece in slices]
         predicted = [
             _predicted(chosen, number, posed.lower_bound_s) for number, posed in enumerate(self.posed)
@@ -163,17 +197,9 @@ class _Sets:
             "waves": make_waves(chosen.slices[0]),
             "task_sets": sets,
             "sums_by_node": chosen.sums_by_node,
+            "schema_": "spindle.plan/2" if self.apart else "spindle.plan/1",
         }
         return Plan(**{**fields, **made})
-
-    def _with_times_of_passes(self, chosen: InTurn) -> InTurn:
-        """Slices that say when each pass runs, where they have to."""
-        slices = [
-            each_by_itself(problem, own) for problem, own in zip(self.problems, chosen.slices, strict=True)
-        ]
-        told = judge_in_turn(self.problems, slices)
-        assert told is not None, "passes in the order of before need no more memory"
-        return told
 
 
 def _predicted(chosen: InTurn, number: int, lower_bound_s: float) -> Predicted:
@@ -245,28 +271,6 @@ def _judged(
         memory.append(needs)
         predictions.append(predict(problem, own, traffic, compute_s, steps_s))
     return InTurn(tuple(slices), tuple(memory), tuple(predictions), sums_by_node)
-
-
-def both_at_once(slices: Sequence[Slice], by_name: Mapping[str, MetaOp]) -> tuple[Slice, ...]:
-    """Slices in the same order that run forward and backward in one go, for as long as both passes take."""
-    if all(piece.backward_s is None for piece in slices):
-        return tuple(slices)
-    in_one_go = [
-        piece.model_copy(
-            update={
-                "end_s": piece.start_s + piece.busy_s,
-                "backward_start_s": None,
-                "backward_end_s": None,
-            }
-        )
-        for piece in slices
-    ]
-    return as_early_as_possible(in_one_go, by_name)
-
-
-def each_by_itself(problem: Problem, slices: Sequence[Slice]) -> tuple[Slice, ...]:
-    """Slices with times for each pass: all forward, then all backward in reverse."""
-    return timed(problem, slices, mirrored(range(len(slices))))
 
 
 def by_best_strategy(strategy: StrategyName, cluster: Cluster, make: Callable[[StrategyName], Plan]) -> Plan:
