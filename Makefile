@@ -6,7 +6,7 @@ SETUP := $(VENV)/.set-up
 COMPILED := $(VENV)/.compiled
 PYTHON3 ?= python3
 
-.PHONY: help demo example fuzz fuzz-models mutants test test-all test-lowest test-many test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-strategies bench-runtime bench-mixed bench-gpu bench-predictions clean
+.PHONY: help demo example fuzz fuzz-models mutants test test-all test-lowest test-many test-pairs test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-strategies bench-runtime bench-mixed bench-gpu bench-predictions clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -57,6 +57,10 @@ test-many: $(SETUP)  ## the properties that hold of random inputs, on nine times
 
 test-strict: $(SETUP)  ## the runtime's exactness tests over a backend as strict as NCCL; about 3 minutes
 	SPINDLE_BACKEND=strict-serial $(PYTHON) -m pytest tests/runtime/test_training_is_exact.py tests/runtime/test_split_layers.py $(TEST_ARGS)
+
+test-pairs: $(SETUP)  ## train plans that say two things at once, each with each, against plain PyTorch; about 4 minutes
+	$(PYTHON) -m pytest tests/runtime/test_pairs.py $(TEST_ARGS)
+	PYTHONPATH=tests $(PYTHON) tests/runtime/pair_table.py
 
 # Without PIP_ARGS (above) it takes a build of torch with CUDA, of several GB; it runs without a GPU too.
 test-lowest:  ## the tests that start no workers, and exact training by some, with the lowest versions that pyproject.toml claims

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from helpers.plans import cluster_of
 from helpers.toy_plan import write_toy
 from spindle_cli.account.averaging import outer_step_bytes, outer_step_s
 from spindle_cli.plan.file import read_plan, write_plan
@@ -14,15 +13,15 @@ from spindle_cli.profile.types import LocalSgd
 
 
 def on_islands(plan: Plan, asked: LocalSgd) -> Plan:
-    """A plan as that of each of several islands, one node each."""
-    size = plan.cluster.num_devices
-    whole = cluster_of(size * asked.islands, devices_per_node=size)
+    """A plan as that of each of several islands, all of its nodes each."""
+    whole = plan.cluster.changed(nodes=plan.cluster.nodes * asked.islands)
     planned = PlannedIslands(
         cluster=whole,
         outer_step_bytes=outer_step_bytes(plan, asked),
         outer_step_s=outer_step_s(plan, asked, whole),
     )
-    return plan.model_copy(update={"local_sgd": asked, "islands": planned})
+    fields = {name: getattr(plan, name) for name in plan.model_fields_set}
+    return Plan(**{**fields, "local_sgd": asked, "islands": planned})
 
 
 def write_islands(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -171,14 +170,15 @@ def test_where_memory_is_short_tasks_run_one_by_one_and_nothing_is_recomputed() 
     assert make_plan(roomy, problem.cluster, "sequential").schema_ == "spindle.plan/1"
 
 
-def test_plans_for_sets_of_tasks_keep_one_order_and_recompute() -> None:
+def test_so_they_do_in_plans_for_sets_of_tasks() -> None:
     profile, problem = short_of_memory(0.125)
     sets = (TaskShare(tasks=("a",), share=0.5), TaskShare(tasks=("a", "b", "c"), share=0.5))
     sampled = profile.model_copy(update={"task_sets": sets})
-    assert not replace(problem, profile=sampled).orders_passes
     plan = make_plan(sampled, problem.cluster, "sequential")
-    assert plan.schema_ == "spindle.plan/1"
-    assert any(piece.recompute for piece in plan.slices)
+    assert plan.schema_ == "spindle.plan/2"
+    assert not any(piece.recompute for own in (plan, *plan.set_plans.values()) for piece in own.slices)
+    assert [each.predicted.compute_s for each in plan.task_sets] == pytest.approx([1.0, 6.0], rel=1e-6)
+    assert check_plan(plan, sampled) == ()
 
 
 def test_of_groups_that_fit_the_fastest_is_taken() -> None:

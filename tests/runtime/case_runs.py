@@ -32,12 +32,14 @@ from torch import Tensor
 
 import spindle_cli
 from helpers.analysed import analyses
+from helpers.island_plans import on_islands
 from helpers.ready_python import ReadyPython
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import CaptureStage, DtypeName, RunRequest, capture_path
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.launch.build import TORCHRUN
 from spindle_cli.plan.file import write_plan
+from spindle_cli.profile.types import LocalSgd
 from spindle_cli.training.data.lengths import find_lengths
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.file import TrainSettings
@@ -82,6 +84,7 @@ class Case:
     sets: Mapping[str, Sequence[Placement] | None] = field(default_factory=dict)
     types: tuple[str, ...] = ()  # of CPUs: as many devices of each, one behind the other
     experts: int = 0  # of every op that is split
+    islands: LocalSgd | None = None  # that each run the plan
     slow_between_nodes: bool = False  # of two nodes, so that tensor-parallel groups are sent parts
     steps: int = STEPS
     checkpoint_every: int | None = None
@@ -144,6 +147,8 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
         plan = with_sets(plan, made)
     if case.by_parts:
         plan = plan.model_copy(update={"updates_by_parts": True})
+    if case.islands is not None:
+        plan = on_islands(plan, case.islands)
     if case.slow_between_nodes:
         plan = plan.model_copy(update={"cluster": slow_between_nodes(num_devices)})
     write_plan(folder / "plan.yaml", plan)
@@ -169,7 +174,7 @@ def graph_of(case: Case, source: Path) -> tuple[WorkloadGraph, Path]:
     once for all cases that train it.
     """
     looking = Looking(percentile=case.percentile) if case.has_lengths else None
-    key = repr((case.toys, case.function, case.args, looking, case.train.get("seed")))
+    key = repr((case.toys, case.function, case.args, looking, case.train.get("seed"), case.islands))
     if key not in found_before:
         loaded = load(str(source))
         lengths = {} if looking is None else find_lengths(loaded.workload, loaded.train.seed, looking)

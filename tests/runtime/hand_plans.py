@@ -201,7 +201,7 @@ def slow_between_nodes(num_devices: int) -> Cluster:
 
 def shared_out(plan: Plan, sharding: Sharding) -> Plan:
     """The same plan, of version 2, with all parameters shared out so whose slices run on the same devices, or
-    on those of several teams.
+    on those of several teams; where there are none, with all.
     """
     devices: dict[str, set[frozenset[int]]] = {}
     for piece in plan.slices:
@@ -211,7 +211,7 @@ def shared_out(plan: Plan, sharding: Sharding) -> Plan:
         key
         for key, found in devices.items()
         if len(found) == 1 or (sharding.is_fetched and len(teams_among(list(found))) > 1)
-    ]
+    ] or list(devices)
     fields = {name: getattr(plan, name) for name in plan.model_fields_set}
     more = {"optimizer_state_sharded": True, "sharding": dict.fromkeys(keys, sharding)}
     made = Plan(**{**fields, **more})

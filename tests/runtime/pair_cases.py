@@ -12,11 +12,13 @@ from routed_toys import EXPERTS
 
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Plan
+from spindle_cli.profile.types import LocalSgd
 
 WORKERS = 4
 TASKS = ("a", "b")
 OPS = 4
 TYPES = ("cpu-new", "cpu-old")
+ISLANDS = LocalSgd(islands=2, every=2)
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,12 @@ class Feature:
     """Something that plans can say.
 
     Attributes:
+        is_there: What it is, in a sentence for the page of documentation.
         says: Whether a plan says it.
         axis: Features of one axis say otherwise of the same thing, so no part of a plan has two of them.
     """
 
+    is_there: str
     says: Callable[[Plan], bool]
     axis: str | None = None
 
@@ -39,7 +43,7 @@ def _homes(plan: Plan) -> bool:
 
 
 def _pipeline(plan: Plan) -> bool:
-    """Whether the tower's layers are on several groups of devices, each with the same for all that it runs."""
+    """Whether the tower's layers are on several groups of devices, one behind the other."""
     groups = {
         (piece.ops, frozenset(piece.devices)) for piece in plan.slices if piece.metaop.endswith("tower")
     }
@@ -51,26 +55,52 @@ def _shards(level: Sharding) -> Callable[[Plan], bool]:
 
 
 FEATURES = {
-    "micro-batches": Feature(lambda plan: bool(plan.micro_batches)),
-    "pipeline": Feature(_pipeline),
-    "homes": Feature(_homes),
-    "gradients": Feature(_shards(Sharding.GRADIENTS), "level"),
-    "parameters-kept": Feature(_shards(Sharding.KEPT), "level"),
-    "parameters": Feature(_shards(Sharding.PARAMETERS), "level"),
-    "rows": Feature(lambda plan: any(piece.rows is not None for piece in plan.slices)),
-    "shard-weights": Feature(lambda plan: bool(plan.shard_weights)),
-    "tensor-parallelism": Feature(lambda plan: any(piece.tp > 1 for piece in plan.slices)),
-    "recompute": Feature(
-        lambda plan: any(piece.recompute and not piece.selective for piece in plan.slices), "recompute"
+    "micro-batches": Feature("a batch is cut into micro-batches", lambda plan: bool(plan.micro_batches)),
+    "pipeline": Feature("layers are on groups of devices one behind the other", _pipeline),
+    "homes": Feature("a component runs on other devices for one task than for another", _homes),
+    "gradients": Feature("gradients are sharded (ZeRO-2)", _shards(Sharding.GRADIENTS), "level"),
+    "parameters-kept": Feature(
+        "parameters are sharded, and gathered once for both passes", _shards(Sharding.KEPT), "level"
     ),
-    "selective": Feature(lambda plan: any(piece.selective for piece in plan.slices), "recompute"),
-    "offload": Feature(lambda plan: any(piece.offload for piece in plan.slices)),
-    "gathered": Feature(lambda plan: any(metaop.gathered for metaop in plan.metaops)),
-    "task-sets": Feature(lambda plan: bool(plan.task_sets)),
-    "types": Feature(lambda plan: plan.cluster.is_mixed),
-    "idle": Feature(lambda plan: len({d for piece in plan.slices for d in piece.devices}) < WORKERS),
+    "parameters": Feature(
+        "parameters are sharded, and gathered for each pass (ZeRO-3)", _shards(Sharding.PARAMETERS), "level"
+    ),
+    "rows": Feature(
+        "shares of unequal size", lambda plan: any(piece.rows is not None for piece in plan.slices)
+    ),
+    "shard-weights": Feature("shards of unequal size", lambda plan: bool(plan.shard_weights)),
+    "tensor-parallelism": Feature(
+        "layers are split", lambda plan: any(piece.tp > 1 for piece in plan.slices)
+    ),
+    "recompute": Feature(
+        "ops are recomputed whole",
+        lambda plan: any(piece.recompute and not piece.selective for piece in plan.slices),
+        "recompute",
+    ),
+    "selective": Feature(
+        "ops are recomputed, except for their products",
+        lambda plan: any(piece.selective for piece in plan.slices),
+        "recompute",
+    ),
+    "offload": Feature(
+        "activations are in host memory between the passes",
+        lambda plan: any(piece.offload for piece in plan.slices),
+    ),
+    "gathered": Feature(
+        "a gradient is gathered by rows", lambda plan: any(metaop.gathered for metaop in plan.metaops)
+    ),
+    "task-sets": Feature("steps run some of the tasks", lambda plan: bool(plan.task_sets)),
+    "types": Feature("devices of two types", lambda plan: plan.cluster.is_mixed),
+    "idle": Feature(
+        "half of the devices run nothing",
+        lambda plan: len({d for piece in plan.slices for d in piece.devices}) < plan.cluster.num_devices,
+    ),
     "experts": Feature(
-        lambda plan: any(piece.tp > 1 and plan.by_name[piece.metaop].num_experts for piece in plan.slices)
+        "experts are split",
+        lambda plan: any(piece.tp > 1 and plan.by_name[piece.metaop].num_experts for piece in plan.slices),
+    ),
+    "islands": Feature(
+        "islands average their parameters now and then", lambda plan: plan.islands is not None
     ),
 }
 LEVELS = {
@@ -78,23 +108,32 @@ LEVELS = {
     "parameters-kept": Sharding.KEPT,
     "parameters": Sharding.PARAMETERS,
 }
+
+
 @dataclass(frozen=True)
 class Refusal:
-    """Which rule of `check` refuses a plan that says both, and why no plan can."""
+    """Which rule of `check` refuses a plan that says both (None: it is no plan file), and why no plan can."""
 
-    rule: str
+    rule: str | None
     why: str
 
 
 NOT_TOGETHER = {
+    frozenset({"homes", "gradients"}): Refusal(
+        "sharding",
+        "whoever sums gradients inside of passes runs every pass that adds to them; parameters are gathered "
+        "by teams, gradients alone are not",
+    ),
     frozenset({"selective", "tensor-parallelism"}): Refusal(
-        "selective", "what is kept is found op by op as the model is written, and split layers run as others"
+        "selective",
+        "a product that is kept is summed over the group in place, and would be summed once more when the "
+        "rest is recomputed",
+    ),
+    frozenset({"task-sets", "islands"}): Refusal(
+        None, "islands average parameters by a count of steps, and some would not have been trained in it"
     ),
     frozenset({"selective", "experts"}): Refusal(
-        "selective", "what is kept is found op by op as the model is written, and split layers run as others"
-    ),
-    frozenset({"gathered", "task-sets"}): Refusal(
-        "gathered", "in steps that do not run a task, those who hold its matrix hear of no rows"
+        "selective", "profiles measure what is kept of whole layers alone"
     ),
 }
 PAIRS = tuple(
@@ -113,20 +152,26 @@ def case_of(features: Collection[str]) -> Case:
     if "micro-batches" in asked:
         everything["micro_batches"] = {"a": 2, "b": 2}
     if "task-sets" in asked:
-        everything |= {"sets": {"a": None, "b": None}}
+        everything |= {"sets": {"a": None, "a+b": None}}
+    if "islands" in asked:
+        everything["islands"] = ISLANDS
     level = next((LEVELS[name] for name in LEVELS if name in asked), None)
-    train = {**ADAMW, "sampling": {"every": {"a": 2, "b": {"every": 2, "offset": 1}}}}
+    train = dict(ADAMW)
+    if "task-sets" in asked:
+        train["sampling"] = {"every": {"b": 2}}
+    if "islands" in asked:
+        train["local_sgd"] = ISLANDS.model_dump(mode="json")
     return Case(
         "+".join(features),
         placements(asked),
         toys="pair_toys",
         args={"experts": "experts" in asked},
-        train=train if "task-sets" in asked else ADAMW,
+        train=train,
         apart=1,
         offload="offload" in asked,
         uneven="rows" in asked,
         sharding=level,
-        weights=(1, 3, 2, 5) if "shard-weights" in asked else (),
+        weights=(1, 3, 2, 5)[: num_devices(asked)] if "shard-weights" in asked else (),
         gathers="gathered" in asked,
         experts=EXPERTS if "experts" in asked else 0,
         types=TYPES if "types" in asked else (),
@@ -135,11 +180,17 @@ def case_of(features: Collection[str]) -> Case:
     )
 
 
+def num_devices(asked: Collection[str]) -> int:
+    """How many devices a plan has; one of islands: each of them."""
+    return WORKERS // ISLANDS.islands if "islands" in asked else WORKERS
+
+
 def placements(asked: Collection[str]) -> tuple[Placement, ...]:
     """Both tasks on the same devices or each on its half (`homes`), their layers on all of these or one half
     behind the other (`pipeline`), split in two where that is asked for.
     """
-    devices = tuple(range(WORKERS // 2 if "idle" in asked else WORKERS))
+    count = num_devices(asked)
+    devices = tuple(range(count // 2 if "idle" in asked else count))
     of_task = dict(zip(TASKS, _halves(devices), strict=True)) if "homes" in asked else {}
     made: list[Placement] = []
     for task in TASKS:

@@ -1,5 +1,5 @@
-"""Two tasks over one tower of four layers, which a plan may run in every way that it can say: an embedding and
-a wide map whose gradients can be gathered, layers that can be split, with experts or without.
+"""Two tasks over one tower of four layers, which a plan may run in every way that it can say: an embedding
+has a gradient that can be gathered, and layers can be split, with experts or without.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Sentences(Dataset[dict[str, Tensor]]):
 
 
 class Reader(nn.Module):
-    """An embedding of its own, the tower, and a head."""
+    """An embedding and the tower, which both tasks have, and a head of its own."""
 
-    def __init__(self, tower: nn.ModuleList) -> None:
+    def __init__(self, embed: nn.Embedding, tower: nn.ModuleList) -> None:
         super().__init__()
-        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.embed = embed
         self.tower = tower
         self.head = nn.Linear(WIDTH, CLASSES)
 
@@ -63,12 +63,12 @@ def build(experts: bool = False) -> Workload:
     """Tasks `a` and `b`; `experts`: in every layer."""
     layer, reader = (routed_toys.Layer, Router) if experts else (split_toys.Layer, Reader)
     plan = {"mixture.experts": "expertwise"} if experts else split_toys.PLAN
-    tower = nn.ModuleList(layer() for _ in range(4))
+    embed, tower = nn.Embedding(WORDS, WIDTH), nn.ModuleList(layer() for _ in range(4))
     return Workload(
         name="pairs",
         tasks=[
-            Task("a", reader(tower), BATCH, Sentences(1)),
-            Task("b", reader(tower), BATCH, Sentences(2), weight=0.5),
+            Task("a", reader(embed, tower), BATCH, Sentences(1)),
+            Task("b", reader(embed, tower), BATCH, Sentences(2), weight=0.5),
         ],
         operators=(layer, nn.Embedding),
         tp_plans={layer: plan},

@@ -11,6 +11,7 @@ from gradient_cases import GRADIENTS, OWN_NOISE
 from hand_plans import Placement, whole
 from length_cases import LENGTHS
 from norm_cases import NORMED
+from pair_cases import case_of
 from shard_cases import BY_TEAMS, ON_SOME, ON_TEAMS, SAVED_BY_TEAMS, SHARED_OUT, STATE_WHOLE
 from shard_cases import SAVED as SAVED_SHARED_OUT
 from whole_cases import WHOLE
@@ -321,6 +322,10 @@ EXACT_ON_FOUR = (
         gathers=True,
         steps=2,
     ),
+    # Steps that run some of the tasks, by plans that do what only plans of all tasks did once.
+    case_of(("task-sets", "micro-batches", "parameters")),
+    case_of(("task-sets", "rows", "gradients")),
+    case_of(("task-sets", "gathered", "homes")),
     Case("random-0", partial(scatter_at_random, 0, 4), train=ADAMW, long=True),
     Case("random-3", partial(scatter_at_random, 3, 4), train=ADAMW, apart=3, weights=(1, 1, 1, 30), steps=2),
     *NORMED,

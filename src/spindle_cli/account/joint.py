@@ -79,8 +79,8 @@ def groups_of_member(
         if users:
             slices, first_ops, last_ops = zip(*users, strict=True)
             last_ops = last_ops if group.last_ops else ()
-            used = {"slices": slices, "first_ops": first_ops, "last_ops": last_ops}
-            found.append(replace(group, index=len(found), **used))
+            index = len(found)
+            found.append(replace(group, index=index, slices=slices, first_ops=first_ops, last_ops=last_ops))
     return tuple(found)
 
 

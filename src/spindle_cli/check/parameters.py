@@ -36,13 +36,6 @@ def matrices_are_gathered_alike(plan: Plan) -> Iterator[Violation]:
                     value=f"{matrix.parameter!r} by {said[0]}, {said[1]} x {said[2]}",
                     expected=f"by {meant[0]}, {meant[1]} x {meant[2]}, as another op says",
                 )
-    if known and plan.task_sets:
-        yield Violation(
-            rule="gathered",
-            where="metaops",
-            value=f"{min(known)!r} is gathered",
-            expected="nothing where steps run some of the tasks (task_sets)",
-        )
 
 
 def gathered_matrices_are_whole(plan: Plan) -> Iterator[Violation]:

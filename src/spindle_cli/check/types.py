@@ -58,8 +58,8 @@ RULES = {
     ),
     "host-memory": "activations of a node's devices fit its `host_memory_gib`",
     "gathered": (
-        "MetaOps agree on a matrix; its slices have `tp` 1, on GPUs its devices are of one type, and "
-        "there are no `task_sets`; with `--profile`: it is one of the profile's `matrices`"
+        "MetaOps agree on a matrix; its slices have `tp` 1, and on GPUs its devices are of one type; with "
+        "`--profile`: it is one of the profile's `matrices`"
     ),
     "copies": (
         "on GPUs of several types: devices that each update their own copy of parameters "

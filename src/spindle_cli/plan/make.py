@@ -202,6 +202,7 @@ def _with_sets(
                 sharding=sharding or None,
                 equal_shares=asked.equal_shares,
                 offload=asked.offload,
+                gives_up=False,
             )
             return make(some, cluster, own)
 
@@ -238,16 +239,16 @@ def _found_on_one_type(profile: Profile, cluster: Cluster, asked: Asked) -> tupl
 
     teams = InTeams(profile, cluster, asked, bound.lower_bound_s, simulated_s)
     found = teams.or_better(find_asked(profile, cluster, asked, teams.or_less_s))
-    if _may_pipeline(profile, asked):
+    if _may_pipeline(asked):
         cut = asked.micro_batches
         found = in_pipelines(profile, cluster, found, bounds.any_s, simulated_s, make_problem, cut)
     return found, bounds
 
 
-def _may_pipeline(profile: Profile, asked: Asked) -> bool:
-    """Whether all tasks run in every step, and nothing is asked for that these pipelines cannot be."""
-    is_free = asked.sharding is None and not asked.equal_shares
-    return asked.strategy == "spindle" and asked.effort > NO_SEARCH and is_free and not profile.task_sets
+def _may_pipeline(asked: Asked) -> bool:
+    """Whether nothing is asked for that these pipelines cannot be."""
+    is_free = asked.gives_up and asked.sharding is None and not asked.equal_shares
+    return asked.strategy == "spindle" and asked.effort > NO_SEARCH and is_free
 
 
 def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
@@ -261,7 +262,7 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
 
     teams = InTeams(profile, cluster, asked, bound.lower_bound_s, simulated_s)
     found = teams.or_better(find_on_types(profile, cluster, asked, bound, teams.or_less_s))
-    if _may_pipeline(profile, asked):
+    if _may_pipeline(asked):
         make = SeveralTypes().problem
         cut = asked.micro_batches
         found = in_pipelines(profile, cluster, found, bounds.any_s, simulated_s, make, cut)
@@ -271,7 +272,7 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
     if found is None and (asked.micro_batches or asked.sharding):
         raise no_plan_as_asked(profile, cluster, asked)
     if found is None:
-        others = "" if profile.task_sets else ", in micro-batches or with parameters shared out"
+        others = ", in micro-batches or with parameters shared out" if asked.gives_up else ""
         raise NoPlanError(
             f"no plan fits the memory of {cluster.name!r}, neither with every op recomputed nor with layers "
             f"split{others}",

@@ -146,13 +146,6 @@ class Problem:
         """By MetaOp, the nodes whose last op makes its inputs."""
         return {node.metaop.name: node.inputs for node in self.nodes if node.continues is None}
 
-    @property
-    def orders_passes(self) -> bool:
-        """Whether plans may give forward and backward passes an order of their own: those of sets of tasks,
-        of which some are what another one leaves, all run forward and then backward in reverse.
-        """
-        return not self.profile.task_sets
-
     @cached_property
     def part_of(self) -> dict[str, int]:
         """By MetaOp, a number that is the same for those that hang together: most often a task's."""

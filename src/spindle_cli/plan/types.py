@@ -151,7 +151,7 @@ class Plan(TrainedArtifact):
 
     In version 1 the times of a slice cover its forward and backward pass together, the backward passes
     mirroring the forward ones. In version 2 the two are jobs of their own. Version 1 is still written
-    wherever an order of the passes of its own would gain next to nothing, and with `task_sets`.
+    wherever an order of the passes of its own would gain next to nothing.
 
     Attributes:
         strategy: Which strategy made it.

@@ -15,11 +15,7 @@ from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 def on_any_number(profile: Profile, cluster: Cluster) -> Profile | None:
     """A profile whose curves have points for any number of devices, as long as the largest share takes, where
     an op is faster on it than on fewer; None where none is.
-
-    Plans for sets of tasks, which say one length for both passes, run equal shares alone.
     """
-    if profile.task_sets:
-        return None
     metaops = tuple(_on_any_number(metaop, cluster) for metaop in profile.metaops)
     if all(new is old for new, old in zip(metaops, profile.metaops, strict=True)):
         return None

@@ -29,6 +29,8 @@ class Asked:
         sums: of gradients that may be gathered as rows or factors, which are.
         shard_by: which part of what devices share out each has; None: an equal one, unless memory asks for
             others on devices of several types.
+        gives_up: whether batches may be cut and parameters shared out where memory asks for it; not in a plan
+            of one set of tasks, which has to say of them what the others say.
     """
 
     strategy: StrategyName = "spindle"
@@ -39,6 +41,7 @@ class Asked:
     offload: bool | None = None
     sums: Sums = "auto"
     shard_by: ShardBy | None = None
+    gives_up: bool = True
 
     @property
     def shares_out_more(self) -> bool:

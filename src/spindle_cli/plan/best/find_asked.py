@@ -77,7 +77,7 @@ def _with_room(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLe
     shared_out = profile.sharded(asked.sharding or {})
     found = _in_memory(shared_out, cluster, asked, or_less_s)
     planner = OneTypeCutPlanner(shared_out, cluster, strategy, effort)
-    if profile.task_sets:
+    if not asked.gives_up:
         return found
     bound_s = lower_bound(make_problem(profile, cluster)).lower_bound_s
     return with_less(profile, cluster, asked, found, planner, ONE_TYPE, bound_s, or_less_s)

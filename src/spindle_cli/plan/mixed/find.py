@@ -96,7 +96,7 @@ def _with_room(
         if found is not None and may_leave:
             problem = posing.problem(shared_out, cluster)
             found = on_best_part(problem, bound, found, partial(_on_part, shared_out, asked.effort, cluster))
-    if profile.task_sets:
+    if not asked.gives_up:
         return found
     return with_less(profile, cluster, asked, found, planner, posing, bound.lower_bound_s, or_less_s)
 

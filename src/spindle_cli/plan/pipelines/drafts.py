@@ -57,8 +57,6 @@ def bounded(problem: Problem, effort: int, faster_than_s: float = inf) -> Iterat
 
 
 def _found(problem: Problem, effort: int, faster_than_s: float) -> Iterator[tuple[Lanes, Pipeline]]:
-    if not problem.orders_passes:
-        return
     sections = sections_of(problem)
     for way in ways_to_cut(problem):
         lanes = Lanes(problem, way)

@@ -170,7 +170,7 @@ class Option(NamedTuple):
 
 def tables_of(problem: Problem, options: Sequence[Sequence[Option]]) -> Tables | None:
     """The tables of a problem; None of what they cannot say: nodes of more kinds than `MOST_KINDS`,
-    processors that send and receive themselves, sets of tasks, what is gathered or summed within passes,
+    processors that send and receive themselves, what is gathered or summed within passes,
     unequal ranges, experts.
 
     Args:
@@ -179,7 +179,6 @@ def tables_of(problem: Problem, options: Sequence[Sequence[Option]]) -> Tables |
     profile, cluster = problem.profile, problem.cluster
     has_others = (
         cluster.talks_by != "nccl"
-        or not problem.orders_passes
         or bool(profile.sharding)
         or bool(profile.shard_weights)
         or any(metaop.num_experts or metaop.gathered for metaop in profile.metaops)

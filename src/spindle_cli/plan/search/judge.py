@@ -173,7 +173,7 @@ def _place(problem: Problem, draft: Draft, weights: PlacementWeights) -> Placed 
     several types of device, where activations are moved to host memory, or by estimates with hardly too
     little room.
     """
-    ways = [(at_once, 1.0) for at_once in ((False, True) if problem.orders_passes else (False,))]
+    ways = [(at_once, 1.0) for at_once in (False, True)]
     if problem.cluster.is_mixed and any(piece.point.offload for piece in draft.pieces):
         ways += [(at_once, OVERFILLED) for at_once, _ in ways]
     for one_part_at_once, filled in ways:
@@ -214,10 +214,9 @@ def _in_best_groups(
 
 
 def _in_groups(problem: Problem, slices: tuple[Slice, ...]) -> Iterator[tuple[Slice, ...]]:
-    """Timed in groups of ever more tasks; none where passes have no order of their own."""
-    if problem.orders_passes:
-        for order in in_groups(problem, slices):
-            yield timed(problem, slices, order)
+    """Time slices in groups of ever more tasks."""
+    for order in in_groups(problem, slices):
+        yield timed(problem, slices, order)
 
 
 def _fits_in_groups(problem: Problem, slices: tuple[Slice, ...]) -> bool:

@@ -473,7 +473,7 @@ def least_bytes(problem: Problem) -> float:
             for use in blocks_of(metaop, op):
                 known = parameters.get(use.block, 0.0)
                 parameters[use.block] = max(known, use.num_bytes + use.trained_bytes * state)
-        part = problem.part_of[metaop.name] if problem.orders_passes else 0
+        part = problem.part_of[metaop.name]
         activations[part] = activations.get(part, 0.0) + min(
             point.num_devices
             * slice_activation_bytes(

@@ -20,8 +20,6 @@ WORTH_REORDERING = 0.002
 
 def with_passes_apart(problem: Problem, judged: Judged) -> Judged:
     """The same placed slices with the best order of their passes; as it was where none gains enough."""
-    if not problem.orders_passes:
-        return judged
     orders = [
         *(as_they_come(problem, judged.slices, longest_first=longest) for longest in (True, False)),
         *in_groups(problem, judged.slices),

@@ -6,8 +6,7 @@ all gradients as they are is planned for once more, and kept where the iteration
 
 A gathered matrix is whole on all its devices, which all step it: tensor parallelism does not split it, and
 its optimizer state is not shared out. So devices of several types, which round differently, sum it as it is;
-so do those of a plan that shares out gradients or parameters, and of a workload whose steps run some of its
-tasks.
+so do those of a plan that shares out gradients or parameters.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def with_sums(plan: Plan, profile: Profile, asked: Sums, make: Callable[[Profile
         made = _made(gains, plan, profile, make)
     except NoPlanError:  # what is stepped whole does not fit, or nothing may be split that has to be
         return plan
-    is_faster = made.predicted.iteration_s < (1 - WORTH) * plan.predicted.iteration_s
+    is_faster = made.mean_iteration_s < (1 - WORTH) * plan.mean_iteration_s
     return made if is_faster else plan
 
 
@@ -91,8 +90,6 @@ def _why_none(way: str, plan: Plan, profile: Profile) -> str:
     """What keeps a plan from gathering anything in a way."""
     if not any(matrix.way == way for metaop in profile.metaops for matrix in metaop.matrices):
         return "the profile names no matrix of which less would be moved than by a sum"
-    if profile.task_sets:
-        return "steps run some of the tasks"
     if any(level.is_by_pass for level in plan.sharding.values()):
         return "the plan shares out gradients or parameters"
     return (
@@ -121,7 +118,7 @@ def _made(names: Collection[str], plan: Plan, profile: Profile, make: Callable[[
 
 def _possible(plan: Plan, profile: Profile) -> dict[str, GatheredMatrix]:
     """By name, the matrices that the devices of a plan may gather."""
-    if profile.task_sets or any(level.is_by_pass for level in plan.sharding.values()):
+    if any(level.is_by_pass for level in plan.sharding.values()):
         return {}
     matrices = {metaop.name: metaop.matrices for metaop in profile.metaops}
     split = {

@@ -110,8 +110,8 @@ class InTeams:
         is_free = asked.micro_batches is None and asked.sharding is None and not asked.equal_shares
         is_searched = asked.strategy == "spindle" and asked.effort >= LEAST_EFFORT
         # Parts of what devices share out say nothing of teams, whose own are equal.
-        is_shared = profile.optimizer_state_sharded and not (profile.task_sets or profile.shard_weights)
-        return is_free and is_searched and is_shared
+        is_shared = profile.optimizer_state_sharded and not profile.shard_weights
+        return asked.gives_up and is_free and is_searched and is_shared
 
 
 def _planners(profile: Profile, cluster: Cluster, effort: int) -> Iterator[TeamsPlanner]:
