@@ -83,10 +83,12 @@ def test_groups_of_tensor_parallelism_are_counted_inside_nodes() -> None:
         assert (wide is None) == (found == [])
 
 
-def test_sets_of_tasks_run_equal_shares() -> None:
+def test_so_do_sets_of_tasks() -> None:
     profile = profile_of(cuttable("t/net", 1, SECONDS))
-    shares = (TaskShare(tasks=("t",), share=1.0),)
-    assert on_any_number(profile.model_copy(update={"task_sets": shares}), cluster_of(3)) is None
+    sampled = profile.model_copy(update={"task_sets": (TaskShare(tasks=("t",), share=1.0),)})
+    plan = make_plan(sampled, cluster_of(3))
+    assert {piece.rows for piece in plan.set_plans["t",].slices} == {(0, 2, 5, 8)}
+    assert check_plan(plan, sampled) == ()
 
 
 def test_shares_are_as_equal_as_can_be() -> None:

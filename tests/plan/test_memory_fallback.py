@@ -26,7 +26,7 @@ from spindle_cli.plan.search.memory_fallback import (
     with_fallback,
 )
 from spindle_cli.plan.search.posed import NO_SEARCH
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile, TaskShare
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 
 MIB = 2**20
 
@@ -98,14 +98,12 @@ def test_the_largest_fallback_splits_as_far_as_any_curve_goes_and_recomputes_eve
 
 def test_at_least_every_parameter_is_held_once_with_its_state_and_the_activations_of_a_task() -> None:
     """a and b share three blocks of 1 MiB, of which b trains half, and a's first has 2 MiB of glue; a keeps 5
-    MiB an op, b 4. Tasks may be run one behind the other; where sets of them are sampled they are not.
+    MiB an op, b 4. Tasks may be run one behind the other.
     """
     a = net("a/m", 3, 5, parameters="p", extra_param_bytes={0: 2 * MIB})
     b = net("b/m", 3, 4, parameters="p", trainable_fraction=0.5)
     problem = make_problem(profile_of(a, b), cluster_of(2))
     assert least_bytes(problem) / MIB == (3 + 1 + 1) * (1 + 2) + 3 * 5
-    sampled = profile_of(a, b).model_copy(update={"task_sets": (TaskShare(tasks=("a",), share=1.0),)})
-    assert least_bytes(make_problem(sampled, cluster_of(2))) / MIB == (3 + 1 + 1) * (1 + 2) + 3 * 5 + 3 * 4
     with_inner = make_problem(profile_of(a, b), cluster_of(2), MemoryFallback(recompute={"a/m": 3}))
     assert least_bytes(with_inner) / MIB == (3 + 1 + 1) * (1 + 2) + 3 * 4
 

@@ -9,9 +9,9 @@ from pair_cases import FEATURES, NOT_TOGETHER, PAIRS
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "pairs.md"
 _HEAD = """# What a plan can say, each with each
 
-Made by `make test-pairs`, which trains a plan for every pair in float64, on CPUs over gloo, and compares it with
-plain PyTorch: each with a number trains the same model. Where there is a letter, `spindle check` refuses a plan
-that says both. Without either, the two say otherwise of one thing, and another part of the plan may say it.
+Made by `make test-pairs`, which trains a plan for every pair in float64, on CPUs over gloo, and compares it
+with plain PyTorch: each with a number trains the same model. Where there is a letter, `spindle check` refuses
+a plan that says both. Without either, the two say otherwise of one thing, of which another part may say it.
 """
 
 
