@@ -53,7 +53,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(100_000, 5, 20)
 
 
 @pytest.hookimpl(tryfirst=True)

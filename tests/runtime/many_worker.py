@@ -243,7 +243,7 @@ def main(argv: list[str]) -> None:
             leave_groups()
 
 
-gc.set_threshold(20_000, 20, 20)  # as in the process that starts this one
+gc.set_threshold(100_000, 5, 20)  # as in the process that starts this one
 if FINE_SUMS in os.environ:
     sum_little_at_a_time()
 ready.check_plan, part.link_sets, part.prove = check_once, link_once, prove_once
