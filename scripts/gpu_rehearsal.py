@@ -7,8 +7,9 @@
   tensors, which have shapes and a device but no data: an op that mixes devices fails, and so does one whose
   outputs are elsewhere. Needs a build of torch with CUDA, and no GPU; exit code 3 where there is none.
 * backward: tests, with every walk back through a graph in a thread of its own, as torch does it for CUDA:
-  what a thread has put on (modes, autocast, settings) is not there. In the processes that the tests start,
-  too: `backward tests/runtime/test_training_is_exact.py` trains by plans so.
+  what a thread has put on (autocast, settings) is not there, but for modes, which torch's engine takes along.
+  In the processes that the tests start, too: `backward tests/runtime/test_training_is_exact.py` trains by
+  plans so.
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ def run_backward_elsewhere() -> None:
     tensors without values, which are a GPU's in no run: by them a workload is analysed.
     """
     from torch._subclasses.fake_tensor import FakeTensor
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
     run: Callable[..., Any] = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # private
 
@@ -130,8 +133,14 @@ def run_backward_elsewhere() -> None:
         if stays or any(end.is_meta or isinstance(end, FakeTensor) for end in arguments[0]):
             return run(*arguments, **named)
         found: list[Any] = []
+        functions: Sequence[Any] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        operations = _get_current_dispatch_mode_stack()
 
         def work() -> None:
+            for mode in functions:
+                torch._C._push_on_torch_function_stack(mode)
+            for mode in operations:
+                torch._C._push_on_torch_dispatch_stack(mode)
             try:
                 found.append((run(*arguments, **named), None))
             except BaseException as error:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from helpers.analysed import analysed
 from spindle_cli.analysis.metaops.ops import op_module
@@ -52,6 +53,30 @@ def workload(*operators: type[nn.Module]) -> Workload:
 def test_between_operators_it_is_refused_with_its_name_and_place() -> None:
     with pytest.raises(WorkloadError, match=r"test_own_gradients\.py:\d+: task 't': forward calls Reversed"):
         analysed(workload(Block))
+
+
+class Checkpointed(nn.Module):
+    """Recomputes its layers, by either way that torch has."""
+
+    def __init__(self, *, is_reentrant: bool) -> None:
+        super().__init__()
+        self.blocks, self.is_reentrant = nn.Sequential(Block(), Block()), is_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = checkpoint(self.blocks, x.requires_grad_(), use_reentrant=self.is_reentrant)
+        return made.pow(2).mean()
+
+
+def test_the_way_out_for_layers_that_are_recomputed_between_operators_is_taken() -> None:
+    def recomputing(*, is_reentrant: bool) -> Workload:
+        task = Task("t", Checkpointed(is_reentrant=is_reentrant), 4, Items(x=(4, WIDTH)))
+        return Workload("w", [task], (Block,))
+
+    with pytest.raises(WorkloadError, match="forward calls CheckpointFunction") as caught:
+        analysed(recomputing(is_reentrant=True))
+    assert "use_reentrant=False" in str(caught.value.hint)
+    task = analysed(recomputing(is_reentrant=False)).tasks["t"]
+    assert [op.target for op in task.ops] == ["blocks.0", "blocks.1"]
 
 
 def test_after_a_refusal_functions_are_called_as_before() -> None:

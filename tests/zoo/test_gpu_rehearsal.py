@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 LAYERS = """
 import torch
@@ -100,6 +101,27 @@ def test_walks_back_are_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> No
     assert Doubled.seen is threading.current_thread()
     with pytest.raises(ValueError, match="not a number"):
         (Doubled.apply(x) * float("nan")).sum().backward()
+
+
+class Seeing(TorchDispatchMode):
+    """Notes in which threads operations are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.threads: set[threading.Thread] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.threads.add(threading.current_thread())
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_are_taken_along_as_torchs_engine_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", run)  # as it was behind the test
+    gpu_rehearsal.run_backward_elsewhere()
+    with Seeing() as seen:
+        Doubled.apply(torch.ones(3, requires_grad=True)).sum().backward()
+    assert seen.threads == {threading.current_thread(), Doubled.seen}
 
 
 def test_compiled_layers_are_traced_where_they_began_and_walk_back_elsewhere(

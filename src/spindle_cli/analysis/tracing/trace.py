@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.checkpoint import CheckpointFunction
 
 from spindle_cli.analysis.autocast import AutocastSeen
 from spindle_cli.analysis.fixed.refusal import FRAMES, ReadsValuesError
@@ -91,6 +92,14 @@ from spindle_cli.workload.refuse import (
 from spindle_cli.workload.step_values import StepValues, TracedValues
 from spindle_cli.workload.types import Task, Workload
 
+_IN_OPERATOR = (
+    "Call it in an nn.Module of its own and list its class in the workload's `operators` (it is then run as "
+    "it is)."
+)
+_CHECKPOINT = (
+    "Leave torch.utils.checkpoint to plans, which recompute where memory is short, or call it with "
+    "use_reentrant=False."
+)
 _WRAP_HINT = (
     "Put this part into an nn.Module of its own and list its class in the workload's `operators` (it is then "
     "run as it is), or give the task as a FlowTask."
@@ -738,13 +747,13 @@ def _own_gradients_refused(task: str) -> Iterator[None]:
         if found and is_of_distributed(cls):
             refuse_call(cls.__name__, place_of_caller())
         if found:
+            hint = _CHECKPOINT if issubclass(cls, CheckpointFunction) else _IN_OPERATOR
             raise refusal(
                 task,
                 f"forward calls {cls.__name__}, a torch.autograd.Function with a backward of its own, "
                 "between operators, and a trace would keep its forward alone",
                 place_of_caller(),
-                "Call it in an nn.Module of its own and list its class in the workload's `operators` (it is "
-                "then run as it is).",
+                hint,
             )
         return original.__get__(None, cls)(*args, **kwargs)
 
