@@ -5,6 +5,7 @@ what widening may cost, mixed, as in the linear program's optimum, and backwards
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
 
@@ -14,15 +15,8 @@ from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_
 from spindle_cli.plan.mixed import posed as posed_module
 from spindle_cli.plan.mixed.bound import Used, mixed_bound
 from spindle_cli.plan.mixed.dispatching import search as search_module
-from spindle_cli.plan.mixed.dispatching.climb import MixedDispatcher, Trial
-from spindle_cli.plan.mixed.dispatching.dispatch import (
-    FEWEST_LEFT,
-    FOLLOWS,
-    MIXES,
-    OPTIMUM_LATE,
-    WIDEN_COST,
-    MixedGuide,
-)
+from spindle_cli.plan.mixed.dispatching.dispatch import FEWEST_LEFT, OPTIMUM_LATE, WIDEN_COST, MixedDispatcher
+from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.mixed.dispatching.optimum import FEWEST_OPS, optimum_ops
 from spindle_cli.plan.mixed.dispatching.search import search
 from spindle_cli.plan.mixed.posed import PosedOnTypes, SeveralTypes
@@ -30,7 +24,6 @@ from spindle_cli.plan.mixed.pricing import Column
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.schedule import Draft
-from spindle_cli.plan.search.draws import state_of
 from spindle_cli.plan.search.judge import Judged, best_of
 from spindle_cli.plan.search.listing import Timed
 from spindle_cli.plan.search.posed import NO_SEARCH
@@ -54,25 +47,14 @@ def dispatcher_of(
     return MixedDispatcher(problem, bound)  # type: ignore[arg-type]  # stand-ins
 
 
-def run(
-    dispatcher: MixedDispatcher,
-    *,
-    prices: tuple[float, float] = (1.0, 1.0),
-    share: float | None = None,
-    mixes: bool = True,
-    follows_optimum: bool = False,
-) -> tuple[list[Timed], float]:
-    """What a MetaOp runs on by these prices; `share`: of its ops, what its first job runs."""
-    guide = dispatcher.guide(0.0, 2.0, mixes=mixes, follows_optimum=follows_optimum)
-    guide.prices[:] = prices
-    if share is not None:
-        guide.shares[0, 0] = share
-    return dispatcher.run(guide)
+def guide(*, mixes: bool = True, follows_optimum: bool = False) -> MixedGuide:
+    """One that changes nothing, for a MetaOp."""
+    return MixedGuide(0.0, 2.0, (1.0,), (1.0,), (1.0, 1.0), mixes, follows_optimum)
 
 
 def taken(dispatcher: MixedDispatcher, prices: tuple[float, float] = (1.0, 1.0)) -> int:
     """Which of its allocations the MetaOp runs on."""
-    ((_, point, _), _, _), *others = run(dispatcher, prices=prices)[0]
+    ((_, point, _), _, _), *others = dispatcher.run(MixedGuide(0.0, 2.0, (1.0,), (1.0,), prices))[0]
     assert not others
     return point
 
@@ -91,20 +73,20 @@ def test_idle_devices_are_taken_for_half_as_much_again_and_no_more(op_s: float, 
 
 def test_ops_are_mixed_so_that_they_end_in_time() -> None:
     """2 s an op are wanted: of 10 ops 6 in 1.8 s on both devices, then 4 in 2.3 s on the slow one."""
-    timed, end_s = run(dispatcher_of(((0, 1), 2.3), ((1, 1), 1.8), num_ops=10))
+    timed, end_s = dispatcher_of(((0, 1), 2.3), ((1, 1), 1.8), num_ops=10).run(guide())
     assert [job for job, _, _ in timed] == [(0, 1, 6), (0, 0, 4)]
     assert end_s == pytest.approx(20.0)
 
 
 def test_without_mixing_all_ops_run_on_what_is_fast_enough() -> None:
-    timed, end_s = run(dispatcher_of(((0, 1), 2.3), ((1, 1), 1.8), num_ops=10), mixes=False)
+    timed, end_s = dispatcher_of(((0, 1), 2.3), ((1, 1), 1.8), num_ops=10).run(guide(mixes=False))
     assert [job for job, _, _ in timed] == [(0, 1, 10)]
     assert end_s == pytest.approx(18.0)
 
 
 def test_a_share_of_a_guide_counts_more_than_that_of_a_mix() -> None:
     dispatcher = dispatcher_of(((0, 1), 2.3), ((1, 1), 1.8), num_ops=10)
-    timed, _ = run(dispatcher, share=0.5)
+    timed, _ = dispatcher.run(replace(guide(), shares={(0, 0): 0.5}))
     assert timed[0] == ((0, 1, 5), 0.0, 9.0)
 
 
@@ -112,9 +94,9 @@ def test_what_the_optimum_uses_is_taken_as_long_as_ops_of_it_are_left() -> None:
     """Both types alike: by prices the first of equals, in the optimum 3 of 4 ops on the slow one."""
     optimum = (Used(Column(2.0, (1.0, 0.0)), 1.0), Used(Column(2.0, (0.0, 1.0)), 3.0))
     dispatcher = dispatcher_of(((1, 0), 2.0), ((0, 1), 2.0), num_ops=4, optimum=optimum)
-    assert [job for job, _, _ in run(dispatcher)[0]] == [(0, 0, 4)]
+    assert [job for job, _, _ in dispatcher.run(guide())[0]] == [(0, 0, 4)]
     for _ in range(2):  # each run with all of it
-        timed, _ = run(dispatcher, follows_optimum=True)
+        timed, _ = dispatcher.run(guide(follows_optimum=True))
         assert [job for job, _, _ in timed] == [(0, 1, 3), (0, 0, 1)]
 
 
@@ -124,7 +106,7 @@ def test_what_the_optimum_uses_has_to_be_fast_enough(op_s: float, is_taken: bool
     assert OPTIMUM_LATE == 1.1
     optimum = (Used(Column(op_s, (0.0, 1.0)), 1.0),)
     dispatcher = dispatcher_of(((0, 1), op_s), ((1, 0), 2.0), optimum=optimum)
-    ((job, *_),), _ = run(dispatcher, follows_optimum=True, prices=(2.0, 1.0))
+    ((job, *_),), _ = dispatcher.run(replace(guide(follows_optimum=True), prices=(2.0, 1.0)))
     assert job == (0, int(not is_taken), 1)
 
 
@@ -138,7 +120,10 @@ def test_what_the_optimum_uses_waits_for_room() -> None:
     problem = make_mixed_problem(profile_on_types(*metaops), cluster_of_types({"fast": 1, "slow": 1}))
     bound = mixed_bound(problem)
     assert [len(used) for used in MixedDispatcher(problem, bound).optimum] == [1, 1]
-    timed, end_s = run(MixedDispatcher(problem, bound), follows_optimum=True)
+    ones = (1.0, 1.0)
+    timed, end_s = MixedDispatcher(problem, bound).run(
+        MixedGuide(0.0, 2.0, ones, ones, ones, follows_optimum=True)
+    )
     assert [(node, start_s) for (node, _, _), start_s, _ in timed] == [(1, 0.0), (0, 1.0)]
     assert end_s == pytest.approx(3.0)
 
@@ -150,8 +135,8 @@ def test_the_optimum_is_through_with_an_allocation_where_less_than_half_an_op_is
     assert FEWEST_LEFT == 0.5
     optimum = (Used(Column(2.0, (1.0, 0.0)), 1.4), Used(Column(2.0, (0.0, 1.0)), 1.3))
     dispatcher = dispatcher_of(((1, 0), 2.0), ((0, 1), 2.0), num_ops=4, optimum=optimum)
-    timed, _ = run(dispatcher, follows_optimum=True, prices=(2.0, 1.0), share=0.25)
-    assert [job for job, _, _ in timed] == [(0, 0, 1), (0, 1, 2), (0, 1, 1)]
+    cheap = replace(guide(follows_optimum=True), prices=(2.0, 1.0), shares={(0, 0): 0.25})
+    assert [job for job, _, _ in dispatcher.run(cheap)[0]] == [(0, 0, 1), (0, 1, 2), (0, 1, 1)]
 
 
 def test_an_allocation_of_the_optimum_is_the_nearest_that_is_fast_enough() -> None:
@@ -195,14 +180,15 @@ def test_backwards_the_last_start_first_and_times_count_from_the_end() -> None:
     )
     problem = make_mixed_problem(profile_on_types(*metaops), cluster_of_types({"fast": 2}))
     bound = mixed_bound(problem)
-    dispatcher = MixedDispatcher(problem, bound, backwards=True)
-    timed, end_s = dispatcher.run(dispatcher.guide(0.0, 2.0))
+    same = MixedGuide(0.0, 2.0, (1.0,) * 3, (1.0,) * 3, (1.0,))
+    timed, end_s = MixedDispatcher(problem, bound, backwards=True).run(same)
     assert end_s == pytest.approx(5.0)
     assert sorted((node, start_s, end_s) for (node, _, _), start_s, end_s in timed) == [
         (0, pytest.approx(4.0), pytest.approx(5.0)),
         (1, 0.0, pytest.approx(4.0)),
         (2, 0.0, pytest.approx(1.0)),
     ]
+    assert MixedDispatcher(problem, bound, backwards=True).last_first == problem.order
     found = search(problem, bound, 0, 0, mixes=True)
     starts = {tuple(round(start_s) for _, start_s, _ in sorted(each)) for each in found}
     assert starts == {(0, 1, 1), (0, 1, 4)}  # c as soon, and as late, as it can be
@@ -270,40 +256,21 @@ def test_only_mixing_schedules_follow_the_optimum(monkeypatch: pytest.MonkeyPatc
     metaops = [metaop_on_types(f"t/{n}", 4, {"fast": 1.0, "slow": 1.5 + n}, batch_size=6) for n in range(2)]
     problem = make_mixed_problem(profile_on_types(*metaops), cluster_of_types({"fast": 2, "slow": 3}))
     bound = mixed_bound(problem)
-    found: list[MixedGuide] = []
-    climb = Trial.climb
+    tried: list[MixedGuide] = []
+    run = MixedDispatcher.run
 
-    def noted(self: Trial, random: object, effort: int, close_s: float) -> None:
-        climb(self, random, 40_000, -1.0)  # type: ignore[arg-type]  # searched to the end
-        found.append(self.guide)
+    def noted(self: MixedDispatcher, guide: MixedGuide, *more: float) -> object:
+        tried.append(guide)
+        return run(self, guide, *more)
 
-    monkeypatch.setattr(Trial, "climb", noted)
-    assert search(problem, bound, 1, 0, mixes=False)
-    assert found
-    assert not any(guide.numbers[MIXES] or guide.numbers[FOLLOWS] for guide in found)
-    found.clear()
-    assert search(problem, bound, 1, 0, mixes=True)
-    assert all(guide.numbers[MIXES] for guide in found)
-    assert any(guide.numbers[FOLLOWS] for guide in found)
-
-
-def test_a_search_ends_no_later_than_where_it_begins_and_is_the_same_again() -> None:
-    """It leaves in its guide what it has found: a dispatch by that is the same."""
-    cluster = cluster_of_types({"fast": 5, "slow": 6})
-    metaops = [
-        metaop_on_types(f"t/{number}", 5 + number, {"fast": 1.0, "slow": 1.5 + number}, batch_size=5 + number)
-        for number in range(4)
-    ]
-    problem = make_mixed_problem(profile_on_types(*metaops), cluster)
-    dispatcher = MixedDispatcher(problem, mixed_bound(problem))
-    begun = dispatcher.run(dispatcher.guide(0.12, 2.0))[1]
-    found = []
-    for _ in range(2):
-        guide = dispatcher.guide(0.12, 2.0)
-        found.append(dispatcher.climb(guide, state_of(3), 20_000, 0.0))
-        assert dispatcher.run(guide) == found[-1]
-    assert found[0] == found[1]
-    assert found[0][1] < begun
+    monkeypatch.setattr(MixedDispatcher, "run", noted)
+    monkeypatch.setattr(search_module, "CLOSE_ENOUGH", -1.0)  # searched to the end
+    assert search(problem, bound, 40_000, 0, mixes=False)
+    assert len(tried) > 1_000
+    assert not any(guide.mixes or guide.follows_optimum for guide in tried)
+    tried.clear()
+    assert search(problem, bound, 0, 0, mixes=True)
+    assert {(guide.mixes, guide.follows_optimum) for guide in tried} == {(True, False), (True, True)}
 
 
 Placements = list[Judged | None]

@@ -17,7 +17,8 @@ from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.alike import as_one_type
 from spindle_cli.plan.mixed.bound import mixed_bound
-from spindle_cli.plan.mixed.dispatching.climb import MixedDispatcher
+from spindle_cli.plan.mixed.dispatching.dispatch import MixedDispatcher
+from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.types import ON_SEVERAL_TYPES, Plan, Slice, StrategyName
 from spindle_cli.profile.types import Profile, ShareTime
@@ -360,10 +361,11 @@ def test_a_dispatch_waits_for_devices_that_are_much_faster() -> None:
     b = metaop_on_types("b/net", 1, {"fast": 1.0, "slow": 20.0}, batch_size=1)
     problem = make_mixed_problem(profile_on_types(a, b), FAST_AND_SLOW)
     dispatcher = MixedDispatcher(problem, mixed_bound(problem))
-    timed, end_s = dispatcher.run(dispatcher.guide(0.0, 2.0))
+    guide = MixedGuide(0.0, 2.0, (1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
+    timed, end_s = dispatcher.run(guide)
     assert end_s == pytest.approx(2.0)
     assert [(start_s, end_s) for _, start_s, end_s in timed] == [(0.0, 1.0), (1.0, 2.0)]
-    hasty = dispatcher.guide(0.0, 1e9)
+    hasty = MixedGuide(0.0, 1e9, (1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
     assert dispatcher.run(hasty)[1] == pytest.approx(20.0)
     assert dispatcher.run(hasty, give_up_s=5.0)[1] == float("inf")
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import inf
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,8 +17,9 @@ from spindle_cli.plan.cutting.allocations import allocations
 from spindle_cli.plan.cutting.cuts import cutter_of
 from spindle_cli.plan.cutting.shares import share_times
 from spindle_cli.plan.mixed.bound import mixed_bound
-from spindle_cli.plan.mixed.dispatching.climb import MixedDispatcher
-from spindle_cli.plan.mixed.dispatching.dispatch import WIDEN, MixedGuide
+from spindle_cli.plan.mixed.dispatching.choices import Choices
+from spindle_cli.plan.mixed.dispatching.dispatch import LEAST_PRICE, MixedDispatcher
+from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.mixed.pricing import pricing_of
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.problem import Point
@@ -94,91 +93,73 @@ def test_micro_batches_of_one_size_have_one_curve() -> None:
     assert max(point.num_devices for point in first.curve) == 3
 
 
-def not_wider(guide: MixedGuide) -> MixedGuide:
-    """The guide, that leaves devices idle."""
-    guide.numbers[WIDEN] = 0.0
-    return guide
-
-
-def first_of(points: Sequence[tuple[float, float]], wanted_s: float, *, mixes: bool) -> tuple[int, int]:
-    """Which of its allocations, each with the seconds of an op and what it costs, a MetaOp of 100 ops takes
-    first, and for how many of them, where an op is wanted in so long.
-    """
-    # Devices of types of which each is worth something else, one allocation on each.
-    types = tuple(f"type-{number}" for number in range(len(points)))
-    each = [
-        SimpleNamespace(counts=tuple(int(number == own) for own in range(len(points))), op_s=op_s)
-        for number, (op_s, _) in enumerate(points)
-    ]
-    node = SimpleNamespace(index=0, num_ops=100, inputs=(), consumers=(), points=each)
-    cluster = SimpleNamespace(types=types, num_of_type=dict.fromkeys(types, 1))
-    problem = SimpleNamespace(nodes=[node], order=(0,), cluster=cluster)
-    bound = SimpleNamespace(
-        prices=tuple(cost / op_s for op_s, cost in points),
-        op_s=(wanted_s,),
-        lower_bound_s=100 * wanted_s,
-        optimum=((),),
-    )
-    dispatcher = MixedDispatcher(problem, bound)  # type: ignore[arg-type]  # stand-ins
-    job, *_ = dispatcher.run(not_wider(dispatcher.guide(0.0, 1.0, mixes=mixes)))[0]
-    (_, point, ops), _, _ = job
-    return point, ops
-
-
 def test_a_mix_is_of_the_two_allocations_that_cost_least_at_its_time() -> None:
     """1 s for 9, 2 s for 4, 4 s for 2; 3 s for 3.5 costs more than the mix of its neighbours, 3."""
-    points = [(4.0, 2.0), (3.0, 3.5), (2.0, 4.0), (1.0, 9.0)]
-    assert first_of(points, 1.0, mixes=True) == (3, 100)
-    assert first_of(points, 1.75, mixes=True) == (3, 25)  # a quarter of the ops take 1 s, the others 2 s
-    assert first_of(points, 2.0, mixes=True) == (2, 100)
-    assert first_of(points, 3.0, mixes=True) == (2, 50)
-    assert first_of(points, 4.0, mixes=True) == first_of(points, 100.0, mixes=True) == (0, 100)
-    below = [(4.0, 2.0), (3.0, 2.99), (2.0, 4.0), (1.0, 9.0)]
-    assert first_of(below, 3.0, mixes=True) == (1, 100)
+    op_s, cost = [4.0, 3.0, 2.0, 1.0], [2.0, 3.5, 4.0, 9.0]
+    choices = Choices([3, 2, 1, 0], op_s, cost)
+    assert choices.op_s == [1.0, 2.0, 3.0, 4.0]
+    assert choices.mixed(0.99) is None
+    assert choices.mixed(1.0) == (3, 1.0)
+    assert choices.mixed(1.75) == (3, 0.25)  # a quarter of the ops take 1 s, the others 2 s
+    assert choices.mixed(2.0) == (2, 1.0)
+    assert choices.mixed(3.0) == (2, 0.5)
+    assert choices.mixed(4.0) == choices.mixed(inf) == (0, 1.0)
+    below = Choices([3, 2, 1, 0], op_s, [2.0, 2.99, 4.0, 9.0])
+    assert below.mixed(3.0) == (1, 1.0)
 
 
 def test_a_mix_has_nothing_that_costs_as_much_as_what_is_faster() -> None:
-    assert first_of([(1.0, 5.0), (2.0, 5.0), (3.0, 4.0)], 2.0, mixes=True) == (0, 50)
-    assert first_of([(1.0, 5.0), (1.0, 4.0)], 1.0, mixes=True) == (1, 100)
+    assert Choices([0, 1, 2], [1.0, 2.0, 3.0], [5.0, 5.0, 4.0]).mixed(2.0) == (0, 0.5)
+    assert Choices([0, 1], [1.0, 1.0], [5.0, 4.0]).mixed(1.0) == (1, 1.0)
+    assert Choices([], [], []).mixed(inf) is None
 
 
 def test_choices_are_the_cheapest_within_a_time_and_of_equals_the_first() -> None:
-    points = [(4.0, 2.0), (3.0, 5.0), (3.0, 5.0), (1.0, 9.0)]
-    chosen = [first_of(points, wanted_s, mixes=False)[0] for wanted_s in (1.0, 2.9, 3.0, 4.0)]
-    assert chosen == [3, 3, 1, 0]
-    # of what costs the same the first, also where it is slower
-    assert first_of([(4.0, 4.0), (2.0, 4.0)], 4.0, mixes=False) == (0, 100)
+    choices = Choices([3, 1, 2, 0], [4.0, 3.0, 3.0, 1.0], [2.0, 5.0, 5.0, 9.0])
+    assert choices.op_s == [1.0, 3.0, 3.0, 4.0]
+    assert [choices.cheapest(s) for s in (0.99, 1.0, 2.9, 3.0, 4.0)] == [None, 3, 3, 1, 0]
+    # what costs the same later in the order and earlier among the node's is the one
+    assert Choices([2, 0], [4.0, 0.0, 3.0], [5.0, 0.0, 5.0]).cheapest(4.0) == 0
+    assert Choices([], [], []).cheapest(inf) is None
 
 
 def test_mixes_cost_as_little_as_the_best_of_all_pairs() -> None:
-    """By any prices; ops are whole, so that of 1,000 of them."""
-    problem = make_mixed_problem(profile_on_types(net().model_copy(update={"num_ops": 1_000})), TWO)
+    """Also with other prices, and with those of before again."""
+    problem = make_mixed_problem(profile_on_types(net()), TWO)
     bound = mixed_bound(problem)
-    (node,) = problem.nodes
-    random, num_mixed = Random(0), 0
-    for _ in range(120):
-        by = fast_s, slow_s = (random.choice((0.2, 1.0, 3.0)), random.choice((1.0, 5.0)))
-        wanted_s = random.uniform(0.5, 12.0)
-        asked = replace(bound, prices=(1.0, 1.0), op_s=(wanted_s,), lower_bound_s=node.num_ops * wanted_s)
-        dispatcher = MixedDispatcher(problem, asked)
-        guide = not_wider(dispatcher.guide(0.0, 1.0))
-        guide.prices[:] = by
-        worth = {
-            number: (counts[0] * fast_s + counts[1] * slow_s) * point.op_s
-            for number, point in enumerate(node.points)
-            for counts in [point.counts or ()]
-        }
-        in_time = [number for number, point in enumerate(node.points) if point.op_s <= wanted_s]
-        (_, taken, ops), _, _ = dispatcher.run(guide)[0][0]
-        if not in_time:
-            assert node.points[taken].op_s == min(point.op_s for point in node.points)
-            continue
-        share, num_mixed = ops / node.num_ops, num_mixed + (ops < node.num_ops)
-        best = min(_mix(node.points, worth, one, other, wanted_s) for one in in_time for other in worth)
-        late_s = wanted_s * (1 + 1e-3)  # the share is rounded up to whole ops
-        found = min(_mix(node.points, worth, taken, other, late_s, share) for other in worth)
-        assert found == pytest.approx(best, rel=1e-2)
-    assert num_mixed > 5
+    dispatcher = MixedDispatcher(problem, bound)
+    (points,) = (node.points for node in problem.nodes)
+    random = Random(0)
+    mean = sum(bound.prices) / 2
+    for by in ((1.0, 1.0), (1.0, 5.0), (1.0, 1.0)):
+        priced = dispatcher.priced(MixedGuide(0.0, 2.0, (1.0,), (1.0,), by))
+        own = [max(price, LEAST_PRICE * mean) for price in bound.prices]
+        fast_s, slow_s = (price * times for price, times in zip(own, by, strict=True))
+        for _ in range(40):
+            free = (random.randint(0, 3), random.randint(0, 2))
+            wanted_s = random.uniform(0.5, 12.0)
+            room = [
+                number
+                for number, point in enumerate(points)
+                if all(own <= most for own, most in zip(point.counts or (), free, strict=True))
+            ]
+            choices = dispatcher.choices(0, free, priced)
+            assert sorted(choices.fastest_first) == room
+            assert choices.op_s == sorted(points[number].op_s for number in room)
+            worth = {
+                number: (counts[0] * fast_s + counts[1] * slow_s) * points[number].op_s
+                for number in room
+                for counts in [points[number].counts or ()]
+            }
+            fast = [number for number in room if points[number].op_s <= wanted_s]
+            chosen = choices.mixed(wanted_s)
+            assert (chosen is None) == (not fast)
+            if chosen is not None:
+                best = min(_mix(points, worth, one, other, wanted_s) for one in fast for other in room)
+                point, share = chosen
+                assert points[point].op_s <= wanted_s
+                others = (_mix(points, worth, point, other, wanted_s, share) for other in room)
+                assert min(others) == pytest.approx(best)
 
 
 def _mix(

@@ -1,4 +1,4 @@
-"""Dispatching over devices of several types towards a common end, in compiled loops.
+"""Dispatching over devices of several types towards a common end.
 
 As `search/dispatch.py` does it over one type: whenever devices come free, each ready MetaOp is given what it
 needs so that it and everything after it ends in time, the most urgent first. Which allocations these are, of
@@ -12,17 +12,21 @@ the program itself runs ops on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+import heapq
+from functools import lru_cache
 from math import ceil, inf
+from operator import le
 from typing import NamedTuple
 
 import numpy as np
 
-from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.mixed.bound import MixedBound
+from spindle_cli.plan.mixed.dispatching.choices import Choices
+from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
+from spindle_cli.plan.mixed.dispatching.optimum import optimum_ops
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.dispatch import ALMOST, WIDEN_COST, Floats, Ints
+from spindle_cli.plan.search.dispatch import ALMOST, WIDEN_COST
+from spindle_cli.plan.search.listing import Timed
 
 # Of the mean price of a device, what one of a type costs at least, of which there are enough.
 LEAST_PRICE = 0.02
@@ -30,495 +34,267 @@ LEAST_PRICE = 0.02
 OPTIMUM_LATE = 1.1
 # With fewer ops left to run on it, an allocation of the optimum is taken for itself no longer.
 FEWEST_LEFT = 0.5
+# Of so many prices it is kept what allocations are worth: those of the guides that are being changed in turn.
+_PRICES_KEPT = 16
 
 
-class MixedGuide(NamedTuple):
-    """What steers a dispatch. N nodes, T types, J jobs of a node at most.
-
-    Attributes:
-        numbers: [5] slack: the target end is the lower bound times 1 + slack; patience: a MetaOp that finds
-            no room for an allocation that is fast enough takes one that takes up to so many times as long,
-            and else waits; mixes, 0 or 1: a MetaOp may run some ops on one allocation and the others on a
-            slower one, else it takes one that is fast enough; follows, 0 or 1: a MetaOp that is in time takes
-            an allocation on which the linear program's optimum runs ops, as long as some of these are left,
-            rather than what is worth least; widen, 0 or 1: give devices that would stay idle to what starts
-            anyway.
-        stretch, urgency: [N] what its seconds in the linear program, and its urgency, are multiplied by.
-        prices: [T] what a type's price is multiplied by.
-        shares: [N, J] of the ops that are left to a node with so many jobs, how many its next one runs; below
-            0: as many as it needs.
-    """
-
-    numbers: Floats
-    stretch: Floats
-    urgency: Floats
-    prices: Floats
-    shares: Floats
-
-
-SLACK, PATIENCE, MIXES, FOLLOWS, WIDEN = range(5)
-
-
-class MixedNodes(NamedTuple):
-    """A problem's graph in the direction of a dispatch, as arrays. N nodes, T types, P allocations of all
-    nodes in turn, the fastest of each node first, of equals as the problem has them.
+class _Priced(NamedTuple):
+    """What allocations are worth by some prices.
 
     Attributes:
-        num_ops, num_inputs: [N].
-        last_first: [N] nodes, each behind all that follow it.
-        consumer_from: [N + 1] where those that take a node's output begin in `consumers`.
-        point_from: [N + 1] where a node's allocations begin.
-        number: [P] which of the problem's points of the node an allocation is; taken: [P, T] its devices of
-            each type; op_s: [P].
-        optimum: [P] how many ops the linear program runs there.
-        bound_op_s: [N] seconds of an op in the linear program; last_s: [N] on the node's last point.
-        prices: [T] of a second of a device; devices: [T] how many there are.
+        costs: of each node's, by what one op on it is worth.
+        choices: those of a node that so many free devices of each type have room for, as far as asked for.
     """
 
-    num_ops: Ints
-    num_inputs: Ints
-    last_first: Ints
-    consumer_from: Ints
-    consumers: Ints
-    point_from: Ints
-    number: Ints
-    taken: Ints
-    op_s: Floats
-    optimum: Floats
-    bound_op_s: Floats
-    last_s: Floats
-    prices: Floats
-    devices: Ints
+    costs: list[list[float]]
+    choices: dict[tuple[int, tuple[int, ...]], Choices]
 
 
-class MixedState(NamedTuple):
-    """A dispatch under way.
+class MixedDispatcher:
+    """Dispatches one problem, forwards or (`backwards`) from its end to its start: on the graph with its
+    edges turned round, and times that count from the end.
 
     Attributes:
-        left, missing, num_jobs: [N] ops not started, inputs that have not ended, and jobs so far.
-        is_ready: [N] whether a node may start.
-        end_s, running: [N] when a node's job ends, infinite where none runs; its allocation.
-        op_s, tail_s: [N] seconds of an op in the linear program, stretched, and of the longest chain behind.
-        wish: [N] ready nodes, the most urgent first; `key`, `wanted_s`: [N] minus a node's urgency, and the
-            seconds of an op with which it ends in time.
-        granted: [N] nodes that are given devices; `points`, `share`, `is_enough`: [N] on which allocation,
-            which part of the ops that are left, and whether it is fast enough, not just until devices come
-            free.
-        unused: [P] ops of the linear program's optimum that have not run there yet.
-        cost: [P] what an op is worth there.
-        corners: [P] allocations of which a node mixes two.
-        free: [T] devices.
-        jobs: [J, 3] node, point and ops of each; `times`: [J, 2] when it starts and ends.
-    """
-
-    left: Ints
-    missing: Ints
-    num_jobs: Ints
-    is_ready: Ints
-    end_s: Floats
-    running: Ints
-    op_s: Floats
-    tail_s: Floats
-    wish: Ints
-    key: Floats
-    wanted_s: Floats
-    granted: Ints
-    points: Ints
-    share: Floats
-    is_enough: Ints
-    unused: Floats
-    cost: Floats
-    corners: Ints
-    free: Ints
-    jobs: Ints
-    times: Floats
-
-
-def nodes_of(
-    problem: Problem, bound: MixedBound, optimum: Sequence[dict[int, float]], *, backwards: bool
-) -> MixedNodes:
-    """A problem's graph, or that with its edges turned round.
-
-    Args:
+        taken: of each node, devices of each type for each of its points.
+        points_s: of each node, seconds of an op on each of its points.
         optimum: of each node, by point, how many of its ops the linear program runs there.
+        devices: of each type, how many there are.
+        num_inputs: of each node, how many others it waits for.
+        consumers: of each node, those that wait for it.
     """
-    nodes = problem.nodes
-    inputs = [node.consumers if backwards else node.inputs for node in nodes]
-    consumers = [node.inputs if backwards else node.consumers for node in nodes]
-    in_order = [
-        sorted(range(len(node.points)), key=lambda number, points=node.points: points[number].op_s)  # type: ignore[misc]
-        for node in nodes
-    ]
-    points = [node.points[number] for node, own in zip(nodes, in_order, strict=True) for number in own]
-    ints = np.int64
-    return MixedNodes(
-        num_ops=np.array([node.num_ops for node in nodes], ints),
-        num_inputs=np.array(list(map(len, inputs)), ints),
-        last_first=np.array(problem.order if backwards else tuple(reversed(problem.order)), ints),
-        consumer_from=np.array([0, *accumulate(map(len, consumers))], ints),
-        consumers=np.array([node for some in consumers for node in some], ints),
-        point_from=np.array([0, *accumulate(map(len, in_order))], ints),
-        number=np.array([number for own in in_order for number in own], ints),
-        taken=np.array([point.counts for point in points], ints),
-        op_s=np.array([point.op_s for point in points]),
-        optimum=np.array(
-            [used.get(number, 0.0) for own, used in zip(in_order, optimum, strict=True) for number in own]
-        ),
-        bound_op_s=np.array(bound.op_s, np.float64),
-        last_s=np.array([node.points[-1].op_s for node in nodes]),
-        prices=prices_of(bound),
-        devices=np.array([problem.cluster.num_of_type[kind] for kind in problem.cluster.types], ints),
-    )
+
+    def __init__(self, problem: Problem, bound: MixedBound, *, backwards: bool = False) -> None:
+        nodes = problem.nodes
+        self.problem = problem
+        self.bound = bound
+        self.backwards = backwards
+        self.taken = [[point.counts or () for point in node.points] for node in nodes]
+        self.points_s = [[point.op_s for point in node.points] for node in nodes]
+        self.devices = tuple(problem.cluster.num_of_type[kind] for kind in problem.cluster.types)
+        self.num_inputs = [len(node.consumers if backwards else node.inputs) for node in nodes]
+        self.consumers = [node.inputs if backwards else node.consumers for node in nodes]
+        self.last_first = problem.order if backwards else tuple(reversed(problem.order))
+        self._fastest_first = [sorted(range(len(own)), key=own.__getitem__) for own in self.points_s]
+        self._with_room: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        mean = float(np.mean(bound.prices)) or 1.0
+        self._prices = np.maximum(np.array(bound.prices), LEAST_PRICE * mean)
+        self._counts = [np.array(own) for own in self.taken]
+        self.optimum = [
+            optimum_ops(node.points, used, self._prices.tolist())
+            for node, used in zip(nodes, bound.optimum, strict=True)
+        ]
+        self._priced = lru_cache(_PRICES_KEPT)(self._price)
+
+    def run(self, guide: MixedGuide, give_up_s: float = inf) -> tuple[list[Timed], float]:
+        """The jobs in order of start, and when the last one ends; `inf` if that is after `give_up_s`."""
+        return _Run(self, guide).jobs(give_up_s)
+
+    def priced(self, guide: MixedGuide) -> _Priced:
+        """By the guide's prices."""
+        return self._priced(guide.prices)
+
+    def _price(self, factors: tuple[float, ...]) -> _Priced:
+        prices = self._prices * np.array(factors)
+        each = zip(self._counts, self.points_s, strict=True)
+        return _Priced([((counts @ prices) * np.array(op_s)).tolist() for counts, op_s in each], {})
+
+    def choices(self, node: int, free: tuple[int, ...], priced: _Priced) -> Choices:
+        """Of a node, those that so many free devices of each type are enough for."""
+        key = node, free
+        found = priced.choices.get(key)
+        if found is None:
+            room = self.with_room(node, free)
+            found = priced.choices[key] = Choices(room, self.points_s[node], priced.costs[node])
+        return found
+
+    def with_room(self, node: int, free: tuple[int, ...]) -> list[int]:
+        """A node's allocations that so many free devices of each type are enough for, the fastest first."""
+        key = node, free
+        found = self._with_room.get(key)
+        if found is None:
+            has_room = np.all(self._counts[node] <= np.array(free), axis=1).tolist()
+            found = [point for point in self._fastest_first[node] if has_room[point]]
+            self._with_room[key] = found
+        return found
 
 
-def prices_of(bound: MixedBound) -> Floats:
-    """What a second of a device of each type is worth, above 0."""
-    mean = float(np.mean(bound.prices)) or 1.0
-    return np.maximum(np.array(bound.prices, np.float64), LEAST_PRICE * mean)
+class _Grant(NamedTuple):
+    """What a node is to run on.
 
-
-def guide_for(
-    nodes: MixedNodes, slack: float, patience: float, *, mixes: bool, follows_optimum: bool
-) -> MixedGuide:
-    """A guide that changes nothing about single nodes, types or jobs."""
-    count = len(nodes.num_ops)
-    return MixedGuide(
-        numbers=np.array([slack, patience, float(mixes), float(follows_optimum), 1.0]),
-        stretch=np.ones(count),
-        urgency=np.ones(count),
-        prices=np.ones(len(nodes.devices)),
-        shares=np.full((count, int(nodes.num_ops.max(initial=0)) + 1), -1.0),
-    )
-
-
-def state_for(nodes: MixedNodes) -> MixedState:
-    """The places that dispatches of these nodes take."""
-    count, num_points, num_jobs = len(nodes.num_ops), len(nodes.op_s), int(nodes.num_ops.sum())
-
-    def ints() -> Ints:
-        return np.zeros(count, np.int64)
-
-    def floats() -> Floats:
-        return np.zeros(count)
-
-    return MixedState(
-        left=ints(),
-        missing=ints(),
-        num_jobs=ints(),
-        is_ready=ints(),
-        end_s=floats(),
-        running=ints(),
-        op_s=floats(),
-        tail_s=floats(),
-        wish=ints(),
-        key=floats(),
-        wanted_s=floats(),
-        granted=ints(),
-        points=ints(),
-        share=floats(),
-        is_enough=ints(),
-        unused=np.zeros(num_points),
-        cost=np.zeros(num_points),
-        corners=np.zeros(num_points, np.int64),
-        free=np.zeros(len(nodes.devices), np.int64),
-        jobs=np.zeros((num_jobs, 3), np.int64),
-        times=np.zeros((num_jobs, 2)),
-    )
-
-
-@compiled
-def dispatch(
-    nodes: MixedNodes, guide: MixedGuide, state: MixedState, bound_s: float, give_up_s: float
-) -> tuple[int, float]:
-    """Dispatch until all ops have run: how many jobs, and when the last ends; infinite if that is after
-    `give_up_s`.
-
-    Args:
-        bound_s: the lower bound of all schedules.
+    Attributes:
+        share: of its ops that are left.
+        is_enough: whether it is fast enough, not just until devices come free.
     """
-    _begin(nodes, guide, state)
-    target_s = bound_s * (1 + guide.numbers[SLACK])
-    now_s, num_jobs = 0.0, 0
-    while True:
-        next_s = _next_end_s(state)
-        if _is_any_free(state):
-            count = _wishes(guide, state, now_s, target_s)
-            granted = _grant(nodes, guide, state, count, next_s < inf)
-            for place in range(granted if guide.numbers[WIDEN] else 0):
-                if _is_any_free(state):
-                    _widen(nodes, state, place)
-            for place in range(granted):
-                _start(nodes, guide, state, place, now_s, next_s, num_jobs)
-                num_jobs += 1
-            next_s = _next_end_s(state)
-        if next_s == inf:
-            return num_jobs, now_s
-        now_s = next_s
-        _release(nodes, state, now_s)
-        if now_s > give_up_s:
-            return num_jobs, inf
+
+    node: int
+    point: int
+    share: float
+    is_enough: bool
 
 
-@compiled
-def _begin(nodes: MixedNodes, guide: MixedGuide, state: MixedState) -> None:
-    """Set what holds before the first job."""
-    for node in range(len(nodes.num_ops)):
-        state.op_s[node] = nodes.bound_op_s[node] * guide.stretch[node]
-        state.left[node], state.missing[node] = nodes.num_ops[node], nodes.num_inputs[node]
-        state.is_ready[node] = nodes.num_inputs[node] == 0
-        state.num_jobs[node], state.end_s[node], state.tail_s[node] = 0, inf, 0.0
-    for node in nodes.last_first:
-        for at in range(nodes.consumer_from[node], nodes.consumer_from[node + 1]):
-            behind = nodes.consumers[at]
-            tail_s = state.tail_s[behind] + state.op_s[behind] * nodes.num_ops[behind]
-            state.tail_s[node] = max(state.tail_s[node], tail_s)
-    for of_type in range(len(nodes.devices)):
-        state.free[of_type] = nodes.devices[of_type]
-    for at in range(len(nodes.op_s)):
-        state.unused[at] = nodes.optimum[at]
-        worth = 0.0
-        for of_type in range(len(nodes.devices)):
-            worth += nodes.taken[at, of_type] * nodes.prices[of_type] * guide.prices[of_type]
-        state.cost[at] = worth * nodes.op_s[at]
+class _Run:
+    """A dispatch under way."""
 
+    def __init__(self, of: MixedDispatcher, guide: MixedGuide) -> None:
+        nodes = of.problem.nodes
+        self.of, self.guide = of, guide
+        self.priced = of.priced(guide)
+        self.op_s = [seconds * by for seconds, by in zip(of.bound.op_s, guide.stretch, strict=True)]
+        self.tail_s = self._tails()
+        self.end_s = of.bound.lower_bound_s * (1 + guide.slack)
+        self.left = [node.num_ops for node in nodes]
+        self.missing = list(of.num_inputs)
+        self.ready = [node for node, count in enumerate(of.num_inputs) if not count]
+        self.num_jobs = [0] * len(nodes)
+        self.unused = [dict(own) for own in of.optimum] if guide.follows_optimum else [{} for _ in nodes]
+        self.free = of.devices
+        self.running: list[tuple[float, int, int]] = []  # heap of (end, node, point)
+        self.now_s = 0.0
+        self.done: list[Timed] = []
 
-@compiled
-def _is_any_free(state: MixedState) -> bool:
-    free = 0
-    for of_type in range(len(state.free)):
-        free += state.free[of_type]
-    return free > 0
+    def jobs(self, give_up_s: float) -> tuple[list[Timed], float]:
+        while self.ready or self.running:
+            if self.ready and any(self.free):
+                self._start()
+            if not self.running:
+                break
+            if self._wait_for_next() > give_up_s:
+                return self.done, inf
+        return self.done, self.now_s
 
+    def _tails(self) -> list[float]:
+        """For each node, the seconds of the longest chain after it."""
+        tail_s = [0.0] * len(self.op_s)
+        nodes = self.of.problem.nodes
+        for i in self.of.last_first:
+            for j in self.of.consumers[i]:
+                tail_s[i] = max(tail_s[i], tail_s[j] + self.op_s[j] * nodes[j].num_ops)
+        return tail_s
 
-@compiled
-def _has_room(nodes: MixedNodes, state: MixedState, at: int) -> bool:
-    """Whether the free devices of each type are enough for an allocation."""
-    has_room = True
-    for of_type in range(len(state.free)):
-        has_room = has_room and nodes.taken[at, of_type] <= state.free[of_type]
-    return has_room
+    def _start(self) -> None:
+        left_s = max(self.end_s - self.now_s, 1e-9 * self.end_s)
+        wishes = []
+        for node in self.ready:
+            urgency = (self.left[node] * self.op_s[node] + self.tail_s[node]) / left_s
+            wishes.append((-urgency * self.guide.urgency[node], node, self.op_s[node] / urgency * ALMOST))
+        granted: list[_Grant] = []
+        for _, node, wanted_s in sorted(wishes):
+            found = self._choose(node, wanted_s, waits=bool(self.running or granted))
+            if found is not None:
+                granted.append(found)
+                self._take(node, found.point, -1)
+            if not any(self.free):
+                break
+        next_s = self.running[0][0] if self.running else None
+        for grant in [self._widened(each) for each in granted]:
+            self._run(grant, None if grant.is_enough else next_s)
 
+    def _choose(self, node: int, wanted_s: float, *, waits: bool) -> _Grant | None:
+        """What to run a node on; None: it waits."""
+        as_in_optimum = self._as_in_optimum(node, wanted_s)
+        if as_in_optimum is not None:
+            return as_in_optimum
+        choices = self.of.choices(node, self.free, self.priced)
+        in_time = self._in_time(choices, wanted_s)
+        if in_time is not None:
+            return _Grant(node, *in_time, is_enough=True)
+        if not choices.op_s:
+            return None
+        op_s, shortest_s = choices.op_s[0], self.of.points_s[node][-1]
+        # What is late takes the fastest there is, even where no allocation at all would be in time.
+        if waits and op_s > self.guide.patience * max(wanted_s, shortest_s):
+            return None
+        return _Grant(node, choices.fastest_first[0], 1.0, is_enough=op_s <= shortest_s * ALMOST)
 
-@compiled
-def _take(nodes: MixedNodes, state: MixedState, at: int, sign: int) -> None:
-    """Take an allocation's devices (1), or give them back (-1)."""
-    for of_type in range(len(state.free)):
-        state.free[of_type] -= sign * nodes.taken[at, of_type]
+    def _in_time(self, choices: Choices, wanted_s: float) -> tuple[int, float] | None:
+        """What is fast enough and worth least, and the share of the ops to run on it."""
+        if self.guide.mixes:
+            return choices.mixed(wanted_s)
+        cheapest = choices.cheapest(wanted_s)
+        return None if cheapest is None else (cheapest, 1.0)
 
+    def _as_in_optimum(self, node: int, wanted_s: float) -> _Grant | None:
+        """What the linear program runs most of a node's ops on that are left, if that is fast enough and
+        there is room.
+        """
+        unused = self.unused[node]
+        if not unused:
+            return None
+        op_s, latest_s = self.of.points_s[node], OPTIMUM_LATE * wanted_s
+        possible = [
+            (-ops, point)
+            for point, ops in unused.items()
+            if op_s[point] <= latest_s and self._has_room(self.of.taken[node][point])
+        ]
+        if not possible:
+            return None
+        ops, point = min(possible)
+        return _Grant(node, point, min(1.0, -ops / self.left[node]), is_enough=True)
 
-@compiled
-def _next_end_s(state: MixedState) -> float:
-    """When the next job ends; infinite where none runs."""
-    next_s = inf
-    for node in range(len(state.end_s)):
-        next_s = min(next_s, state.end_s[node])
-    return float(next_s)
+    def _has_room(self, taken: tuple[int, ...]) -> bool:
+        return all(map(le, taken, self.free))
 
+    def _take(self, node: int, point: int, sign: int) -> None:
+        """Devices of an allocation, which are then free (1) or no more (-1)."""
+        taken = self.of.taken[node][point]
+        self.free = tuple([free + sign * count for free, count in zip(self.free, taken, strict=True)])
 
-@compiled
-def _wishes(guide: MixedGuide, state: MixedState, now_s: float, target_s: float) -> int:
-    """Set in which time each ready node needs an op to end in time, the most urgent first; how many there
-    are.
-    """
-    left_s = max(target_s - now_s, 1e-9 * target_s)
-    count = 0
-    for node in range(len(state.left)):
-        if not state.is_ready[node]:
-            continue
-        urgency = (state.left[node] * state.op_s[node] + state.tail_s[node]) / left_s
-        state.wanted_s[node] = state.op_s[node] / urgency * ALMOST
-        state.key[node] = -urgency * guide.urgency[node]
-        place = count
-        while place and state.key[state.wish[place - 1]] > state.key[node]:
-            state.wish[place] = state.wish[place - 1]
-            place -= 1
-        state.wish[place] = node
-        count += 1
-    return count
+    def _widened(self, grant: _Grant) -> _Grant:
+        """With devices that would stay idle, where they cost little."""
+        if not any(self.free):
+            return grant
+        node, point = grant.node, grant.point
+        self._take(node, point, 1)
+        choices, cost = self.of.choices(node, self.free, self.priced), self.priced.costs[node]
+        found, most = grant, WIDEN_COST * cost[point]
+        for wider, op_s in zip(choices.fastest_first, choices.op_s, strict=True):
+            if op_s >= self.of.points_s[node][point]:
+                break
+            if cost[wider] <= most:
+                found = _Grant(node, wider, 1.0, is_enough=True)
+                break
+        self._take(node, found.point, -1)
+        return found
 
+    def _run(self, grant: _Grant, until_s: float | None) -> None:
+        """Start a job: the share of its ops that are left, or as many as end by `until_s`, when devices come
+        free.
+        """
+        node, point = grant.node, grant.point
+        op_s, left = self.of.points_s[node][point], self.left[node]
+        share = self.guide.shares.get((node, self.num_jobs[node]), grant.share)
+        ops = ceil(share * left - 1e-9)
+        if until_s is not None:
+            ops = min(ops, round((until_s - self.now_s) / op_s))
+        ops = min(max(ops, 1), left)
+        end_s = self.now_s + ops * op_s
+        self.done.append(((node, point, ops), self.now_s, end_s))
+        self.num_jobs[node] += 1
+        self.left[node] -= ops
+        self._strike(node, point, ops)
+        self.ready.remove(node)
+        heapq.heappush(self.running, (end_s, node, point))
 
-@compiled
-def _grant(nodes: MixedNodes, guide: MixedGuide, state: MixedState, count: int, is_running: bool) -> int:
-    """Give as many wishes as there is room for what they run on; how many these are.
+    def _strike(self, node: int, point: int, ops: int) -> None:
+        """Off what is left of the optimum what runs now."""
+        unused = self.unused[node]
+        if point in unused:
+            unused[point] -= ops
+            if unused[point] < FEWEST_LEFT:
+                del unused[point]
 
-    Args:
-        is_running: whether devices will come free.
-    """
-    granted = 0
-    for number in range(count):
-        node = state.wish[number]
-        at = _as_in_optimum(nodes, state, node) if guide.numbers[FOLLOWS] else -1
-        if at >= 0:
-            state.share[granted], state.is_enough[granted] = state.unused[at] / state.left[node], 1
-        else:
-            at = _choose(nodes, guide, state, granted, node, is_running or granted > 0)
-        if at < 0:
-            continue
-        state.granted[granted], state.points[granted] = node, at
-        granted += 1
-        _take(nodes, state, at, 1)
-        if not _is_any_free(state):
-            break
-    return granted
-
-
-@compiled
-def _as_in_optimum(nodes: MixedNodes, state: MixedState, node: int) -> int:
-    """What the linear program runs most of a node's ops on that are left, if that is fast enough and there is
-    room; -1: there is none.
-    """
-    found, latest_s = -1, OPTIMUM_LATE * state.wanted_s[node]
-    for at in range(nodes.point_from[node], nodes.point_from[node + 1]):
-        if nodes.op_s[at] > latest_s:
-            break
-        if not state.unused[at] or not _has_room(nodes, state, at):
-            continue
-        if found >= 0 and (-state.unused[at], nodes.number[at]) > (-state.unused[found], nodes.number[found]):
-            continue
-        found = at
-    return found
-
-
-@compiled
-def _choose(
-    nodes: MixedNodes, guide: MixedGuide, state: MixedState, place: int, node: int, waits: bool
-) -> int:
-    """What to run a node on by prices; -1: it waits. It sets the grant's share, and whether it is enough."""
-    wanted_s, fastest = state.wanted_s[node], nodes.point_from[node]
-    while fastest < nodes.point_from[node + 1] and not _has_room(nodes, state, fastest):
-        fastest += 1
-    if fastest == nodes.point_from[node + 1]:
-        return -1
-    state.share[place], state.is_enough[place] = 1.0, 1
-    if nodes.op_s[fastest] <= wanted_s:
-        if guide.numbers[MIXES]:
-            return _mixed(nodes, state, place, node, wanted_s)
-        return _cheapest(nodes, state, node, wanted_s)
-    op_s, last_s = nodes.op_s[fastest], nodes.last_s[node]
-    # What is late takes the fastest there is, even where no allocation at all would be in time.
-    if waits and op_s > guide.numbers[PATIENCE] * max(wanted_s, last_s):
-        return -1
-    state.is_enough[place] = op_s <= last_s * ALMOST
-    return int(fastest)
-
-
-@compiled
-def _is_cheaper(nodes: MixedNodes, state: MixedState, at: int, other: int) -> bool:
-    """Whether an allocation is worth less than another one of its node, or as much and comes first."""
-    if other < 0 or state.cost[at] != state.cost[other]:
-        return bool(other < 0 or state.cost[at] < state.cost[other])
-    return bool(nodes.number[at] < nodes.number[other])
-
-
-@compiled
-def _cheapest(nodes: MixedNodes, state: MixedState, node: int, seconds: float) -> int:
-    """What is worth least of all on which an op takes so long or less, of equals the node's first."""
-    found = -1
-    for at in range(nodes.point_from[node], nodes.point_from[node + 1]):
-        if nodes.op_s[at] > seconds:
-            break
-        if _has_room(nodes, state, at) and _is_cheaper(nodes, state, at, found):
-            found = at
-    return found
-
-
-@compiled
-def _mixed(nodes: MixedNodes, state: MixedState, place: int, node: int, seconds: float) -> int:
-    """What is worth least of all whose ops take so long on average, or less: some ops on one allocation, and
-    the others on a slower one that is worth less. The faster one; it sets the grant's share of the ops.
-    """
-    corners, count, cheapest = state.corners, 0, -1
-    # Of allocations in the plane of seconds and cost, the corners of the lower convex hull: mixes of any
-    # others cost at least as much.
-    for at in range(nodes.point_from[node], nodes.point_from[node + 1]):
-        if not _has_room(nodes, state, at) or not _is_cheaper(nodes, state, at, cheapest):
-            continue
-        cheapest = at
-        if count and state.cost[at] == state.cost[corners[count - 1]]:
-            continue
-        while count > 1 and not _is_corner(nodes, state, corners[count - 2], corners[count - 1], at):
-            count -= 1
-        corners[count] = at
-        count += 1
-    in_time = 1
-    while in_time < count and nodes.op_s[corners[in_time]] <= seconds:
-        in_time += 1
-    if in_time < count:
-        faster_s, slower_s = nodes.op_s[corners[in_time - 1]], nodes.op_s[corners[in_time]]
-        state.share[place] = (slower_s - seconds) / (slower_s - faster_s)
-    return int(corners[in_time - 1])
-
-
-@compiled
-def _is_corner(nodes: MixedNodes, state: MixedState, before: int, at: int, behind: int) -> bool:
-    """Whether an allocation costs less than the mix of two others that takes as long."""
-    own, own_s = state.cost[at] - state.cost[before], nodes.op_s[at] - nodes.op_s[before]
-    all_s = nodes.op_s[behind] - nodes.op_s[before]
-    return bool(own * all_s < (state.cost[behind] - state.cost[before]) * own_s)
-
-
-@compiled
-def _widen(nodes: MixedNodes, state: MixedState, place: int) -> None:
-    """Give a grant devices that would stay idle, where they cost little."""
-    node, before = state.granted[place], state.points[place]
-    _take(nodes, state, before, -1)
-    found = before
-    for at in range(nodes.point_from[node], nodes.point_from[node + 1]):
-        if nodes.op_s[at] >= nodes.op_s[before]:
-            break
-        if _has_room(nodes, state, at) and state.cost[at] <= WIDEN_COST * state.cost[before]:
-            found = at
-            state.share[place], state.is_enough[place] = 1.0, 1
-            break
-    _take(nodes, state, found, 1)
-    state.points[place] = found
-
-
-@compiled
-def _start(
-    nodes: MixedNodes,
-    guide: MixedGuide,
-    state: MixedState,
-    place: int,
-    now_s: float,
-    next_s: float,
-    num_jobs: int,
-) -> None:
-    """Start what was granted: the share of the node's ops that are left, or as many as end by `next_s`, when
-    something ends that runs already (infinite: nothing does).
-    """
-    node, at = state.granted[place], state.points[place]
-    op_s, left = nodes.op_s[at], state.left[node]
-    share = guide.shares[node, state.num_jobs[node]]
-    ops = ceil((share if share >= 0.0 else min(1.0, state.share[place])) * left - 1e-9)
-    if not state.is_enough[place] and next_s < inf and op_s > 0.0:
-        ops = min(ops, int(np.rint((next_s - now_s) / op_s)))
-    ops = min(max(ops, 1), left)
-    end_s = now_s + ops * op_s
-    state.jobs[num_jobs, 0], state.jobs[num_jobs, 1], state.jobs[num_jobs, 2] = node, nodes.number[at], ops
-    state.times[num_jobs, 0], state.times[num_jobs, 1] = now_s, end_s
-    state.num_jobs[node] += 1
-    state.left[node] = left - ops
-    state.is_ready[node] = 0
-    state.end_s[node], state.running[node] = end_s, at
-    state.unused[at] -= ops
-    if state.unused[at] < FEWEST_LEFT:
-        state.unused[at] = 0.0
-
-
-@compiled
-def _release(nodes: MixedNodes, state: MixedState, now_s: float) -> None:
-    """Let what ended now be ready again, or its consumers."""
-    at_once_s = now_s * (1 + 1e-12)
-    for node in range(len(state.end_s)):
-        if state.end_s[node] > at_once_s:
-            continue
-        _take(nodes, state, state.running[node], -1)
-        state.end_s[node] = inf
-        if state.left[node]:
-            state.is_ready[node] = 1
-            continue
-        for at in range(nodes.consumer_from[node], nodes.consumer_from[node + 1]):
-            state.missing[nodes.consumers[at]] -= 1
-            if not state.missing[nodes.consumers[at]]:
-                state.is_ready[nodes.consumers[at]] = 1
+    def _wait_for_next(self) -> float:
+        """Move to the next end; what ends then is ready again, or lets its consumers be."""
+        self.now_s = self.running[0][0]
+        at_once_s = self.now_s * (1 + 1e-12)
+        while self.running and self.running[0][0] <= at_once_s:
+            _, node, point = heapq.heappop(self.running)
+            self._take(node, point, 1)
+            if self.left[node]:
+                self.ready.append(node)
+                continue
+            for consumer in self.of.consumers[node]:
+                self.missing[consumer] -= 1
+                if not self.missing[consumer]:
+                    self.ready.append(consumer)
+        return self.now_s
