@@ -54,7 +54,15 @@ def _of_groups(of_degrees: tuple[ShareTimes, ...], groups: tuple[tuple[int, ...]
     times.
     """
     each = zip(of_degrees, groups, strict=True)
-    return unbeaten(point for times, room in each for point in cut_into(times, _counts(room)))
+    return unbeaten(point for times, room in each for point in _of_degree(times, room))
+
+
+@lru_cache(_MOST_KEPT)
+def _of_degree(times: ShareTimes, room: tuple[int, ...]) -> tuple[Point, ...]:
+    """Those of one degree that none of the same beats, the fastest first: problems ask for several degrees,
+    from ever higher ones on.
+    """
+    return _fastest_first(cut_into(times, _counts(room)))
 
 
 def cut_into(times: ShareTimes, counts: Iterable[tuple[int, ...]]) -> Iterator[Point]:
@@ -69,10 +77,20 @@ def cut_into(times: ShareTimes, counts: Iterable[tuple[int, ...]]) -> Iterator[P
 
 def unbeaten(points: Iterable[Point]) -> tuple[Point, ...]:
     """Those that none beats which has as many devices of each type or fewer: the fastest last."""
-    found = sorted(points, key=lambda point: (point.op_s, point.num_devices))
-    taken = np.array([point.counts for point in found])
-    beaten = (bool((taken[:place] <= own).all(axis=1).any()) for place, own in enumerate(taken))
-    return tuple(reversed([point for point, is_beaten in zip(found, beaten, strict=True) if not is_beaten]))
+    return tuple(reversed(_fastest_first(points)))
+
+
+def _fastest_first(points: Iterable[Point]) -> tuple[Point, ...]:
+    """The same, the fastest first. What beats one that is beaten beats those too that this one does."""
+    found: list[Point] = []
+    in_order = sorted(points, key=lambda point: (point.op_s, point.num_devices))
+    counts = np.array([point.counts for point in in_order])
+    kept = np.empty_like(counts)
+    for point, own in zip(in_order, counts, strict=True):
+        if not (kept[: len(found)] <= own).all(axis=1).any():
+            kept[len(found)] = own
+            found.append(point)
+    return tuple(found)
 
 
 def degrees_of(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> tuple[int, ...]:
