@@ -53,6 +53,14 @@ def test_a_step_sums_what_its_tasks_use_and_nothing_else() -> None:
     assert kinds(alone, 1) == "F LOSSES B SUM0 SUM1 FLAGS STEP GATHER1 GATHER0"
 
 
+def test_slices_of_other_shares_or_micro_batches_are_others() -> None:
+    a = metaop_of("a/m", 2, {2: 1.0})
+    piece = slice_of(a, (0, 2), [0, 1], 0.0)
+    others = [{"rows": (0, 3, 8)}, {"rows": (0, 5, 8)}, {"micro_batch": 1, "micro_batches": 2}]
+    joint = joint_of([[piece], *([piece.model_copy(update=other)] for other in others)], {"a/m": a})
+    assert joint.members == ((0,), (1,), (2,), (3,))
+
+
 def test_a_slice_that_recomputes_is_another_than_one_that_keeps_its_activations() -> None:
     a, b = metaop_of("a/m", 2, {1: 1.0}), metaop_of("b/m", 1, {1: 1.0})
     kept, again = (slice_of(a, (0, 2), [0], 0.0, recompute=recompute) for recompute in (False, True))
