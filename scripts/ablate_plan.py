@@ -14,6 +14,7 @@ from statistics import mean
 from bench_tables import BEGIN, END, table
 from paper_profiles import ROOT, WORKLOADS, cluster_path, read_profile
 from random_profiles import SHAPES, random_profile
+from wavefront import level_after_level, overlapping, wave_after_wave, wavefront
 
 from spindle_cli.files.cluster import Cluster, Link, Links
 from spindle_cli.files.nodes import MOST_GB_PER_S
@@ -21,7 +22,6 @@ from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.search.improve import search
 from spindle_cli.plan.search.listing import Timed, time_jobs
-from spindle_cli.plan.search.wavefront import level_after_level, overlapping, wave_after_wave, wavefront
 from spindle_cli.plan.strategies.spindle import SHORTEST
 from spindle_cli.profile.types import Profile
 

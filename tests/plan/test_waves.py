@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from random_profiles import SHAPES, Shape, random_profile
+from wavefront import level_after_level, overlapping, wave_after_wave, wavefront
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.costs.links import Spread, per_node
@@ -13,7 +14,6 @@ from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice
 from spindle_cli.plan.search.listing import Timed
-from spindle_cli.plan.search.wavefront import level_after_level, overlapping, wave_after_wave, wavefront
 
 
 def end_s(timed: list[Timed]) -> float:

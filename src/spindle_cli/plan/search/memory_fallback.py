@@ -52,24 +52,16 @@ OrLessS: TypeAlias = Callable[[float], float]
 
 @dataclass(frozen=True)
 class TightProblem:
-    """A problem under some memory fallback. `posing`: what makes others like it. `selects`: of ops that it
-    recomputes, what takes longest may be kept.
-    """
+    """A problem under some memory fallback. `posing`: what makes others like it."""
 
     fallback: MemoryFallback
     posed: Posed
     posing: Posing
-    selects: bool = True
 
     @property
     def problem(self) -> Problem:
         """As it is posed."""
         return self.posed.problem
-
-    @property
-    def whole(self) -> Collection[str]:
-        """Names of MetaOps whose ops are recomputed whole or not at all."""
-        return self.fallback.split if self.selects else [each.name for each in self.problem.profile.metaops]
 
 
 @dataclass(frozen=True)
@@ -132,36 +124,14 @@ def least_fallback(
     """The best of quick searches of the first split that has a plan: by the lower bounds the fastest. Without
     `recomputes` layers may be split alone.
 
-    Ops that are recomputed in part save something of all tasks for little time. Where nothing fits so, what
-    recomputes does so whole, which saves all of one task at its fullest moment.
-
     Args:
         than_s: what is not faster may be left out.
     """
-    selective = recomputes and any(map(selects, profile.metaops))
-    least = _least(profile, cluster, strategy, posing, recomputes, selective, than_s)
-    if least is None and selective:
-        return _least(profile, cluster, strategy, posing, recomputes, False, than_s)
-    return least
-
-
-def _least(
-    profile: Profile,
-    cluster: Cluster,
-    strategy: StrategyName,
-    posing: Posing,
-    recomputes: bool,
-    selective: bool,
-    than_s: float,
-) -> TightPlan | None:
-    """The best where what recomputes may keep what takes longest, or where nothing does."""
     for split in splits(profile, cluster, posing, than_s / (1 + ABOVE_BOUND)):
         if not may_be_faster(split.posed, than_s):
             break
-        if recomputes:
-            least = _least_recomputing(replace(split, selects=selective), strategy, than_s)
-        else:
-            least = _recomputing_nothing(split, strategy, than_s)
+        least_of = _least_recomputing if recomputes else _recomputing_nothing
+        least = least_of(split, strategy, than_s)
         if least is not None:
             return least
     return None
@@ -252,7 +222,7 @@ def every_split(profile: Profile) -> Iterator[MemoryFallback]:
 def recomputing(tight: TightProblem, step: int) -> TightProblem | None:
     """The same with `step` of `STEPS` of all activations not kept on devices; None if it cannot fit so."""
     profile, cluster = tight.problem.profile, tight.problem.cluster
-    less = given_up(profile, cluster, step / STEPS, tight.whole)
+    less = given_up(profile, cluster, step / STEPS, tight.fallback.split)
     fallback = keeping_less(tight.fallback, less)
     posed = tight.posing.posed(profile, cluster, fallback)
     return replace(tight, fallback=fallback, posed=posed) if may_fit(posed.problem) else None
