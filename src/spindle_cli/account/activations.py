@@ -25,6 +25,21 @@ from spindle_cli.costs.memory import SliceShape, inner_bytes
 from spindle_cli.costs.shares import cuts_by_share
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOp
+from spindle_cli.units import KIB
+
+# Receives up to this many bytes together are posted as early as their data is made (program/transfers.py):
+# they cost next to no memory, and what is posted before its sender sends arrives in one message where gloo
+# would else need three. Others are posted so many passes before theirs: one that takes longer than a pass is
+# then through in time.
+EARLY_BYTES = 64 * KIB
+PASSES_AHEAD = 2
+
+
+def opened_at(place: int) -> int:
+    """From the start of which of its passes on a device holds buffers for what the pass at a place among them
+    takes, where that is not small; for the first pass it does from the start.
+    """
+    return max(0, place - PASSES_AHEAD)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
-from spindle_cli.account.activations import Layout
-from spindle_cli.account.device.iteration import PASSES_AHEAD
+from spindle_cli.account.activations import PASSES_AHEAD, Layout
 from spindle_cli.account.step_end import update_parts
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.sharding import Sharding

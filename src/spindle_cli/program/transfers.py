@@ -12,8 +12,15 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spindle_cli.account.activations import WHOLE, HandedOver, Layout, edge_bytes, handed_over
-from spindle_cli.account.device.iteration import EARLY_BYTES, PASSES_AHEAD
+from spindle_cli.account.activations import (
+    EARLY_BYTES,
+    WHOLE,
+    HandedOver,
+    Layout,
+    edge_bytes,
+    handed_over,
+    opened_at,
+)
 from spindle_cli.account.types import Edge
 from spindle_cli.costs.links import all_gather_s, transfer_s
 from spindle_cli.plan.types import Plan
@@ -187,7 +194,7 @@ def _opening_times(
     first, ahead = 0, 0  # what passes first + 1 to place take
     for place, compute in enumerate(computes):
         ahead += taken.get(compute, 0) if place else 0
-        while first < place - PASSES_AHEAD and ahead > EARLY_BYTES:
+        while first < opened_at(place) and ahead > EARLY_BYTES:
             first += 1
             ahead -= taken.get(computes[first], 0)
         if compute in taken:

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spindle_cli.account.activations import OwnOrder
+from spindle_cli.account.activations import EARLY_BYTES, PASSES_AHEAD, OwnOrder
 from spindle_cli.account.device.parts import Keeping, Kinds, Part, Run, in_blocks
 from spindle_cli.account.holdings import Held, Holders, SharedOut, shared_out
 from spindle_cli.account.types import Pass
 from spindle_cli.costs.memory import OpNeeds
 from spindle_cli.costs.parameters import Block
-from spindle_cli.units import KIB, MIB
+from spindle_cli.units import MIB
 
 
 class HandedOn:
@@ -183,13 +183,6 @@ class KeptCasts:
 SUM_BUFFER_BYTES = 32 * MIB
 # Number of a part, which of its `tp` shards, and bytes received for it: inputs, gradients of outputs.
 Role = tuple[int, int, float, float]
-
-# Receives up to this many bytes together are posted as early as their data is made (program/transfers.py):
-# they cost next to no memory, and what is posted before its sender sends arrives in one message where gloo
-# would else need three. Others are posted so many passes before theirs: one that takes longer than a pass is
-# then through in time.
-EARLY_BYTES = 64 * KIB
-PASSES_AHEAD = 2
 
 
 class Fullest:

@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spindle_cli.account.activations import pass_order
+from spindle_cli.account.activations import EARLY_BYTES, opened_at, pass_order
 from spindle_cli.account.compute import slice_stretches
-from spindle_cli.account.device.iteration import EARLY_BYTES, PASSES_AHEAD
 from spindle_cli.account.traffic import Exchange, Traffic, sides_of
 from spindle_cli.costs.links import transfer_s
 from spindle_cli.costs.recompute_and_offload import Stalls, stalls
@@ -133,9 +132,7 @@ class Passes:
             this = index + len(self._slices) * is_backward
             place_of[this] = place
             first = {
-                own[max(0, len(own) - PASSES_AHEAD)]
-                for device in self._slices[index].devices
-                if (own := run_on[device])
+                own[opened_at(len(own))] for device in self._slices[index].devices if (own := run_on[device])
             }
             openers[this] = max(first, key=place_of.__getitem__, default=None)
             for device in self._slices[index].devices:

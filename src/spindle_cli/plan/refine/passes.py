@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spindle_cli.account.device.iteration import EARLY_BYTES, PASSES_AHEAD
+from spindle_cli.account.activations import EARLY_BYTES, PASSES_AHEAD
 from spindle_cli.plan.compiled import compiled, compiled_into_callers
 from spindle_cli.plan.refine.homes import MULTIPLIER, bandwidth
 from spindle_cli.plan.refine.schedule import Schedule, Work

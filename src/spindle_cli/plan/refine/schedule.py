@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spindle_cli.account.device.iteration import PASSES_AHEAD
+from spindle_cli.account.activations import PASSES_AHEAD
 from spindle_cli.plan.refine.tables import Floats, Ints, Records, Tables
 
 ShortInts = NDArray[np.int32]
