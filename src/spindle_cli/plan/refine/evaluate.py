@@ -9,6 +9,7 @@ from math import inf
 
 from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.homes import MULTIPLIER, batch_sums_s, find_homes, sums_shares
+from spindle_cli.plan.refine.host import moving_s
 from spindle_cli.plan.refine.memory import memory
 from spindle_cli.plan.refine.passes import ROUNDING, run_passes, set_rest
 from spindle_cli.plan.refine.schedule import Schedule, Work
@@ -16,7 +17,7 @@ from spindle_cli.plan.refine.sums import collect_sums, find_slots, gather, run_s
 from spindle_cli.plan.refine.tables import Tables
 
 # What each piece adds to the cost, as a share: with many a search takes longer, and finds less. And what each
-# that recomputes adds: it is not to where that only costs nothing.
+# that recomputes or moves activations adds: it is not to where that only costs nothing.
 PIECE, RECOMPUTING = 1e-3, 5e-4
 
 
@@ -44,6 +45,10 @@ def lay_out(tables: Tables, schedule: Schedule, work: Work) -> None:
             forward_s, backward_s = forward_s + more_forward_s, backward_s + more_backward_s
         work.passes[2 * piece].seconds = num_ops * forward_s
         work.passes[2 * piece + 1].seconds = num_ops * backward_s
+        if tables.options[option].moved > 0.0:
+            longer_s, longer_back_s = moving_s(tables, schedule.pieces[piece])
+            work.passes[2 * piece].seconds += longer_s
+            work.passes[2 * piece + 1].seconds += longer_back_s
         if schedule.pieces[piece].last < tables.metaops[metaop].num_ops:
             for place in range(schedule.of_metaop[metaop, 0]):
                 other = schedule.of_metaop[metaop, 1 + place]
@@ -136,11 +141,11 @@ def ungathered_s(tables: Tables, schedule: Schedule, work: Work, within_s: float
 
 @compiled
 def _pieces(tables: Tables, schedule: Schedule) -> float:
-    """What pieces, and what they recompute, add to the cost, as a factor."""
+    """What pieces, and what they recompute or move, add to the cost, as a factor."""
     found: float = 1 + PIECE * schedule.order[0] / 2
     for number in range(1, 1 + schedule.order[0]):
-        again = tables.options[schedule.pieces[schedule.order[number] >> 1].option].again
-        found += RECOMPUTING / 2 if again else 0.0
+        keeping = tables.options[schedule.pieces[schedule.order[number] >> 1].option].keeping
+        found += RECOMPUTING / 2 if keeping else 0.0
     return found
 
 

@@ -11,6 +11,7 @@ from math import log
 from spindle_cli.account import groups
 from spindle_cli.costs import links
 from spindle_cli.plan.compiled import compiled
+from spindle_cli.plan.refine.host import count_moved
 from spindle_cli.plan.refine.schedule import Schedule, Work
 from spindle_cli.plan.refine.tables import Floats, Ints, Records, Tables
 
@@ -343,4 +344,7 @@ def batch_sums_s(tables: Tables, schedule: Schedule, work: Work, number: int) ->
     both_s = forward_s + backward_s
     beyond = max(0.0, 1.0 - tables.options[piece.option].sums_s / both_s) if both_s > 0.0 else 0.0
     forward_s *= beyond
-    return forward_s, backward_s * beyond + (forward_s if tables.options[piece.option].again else 0.0)
+    share_again = 0.0
+    if tables.options[piece.option].again_s > 0.0:
+        share_again = 1.0 - count_moved(tables, piece) / (piece.last - piece.first)
+    return forward_s, backward_s * beyond + forward_s * share_again

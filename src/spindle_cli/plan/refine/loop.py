@@ -9,7 +9,18 @@ from typing import Any
 from spindle_cli.account import groups
 from spindle_cli.costs import links
 from spindle_cli.plan.compiled import compiled, compiled_and_kept
-from spindle_cli.plan.refine import evaluate, homes, memory, moves, passes, repair, schedule, sums, tables
+from spindle_cli.plan.refine import (
+    evaluate,
+    homes,
+    host,
+    memory,
+    moves,
+    passes,
+    repair,
+    schedule,
+    sums,
+    tables,
+)
 from spindle_cli.plan.refine.evaluate import cost_of, least_of
 from spindle_cli.plan.refine.moves import OFTEN, change
 from spindle_cli.plan.refine.repair import change_and_repair
@@ -118,7 +129,7 @@ def compiled_search() -> Any:
         return tried
 
     called = [
-        *(evaluate, homes, memory, moves, passes, repair, schedule, sums, tables),
+        *(evaluate, homes, host, memory, moves, passes, repair, schedule, sums, tables),
         *(groups, links, draws),
     ]
     return compiled_and_kept(search, called, COMPILING)

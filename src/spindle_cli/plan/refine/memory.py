@@ -9,9 +9,10 @@ from __future__ import annotations
 from spindle_cli.costs import links
 from spindle_cli.plan.compiled import compiled
 from spindle_cli.plan.refine.homes import MULTIPLIER, find_summing, sums_shares
+from spindle_cli.plan.refine.host import count_moved, moved_op
 from spindle_cli.plan.refine.passes import find_peers
 from spindle_cli.plan.refine.schedule import Schedule, Work
-from spindle_cli.plan.refine.tables import Ints, Records, Tables
+from spindle_cli.plan.refine.tables import NO_MOVING, Ints, Records, Tables
 
 _communicator = compiled(links.bytes_of_collectives)
 
@@ -22,7 +23,7 @@ MEAN_OVER = 20
 @compiled
 def memory(tables: Tables, schedule: Schedule, work: Work, num_homes: int) -> float:
     """How far devices are over their capacity, as a share of it: the worst one, and the mean of all many
-    times over. 0: all have room. Leaves in `peak` what each needs.
+    times over; or a node is over its own. 0: all have room. Leaves in `peak` what each device needs.
     """
     _set_lasting(tables, schedule, work, num_homes)
     states, common = work.states, tables.common[0]
@@ -38,6 +39,13 @@ def memory(tables: Tables, schedule: Schedule, work: Work, num_homes: int) -> fl
         if over > 0.0:
             worst = max(worst, over)
             total += over / len(states)
+    if common.keepings > NO_MOVING:
+        in_host = 0.0
+        for device in range(len(states)):
+            # Devices of a node have numbers that follow each other.
+            is_first = device == 0 or tables.devices[device].node != tables.devices[device - 1].node
+            in_host = states[device].most_in_host + (0.0 if is_first else in_host)
+            worst = max(worst, in_host / tables.devices[device].in_host - 1)
     return worst + MEAN_OVER * total
 
 
@@ -48,6 +56,7 @@ def _set_lasting(tables: Tables, schedule: Schedule, work: Work, num_homes: int)
     everyone = _communicator(len(states), tables.devices[-1].node + 1, common.cards) / common.filled
     for device in range(len(states)):
         states[device].level, states[device].peak = everyone, 0.0
+        states[device].in_host = states[device].most_in_host = 0.0
     for home in range(num_homes):
         own = work.homes[home]
         for place in range(own.count):
@@ -193,9 +202,13 @@ def _see_passes(tables: Tables, schedule: Schedule, work: Work) -> None:
             share = tables.of_types[of_type]
             if not share.devices:
                 continue
+            in_host = 0.0
+            if tables.options[schedule.pieces[piece].option].moved > 0.0:
+                in_host = _bytes_in_host(tables, schedule.pieces[piece], share)
             if is_backward:
                 most, left = _backward_bytes(tables, work, schedule.pieces[piece], share)
                 most, left = most + returned * share.part, left - received[piece] * share.part
+                in_host = -in_host
             else:
                 most, left = _forward_bytes(tables, schedule.pieces[piece], share)
                 most, left = most + received[piece] * share.part, left + received[piece] * share.part
@@ -203,31 +216,62 @@ def _see_passes(tables: Tables, schedule: Schedule, work: Work) -> None:
                 state = states[schedule.devices[piece, place]]
                 state.peak = max(state.peak, state.level + most)
                 state.level += left
+                state.in_host += in_host
+                state.most_in_host = max(state.most_in_host, state.in_host)
                 place += 1
 
 
 @compiled
 def _forward_bytes(tables: Tables, piece: Records, share: Records) -> tuple[float, float]:
-    """The most that a forward pass takes of a device while it runs, and what it leaves."""
-    kept, most = 0.0, 0.0
-    for op in range(share.bytes_from + piece.first, share.bytes_from + piece.last):
-        most = max(most, kept + tables.op_bytes[op].forward)
-        kept += tables.op_bytes[op].kept
+    """The most that a forward pass takes of a device while it runs, and what it leaves. While what an op has
+    made is on its way to host memory, others run.
+    """
+    kept, most, leaving, count, number = 0.0, 0.0, 0.0, count_moved(tables, piece), 0
+    for op in range(piece.first, piece.last):
+        row = tables.op_bytes[share.bytes_from + op]
+        most = max(most, kept + leaving + row.forward)
+        if op != moved_op(piece, count, number):
+            kept += row.kept
+            continue
+        number += 1
+        kept += 0.0 if moved_op(piece, count, number) == op + 1 else row.left
+        leaving = row.moved
     return max(most, kept), kept
+
+
+@compiled
+def _bytes_in_host(tables: Tables, piece: Records, share: Records) -> float:
+    """Bytes of host memory that a device's activations of a piece take."""
+    found, count = 0.0, count_moved(tables, piece)
+    for number in range(count):
+        found += tables.op_bytes[share.bytes_from + moved_op(piece, count, number)].in_host
+    return found
 
 
 @compiled
 def _backward_bytes(tables: Tables, work: Work, piece: Records, share: Records) -> tuple[float, float]:
     """The most that a backward pass takes of a device while it runs, and what it leaves: gradients that no
-    other device has, less what was kept.
+    other device has, less what was kept. What was moved to host memory is there again while its op runs, and
+    beside another one on its way back.
     """
-    metaop = tables.metaops[piece.metaop]
-    gone, made, most = 0.0, 0.0, 0.0
+    metaop, count = tables.metaops[piece.metaop], count_moved(tables, piece)
+    gone, made, most, number = 0.0, 0.0, 0.0, count - 1
+    back = tables.op_bytes[share.bytes_from + moved_op(piece, count, number)].moved if count else 0.0
     handed = metaop.output_bytes if piece.last == metaop.num_ops else metaop.inner_bytes
     for op in range(piece.last - 1, piece.first - 1, -1):
         made += work.made[op]
-        most = max(most, made - gone + tables.op_bytes[share.bytes_from + op].backward)
-        gone += tables.op_bytes[share.bytes_from + op].kept
+        row = tables.op_bytes[share.bytes_from + op]
+        if op != moved_op(piece, count, number):
+            most = max(most, made - gone + back + row.backward)
+            gone += row.kept
+            continue
+        number -= 1
+        before = moved_op(piece, count, number)
+        following = tables.op_bytes[share.bytes_from + before].moved if before >= 0 else 0.0
+        beside = following if before == op - 1 else 0.0
+        most = max(most, made - gone + row.moved + beside + row.plain_backward)
+        gone += 0.0 if moved_op(piece, count, number + 2) == op + 1 else row.left
+        back = following
     return most + handed * share.part, made - gone
 
 

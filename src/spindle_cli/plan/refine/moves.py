@@ -109,18 +109,20 @@ def same_devices(schedule: Schedule, source: int, piece: int) -> None:
 def same_again(
     tables: Tables, schedule: Schedule, work: Work, piece: int, fewest: int, most: int, whole: int
 ) -> int:
-    """An option of a piece's MetaOp of so many devices that recomputes as much; -1: there is none.
+    """An option of a piece's MetaOp of so many devices that keeps as much; -1: there is none.
 
     Args:
         whole: an option of which it is to have no more devices of any type; -1: of none.
     """
-    metaop, again = schedule.pieces[piece].metaop, tables.options[schedule.pieces[piece].option].again
+    metaop, keeping = schedule.pieces[piece].metaop, tables.options[schedule.pieces[piece].option].keeping
     begin, end = tables.metaops[metaop].option_from, tables.metaops[metaop + 1].option_from
     num_right, found = 0, -1
     for is_chosen in range(2):
         wanted = draw(work.random, num_right) if is_chosen else 0
         for option in range(begin, end):
-            if tables.options[option].again != again or not fewest <= tables.options[option].devices <= most:
+            if tables.options[option].keeping != keeping:
+                continue
+            if not fewest <= tables.options[option].devices <= most:
                 continue
             if whole >= 0 and not fits_in(tables, option, whole):
                 continue
@@ -154,7 +156,7 @@ def resize(tables: Tables, schedule: Schedule, work: Work) -> bool:
 
 @compiled
 def _neighbour(tables: Tables, schedule: Schedule, work: Work, piece: int) -> int:
-    """An option of a piece's MetaOp that recomputes as much, with a few more or fewer devices of one type; on
+    """An option of a piece's MetaOp that keeps as much, with a few more or fewer devices of one type; on
     one type of device, one of the next in their order. -1: there is none.
     """
     option, metaop = schedule.pieces[piece].option, schedule.pieces[piece].metaop
@@ -163,7 +165,7 @@ def _neighbour(tables: Tables, schedule: Schedule, work: Work, piece: int) -> in
     of_type, other = any_type(work), option
     while steps:
         other += step
-        if not begin <= other < end or tables.options[other].again != tables.options[option].again:
+        if not begin <= other < end or tables.options[other].keeping != tables.options[option].keeping:
             return -1
         steps -= _differs_in(tables, other, option, of_type)
     return int(other)
@@ -517,20 +519,20 @@ def shift_cut(schedule: Schedule, work: Work) -> bool:
 
 @compiled
 def keep_otherwise(tables: Tables, schedule: Schedule, work: Work) -> bool:
-    """A piece recomputes more, or less."""
+    """A piece recomputes or moves more, or less."""
     return _kept_otherwise(tables, schedule, work, any_piece(schedule, work))
 
 
 @compiled
 def _kept_otherwise(tables: Tables, schedule: Schedule, work: Work, piece: int) -> bool:
     option, metaop = schedule.pieces[piece].option, schedule.pieces[piece].metaop
-    again = draw(work.random, 3)
-    if again == tables.options[option].again:
+    keeping = draw(work.random, tables.common[0].keepings)
+    if keeping == tables.options[option].keeping:
         return False
     before = tables.options[option]
     for other in range(tables.metaops[metaop].option_from, tables.metaops[metaop + 1].option_from):
         after = tables.options[other]
-        if after.again == again and after.allocation == before.allocation:
+        if after.keeping == keeping and after.allocation == before.allocation:
             schedule.pieces[piece].option = other
             return True
     return False
@@ -538,7 +540,7 @@ def _kept_otherwise(tables: Tables, schedule: Schedule, work: Work, piece: int) 
 
 @compiled
 def keep_part_otherwise(tables: Tables, schedule: Schedule, work: Work) -> bool:
-    """Some ops of a piece recompute more, or less."""
+    """Some ops of a piece recompute or move more, or less."""
     piece = any_piece(schedule, work)
     other = cut_at_random(schedule, work, piece)
     if other < 0:
@@ -548,7 +550,7 @@ def keep_part_otherwise(tables: Tables, schedule: Schedule, work: Work) -> bool:
 
 @compiled
 def gather_metaop(schedule: Schedule, work: Work) -> bool:
-    """All ops of a MetaOp run on the devices of one of its pieces, or recompute as much as this."""
+    """All ops of a MetaOp run on the devices of one of its pieces, and keep as much as this."""
     metaop = draw(work.random, len(schedule.of_metaop))
     if schedule.of_metaop[metaop, 0] < 2:
         return False

@@ -71,10 +71,12 @@ HOME = np.dtype(
 )
 # A device: when its passes are through, and how long those take that are not yet placed; bytes of tensors
 # now, at most, and what it updates; the bytes by which the account of a plan had more than what is worked out
-# here; with how many devices of its node it exchanges messages, and whether with other nodes.
+# here; bytes of activations in host memory now, and at most; with how many devices of its node it exchanges
+# messages, and whether with other nodes.
 STATE = np.dtype(
     [
         *((name, _FLOAT) for name in ("free_s", "rest_s", "level", "peak", "updated", "correction")),
+        *((name, _FLOAT) for name in ("in_host", "most_in_host")),
         *((name, _INT) for name in ("peers", "crosses")),
     ]
 )

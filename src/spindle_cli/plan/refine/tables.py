@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spindle_cli.account.device.account import ALLOCATOR_SHARE, UNCOUNTED_SHARE
-from spindle_cli.account.device.parts import KnownUses, Part
-from spindle_cli.costs.links import messages_bytes
+from spindle_cli.account.device.parts import Keeping, KnownUses, Part, in_blocks
+from spindle_cli.costs.links import messages_bytes, transfer_s
 from spindle_cli.costs.memory import inner_bytes
 from spindle_cli.costs.parameters import Block, blocks_of, optimizer_bytes
-from spindle_cli.costs.recompute_and_offload import Again
-from spindle_cli.costs.shares import times_of
+from spindle_cli.costs.recompute_and_offload import Again, hidden_share
+from spindle_cli.costs.shares import share_on_type, times_of
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.plan.cutting.allocations import allocations, degrees_of
@@ -35,14 +35,16 @@ Floats = NDArray[np.float64]
 Records = Any
 # Devices, degree of tensor parallelism, devices of each type, and where unequal shares end.
 Shape = tuple[int, int, tuple[int, ...], tuple[int, ...]]
-# How an option keeps activations, in the order of `again` in the tables.
-KEEPING = (Again.NOTHING, Again.SELECTIVE, Again.ALL)
+# What an option's ops run again, and whether activations of as many of them as hide are moved to host memory
+# instead; in the order of `keeping` in the tables.
+KEEPING = tuple((again, moves) for moves in (False, True) for again in Again)
+NO_MOVING = len(Again)
 
 _INT, _FLOAT = np.int64, np.float64
-# Of a MetaOp: its ops, and the first of them in all; its first option, where those go by recomputation, then
-# by devices; a number that is the same for those that hang together; where its inputs begin, who takes its
-# output, and where its sums over shares begin; bytes of a whole batch, behind the last op and behind each
-# other. One more row ends all lists.
+# Of a MetaOp: its ops, and the first of them in all; its first option, where those go by how they keep
+# activations, then by devices; a number that is the same for those that hang together; where its inputs
+# begin, who takes its output, and where its sums over shares begin; bytes of a whole batch, behind the last
+# op and behind each other. One more row ends all lists.
 METAOP = np.dtype(
     [
         *((name, _INT) for name in ("num_ops", "op_from", "option_from", "part", "input_from", "taker_from")),
@@ -50,18 +52,24 @@ METAOP = np.dtype(
         *((name, _FLOAT) for name in ("output_bytes", "inner_bytes")),
     ]
 )
-# An allocation of a MetaOp with what its ops recompute (a place in `KEEPING`): a number that is the same for
-# equal allocations of the MetaOp; where its types begin in `of_types`, and its shares in `ends`; seconds of
-# one op, and those of its sums over shares that these have in them.
+# An allocation of a MetaOp with how its ops keep activations (a place in `KEEPING`): a number that is the
+# same for equal allocations of the MetaOp; where its types begin in `of_types`, and its shares in `ends`;
+# seconds of one op, those of its backward pass that run forward again, and those of its sums over shares that
+# these have in them; and the share of its ops whose activations are moved to host memory.
 OPTION = np.dtype(
     [
-        *((name, _INT) for name in ("devices", "dp", "tp", "again", "allocation", "type_from", "end_from")),
-        *((name, _FLOAT) for name in ("forward_s", "backward_s", "sums_s")),
+        *((name, _INT) for name in ("devices", "dp", "tp", "keeping", "allocation", "type_from", "end_from")),
+        *((name, _FLOAT) for name in ("forward_s", "backward_s", "again_s", "sums_s", "moved")),
     ]
 )
-# Of an option on one type of device: how many devices; the largest share's part of the batch; and where its
-# ops begin in `op_bytes`.
-OF_TYPE = np.dtype([("devices", _INT), ("bytes_from", _INT), ("part", _FLOAT)])
+# Of an option on one type of device: how many devices; where its ops begin in `op_bytes`; the largest share's
+# part of the batch; and seconds of one op of it by itself, with nothing that runs again.
+OF_TYPE = np.dtype(
+    [
+        *((name, _INT) for name in ("devices", "bytes_from")),
+        *((name, _FLOAT) for name in ("part", "forward_s", "backward_s")),
+    ]
+)
 # What each op of a MetaOp sums, or gathers, over the shares of its batch: bytes of each; how many of them in
 # a forward pass, and in a backward pass.
 BATCH_SUM = np.dtype(
@@ -70,8 +78,14 @@ BATCH_SUM = np.dtype(
 # Another MetaOp, and whether each op takes what the edge carries.
 EDGE = np.dtype([("metaop", _INT), ("of_every", _INT)])
 # Of an op on one device of an option: kept from forward to backward; the most of its forward pass; the most
-# of its backward pass beyond what it keeps.
-OP_BYTES = np.dtype([(name, _FLOAT) for name in ("kept", "forward", "backward")])
+# of its backward pass beyond what it keeps. Where its activations are moved: the same of what it keeps and of
+# its backward pass; bytes that are copied, those that they take in host memory, and seconds of a copy.
+OP_BYTES = np.dtype(
+    [
+        (name, _FLOAT)
+        for name in ("kept", "forward", "backward", "left", "plain_backward", "moved", "in_host", "copy_s")
+    ]
+)
 # Of an op: where the blocks of its parameters begin, and bytes of a batch's fields.
 OP = np.dtype([("block_from", _INT), ("field_bytes", _FLOAT)])
 # A block of parameters that an op uses: bytes as this op has them, trained ones and all, and of the
@@ -84,23 +98,23 @@ BLOCK = np.dtype(
 )
 # Its node, the digit of that in numbers of `among`, and how many network cards it has; its own card in all,
 # and whether others have the same; its type, and which of that type's devices it is; bytes for tensors and
-# communicators.
+# communicators, and those of its node for activations that are moved there.
 DEVICE = np.dtype(
     [
         *((name, _INT) for name in ("node", "kind", "cards", "card", "shares_card", "type", "place")),
-        ("capacity", _FLOAT),
+        *((name, _FLOAT) for name in ("capacity", "in_host")),
     ]
 )
 # The slowest links among devices of some nodes: inside of one, and between two; numbers of links.
 AMONG = np.dtype([("near", _INT), ("far", _INT)])
-# What is the same everywhere: how many types of device there are; the fewest network cards of a node; how
-# many times as much as tensors take is taken for them; what messages take with one more device of the node,
-# and with other nodes; bytes of gradients for each byte of parameters; seconds of the optimizer for each byte
-# that it updates; batches of a step; whether devices share the optimizer's state; whether all ops that use a
-# block have as much of it.
+# What is the same everywhere: how many types of device there are, and how many of `KEEPING`; the fewest
+# network cards of a node; how many times as much as tensors take is taken for them; what messages take with
+# one more device of the node, and with other nodes; bytes of gradients for each byte of parameters; seconds
+# of the optimizer for each byte that it updates; batches of a step; whether devices share the optimizer's
+# state; whether all ops that use a block have as much of it.
 COMMON = np.dtype(
     [
-        *((name, _INT) for name in ("types", "cards", "batches", "is_sharded", "are_alike")),
+        *((name, _INT) for name in ("types", "keepings", "cards", "batches", "is_sharded", "are_alike")),
         *((name, _FLOAT) for name in ("filled", "peer_bytes", "outside_bytes", "width", "step_s")),
     ]
 )
@@ -120,7 +134,7 @@ class Tables(NamedTuple):
         options: [O] `OPTION`.
         of_types: `OF_TYPE` of each option on each type in turn.
         ends: where in the batch shares of options end, from 0.0 to 1.0.
-        op_bytes: `OP_BYTES` of ops of MetaOps, for each size of share, degree and recomputation in turn.
+        op_bytes: `OP_BYTES` of ops of MetaOps, for each size of share, degree and way of keeping in turn.
         ops: [G + 1] `OP`, of each MetaOp in turn.
         used: `USED` of each op in turn.
         blocks: [B] `BLOCK`.
@@ -153,19 +167,20 @@ class Tables(NamedTuple):
 
 
 class Option(NamedTuple):
-    """An allocation of a MetaOp with what its ops recompute."""
+    """An allocation of a MetaOp with how its ops keep activations. `moved`: the share of them whose
+    activations are in host memory.
+    """
 
     metaop: MetaOpProfile
     point: Point
     again: Again
+    moved: float
     allocation: int
 
     @property
-    def share_samples(self) -> list[int]:
-        """Samples of each share."""
-        batch, dp = self.metaop.batch_size, self.point.dp
-        rows = self.point.rows or [share * batch // dp for share in range(dp + 1)]
-        return [end - begin for begin, end in pairwise(rows)]
+    def keeping(self) -> int:
+        """A place in `KEEPING`."""
+        return KEEPING.index((self.again, self.moved > 0))
 
 
 def tables_of(problem: Problem, options: Sequence[Sequence[Option]]) -> Tables | None:
@@ -243,7 +258,7 @@ def _metaops(problem: Problem, num_options: Sequence[int]) -> tuple[Records, Rec
 
 
 def options_of(problem: Problem, slices: Sequence[Slice]) -> list[list[Option]]:
-    """List the options of each MetaOp, by recomputation, then by devices.
+    """List the options of each MetaOp, by how they keep activations, then by devices.
 
     Args:
         slices: whose allocations are among them.
@@ -255,15 +270,52 @@ def options_of(problem: Problem, slices: Sequence[Slice]) -> list[list[Option]]:
     found = []
     for metaop in problem.profile.metaops:
         points = sorted(_points(metaop, problem.cluster, used.get(metaop.name, {})), key=shape_of)
+        hidden = [_hidden_share(point, metaop, problem.cluster) for point in points]
         found.append(
             [
-                Option(metaop, with_again(point, metaop, again), again, allocation)
-                for again in KEEPING
+                Option(
+                    metaop, with_again(point, metaop, again), again, moves * hidden[allocation], allocation
+                )
+                for again, moves in KEEPING
                 for allocation, point in enumerate(points)
                 if again is not Again.SELECTIVE or (selects(metaop) and point.tp == 1)
+                if not moves or hidden[allocation] > 0
             ]
         )
     return found
+
+
+def _hidden_share(point: Point, metaop: MetaOpProfile, cluster: Cluster) -> float:
+    """Of ops on an allocation, the share whose copies to host memory hide behind what all of them compute, on
+    each type of its devices: all shares last as long as the slowest, and each device copies its own over the
+    link of its own node.
+    """
+    found = []
+    for kind, count, largest in _largest_of_types(point, _samples_of(point, metaop), cluster):
+        link = cluster.host_link_of_type[kind]
+        if count and link is None:
+            return 0.0
+        if count and link is not None:
+            shares = metaop.batch_size / largest
+            found.append(hidden_share(metaop, shares, point.tp, point.forward_s, point.backward_s, link))
+    return min(found)
+
+
+def _samples_of(point: Point, metaop: MetaOpProfile) -> list[int]:
+    """List the samples of each share."""
+    rows = point.rows or [share * metaop.batch_size // point.dp for share in range(point.dp + 1)]
+    return [end - begin for begin, end in pairwise(rows)]
+
+
+def _largest_of_types(
+    point: Point, samples: Sequence[int], cluster: Cluster
+) -> Iterator[tuple[str, int, int]]:
+    """Give for each type how many devices an allocation has of it, and the samples of their largest share."""
+    share = 0
+    for kind, count in zip(cluster.types, point.of_types, strict=True):
+        own = samples[share : share + count // point.tp]
+        share += len(own)
+        yield kind, count, max(own, default=0)
 
 
 def shape_of(point: Point) -> Shape:
@@ -330,30 +382,32 @@ def _options(options: Sequence[Option], cluster: Cluster) -> tuple[Records, Reco
     of_types: list[tuple[float, ...]] = []
     ends: list[float] = []
     end_from: dict[tuple[Fraction, ...], int] = {}
-    op_bytes: list[tuple[float, float, float]] = []
-    bytes_from: dict[tuple[str, int, int, Again], int] = {}
+    op_bytes: list[tuple[float, ...]] = []
+    bytes_from: dict[tuple[str, float, int, int, Link | None], int] = {}
     for option in options:
-        metaop, point, again, allocation = option
-        samples = option.share_samples
+        metaop, point, _, _, allocation = option
+        samples = _samples_of(point, metaop)
         cuts = tuple(Fraction(end, metaop.batch_size) for end in accumulate(samples, initial=0))
         if cuts not in end_from:
             end_from[cuts] = len(ends)
             ends += map(float, cuts)
-        shape = point.num_devices, point.dp, point.tp, KEEPING.index(again), allocation
+        shape = point.num_devices, point.dp, point.tp, option.keeping, allocation
         places = len(cluster.types) * len(rows), end_from[cuts]
-        rows.append((*shape, *places, point.forward_s, point.backward_s, _sums_s(option, cluster)))
-        share = 0
-        for count in point.of_types:
+        again_s = point.again * point.forward_s
+        times_s = point.forward_s, point.backward_s, again_s, _sums_s(option, cluster)
+        rows.append((*shape, *places, *times_s, option.moved))
+        for kind, count, largest in _largest_of_types(point, samples, cluster):
             if not count:
-                of_types.append((0, 0, 0.0))
+                of_types.append((0, 0, 0.0, 0.0, 0.0))
                 continue
-            largest = max(samples[share : share + count // point.tp])
-            share += count // point.tp
-            key = metaop.name, largest, point.tp, again
+            link = cluster.host_link_of_type[kind] if option.moved else None
+            key = metaop.name, largest, point.tp, option.keeping, link
             if key not in bytes_from:
                 bytes_from[key] = len(op_bytes)
-                op_bytes += _bytes_of_ops(option, metaop.batch_size / largest, known)
-            of_types.append((count, bytes_from[key], largest / metaop.batch_size))
+                op_bytes += _bytes_of_ops(option, metaop.batch_size / largest, link, known)
+            own = share_on_type(metaop, kind, largest, point.tp) if cluster.is_mixed else None
+            own_s = (point.forward_s, point.backward_s - again_s) if own is None else own[:2]
+            of_types.append((count, bytes_from[key], largest / metaop.batch_size, *own_s))
     return (
         np.array(rows, OPTION),
         np.array(of_types, OF_TYPE),
@@ -376,7 +430,7 @@ def _sums_s(option: Option, cluster: Cluster) -> float:
 
 def _piece(option: Option, devices: tuple[int, ...]) -> Slice:
     """All ops of a MetaOp on an option."""
-    metaop, point, again, _ = option
+    metaop, point, again, *_ = option
     return Slice.model_construct(
         metaop=metaop.name,
         ops=(0, metaop.num_ops),
@@ -391,11 +445,13 @@ def _piece(option: Option, devices: tuple[int, ...]) -> Slice:
     )
 
 
-def _bytes_of_ops(option: Option, shares: float, known: KnownUses) -> Iterator[tuple[float, float, float]]:
-    """Give the bytes of each op on a device with a share of which the batch has so many: those that it keeps,
-    the most of its forward pass, and the most of its backward pass beyond what it keeps.
+def _bytes_of_ops(
+    option: Option, shares: float, link: Link | None, known: KnownUses
+) -> Iterator[tuple[float, ...]]:
+    """Give `OP_BYTES` of each op on a device with a share of which the batch has so many. `link`: over which
+    activations are moved.
     """
-    metaop, point, again, _ = option
+    metaop, point, again, *_ = option
     piece = _piece(option, tuple(range(point.num_devices)))
     part = Part(0, piece, {metaop.name: metaop}, shares, (), is_handed_on=True, known=known)
     keeping = part.keeping[0]
@@ -403,8 +459,12 @@ def _bytes_of_ops(option: Option, shares: float, known: KnownUses) -> Iterator[t
         running = needs.backward
         if again is not Again.NOTHING:
             running = part.while_recomputed(needs, keeping, running)
+        row = [part.kept_of(needs, keeping), needs.forward, running]
+        if link is not None:
+            row += part.kept_of(needs, Keeping.OUTPUTS), needs.backward, needs.kept
+            row += in_blocks(needs.kept), transfer_s(round(needs.kept), link)
         for _ in range(count):
-            yield part.kept_of(needs, keeping), needs.forward, running
+            yield (*row, *[0.0] * (len(OP_BYTES.names or ()) - len(row)))
 
 
 def _parameters(problem: Problem) -> tuple[Records, Records, Records]:
@@ -463,6 +523,7 @@ def _devices(cluster: Cluster, kinds: Sequence[int], by_type: Sequence[int]) -> 
             cluster.types.index(cluster.type_of[device]),
             place_of[device],
             cluster.usable_bytes[device],
+            inf if (limit := cluster.host_memory_bytes[node]) is None else limit,
         )
         for device, node in enumerate(cluster.node_of)
     ]
@@ -499,6 +560,7 @@ def _common(problem: Problem, are_alike: bool) -> Records:
     held_up = profile.calibration.held_up if profile.calibration else 0.0
     row = (
         len(cluster.types),
+        len(KEEPING) if cluster.knows_host_links else NO_MOVING,
         min(cluster.cards_of_node),
         profile.accumulate,
         profile.optimizer_state_sharded,

@@ -9,7 +9,7 @@ import numpy as np
 
 from spindle_cli.account.activations import edges_between, order_passes
 from spindle_cli.account.types import Pass
-from spindle_cli.costs.recompute_and_offload import Again
+from spindle_cli.costs.recompute_and_offload import Again, spread_over
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.refine.schedule import Schedule, free_schedule
@@ -26,13 +26,13 @@ class Translation:
         self._options = [option for own in options for option in own]
         self._metaops = {metaop.name: number for number, metaop in enumerate(problem.profile.metaops)}
         self._numbers = {
-            (option.metaop.name, shape_of(option.point), option.again): number
+            (option.metaop.name, shape_of(option.point), option.again, option.moved > 0): number
             for number, option in enumerate(self._options)
         }
 
     def schedule_of(self, slices: Sequence[Slice], num_places: int) -> Schedule | None:
         """The schedule of some slices, with so many places for pieces; None where an allocation or cut is
-        none of those that tables have, or activations are moved to host memory.
+        none of those that tables have, or activations of other ops are moved to host memory.
         """
         found = free_schedule(self._tables, num_places)
         for number, piece in enumerate(slices):
@@ -40,10 +40,12 @@ class Translation:
                 piece.metaop,
                 shape_of(replace(self._problem.point_of(piece), rows=piece.rows)),
                 Again.of(piece),
+                bool(piece.offload),
             )
             option = self._numbers.get(key)
-            is_usual = piece.micro_batches == 1 and not piece.offload
-            if option is None or not is_usual or not self._goes_by_type(piece):
+            if option is None or piece.micro_batches > 1 or not self._goes_by_type(piece):
+                return None
+            if piece.offload != spread_over(*piece.ops, self._options[option].moved):
                 return None
             found.pieces[number] = self._metaops[piece.metaop], *piece.ops, option
             found.devices[number, : len(piece.devices)] = piece.devices
@@ -70,7 +72,7 @@ class Translation:
 
     def _slice(self, schedule: Schedule, place: int) -> Slice:
         _, first, last, number = map(int, schedule.pieces[place].item())
-        metaop, point, again, _ = self._options[number]
+        metaop, point, again, moved, _ = self._options[number]
         return Slice.model_construct(
             metaop=metaop.name,
             ops=(first, last),
@@ -82,6 +84,7 @@ class Translation:
             end_s=0.0,
             recompute=again is not Again.NOTHING,
             selective=again is Again.SELECTIVE,
+            offload=spread_over(first, last, moved),
         )
 
     def _goes_by_type(self, piece: Slice) -> bool:
