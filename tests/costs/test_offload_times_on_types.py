@@ -143,11 +143,6 @@ def test_the_slowest_nodes_of_a_type_count_and_one_without_a_link_has_none() -> 
     link = host(10)
     on = Cluster(name="three", nodes=nodes, links=Links(intra_node=link, inter_node=link, host=link))
     assert on.host_link_of_type == {FAST: host(5), SLOW: host(10)}
-    alone = on.with_host_links_of((SLOW,))
-    assert alone.host_link_of_type == {FAST: None, SLOW: host(10)}
-    assert alone.host_link is None
-    assert alone.knows_host_links
-    assert alone.links.host is None
     assert not on.without_host_link().knows_host_links
     assert on.without_host_link().nodes == nodes
-    assert on.with_host_links_of((FAST, SLOW)).host_link_of_node == on.host_link_of_node
+    assert on.without_host_link().links.host is None

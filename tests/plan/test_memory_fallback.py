@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helpers.plans import cluster_of, metaop_of, profile_of
+from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.plan.best.drafts import ONE_TYPE, OneType
 from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
@@ -39,7 +39,7 @@ def net(name: str, num_ops: int, kept_mib: int, forward_s: float = 1.0, **more: 
 
 def recomputed_ops_of(profile: Profile, share: float) -> dict[str, int]:
     """Where nothing can be moved to host memory."""
-    given = given_up(profile, cluster_of(2), share)
+    given = given_up(profile, share)
     assert given == MemoryFallback(recompute=given.recompute)
     return dict(given.recompute)
 
@@ -109,14 +109,15 @@ def test_at_least_every_parameter_is_held_once_with_its_state_and_the_activation
 
 
 def test_a_plan_says_what_it_gave_up() -> None:
-    both = MemoryFallback(4, frozenset("ab"), {"a": 2, "b": 3})
-    assert describe(both) == (
+    slices = [
+        slice_of(metaop, (0, metaop.num_ops), (0,), 0.0, recompute=True)
+        for metaop in (net("a/m", 2, 5), net("b/m", 3, 5))
+    ]
+    assert describe(slices, MemoryFallback(4, frozenset("ab"))) == (
         "Memory asks for tensor parallelism of at least 4 in 2 MetaOps and recomputed activations of 5 ops."
     )
-    assert describe(MemoryFallback(recompute={"a": 2})) == (
-        "Memory asks for recomputed activations of 2 ops."
-    )
-    assert describe(MemoryFallback(2, frozenset("a"))) == (
+    assert describe(slices[:1]) == "Memory asks for recomputed activations of 2 ops."
+    assert describe([], MemoryFallback(2, frozenset("a"))) == (
         "Memory asks for tensor parallelism of at least 2 in 1 MetaOps."
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from estimates import estimated
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,14 +11,17 @@ from helpers.examples import examples
 from helpers.offloaded import moved
 from helpers.offloaded import sound as sound_within
 from helpers.plans import SELECTIVE, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.costs.recompute_and_offload import stalls
+from spindle_cli.costs.recompute_and_offload import Again, spread_over, stalls
 from spindle_cli.costs.shares import OpSeconds
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.ordering.orders import mirrored
+from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.placing.passes import _stalls
-from spindle_cli.plan.problem import MemoryFallback, make_problem, without_offload
-from spindle_cli.plan.search.memory_fallback import describe, given_up
+from spindle_cli.plan.problem import MemoryFallback, make_problem
+from spindle_cli.plan.search.judge import measure_as_they_are
+from spindle_cli.plan.search.memory_fallback import describe
 from spindle_cli.plan.sets.choose import judge_in_turn, of_tasks
 from spindle_cli.plan.sets.restrict import as_early_as_possible
 from spindle_cli.plan.types import Plan, Slice
@@ -116,60 +120,16 @@ def test_a_node_gets_no_more_than_it_has_room_for(host_memory_gib: float) -> Non
         assert moved(plan)[0] > 0
 
 
-def test_what_takes_longest_to_recompute_for_its_bytes_is_moved_first() -> None:
-    """a saves 1 GB for 1 s, b 1 GB for 2 s: of 12 GB in all a quarter, half and all."""
-    profile = profile_of(net("a/m", 6, GB + MIB), net("b/m", 6, GB + MIB, 2.0))
-    fast = cluster(10)
-    for share, in_host in (
-        (0.25, {"b/m": 0.5}),
-        (0.75, {"b/m": 1.0, "a/m": 0.5}),
-        (1.0, {"b/m": 1.0, "a/m": 1.0}),
-    ):
-        assert given_up(profile, fast, share) == MemoryFallback(offload=pytest.approx(in_host))
-    # 1 GB takes 4 s: half of b's hides, and a quarter of a's; what is left of a's is recomputed first.
-    slow = cluster(0.25)
-    half = given_up(profile, slow, 0.5)
-    assert half.offload == {"b/m": pytest.approx(0.5, rel=2e-3), "a/m": pytest.approx(0.25, rel=2e-3)}
-    assert half.recompute == {"a/m": 3}  # 6 GB, of which 3 + 1.5 are moved, by ops of which 3/4 stay
-
-
-def test_room_in_host_memory_is_given_to_the_first() -> None:
-    """Of 5 GiB 4 are planned for: as much as is kept of 4 of b's 6 ops."""
-    profile = profile_of(net("a/m", 6, GIB), net("b/m", 6, GIB, 2.0))
-    given = given_up(profile, cluster(10, host_memory_gib=5), 1.0)
-    assert given.offload == {"b/m": pytest.approx(4 / 6)}
-
-
-def test_points_take_the_share_that_hides_on_them() -> None:
-    """A copy takes 2 s of the whole batch; recomputed ops that are moved do not run forward again."""
-    problem = make_problem(
-        profile_of(net()), cluster(0.5), MemoryFallback(recompute={"a/m": 5}, offload={"a/m": 0.9})
-    )
-    first, second = problem.nodes
-    assert [node.points[0].offload for node in (first, second)] == pytest.approx([0.5, 0.5])
-    assert first.points[0].op_s == pytest.approx(3 + 0.5)
-    assert second.points[0].op_s == pytest.approx(3)
-    memory = SELECTIVE["memory"][0].model_copy(update={"kept_bytes": (0, GB)})
-    part = net().model_copy(update={"selective_share": 0.25, "memory": (memory,)})
-    problem = make_problem(
-        profile_of(part), cluster(0.5), MemoryFallback(selective={"a/m": 5}, offload={"a/m": 0.9})
-    )
-    point = problem.nodes[0].points[0]
-    assert (point.offload, point.op_s) == (pytest.approx(0.5), pytest.approx(3 + 0.5 / 4))
-    assert without_offload(point).op_s == pytest.approx(3 + 1 / 4)
-
-
 def test_a_plan_says_what_it_has_moved_once_for_all_micro_batches() -> None:
     keys = {"metaop": "a/m", "ops": (0, 4), "devices": [0], "dp": 1, "start_s": 0.0, "end_s": 1.0}
     slices = [
         Slice(**keys, recompute=True, offload=((0, 1), (2, 3)), micro_batch=number, micro_batches=2)
         for number in (0, 1)
     ]
-    both = MemoryFallback(recompute={"a/m": 4}, offload={"a/m": 0.5})
-    assert describe(both, slices) == (
+    assert describe(slices) == (
         "Memory asks for activations of 2 ops in host memory and recomputed activations of 2 ops."
     )
-    assert describe(MemoryFallback()) is None
+    assert describe([]) is None
 
 
 def test_passes_of_a_plan_by_hand_wait_for_copies_in_the_simulation() -> None:
@@ -216,6 +176,27 @@ def test_what_passes_wait_is_of_ops_without_what_runs_again_in_part() -> None:
     keys = {"metaop": "a/m", "ops": (0, 12), "devices": (0,), "dp": 1, "start_s": 0.0, "end_s": 1.0}
     again = {"recompute": True, "selective": True, "offload": ((4, 10),)}
     piece = Slice.model_validate(keys | again)
-    found = _stalls(problem, piece, without_offload(problem.point_of(piece)))
+    found = _stalls(problem, piece)
     assert found == stalls(piece, part, on, OpSeconds(1.0, 2.0))
     assert found.backward_s > 0
+
+
+@pytest.mark.parametrize(("speed", "share"), [(0.25, 0.25), (0.6, 0.6), (0.9, 0.9), (1.1, 1.0)])
+@pytest.mark.parametrize("again", Again)
+def test_what_is_moved_is_estimated_as_predicted(speed: float, share: float, again: Again) -> None:
+    """Two pieces of ops of 1 s forward that keep 1 GB, of which every fourth is moved, or nearly all; their
+    passes wait for copies.
+    """
+    memory = SELECTIVE["memory"][0].model_copy(update={"kept_bytes": (0, GB)})
+    metaop = net(num_ops=24).model_copy(update={"selective_share": 0.25, "memory": (memory,)})
+    problem = make_problem(profile_of(metaop), cluster(speed, memory_gib=80))
+    keeps = {"recompute": again is not Again.NOTHING, "selective": again is Again.SELECTIVE}
+    slices = [
+        slice_of(metaop, ops, [0], 0.0, **keeps).model_copy(update={"offload": spread_over(*ops, share)})
+        for ops in ((0, 10), (10, 24))
+    ]
+    begun = measure_as_they_are(problem, "by hand", timed(problem, slices, mirrored(range(2))))
+    assert begun is not None and begun.memory[0].host_bytes > 0
+    seconds, filled = estimated(problem, begun)
+    assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6)
+    assert filled == pytest.approx([1.0], rel=1e-3)

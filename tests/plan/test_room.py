@@ -42,14 +42,14 @@ def test_what_is_kept_beyond_the_room_is_recomputed_and_no_more() -> None:
     part = way(net("a/m", 10, 5), seconds=30.0)
     assert part.kept_bytes == 50 * MIB
     for room_mib, ops in ((60, 0), (50, 0), (49, 1), (46, 1), (45, 2), (10, 10)):
-        found = part.within(room_mib * MIB, ONE)
+        found = part.within(room_mib * MIB)
         expected = {"a/m": ops} if ops else {}
         assert found == FittedPart(30.0 + ops, {"a": 1}, MemoryFallback(recompute=expected))
-    assert part.within(9.9 * MIB, ONE) is None
+    assert part.within(9.9 * MIB) is None
 
 
 def test_every_micro_batch_computes_again() -> None:
-    found = way(net("a/m", 10, 5), seconds=32.0, count=3).within(45 * MIB, ONE)
+    found = way(net("a/m", 10, 5), seconds=32.0, count=3).within(45 * MIB)
     assert found == FittedPart(32.0 + 3 * 2, {"a": 3}, MemoryFallback(recompute={"a/m": 2}))
 
 
@@ -59,10 +59,10 @@ def test_the_largest_share_counts() -> None:
     """
     part = way(net("a/m", 10, 5), seconds=30.0, dp=3)
     assert part.kept_bytes == 50 * MIB * 9 / 8
-    found = part.within(45 * MIB, cluster_of(3))
+    found = part.within(45 * MIB)
     assert found is not None
     assert found.fallback.recompute == {"a/m": 3}
-    found = part.within(42 * MIB, cluster_of(3))
+    found = part.within(42 * MIB)
     assert found is not None
     assert found.fallback.recompute == {"a/m": 4}  # 14.25 MiB of nine samples, 12.67 of eight
 
@@ -74,15 +74,15 @@ def test_each_part_does_what_is_fastest_in_the_same_room() -> None:
     whole, fifths = net("a/m", 10, 5), net("a/m", 10, 1)
     a = [way(whole, 30.0), way(fifths, 35.0, 5)]
     b = [way(net("b/m", 10, 5), 30.0), way(net("b/m", 10, 1), 41.0, 5)]
-    found = all_within([a, b], 10 * MIB, ONE)
+    found = all_within([a, b], 10 * MIB)
     assert found is not None
     assert found.counts == {"a": 5}
     assert found.fallback == MemoryFallback(recompute={"b/m": 10})
-    found = all_within([a, b], 30 * MIB, ONE)
+    found = all_within([a, b], 30 * MIB)
     assert found is not None
     assert (found.counts, dict(found.fallback.recompute)) == ({}, {"a/m": 5, "b/m": 5})
-    assert all_within([a, b[:1]], 9 * MIB, ONE) is None
-    assert all_within([a, b], 50 * MIB, ONE) == all_within([a, b], 99 * MIB, ONE)
+    assert all_within([a, b[:1]], 9 * MIB) is None
+    assert all_within([a, b], 50 * MIB) == all_within([a, b], 99 * MIB)
 
 
 def shared(*metaops: MetaOpProfile) -> Profile:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from helpers.plans import cluster_of, metaop_of, profile_of
+from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.costs.recompute_and_offload import Again, selectively_saved_bytes
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.micro_batches import in_micro_batches
-from spindle_cli.plan.cutting.allocations import places_of, recomputed
+from spindle_cli.plan.cutting.allocations import recomputed
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.bound import _least_forwards
@@ -64,7 +64,6 @@ def net(
 
 
 def ops_of(fallback: MemoryFallback) -> tuple[dict[str, int], dict[str, int]]:
-    assert not fallback.offload
     return dict(fallback.recompute), dict(fallback.selective)
 
 
@@ -86,20 +85,20 @@ def test_what_saves_most_for_a_second_goes_first_in_part_before_the_rest(
 ) -> None:
     """Of a's 9 MiB an op 4 are saved for 1/4 s, the other 5 for 3/4 s; of b's 8 all for 1 s: 27 + 24 MiB."""
     profile = profile_of(net("a/m", 3, 10, 6), net("b/m", 3, 9))
-    assert ops_of(given_up(profile, ONE, share)) == (whole, selective)
+    assert ops_of(given_up(profile, share)) == (whole, selective)
 
 
 def test_what_saves_less_in_part_than_the_rest_does_for_a_second_is_recomputed_whole() -> None:
     """2 of 9 MiB for 1/4 s, 7 for 3/4 s; a bit more saves more than the rest."""
     profile = profile_of(net("a/m", 3, 10, 8))
-    assert ops_of(given_up(profile, ONE, 2 / 27)) == ({"a/m": 1}, {})
+    assert ops_of(given_up(profile, 2 / 27)) == ({"a/m": 1}, {})
     profile = profile_of(net("a/m", 3, 10, 7.7))
-    assert ops_of(given_up(profile, ONE, 2 / 27)) == ({}, {"a/m": 1})
+    assert ops_of(given_up(profile, 2 / 27)) == ({}, {"a/m": 1})
 
 
 def test_ops_that_are_split_are_recomputed_whole() -> None:
     profile = profile_of(net("a/m", 3, 10, 6))
-    assert ops_of(given_up(profile, ONE, 4 / 27, whole={"a/m"})) == ({"a/m": 1}, {})
+    assert ops_of(given_up(profile, 4 / 27, whole={"a/m"})) == ({"a/m": 1}, {})
 
 
 def test_what_is_saved_in_part_is_the_mean_of_the_ops() -> None:
@@ -167,8 +166,7 @@ def test_on_several_types_too() -> None:
         (2, pytest.approx(2.4), False)
     ]
     assert [p.op_s for p in recomputed(points, metaop, Again.ALL)] == pytest.approx([4.0, 2.4])
-    assert [list(places_of(points, again)) for again in Again] == [[0, 1], [0], [0, 1]]
-    assert list(places_of(points[1:], Again.SELECTIVE)) == [0]
+    assert [len(recomputed(points, metaop, again)) for again in Again] == [2, 1, 2]
 
 
 def test_rooms_count_what_runs_again_of_every_micro_batch() -> None:
@@ -176,11 +174,11 @@ def test_rooms_count_what_runs_again_of_every_micro_batch() -> None:
     metaop = net("a/m", 10, 10, 6)
     part = CutPart({"a": 3}, (metaop,), {"a/m": metaop.curve[0]}, 100.0)
     for room_mib, again_s in ((100, 0.0), (75, 7 / 4), (60, 10 / 4), (55, 10 / 4 + 3 / 4)):
-        found = part.within(room_mib * MIB, ONE)
+        found = part.within(room_mib * MIB)
         assert found is not None
         assert found.seconds == pytest.approx(100.0 + 3 * again_s)
     split = CutPart({"a": 1}, (metaop,), {"a/m": with_tp(metaop, alone=True).curve[0]}, 100.0)
-    found = split.within(75 * MIB, ONE)
+    found = split.within(75 * MIB)
     assert found is not None
     assert ops_of(found.fallback) == ({"a/m": 3}, {})
 
@@ -238,13 +236,13 @@ def test_a_plan_says_it_in_its_file_and_its_notes() -> None:
 
 
 def test_notes_tell_both_ways_apart() -> None:
-    both = MemoryFallback(recompute={"a/m": 2}, selective={"a/m": 3, "b/m": 1})
-    assert describe(both) == (
+    metaop = net("a/m", 6, 10, 6)
+    whole = slice_of(metaop, (0, 2), (0,), 0.0, recompute=True)
+    part = slice_of(metaop, (2, 6), (0,), 8.0, recompute=True, selective=True)
+    assert describe([whole, part]) == (
         "Memory asks for recomputed activations of 6 ops, 4 of them but for what takes longest."
     )
-    assert describe(MemoryFallback(recompute={"a/m": 2})) == (
-        "Memory asks for recomputed activations of 2 ops."
-    )
+    assert describe([whole]) == "Memory asks for recomputed activations of 2 ops."
 
 
 def test_a_neighbours_devices_are_not_taken_where_they_split_what_is_recomputed_in_part() -> None:
@@ -261,10 +259,9 @@ def test_a_neighbours_devices_are_not_taken_where_they_split_what_is_recomputed_
 
 
 def test_the_bound_on_types_counts_no_more_than_what_runs_again_at_least() -> None:
-    """A quarter of a forward pass of what is not moved, in sixteenths; of several allocations the least."""
+    """A quarter of a forward pass; of several allocations the least."""
     plain = Point(1, 1, 1, 1.0, 2.0, 3.0)
     part = replace(plain, again=0.25, selective=True)
     assert _least_forwards([plain]) == 1
     assert _least_forwards([part]) == 1.25
     assert _least_forwards([part, replace(part, again=1.0, selective=False)]) == 1.25
-    assert _least_forwards([part, replace(part, moved=0.5)]) == 1 + 0.25 / 2

@@ -161,24 +161,22 @@ def slice_activation_bytes(
     *,
     recompute: bool = False,
     selective: bool = False,
-    offload: float = 0.0,
 ) -> float:
     """Bytes that one device keeps from forward to backward for the ops [first, last) of its share, with the
     fields of the batch.
 
     With `recompute` only each op's output is kept, which is the next one's input, with `selective` also what
-    takes longest; of the share `offload` of the ops, at most the output.
+    takes longest.
     """
     first, last = ops
     fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last) / dp
-    between = (last - first) * inner_bytes(metaop) / dp
     if recompute and not selective:
-        return fields + between
+        return fields + (last - first) * inner_bytes(metaop) / dp
     kept = sum(
         count * (needs.kept - (needs.recomputed if selective else 0.0))
         for count, needs in op_needs(metaop, ops, dp, tp)
     )
-    return fields + (1 - offload) * kept + offload * between
+    return fields + kept
 
 
 def running_bytes(

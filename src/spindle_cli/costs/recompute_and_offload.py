@@ -13,7 +13,7 @@ each way at the link's full speed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -121,6 +121,26 @@ def hidden_share(
     if kept <= 0:
         return 0.0
     return min(1.0, min(forward_s, backward_s) / transfer_s(round(kept), link))
+
+
+def hidden_on(piece: SliceShape, metaop: MetaOp, op: OpSeconds, links: Iterable[Link | None]) -> float:
+    """The share of a slice's ops whose copies hide behind what all of them compute, on each of its shares:
+    all last as long as the slowest, and each is copied over a link of its own.
+
+    Args:
+        op: what an op takes in the slice, without what is computed again.
+        links: of each share; None: nothing is known of it.
+    """
+    parts = dict.fromkeys(zip(cuts_by_share(piece), links, strict=True))
+    return min(
+        0.0 if link is None else hidden_share(metaop, cuts, piece.tp, op.forward_s, op.backward_s, link)
+        for cuts, link in parts
+    )
+
+
+def links_of_shares(piece: SliceShape, cluster: Cluster) -> list[Link | None]:
+    """The link to host memory that each share of a slice has; None: nothing is known of it."""
+    return [_link_of_share(piece, share, cluster) for share in range(piece.dp)]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import accumulate, combinations
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -260,14 +260,7 @@ class Cluster(Artifact):
 
     def without_host_link(self) -> Cluster:
         """This cluster, knowing of no link to the nodes' memory."""
-        return self.with_host_links_of(())
-
-    def with_host_links_of(self, types: Collection[str]) -> Cluster:
-        """This cluster, knowing of links to the nodes' memory where devices are of these types alone."""
-        nodes = tuple(
-            group.with_host_link((group.host or self.links.host) if group.device in types else None)
-            for group in self.nodes
-        )
+        nodes = tuple(group.with_host_link(None) for group in self.nodes)
         return self.changed(nodes=nodes, links=self.links.model_copy(update={"host": None}))
 
     def with_links(self, links: Links) -> Cluster:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 
-from spindle_cli.costs.recompute_and_offload import spread_over
 from spindle_cli.costs.shares import largest_samples, share_on_type, share_seconds, sizes
 from spindle_cli.files.cluster import Cluster, is_cpu
 from spindle_cli.files.sharding import ShardingOf
-from spindle_cli.plan.problem import Node, Point, Problem, with_offload, without_offload
-from spindle_cli.plan.schedule import Placed, UnplacedSlice
+from spindle_cli.plan.problem import Node, Point, Problem
+from spindle_cli.plan.schedule import Placed
 from spindle_cli.plan.slices import rows_of
 from spindle_cli.plan.types import (
     Plan,
@@ -43,7 +42,7 @@ def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
         start = max(ready, node_end[piece.node], all_ended[before], *(device_free[d] for d in members))
         # One tick on top: the difference of two rounded decimals may fall short of the product by a float's
         # last bit.
-        end = start + ceil(_seconds(piece) * ticks_per_s) + 1
+        end = start + ceil(piece.num_ops * piece.point.op_s * ticks_per_s) + 1
         node_end[piece.node] = end
         all_ended.append(max(all_ended[-1], end))
         for device in members:
@@ -62,7 +61,6 @@ def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
                     end_s=end / ticks_per_s,
                     recompute=piece.point.recompute,
                     selective=piece.point.selective,
-                    offload=spread_over(piece.first, piece.last, piece.point.offload),
                 ),
             )
         )
@@ -72,17 +70,6 @@ def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
 
 def _rows(node: Node, point: Point) -> tuple[int, ...] | None:
     return rows_of(node.metaop.batch_size, point.dp) if point.counts is None else point.rows
-
-
-def _seconds(piece: UnplacedSlice) -> float:
-    """Seconds of both passes of a slice, by how many of its ops are recomputed and how many have activations
-    in host memory.
-    """
-    point = piece.point
-    if not point.offload:
-        return piece.num_ops * point.op_s
-    moved = sum(last - first for first, last in spread_over(piece.first, piece.last, point.offload))
-    return piece.num_ops * with_offload(without_offload(point), moved / piece.num_ops).op_s
 
 
 def make_waves(slices: Sequence[Slice]) -> tuple[Wave, ...]:

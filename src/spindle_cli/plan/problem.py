@@ -11,7 +11,7 @@ from math import floor, log10
 from spindle_cli.account.device.parts import KnownUses
 from spindle_cli.account.groups import ParameterUses, planned_parameters
 from spindle_cli.costs.beyond_curve import BeyondCurve
-from spindle_cli.costs.recompute_and_offload import Again, hidden_share, share_again
+from spindle_cli.costs.recompute_and_offload import Again, share_again
 from spindle_cli.costs.shares import times_of
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
@@ -33,9 +33,7 @@ class Point:
     """A valid allocation of a MetaOp, and the seconds that one op takes on it, over the whole batch.
 
     Of an op's forward pass the share `again` is computed once more in its backward pass, and its activations
-    are not kept; with `selective` those that take longest are. Of the share `offload` of the ops, but the
-    last of a slice, they are in host memory meanwhile, and not recomputed; `op_s` is of ops of which the
-    share `moved` is.
+    are not kept; with `selective` those that take longest are.
 
     `counts`: on a cluster of several types of device, how many of each it takes, in the order of the types;
     its shares are of these in turn. `rows`: where these are not equal, as a slice says them.
@@ -49,8 +47,6 @@ class Point:
     op_s: float  # both together
     selective: bool = False
     again: float = 0.0
-    offload: float = 0.0
-    moved: float = 0.0
     counts: tuple[int, ...] | None = None
     rows: tuple[int, ...] | None = None
 
@@ -74,19 +70,17 @@ class MemoryFallback:
         split: names of MetaOps.
         recompute: by name of a MetaOp, how many of its first ops keep no activations.
         selective: by name of a MetaOp, how many ops behind these keep no more than what takes longest.
-        offload: by name of a MetaOp, of which share of its ops activations are in host memory, if that hides.
     """
 
     least_tp: int = 1
     split: frozenset[str] = frozenset()
     recompute: Mapping[str, int] = field(default_factory=dict)
     selective: Mapping[str, int] = field(default_factory=dict)
-    offload: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def keeps_less(self) -> bool:
         """Whether devices do not keep all activations."""
-        return bool(self.recompute or self.selective or self.offload)
+        return bool(self.recompute or self.selective)
 
 
 @dataclass(frozen=True)
@@ -184,7 +178,7 @@ class Problem:
 
     def point_of(self, piece: Slice) -> Point:
         """The allocation that a slice runs on: of a whole batch in equal shares by the curve, of others by
-        the shares, as a plan says them (`times_of`).
+        the shares, as a plan says them (`times_of`); as if nothing were moved to host memory.
         """
         if piece.rows is not None or piece.micro_batches > 1 or self.cluster.is_mixed:
             op = times_of(self.profile.by_name[piece.metaop], piece, self.cluster)
@@ -198,10 +192,15 @@ class Problem:
             kinds = Counter(self.cluster.type_of[device] for device in piece.devices)
             counts = tuple(kinds[kind] for kind in self.cluster.types)
             point = replace(point, counts=counts, rows=piece.rows)
-        if not piece.offload:
-            return point
-        count, others = piece.num_offloaded, max(1, piece.num_ops - 1)
-        return with_offload(point, min(1.0, count / others), count / piece.num_ops)
+        return point
+
+    def op_s_of(self, piece: Slice) -> tuple[float, float]:
+        """Seconds of one op of a slice on average, forward and backward, as if nothing waited for copies:
+        what is in host memory does not run again.
+        """
+        point = self.point_of(piece)
+        moved = piece.num_offloaded / piece.num_ops
+        return point.forward_s, point.backward_s - moved * point.again * point.forward_s
 
     @cached_property
     def serial_s(self) -> float:
@@ -260,7 +259,6 @@ class _Part:
     first_op: int
     num_ops: int
     again: Again
-    offload: float
 
 
 def _parts(metaop: MetaOpProfile, fallback: MemoryFallback, cluster: Cluster) -> list[_Part]:
@@ -277,7 +275,7 @@ def _parts(metaop: MetaOpProfile, fallback: MemoryFallback, cluster: Cluster) ->
     parts, first = [], 0
     for again, count in counts.items():
         if count:
-            parts.append(_Part(metaop, first, count, again, fallback.offload.get(metaop.name, 0.0)))
+            parts.append(_Part(metaop, first, count, again))
         first += count
     return parts
 
@@ -303,8 +301,6 @@ def useful_points(part: _Part, cluster: Cluster, fallback: MemoryFallback) -> tu
     points: list[Point] = []
     for candidate in sorted(possible, key=lambda point: (point.num_devices, point.op_s)):
         point = make_point(candidate, metaop, part.again)
-        if part.offload:
-            point = with_offload(point, min(part.offload, _hidden_share(part, candidate, cluster)))
         if candidate.tp >= least_tp and (not points or point.op_s < points[-1].op_s):
             points.append(point)
     return tuple(points)
@@ -362,30 +358,6 @@ def with_again(point: Point, metaop: MetaOp, again: Again) -> Point:
         selective=again is Again.SELECTIVE,
         again=share,
     )
-
-
-def with_offload(point: Point, share: float, moved: float | None = None) -> Point:
-    """The point with activations of a share of the ops in host memory; `moved`: the share of all of a
-    slice's, the last one counted; None: as if it made no difference.
-    """
-    moved = share if moved is None else moved
-    backward_s = point.backward_s - moved * point.again * point.forward_s
-    op_s = max(point.forward_s + backward_s, SHORTEST_S)
-    return replace(point, backward_s=backward_s, op_s=op_s, offload=share, moved=moved)
-
-
-def without_offload(point: Point) -> Point:
-    """The point with no activations in host memory."""
-    backward_s = point.backward_s + point.moved * point.again * point.forward_s
-    op_s = max(point.forward_s + backward_s, SHORTEST_S)
-    return replace(point, backward_s=backward_s, op_s=op_s, offload=0.0, moved=0.0)
-
-
-def _hidden_share(part: _Part, point: CurvePoint, cluster: Cluster) -> float:
-    link = cluster.host_link
-    if link is None:
-        return 0.0
-    return hidden_share(part.metaop, point.dp, point.tp, point.forward_s, point.backward_s, link)
 
 
 def parts_of(metaops: Sequence[MetaOp]) -> dict[str, int]:

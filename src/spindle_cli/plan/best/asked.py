@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.types import StrategyName, Sums
 from spindle_cli.plan.weights.choose import ShardBy
@@ -42,6 +43,10 @@ class Asked:
     sums: Sums = "auto"
     shard_by: ShardBy | None = None
     gives_up: bool = True
+
+    def allowed(self, cluster: Cluster) -> Cluster:
+        """A cluster without the links to its nodes' memory, if nothing may be moved there."""
+        return cluster.without_host_link() if self.offload is False else cluster
 
     @property
     def shares_out_more(self) -> bool:

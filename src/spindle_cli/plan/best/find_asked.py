@@ -4,10 +4,11 @@ activations in host memory, where memory is short.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.again import moving_instead
 from spindle_cli.plan.best.asked import Asked, gives_up_memory
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import (
@@ -23,7 +24,7 @@ from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
 from spindle_cli.plan.best.in_memory import NEAR_BOUND
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import make_problem
-from spindle_cli.plan.search.memory_fallback import OrLessS, itself
+from spindle_cli.plan.search.memory_fallback import ASKS, OrLessS, describe, itself
 from spindle_cli.plan.search.posed import Posing
 from spindle_cli.profile.types import Profile
 
@@ -38,41 +39,26 @@ def find_asked(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLe
     """
     if asked.equal_shares:
         profile = profile.in_equal_shares()
-    found = _with_room(profile, cluster.without_host_link(), asked, or_less_s)
-    than = or_less_than(found, or_less_s)
-    return or_moving(found, cluster, asked, lambda: _with_room(profile, cluster, asked, than))
+    cluster = asked.allowed(cluster)
+    return or_moving(_with_room(profile, cluster, asked, or_less_s), profile, cluster)
 
 
-def or_less_than(found: Found | None, or_less_s: OrLessS) -> OrLessS:
-    """The same where a plan is known besides."""
-    if found is None:
-        return or_less_s
-    found_s = found.best.prediction.iteration_s
-    return lambda known_s: or_less_s(min(known_s, found_s))
-
-
-def or_moving(
-    found: Found | None, cluster: Cluster, asked: Asked, moving: Callable[[], Found | None]
-) -> Found | None:
-    """A plan that keeps all activations on their devices, or one that moves some to host memory, if memory is
-    short, that is possible, and it is better.
-
-    Args:
-        moving: makes the best of those that move some.
-    """
-    may_move = asked.offload is not False and cluster.knows_host_links
-    if not may_move or (found is not None and not found.is_short):
+def or_moving(found: Found | None, profile: Profile, cluster: Cluster) -> Found | None:
+    """A plan, or a shorter one that moves activations to host memory where it recomputes."""
+    if found is None or not cluster.knows_host_links:
         return found
-    moved = moving()
-    if found is None or (moved is not None and moved.best.rank() < found.best.rank()):
-        return moved
-    return found
+    problem = make_problem(profile.sharded(found.sharding), cluster) if found.cut is None else found.cut.all
+    moved = moving_instead(problem, found.best)
+    if moved is found.best:
+        return found
+    before, after = (describe(best.slices) or "" for best in (found.best, moved))
+    # What splits layers, or shares out parameters, is said before what recomputes.
+    said = (found.note or before).replace(before.removeprefix(ASKS), after.removeprefix(ASKS))
+    return replace(found, best=moved, note=said)
 
 
 def _with_room(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLessS) -> Found | None:
-    """The best plan; where memory is short also of those that cut batches and share out parameters. To host
-    memory activations are moved where the cluster says how fast they get there.
-    """
+    """The best plan; where memory is short also of those that cut batches and share out parameters."""
     strategy, effort = asked.strategy, asked.effort
     shared_out = profile.sharded(asked.sharding or {})
     found = _in_memory(shared_out, cluster, asked, or_less_s)

@@ -172,7 +172,7 @@ def _in_room(
     known: Fitted | None = None
     low, high, step = 0, ROOM_STEPS, ROOM_STEPS
     while low <= high:
-        fitted = all_within(ways, most * step / ROOM_STEPS, cluster)
+        fitted = all_within(ways, most * step / ROOM_STEPS)
         if fitted is None or fitted == known:  # too little room, or as fast as with less
             low = step + 1
         elif (one := _fitted(profile, cluster, strategy, posing, fitted)) is not None:
@@ -286,6 +286,5 @@ def _searched(quick: QuickSharding, strategy: StrategyName, effort: int) -> Foun
     best = min((each for each in found if each is not None), key=Judged.rank, default=None)
     if best is None:
         return None
-    fallback = quick.tight.fallback
-    note = describe_fallback(fallback, best.slices) if fallback.keeps_less else None
+    note = describe_fallback(best.slices, quick.tight.fallback)
     return Found(best, is_short=True, note=note, cut=quick.cut, sharding=problem.profile.sharding)

@@ -13,7 +13,7 @@ from spindle_cli.costs.shares import times_of
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import TightPlan, describe_slices
+from spindle_cli.plan.search.memory_fallback import TightPlan, describe
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import Slice, StrategyName
 from spindle_cli.profile.types import MetaOpProfile
@@ -75,7 +75,7 @@ def in_memory(
             or _gives_up_little(problem, searched, found.best)
         )
         best = searched or found.best
-        found = InMemory(best, problem, describe_slices(best.slices), is_near)
+        found = InMemory(best, problem, describe(best.slices), is_near)
     if found is not None and (all_fit or found.is_searched):
         return found
     tight = give_up(None if found is None else found.best)
@@ -83,7 +83,7 @@ def in_memory(
         return found
     searched = _searched(problem, near_s, [tight.judged], effort) if may_search else None
     if searched is not None:
-        return InMemory(searched, problem, describe_slices(searched.slices))
+        return InMemory(searched, problem, describe(searched.slices))
     return InMemory(tight.judged, tight.tight.problem, tight.note)
 
 

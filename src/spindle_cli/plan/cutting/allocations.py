@@ -14,7 +14,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.cutting.cuts import cutter_of, offsets
 from spindle_cli.plan.cutting.shares import ShareTimes, share_times
-from spindle_cli.plan.problem import SHORTEST_S, Point, with_again, with_offload
+from spindle_cli.plan.problem import SHORTEST_S, Point, with_again
 from spindle_cli.profile.types import MetaOpProfile
 
 # Numbers of shares of each type that are tried, up to all that there is room for: of the first of these lists
@@ -176,31 +176,10 @@ def point_of_cut(times: ShareTimes, counts: Sequence[int], samples: Sequence[int
 
 
 def recomputed(points: Sequence[Point], metaop: MetaOpProfile, again: Again) -> tuple[Point, ...]:
-    """Those of `places_of`, of ops that recompute so much; whole where all are split."""
-    places = places_of(points, again)
-    if again is Again.SELECTIVE and points[places[0]].tp > 1:
-        again = Again.ALL
-    return tuple(with_again(points[place], metaop, again) for place in places)
-
-
-def places_of(points: Sequence[Point], again: Again) -> Sequence[int]:
-    """Which of these allocations ops that recompute so much may have: where what takes longest is kept, those
-    that are not split, if there are any.
+    """Give these allocations for ops that recompute so much: where what takes longest is kept, those that are
+    not split; where all are split, all of them, recomputed whole.
     """
-    every = range(len(points))
-    if again is not Again.SELECTIVE:
-        return every
-    return [place for place in every if points[place].tp == 1] or every
-
-
-def moving(points: Sequence[Point], share: float, hidden: Sequence[float]) -> tuple[Point, ...]:
-    """The same with activations of this share of the ops in host memory, or of as many as hide; the fastest
-    last.
-
-    Args:
-        hidden: of each, the share of its ops whose copies hide.
-    """
-    moved = [with_offload(point, min(share, most)) for point, most in zip(points, hidden, strict=True)]
-    if not points[0].recompute:
-        return tuple(moved)  # moving changes no times
-    return tuple(sorted(moved, key=lambda point: (-point.op_s, -point.num_devices)))
+    if again is Again.SELECTIVE:
+        whole = [point for point in points if point.tp == 1]
+        points, again = (whole, again) if whole else (points, Again.ALL)
+    return tuple(with_again(point, metaop, again) for point in points)

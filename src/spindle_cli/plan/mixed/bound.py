@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import NamedTuple
 
 from spindle_cli.costs.parameters import level_of
@@ -35,8 +34,6 @@ from spindle_cli.profile.types import MetaOpProfile
 MOST_GENERATED = 40
 # Generating ends where the bound is this close to the program's optimum.
 BOUND_CLOSE = 1e-4
-# Shares of ops that are moved are rounded up to so many steps, so that few tables of times are made.
-MOVED_STEPS = 16
 
 
 class Used(NamedTuple):
@@ -186,14 +183,8 @@ class _Generator:
 
 
 def _least_forwards(points: Sequence[Point]) -> float:
-    """How often an op runs forward at least, on average over those of a slice on one of these allocations:
-    what is moved to host memory is not recomputed.
-    """
-    again = min(point.again for point in points)
-    if not again:
-        return 1
-    most = max(point.moved for point in points)
-    return 1 + again * (1 - ceil(most * MOVED_STEPS) / MOVED_STEPS)
+    """How often an op runs forward at least, on one of these allocations."""
+    return 1 + min(point.again for point in points)
 
 
 def _on_all(metaop: MetaOpProfile, cluster: Cluster, point: Point) -> Column:

@@ -4,7 +4,7 @@ devices share out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -14,7 +14,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found, find, find_in_asked, require_above
-from spindle_cli.plan.best.find_asked import or_less_than, or_moving, with_less
+from spindle_cli.plan.best.find_asked import or_moving, with_less
 from spindle_cli.plan.best.in_memory import in_memory
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
 from spindle_cli.plan.best.rounds import rounds_of
@@ -62,8 +62,9 @@ def require_possible(profile: Profile, cluster: Cluster, sharding: ShardingOf | 
 def find_on_types(
     profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBound, or_less_s: OrLessS = itself
 ) -> Found | None:
-    """The best plan that is asked for; where memory is short also of those with activations in host memory.
-    None if nothing fits, or what does is not faster than another kind of plan.
+    """The best plan that is asked for; where memory is short also of those of micro-batches and of those that
+    share out parameters, as memory asks for. None if nothing fits, or what does is not faster than another
+    kind of plan.
 
     Args:
         bound: of whole batches, with nothing given up.
@@ -72,18 +73,7 @@ def find_on_types(
         NoPlanError: the strategy has no plan on these types, or a task cannot be cut or shared out so.
         BelowBoundError: a bug of the planner.
     """
-    found = _with_room(profile, cluster.without_host_link(), asked, bound, or_less_s)
-    than = or_less_than(found, or_less_s)
-    return or_moving(found, cluster, asked, partial(_with_room, profile, cluster, asked, bound, than))
-
-
-def _with_room(
-    profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBound, or_less_s: OrLessS
-) -> Found | None:
-    """The best plan; where memory is short also of those of micro-batches and of those that share out
-    parameters, as memory asks for. To host memory activations are moved where the cluster says how fast they
-    get there.
-    """
+    cluster = asked.allowed(cluster)
     shared_out = profile.sharded(asked.sharding or {})
     posing = SeveralTypes()
     memory_asks = asked.micro_batches is None
@@ -96,9 +86,9 @@ def _with_room(
         if found is not None and may_leave:
             problem = posing.problem(shared_out, cluster)
             found = on_best_part(problem, bound, found, partial(_on_part, shared_out, asked.effort, cluster))
-    if not asked.gives_up:
-        return found
-    return with_less(profile, cluster, asked, found, planner, posing, bound.lower_bound_s, or_less_s)
+    if asked.gives_up:
+        found = with_less(profile, cluster, asked, found, planner, posing, bound.lower_bound_s, or_less_s)
+    return or_moving(found, profile, cluster)
 
 
 @dataclass(frozen=True)
@@ -151,14 +141,7 @@ def find_in_memory(
 
     def give_up(than: Judged | None) -> TightPlan | None:
         known_s = or_less_s(inf if than is None else than.prediction.iteration_s)
-        found = with_fallback(profile, cluster, strategy, effort, posing, known_s)
-        if found is not None or than is not None:
-            return found
-        each = (
-            with_fallback(profile, links, strategy, effort, posing, known_s)
-            for links in _links_of_one_type(cluster)
-        )
-        return min((one for one in each if one is not None), key=lambda one: one.judged.rank(), default=None)
+        return with_fallback(profile, cluster, strategy, effort, posing, known_s)
 
     begins = [] if best is None else [best]
     found = in_memory(posed.problem, posed.lower_bound_s, begins, strategy, effort, give_up, all_fit=all_fit)
@@ -171,15 +154,6 @@ def find_in_memory(
     if told is None:
         return None
     return Found(told, not all_fit, found.note, sharding=profile.sharding, is_searched=found.is_searched)
-
-
-def _links_of_one_type(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with the links to host memory of one type's nodes alone, where it knows of several: copies
-    under way take room, which types that are full do not have.
-    """
-    known = [kind for kind, link in cluster.host_link_of_type.items() if link is not None]
-    if len(known) > 1:
-        yield from (cluster.with_host_links_of((kind,)) for kind in known)
 
 
 def _on_part(profile: Profile, effort: int, whole: Cluster, part: Cluster) -> Found | None:

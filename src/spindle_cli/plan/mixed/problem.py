@@ -9,12 +9,9 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.sharding import chosen_on_all
 from spindle_cli.plan.cutting.allocations import (
     allocations,
-    moving,
     on_all_devices,
-    places_of,
     recomputed,
 )
-from spindle_cli.plan.cutting.hidden import hidden_shares
 from spindle_cli.plan.problem import MemoryFallback, Node, Point, Problem, make_problem
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
@@ -27,7 +24,6 @@ class KnownAllocations:
     def __init__(self) -> None:
         # By identities, and with what these are of, so that nothing else gets them.
         self._known: dict[tuple[int, int, int, int], tuple[MetaOpProfile, tuple[Point, ...]]] = {}
-        self._hidden: dict[object, tuple[MetaOpProfile, tuple[Point, ...], tuple[float, ...]]] = {}
 
     def of(self, metaop: MetaOpProfile, cluster: Cluster, least_tp: int) -> tuple[Point, ...]:
         """As `allocations` has them."""
@@ -36,13 +32,6 @@ class KnownAllocations:
             found = self._alike(metaop, least_tp) or allocations(metaop, cluster, least_tp)
             self._known[key] = metaop, found
         return self._known[key][1]
-
-    def hidden(self, metaop: MetaOpProfile, points: tuple[Point, ...], cluster: Cluster) -> tuple[float, ...]:
-        """As `hidden_shares` has them."""
-        key = id(metaop), id(points), tuple(cluster.host_link_of_type.values())
-        if key not in self._hidden:
-            self._hidden[key] = metaop, points, hidden_shares(points, metaop, cluster)
-        return self._hidden[key][2]
 
     def _alike(self, metaop: MetaOpProfile, least_tp: int) -> tuple[Point, ...] | None:
         """Of a MetaOp with equal curves."""
@@ -63,7 +52,7 @@ def make_mixed_problem(
 
     Args:
         profile: as the cluster's types see it (`profile/mixed/seen.py`).
-        fallback: which ops are recomputed or moved to host memory, and which MetaOps are split.
+        fallback: which ops are recomputed, and which MetaOps are split.
         known: from other problems on this cluster.
 
     Raises:
@@ -77,14 +66,8 @@ def make_mixed_problem(
         metaop = node.metaop
         least_tp = fallback.least_tp if metaop.name in fallback.split else 1
         plain = on_all.get(metaop.name) or known.of(metaop, cluster, least_tp)
-        how = Again.of(node.points[0])
-        again = recomputed(plain, metaop, how)
-        moved = fallback.offload.get(metaop.name, 0.0)
-        if not moved:
-            return again
-        hidden = known.hidden(metaop, plain, cluster)
-        return moving(again, moved, [hidden[place] for place in places_of(plain, how)])
+        return recomputed(plain, metaop, Again.of(node.points[0]))
 
-    problem = make_problem(profile, cluster, replace(fallback, offload={}))
+    problem = make_problem(profile, cluster, fallback)
     nodes = tuple(replace(node, points=points(node)) for node in problem.nodes)
     return replace(problem, nodes=nodes)

@@ -99,12 +99,8 @@ class _Passes:
         for each, others in before.items():
             for other in others:
                 followers[other].append(each)
-        points = [problem.point_of(piece) for piece in slices]
-        seconds = {
-            each: slices[each.piece].num_ops
-            * (points[each.piece].backward_s if each.is_backward else points[each.piece].forward_s)
-            for each in before
-        }
+        op_s = [problem.op_s_of(piece) for piece in slices]
+        seconds = {each: slices[each.piece].num_ops * op_s[each.piece][each.is_backward] for each in before}
         rest_s: dict[Pass, float] = {}
         for each in reversed(mirrored(range(len(slices)))):
             rest_s[each] = seconds[each] + max((rest_s[other] for other in followers[each]), default=0.0)

@@ -16,9 +16,6 @@ def timed(problem: Problem, slices: Sequence[Slice], order: Sequence[Pass]) -> t
     whole ticks of a decimal fraction of a second, durations rounded up with a tick on top, as in
     `exact_slices`.
 
-    Times are whole ticks of a decimal fraction of a second, durations rounded up with a tick on top, as in
-    `exact_slices`.
-
     Args:
         order: of both passes of all `slices`, by their indices; none before what it takes.
     """
@@ -29,10 +26,9 @@ def timed(problem: Problem, slices: Sequence[Slice], order: Sequence[Pass]) -> t
     free = [0] * problem.num_devices
     for each in order:
         piece = slices[each.piece]
-        point = problem.point_of(piece)
+        op_s = problem.op_s_of(piece)[each.is_backward]
         ready = max((ended[other] for other in before[each]), default=0)
         start = max(ready, *(free[device] for device in piece.devices))
-        op_s = point.backward_s if each.is_backward else point.forward_s
         end = start + ceil(piece.num_ops * op_s * ticks_per_s) + 1
         started[each], ended[each] = start, end
         for device in piece.devices:

@@ -63,7 +63,7 @@ def _near_others(
         for number in sorted((*node.inputs, *node.consumers))
         if (other := fastest[number]) is not None
     ]
-    if not neighbours or node.points[0].offload:
+    if not neighbours:
         return own
     heaviest, other = max(neighbours, key=lambda each: each[0].num_ops * each[1].point.op_s)
     near = None if own.devices == other.devices else _as(problem, node, other, heaviest)

@@ -23,7 +23,7 @@ from spindle_cli.costs.recompute_and_offload import Stalls, stalls
 from spindle_cli.costs.shares import OpSeconds, times_of_shares
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.placing.card_loads import Busy, Card
-from spindle_cli.plan.problem import Point, Problem, without_offload
+from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.types import Slice
 
 # A device's way to others of its node, or a network card: (node, card of the node); and which of two that
@@ -89,18 +89,18 @@ class Passes:
         for number, move in enumerate(self._moves):
             self._sent_by[move.sender].append(number)
             self._taken_by[move.taker].append(number)
-        points = [problem.point_of(piece) for piece in slices]
+        of_ops = [problem.op_s_of(piece) for piece in slices]
         profile = problem.profile
         beyond = [
-            problem.beyond.op_s(piece, profile.by_name[piece.metaop], point.forward_s, point.backward_s)
-            for piece, point in zip(slices, points, strict=True)
+            problem.beyond.op_s(piece, profile.by_name[piece.metaop], *op_s)
+            for piece, op_s in zip(slices, of_ops, strict=True)
         ]
-        planned = list(zip(slices, points, beyond, strict=True))
-        forward_s = [piece.num_ops * (point.forward_s + more[0]) for piece, point, more in planned]
-        backward_s = [piece.num_ops * (point.backward_s + more[1]) for piece, point, more in planned]
-        for index, (piece, point, _) in enumerate(planned):
+        planned = list(zip(slices, of_ops, beyond, strict=True))
+        forward_s = [piece.num_ops * (op_s[0] + more[0]) for piece, op_s, more in planned]
+        backward_s = [piece.num_ops * (op_s[1] + more[1]) for piece, op_s, more in planned]
+        for index, piece in enumerate(slices):
             if piece.offload:
-                waits = _stalls(problem, piece, without_offload(point))
+                waits = _stalls(problem, piece)
                 forward_s[index] += waits.forward_s
                 backward_s[index] += waits.backward_s
         stretches = slice_stretches(
@@ -196,9 +196,9 @@ class Passes:
         return BothPasses(start_s[:count], forward_ended_s, backward, ways.on_cards)
 
 
-def _stalls(problem: Problem, piece: Slice, point: Point) -> Stalls:
-    """How long a slice's passes wait for copies to host memory and back; `point`: as if there were none."""
-    metaop, cluster = problem.profile.by_name[piece.metaop], problem.cluster
+def _stalls(problem: Problem, piece: Slice) -> Stalls:
+    """How long a slice's passes wait for copies to host memory and back."""
+    metaop, cluster, point = problem.profile.by_name[piece.metaop], problem.cluster, problem.point_of(piece)
     again_s = point.again * point.forward_s
     op = OpSeconds(point.forward_s, point.backward_s - again_s)
     return stalls(piece, metaop, cluster, op, times_of_shares(metaop, piece, cluster))

@@ -55,19 +55,16 @@ def place(
     weights: PlacementWeights,
     *,
     one_part_at_once: bool = False,
-    filled: float = 1.0,
 ) -> Placed:
     """Devices for every piece, in the order in which they hold its batch's shares.
 
     Args:
         one_part_at_once: devices are to run each part of the MetaGraph forward and backward before the next.
-        filled: up to which share of its memory a device may be by what is estimated of pieces, which is more
-            than they take.
 
     Raises:
         DoesNotFitError: a piece finds no room on enough of the devices that are free when it can start.
     """
-    capacities = [int(filled * capacity) for capacity in problem.cluster.usable_bytes]
+    capacities = list(problem.cluster.usable_bytes)
     usage = Usage(capacities, one_part_at_once=one_part_at_once)
     placing = _Placing(problem, draft, weights, usage)
     devices = tuple(placing.place(piece) for piece in draft.pieces)

@@ -48,13 +48,7 @@ class Footprint:
         handed = max(metaop.output_bytes, inner_bytes(metaop)) / shares
         ops = (piece.first, piece.last)
         activations = slice_activation_bytes(
-            metaop,
-            ops,
-            shares,
-            point.tp,
-            recompute=point.recompute,
-            selective=point.selective,
-            offload=point.offload,
+            metaop, ops, shares, point.tp, recompute=point.recompute, selective=point.selective
         )
         self.kept = activations + taken
         running = running_bytes(

@@ -18,8 +18,8 @@ from spindle_cli.account.device.parts import Keeping, KnownUses, Part, in_blocks
 from spindle_cli.costs.links import messages_bytes, transfer_s
 from spindle_cli.costs.memory import inner_bytes
 from spindle_cli.costs.parameters import Block, blocks_of, optimizer_bytes
-from spindle_cli.costs.recompute_and_offload import Again, hidden_share
-from spindle_cli.costs.shares import share_on_type, times_of
+from spindle_cli.costs.recompute_and_offload import Again, hidden_on
+from spindle_cli.costs.shares import OpSeconds, share_on_type, times_of
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.plan.cutting.allocations import allocations, degrees_of
@@ -286,19 +286,16 @@ def options_of(problem: Problem, slices: Sequence[Slice]) -> list[list[Option]]:
 
 
 def _hidden_share(point: Point, metaop: MetaOpProfile, cluster: Cluster) -> float:
-    """Of ops on an allocation, the share whose copies to host memory hide behind what all of them compute, on
-    each type of its devices: all shares last as long as the slowest, and each device copies its own over the
-    link of its own node.
-    """
-    found = []
-    for kind, count, largest in _largest_of_types(point, _samples_of(point, metaop), cluster):
-        link = cluster.host_link_of_type[kind]
-        if count and link is None:
-            return 0.0
-        if count and link is not None:
-            shares = metaop.batch_size / largest
-            found.append(hidden_share(metaop, shares, point.tp, point.forward_s, point.backward_s, link))
-    return min(found)
+    """Of ops on an allocation, the share whose copies to host memory hide (`hidden_on`)."""
+    if not cluster.knows_host_links:
+        return 0.0
+    links = [
+        cluster.host_link_of_type[kind]
+        for kind, count in zip(cluster.types, point.of_types, strict=True)
+        for _ in range(count // point.tp)
+    ]
+    piece = _piece(Option(metaop, point, Again.NOTHING, 0.0, 0), tuple(range(point.num_devices)))
+    return hidden_on(piece, metaop, OpSeconds(point.forward_s, point.backward_s), links)
 
 
 def _samples_of(point: Point, metaop: MetaOpProfile) -> list[int]:

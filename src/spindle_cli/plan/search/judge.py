@@ -35,9 +35,6 @@ PLACED_WITH_CARE = 2
 CARE_BRINGS = 0.01
 # By so much of the iteration care in placing may bring more on several types than on one.
 CARE_BRINGS_ON_TYPES = 0.02
-# What the placement's estimate of a device's memory may be above what there is, where few devices are short
-# of it: it counts the largest share's part, and of optimizer state more than the account does.
-OVERFILLED = 1.1
 
 
 @dataclass(frozen=True)
@@ -169,16 +166,10 @@ def best_placed(
 
 
 def _place(problem: Problem, draft: Draft, weights: PlacementWeights) -> Placed | None:
-    """With room for everything at once, or where there is none for one part of the MetaGraph at a time; on
-    several types of device, where activations are moved to host memory, or by estimates with hardly too
-    little room.
-    """
-    ways = [(at_once, 1.0) for at_once in (False, True)]
-    if problem.cluster.is_mixed and any(piece.point.offload for piece in draft.pieces):
-        ways += [(at_once, OVERFILLED) for at_once, _ in ways]
-    for one_part_at_once, filled in ways:
+    """With room for everything at once, or where there is none for one part of the MetaGraph at a time."""
+    for one_part_at_once in (False, True):
         try:
-            return place(problem, draft, weights, one_part_at_once=one_part_at_once, filled=filled)
+            return place(problem, draft, weights, one_part_at_once=one_part_at_once)
         except DoesNotFitError:
             continue
     return None

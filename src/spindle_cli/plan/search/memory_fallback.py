@@ -2,14 +2,12 @@
 where they cost least.
 
 A *split* makes MetaOps run with at least so much tensor parallelism. With each, activations are recomputed by
-as many ops as it takes, found by halving; where the cluster says how fast devices reach host memory, those
-that get there and back behind what is computed are moved there first, which costs nothing (`given_up`).
-Splits are tried by their lower bounds, the fastest first, up to the first that has a plan.
+as many ops as it takes, found by halving (`given_up`). Splits are tried by their lower bounds, the fastest
+first, up to the first that has a plan.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -19,7 +17,6 @@ from spindle_cli.costs.memory import slice_activation_bytes
 from spindle_cli.costs.parameters import Block, blocks_of, optimizer_bytes
 from spindle_cli.costs.recompute_and_offload import (
     Again,
-    hidden_share,
     saved_bytes,
     selectively_saved_bytes,
     share_again,
@@ -30,7 +27,7 @@ from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.posed import NO_SEARCH, Posed, Posing
 from spindle_cli.plan.types import Slice, StrategyName
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.units import counted
 
 # Shares of all parameters that are split, from the MetaOps that hold most.
@@ -45,6 +42,8 @@ HOST_SHARE = 0.8
 ABOVE_BOUND = 0.02
 # A longer search makes a quick plan that takes more than this many times as long as another no faster.
 NEAR = 1.05
+# How a note begins of what a plan gives up.
+ASKS = "Memory asks for "
 # Of the iteration of the best plan known, that, or a shorter one of another kind of plan: what is not faster
 # may be left out.
 OrLessS: TypeAlias = Callable[[float], float]
@@ -74,7 +73,7 @@ class TightPlan:
     @property
     def note(self) -> str | None:
         """What it says of what it gives up."""
-        return describe(self.tight.fallback, self.judged.slices)
+        return describe(self.judged.slices, self.tight.fallback)
 
 
 def itself(known_s: float) -> float:
@@ -222,7 +221,7 @@ def every_split(profile: Profile) -> Iterator[MemoryFallback]:
 def recomputing(tight: TightProblem, step: int) -> TightProblem | None:
     """The same with `step` of `STEPS` of all activations not kept on devices; None if it cannot fit so."""
     profile, cluster = tight.problem.profile, tight.problem.cluster
-    less = given_up(profile, cluster, step / STEPS, tight.fallback.split)
+    less = given_up(profile, step / STEPS, tight.fallback.split)
     fallback = keeping_less(tight.fallback, less)
     posed = tight.posing.posed(profile, cluster, fallback)
     return replace(tight, fallback=fallback, posed=posed) if may_fit(posed.problem) else None
@@ -251,11 +250,11 @@ def keeping_less(split: MemoryFallback, less: MemoryFallback) -> MemoryFallback:
     return replace(less, least_tp=split.least_tp, split=split.split)
 
 
-def given_up(profile: Profile, cluster: Cluster, share: float, whole: Collection[str] = ()) -> MemoryFallback:
-    """What is recomputed and moved to host memory so that this share of all activations that can be saved is
-    not kept on devices; as `saving` has it.
+def given_up(profile: Profile, share: float, whole: Collection[str] = ()) -> MemoryFallback:
+    """What is recomputed so that this share of all activations that can be saved is not kept on devices; as
+    `saving` has it.
     """
-    return saving(profile.metaops, cluster, share * savable_bytes(profile.metaops), whole)
+    return saving(profile.metaops, share * savable_bytes(profile.metaops), whole)
 
 
 def savable_bytes(metaops: Sequence[MetaOpProfile]) -> int:
@@ -263,25 +262,16 @@ def savable_bytes(metaops: Sequence[MetaOpProfile]) -> int:
     return sum(metaop.num_ops * saved_bytes(metaop) for metaop in metaops)
 
 
-def saving(
-    metaops: Sequence[MetaOpProfile], cluster: Cluster, num_bytes: float, whole: Collection[str] = ()
-) -> MemoryFallback:
-    """How many ops of which of these MetaOps recompute, and of which share of its ops a MetaOp's activations
-    are moved to host memory, so that so many bytes are not kept on devices, or as many as can be.
-
-    What hides behind computation is moved, as far as nodes have memory for it: MetaOps whose recomputation
-    would take longest for what it saves first. What is left to save is recomputed: what saves most bytes for
-    a second of it goes first, a MetaOp's ops but for what takes longest, or the rest of them; of the last
-    one, only as many ops as needed.
-
-    Of several types of device a MetaOp may run on any: as much is moved as hides on the one where most does,
-    and no more counts as saved than hides on each.
+def saving(metaops: Sequence[MetaOpProfile], num_bytes: float, whole: Collection[str] = ()) -> MemoryFallback:
+    """How many ops of which of these MetaOps recompute, so that so many bytes are not kept on devices, or as
+    many as can be: what saves most bytes for a second of it first, a MetaOp's ops but for what takes longest,
+    or the rest of them; of the last one, only as many ops as needed.
 
     Args:
         whole: names of MetaOps whose ops are recomputed whole or not at all, as those are that tensor
             parallelism splits.
     """
-    offload, sure, left = _moved(metaops, cluster, num_bytes)
+    left = num_bytes
     ways = [way for metaop in metaops for way in _ways(metaop, is_whole=metaop.name in whole)]
     again: dict[str, int] = {}
     selective: dict[str, int] = {}
@@ -289,11 +279,10 @@ def saving(
         name = way.metaop.name
         if left <= 0:
             break
-        stays = way.saved_bytes * (1 - sure.get(name, 0.0))
-        if stays < 1:
+        if way.saved_bytes < 1:
             continue
-        count = min(way.metaop.num_ops, -int(-left // stays))
-        left -= count * stays
+        count = min(way.metaop.num_ops, -int(-left // way.saved_bytes))
+        left -= count * way.saved_bytes
         if way.again is Again.SELECTIVE:
             selective[name] = count
         else:
@@ -301,33 +290,8 @@ def saving(
             if name in selective:
                 selective[name] -= count
     return MemoryFallback(
-        recompute=again,
-        selective={name: count for name, count in selective.items() if count},
-        offload=offload,
+        recompute=again, selective={name: count for name, count in selective.items() if count}
     )
-
-
-def _moved(
-    metaops: Sequence[MetaOpProfile], cluster: Cluster, num_bytes: float
-) -> tuple[dict[str, float], dict[str, float], float]:
-    """Of which share of a MetaOp's ops activations are moved to host memory; of which that saves memory for
-    sure; and of the bytes to save, those that are left.
-    """
-    left = num_bytes
-    offload: dict[str, float] = {}
-    sure: dict[str, float] = {}
-    room = host_room(metaops, cluster)
-    for metaop in sorted(metaops, key=_saved_per_second):
-        per_op, kept = saved_bytes(metaop), metaop.activation_bytes_per_op
-        if left > 0 and per_op and metaop.num_ops > 1:
-            hidden = hidden_of_types(metaop, cluster)
-            moved = min(max(hidden), left / (metaop.num_ops * per_op), room / (metaop.num_ops * kept))
-            if moved > 0:
-                offload[metaop.name] = moved
-                sure[metaop.name] = min(moved, *hidden)
-                left -= metaop.num_ops * per_op * sure[metaop.name]
-                room -= metaop.num_ops * kept * moved
-    return offload, sure, left
 
 
 @dataclass(frozen=True)
@@ -360,62 +324,6 @@ def _ways(metaop: MetaOpProfile, *, is_whole: bool) -> list[_Way]:
     first = _Way(metaop, Again.SELECTIVE, part, again_s)
     rest = _Way(metaop, Again.ALL, saved - part, forward_s - again_s)
     return [first, rest] if first.per_second > rest.per_second else [at_once]
-
-
-def hidden_of_types(metaop: MetaOpProfile, cluster: Cluster) -> tuple[float, ...]:
-    """Of a MetaOp's ops, on each type of device that its curve has, the share whose copies hide behind what
-    it computes on its fewest devices of the type.
-    """
-    links = cluster.host_link_of_type
-    return tuple(
-        0.0
-        if (link := links[kind]) is None
-        else hidden_share(metaop, point.dp, point.tp, point.forward_s, point.backward_s, link)
-        for kind, point in _narrowest_of_types(metaop, cluster).items()
-    )
-
-
-def _narrowest_of_types(metaop: MetaOpProfile, cluster: Cluster) -> dict[str, CurvePoint]:
-    """The first point of a MetaOp's curve on each type of device."""
-    if not cluster.is_mixed:
-        return {cluster.device_type: metaop.curve[0]}
-    found: dict[str, CurvePoint] = {}
-    for point in metaop.curve:
-        if point.device in cluster.types:
-            found.setdefault(point.device, point)
-    return found
-
-
-def host_room(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> float:
-    """Bytes of activations that all nodes have room for: of one type of device, if each has as many as the
-    one with least room; of several, if devices have parts of all by their speed.
-    """
-    limits: dict[str, int] = {}
-    counts = Counter(cluster.type_of[device] for device in cluster.first_device_of)
-    for device, limit in zip(cluster.first_device_of, cluster.host_memory_bytes, strict=True):
-        kind = cluster.type_of[device]
-        if limit is not None:
-            limits[kind] = min(limit, limits.get(kind, limit))
-    parts = _parts_of_types(metaops, cluster)
-    rooms = (limit * counts[kind] / parts[kind] for kind, limit in limits.items() if parts[kind])
-    return min(rooms, default=inf) * HOST_SHARE
-
-
-def _parts_of_types(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> dict[str, float]:
-    """Of all that devices compute, the part of each type, if all types work as long."""
-    if not cluster.is_mixed:
-        return {cluster.device_type: 1.0}
-    alone_s = dict.fromkeys(cluster.types, 0.0)
-    for metaop in metaops:
-        for kind, point in _narrowest_of_types(metaop, cluster).items():
-            alone_s[kind] += metaop.num_ops * point.num_devices * point.op_s
-    speeds = {kind: cluster.num_of_type[kind] / alone_s[kind] for kind in cluster.types if alone_s[kind] > 0}
-    return {kind: speeds.get(kind, 0.0) / sum(speeds.values()) for kind in cluster.types}
-
-
-def _saved_per_second(metaop: MetaOpProfile) -> float:
-    narrowest = metaop.curve[0]
-    return saved_bytes(metaop) / max(narrowest.num_devices * narrowest.forward_s, 1e-12)
 
 
 def largest_fallback(profile: Profile) -> MemoryFallback:
@@ -453,41 +361,26 @@ def least_bytes(problem: Problem) -> float:
                 point.tp,
                 recompute=point.recompute,
                 selective=point.selective,
-                offload=point.offload,
             )
             for point in node.points
         )
     return sum(parameters.values()) + max(activations.values())
 
 
-def describe_slices(slices: Sequence[Slice]) -> str | None:
-    """What a plan of these slices says of what they recompute; None: nothing."""
-    recomputed = sum(piece.num_recomputed for piece in slices)
-    if not recomputed:
-        return None
-    part = _selectively(recomputed, sum(piece.num_recomputed for piece in slices if piece.selective))
-    return f"Memory asks for recomputed activations of {counted(recomputed, 'op')}{part}."
-
-
-def describe(fallback: MemoryFallback, slices: Sequence[Slice] = ()) -> str | None:
-    """What a plan of these slices, under this fallback, says about it; None: nothing."""
+def describe(slices: Sequence[Slice], fallback: MemoryFallback | None = None) -> str | None:
+    """What a plan of these slices, under a fallback, says of what memory asks for; None: nothing."""
     parts = []
-    if fallback.split:
+    if fallback is not None and fallback.split:
         parts.append(f"tensor parallelism of at least {fallback.least_tp} in {len(fallback.split)} MetaOps")
     once = [piece for piece in slices if piece.micro_batch == 0]
     moved = sum(piece.num_offloaded for piece in once)
     if moved:
         parts.append(f"activations of {counted(moved, 'op')} in host memory")
-    selective = sum(fallback.selective.values())
-    recomputed = sum(fallback.recompute.values()) + selective
-    if fallback.offload:
-        recomputed = sum(piece.num_recomputed for piece in once)
-        selective = sum(piece.num_recomputed for piece in once if piece.selective)
+    recomputed = sum(piece.num_recomputed for piece in once)
     if recomputed:
-        parts.append(
-            f"recomputed activations of {counted(recomputed, 'op')}{_selectively(recomputed, selective)}"
-        )
-    return "Memory asks for " + " and ".join(parts) + "." if parts else None
+        part = _selectively(recomputed, sum(piece.num_recomputed for piece in once if piece.selective))
+        parts.append(f"recomputed activations of {counted(recomputed, 'op')}{part}")
+    return ASKS + " and ".join(parts) + "." if parts else None
 
 
 def _selectively(recomputed: int, selective: int) -> str:

@@ -15,7 +15,6 @@ from functools import cached_property
 from math import ceil
 
 from spindle_cli.costs.recompute_and_offload import share_again
-from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.search.memory_fallback import savable_bytes, saving
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile
@@ -51,13 +50,13 @@ class CutPart:
             for point in [self.points[each.name]]
         )
 
-    def within(self, room_bytes: float, cluster: Cluster) -> FittedPart | None:
+    def within(self, room_bytes: float) -> FittedPart | None:
         """As fast as it is with so much room for activations; None: it needs more."""
         left = max(0.0, self.kept_bytes - room_bytes) / self._unevenness
         if left > savable_bytes(self.metaops):
             return None
         split = [name for name, point in self.points.items() if point.tp > 1]
-        less = saving(self.metaops, cluster, left, split) if left else MemoryFallback()
+        less = saving(self.metaops, left, split) if left else MemoryFallback()
         again_s = sum(ops * self.points[name].forward_s for name, ops in less.recompute.items())
         for each in self.metaops:
             ops = less.selective.get(each.name, 0)
@@ -68,7 +67,7 @@ class CutPart:
 
 @dataclass(frozen=True)
 class FittedPart:
-    """What a part does for the room that it has. `fallback`: what it recomputes and moves to host memory."""
+    """What a part does for the room that it has. `fallback`: what it recomputes."""
 
     seconds: float
     counts: Mapping[str, int]
@@ -83,7 +82,7 @@ class Fitted:
     fallback: MemoryFallback
 
 
-def all_within(parts: Iterable[Sequence[CutPart]], room_bytes: float, cluster: Cluster) -> Fitted | None:
+def all_within(parts: Iterable[Sequence[CutPart]], room_bytes: float) -> Fitted | None:
     """Each part in the way that is fastest in this room, of equals the one with fewest micro-batches; None
     where one has none.
 
@@ -93,14 +92,12 @@ def all_within(parts: Iterable[Sequence[CutPart]], room_bytes: float, cluster: C
     counts: dict[str, int] = {}
     recompute: dict[str, int] = {}
     selective: dict[str, int] = {}
-    offload: dict[str, float] = {}
     for ways in parts:
-        fitted = [each for way in ways if (each := way.within(room_bytes, cluster)) is not None]
+        fitted = [each for way in ways if (each := way.within(room_bytes)) is not None]
         if not fitted:
             return None
         best = min(fitted, key=lambda each: each.seconds)
         counts |= {task: count for task, count in best.counts.items() if count > 1}
         recompute |= best.fallback.recompute
         selective |= best.fallback.selective
-        offload |= best.fallback.offload
-    return Fitted(counts, MemoryFallback(recompute=recompute, selective=selective, offload=offload))
+    return Fitted(counts, MemoryFallback(recompute=recompute, selective=selective))
