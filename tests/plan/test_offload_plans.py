@@ -11,10 +11,12 @@ from helpers.examples import examples
 from helpers.offloaded import moved
 from helpers.offloaded import sound as sound_within
 from helpers.plans import SELECTIVE, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.check.run import check_plan
 from spindle_cli.costs.recompute_and_offload import Again, spread_over, stalls
 from spindle_cli.costs.shares import OpSeconds
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
@@ -156,6 +158,28 @@ def test_sets_of_tasks_fit_a_node_s_memory_each_by_itself(host_memory_gib: float
     both = as_early_as_possible(slices, profile.by_name)
     found = judge_in_turn([make_problem(profile, on), a, b], [both, slices[:1], slices[1:]])
     assert (found is not None) == fits
+
+
+def test_what_is_shared_out_is_kept_beside_what_is_moved() -> None:
+    """Where all devices share out the parameters, of which the search over everything can't say anything."""
+    metaop = metaop_of(
+        "a/m",
+        12,
+        {1: 3.0, 2: 1.5},
+        activation_bytes_per_op=2 * GB,
+        inner_output_bytes=MIB,
+        param_bytes_per_op=MIB,
+    )
+    profile = profile_of(metaop).model_copy(update={"optimizer_state_sharded": True})
+    asked = {"a/m": Sharding.PARAMETERS}
+    without, with_link = (
+        make_plan(profile, cluster(speed, num_devices=2), sharding=asked) for speed in (None, 1.1)
+    )
+    assert moved(without)[0] == 0 < moved(without)[1]
+    assert with_link.sharding == asked and not check_plan(with_link, profile)
+    assert moved(with_link)[0] > 0
+    assert with_link.predicted.iteration_s < without.predicted.iteration_s
+    assert any("in host memory" in note for note in with_link.notes)
 
 
 def test_sets_of_tasks_move_nothing_where_the_user_says_so() -> None:
