@@ -13,7 +13,7 @@ from spindle_cli.account.traffic import traffic_of
 from spindle_cli.costs.shares import times_of_share
 from spindle_cli.files.cluster import GroupLinks, Link
 from spindle_cli.plan.placing import passes
-from spindle_cli.plan.problem import make_problem, without_offload
+from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import OpMemory, ProcessorCosts
 from spindle_cli.simulate.run import simulate
@@ -100,7 +100,7 @@ def test_a_share_that_is_through_early_has_longer_for_its_copies_in_all_accounts
     assert lasts(made) == [pytest.approx([7.5] * 2), pytest.approx([14] * 2)]
     problem = make_problem(profile_on_types(NET), made.cluster)
     (piece,) = made.slices
-    waits = passes._stalls(problem, piece, without_offload(problem.point_of(piece)))
+    waits = passes._stalls(problem, piece)
     assert (waits.forward_s, waits.backward_s) == (pytest.approx(0.5), 0)
 
 

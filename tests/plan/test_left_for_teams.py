@@ -18,11 +18,11 @@ from spindle_cli.plan.best import find_sharded
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import Found, OneTypeCutPlanner, find
-from spindle_cli.plan.best.find_asked import find_asked, or_less_than, with_less
+from spindle_cli.plan.best.find_asked import find_asked, with_less
 from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.posed import SeveralTypes
-from spindle_cli.plan.search.memory_fallback import NEAR, itself
+from spindle_cli.plan.search.memory_fallback import NEAR
 from spindle_cli.plan.teams.find import TEAMS_FIRST, InTeams
 from spindle_cli.plan.teams.planner import TeamsPlanner
 from spindle_cli.profile.types import MetaOpProfile, Profile
@@ -149,17 +149,6 @@ def test_no_teams_are_planned_where_memory_is_ample_or_something_else_is_asked_f
     teams = InTeams(two_nets(), SHORT, Asked(sharding={"net": PARAMETERS}), 1.0, lambda _: 0.0)
     assert teams.or_less_s(3.0) == 3.0
     assert teams.or_better(None) is None
-
-
-def test_a_plan_that_is_known_besides_counts() -> None:
-    def teams_s(known_s: float) -> float:
-        return min(known_s, 8.0)
-
-    assert or_less_than(None, teams_s) is teams_s
-    assert or_less_than(taking(9.0), teams_s)(inf) == 8.0
-    assert or_less_than(taking(7.0), teams_s)(inf) == 7.0
-    assert or_less_than(taking(7.0), teams_s)(6.0) == 6.0
-    assert itself(6.0) == 6.0
 
 
 def test_where_memory_is_short_what_is_not_faster_than_another_kind_of_plan_is_left_out() -> None:
