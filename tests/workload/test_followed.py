@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
@@ -503,3 +504,39 @@ def test_constraints_are_what_torch_does() -> None:
     assert values.tolist() == [[pytest.approx(0.6), pytest.approx(0.8)], [-0.25, 0.0]]
     Constrained("w", (None, 0.5), None).apply(values)
     assert values.tolist() == [[0.5, 0.5], [-0.25, 0.0]]
+
+
+def averaged(decay: float | None) -> AveragedModel:
+    way = None if decay is None else get_ema_multi_avg_fn(decay)
+    return AveragedModel(Layer(), multi_avg_fn=way).requires_grad_(False)
+
+
+def test_an_averaged_model_of_torch_is_refused_with_what_it_averages() -> None:
+    model = Distilled()
+    model.teacher = AveragedModel(model.student).requires_grad_(False)
+    workload = Workload(
+        "w", [Task("t", model, 4, Items())], (Layer,), follows=[Follows(model.teacher, model.student, 0.9)]
+    )
+    with pytest.raises(WorkloadError, match=r"Follows\(averaged\.module, model, decay\)"):
+        analyse(workload)
+    workload.follows = [Follows(model.teacher.module, model.student, 0.9)]
+    assert next(slow for slow, _ in analyse(workload).following[0].pairs).startswith("t.teacher.module.")
+
+
+@pytest.mark.parametrize(
+    ("decay", "ours"), [(0.9, lambda step: 0.9 if step else 0.0), (None, lambda step: step / (step + 1))]
+)
+def test_the_decays_that_the_refusal_names_are_those_of_torch(
+    decay: float | None, ours: Callable[[int], float]
+) -> None:
+    theirs, model = averaged(decay), Layer()
+    slow = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    following = Following((), ours, "after_update")
+    for step in range(4):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        theirs.update_parameters(model)
+        move_towards(slow, [each.detach() for each in model.parameters()], following.decay_at(step))
+        for found, expected in zip(slow, theirs.module.parameters(), strict=True):
+            torch.testing.assert_close(found, expected.detach())

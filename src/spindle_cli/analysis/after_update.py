@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.graph import Op, TaskGraph
@@ -113,12 +114,17 @@ def _pairs(workload: Workload, follows: Follows) -> Iterator[tuple[nn.Parameter,
     odd = next((name for name in (*slow, *fast) if name not in slow or name not in fast), None)
     if odd is not None or not slow:
         what = "has no parameters" if odd is None else f"and fast have not both a parameter {odd!r}"
-        raise _refusal(
-            workload,
-            f"slow (a {type(follows.slow).__name__}) {what}",
+        hint = (
             "Give modules of the same structure, as copy.deepcopy makes them, or pairs of parameters by "
-            "themselves.",
+            "themselves."
         )
+        if isinstance(follows.slow, AveragedModel):
+            hint = (
+                "Give what it averages: Follows(averaged.module, model, decay). Its first update takes the "
+                "model's values as they are, so decay is lambda step: 0.99 if step else 0.0, say; for a "
+                "plain mean lambda step: step / (step + 1)."
+            )
+        raise _refusal(workload, f"slow (a {type(follows.slow).__name__}) {what}", hint)
     yield from ((slow[name], fast[name]) for name in slow)
 
 
