@@ -137,6 +137,27 @@ def test_a_backward_of_somebodys_own_is_followed(of_x: Hook, of_weight: Hook, is
     assert why is None or "in its backward pass" in why
 
 
+class Saved(torch.autograd.Function):
+    """Computes in its backward with what its forward has given, which autograd keeps as another object."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, made: Hook) -> Tensor:
+        y = x.exp()
+        ctx.save_for_backward(y)
+        ctx.made = made
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] * ctx.made(ctx.saved_tensors[0]), None
+
+
+@pytest.mark.parametrize(("made", "is_split"), [(same, True), (lambda y: y.mean(0), False)])
+def test_what_a_backward_has_saved_is_of_the_batch(made: Hook, is_split: bool) -> None:
+    (why,) = reasons(Layer(lambda x, _: Saved.apply(x, made)))  # type: ignore[no-untyped-call]
+    assert (why is None) is is_split
+
+
 class Watched(Layer):
     """Has a hook on the gradients of a part, or of the node of a graph."""
 

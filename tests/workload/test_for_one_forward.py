@@ -149,6 +149,50 @@ def test_what_the_next_forward_reads_is_refused(calls: Calls, kept: dict[str, An
         analyse(workload(Net(calls, **kept)))
 
 
+def test_what_another_task_would_find_is_refused() -> None:
+    def leaves(net: Net, x: Tensor) -> Tensor:
+        net.last.aux = [x.detach()]  # type: ignore[assignment]
+        return plain(net, x)
+
+    def finds(net: Net, x: Tensor) -> Tensor:
+        return plain(net, x) * (1 + len(net.last.aux))  # type: ignore[arg-type]
+
+    last = nn.Sequential(Layer())
+    last.aux = []  # type: ignore[assignment]
+    tasks = [Task(name, Net(run, last), 4, Rows()) for name, run in (("a", leaves), ("b", finds))]
+    with pytest.raises(WorkloadError, match=r"task 'a': forward sets self\.aux of Sequential between"):
+        analyse(Workload("w", tasks, (Layer,)))
+
+
+COUNT = torch.zeros(())
+
+
+def counted_in_file(net: Net, x: Tensor) -> Tensor:
+    COUNT.add_(1)
+    return plain(net, x)
+
+
+def counted_in_new_memory(net: Net, x: Tensor) -> Tensor:
+    for count in net.buffers():
+        count.data = count + 1
+    return plain(net, x)
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        (counted_in_file, "changes a tensor between operators that is in no part of the model"),
+        (counted_in_new_memory, "changes 'count' between operators"),
+    ],
+)
+def test_what_a_trace_would_do_once_is_refused(calls: Calls, message: str) -> None:
+    net = Net(calls)
+    net.register_buffer("count", torch.zeros(()))
+    with pytest.raises(WorkloadError, match=message):
+        analyse(workload(net))
+    assert COUNT == 0 and net.count == 0
+
+
 def test_what_an_operator_would_see_is_refused() -> None:
     def calls(net: Net, x: Tensor) -> Tensor:
         net.last.more = [1]  # type: ignore[assignment]

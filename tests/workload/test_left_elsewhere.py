@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,6 +57,17 @@ def move_environment() -> None:
     os.environ["SCALE_OF_A_LOSS"] = str(float(os.environ["SCALE_OF_A_LOSS"]) + 1.0)
 
 
+NAME = ("SCALE", "OF", "A", "LOSS")  # no code has the name as it is
+
+
+def read_environment_by_parts() -> float:
+    return float(os.environ["_".join(NAME)])
+
+
+def move_environment_by_parts() -> None:
+    os.environ["_".join(NAME)] = str(float(os.environ["_".join(NAME)]) + 1.0)
+
+
 def read_file() -> float:
     return settings_elsewhere.SCALE
 
@@ -81,6 +93,7 @@ WAYS: dict[str, tuple[Callable[[], float], Callable[[], None], str]] = {
     "thread": (read_thread, move_thread, "scale"),
     "environment": (read_environment, move_environment, "SCALE_OF_A_LOSS"),
     "environment by function": (read_environment_by_function, move_environment, "SCALE_OF_A_LOSS"),
+    "environment by parts": (read_environment_by_parts, move_environment_by_parts, "SCALE_OF_A_LOSS"),
     "another file": (read_file, settings_elsewhere.move, "SCALE"),
     "a dict of another file": (read_entry, move_entry, "scale"),
     "a class of another file": (read_class, move_class, "scale"),
@@ -181,6 +194,29 @@ def test_operators_do_not_read_what_forward_leaves(way: str) -> None:
 def test_operators_do_not_read_what_others_leave(way: str) -> None:
     read, move, _ = WAYS[way]
     said = refused(workload(loss, Layer(move=move), Layer(read)))
+    assert "the forward of 'layers.0' leaves" in said and "which 'layers.1' of task 't' reads" in said
+
+
+def test_what_is_bound_to_a_function_is_read_by_it() -> None:
+    """`functools.partial` calls the function, which calls what it is given."""
+
+    def call(read: Callable[[], float]) -> float:
+        return read()
+
+    said = refused(workload(loss, Layer(move=move_context), Layer(partial(call, read_context))))
+    assert "the forward of 'layers.0' leaves" in said and "which 'layers.1' of task 't' reads" in said
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+def test_what_a_layers_hook_reads_in_a_backward_pass_is_read_by_it(is_before: bool) -> None:
+    layer = Layer()
+    if is_before:
+        layer.linear.register_full_backward_pre_hook(lambda _, out: tuple(read_context() * g for g in out))
+    else:
+        layer.linear.register_full_backward_hook(
+            lambda _, given, __: tuple(read_context() * g for g in given)
+        )
+    said = refused(workload(loss, Layer(move=move_context), layer))
     assert "the forward of 'layers.0' leaves" in said and "which 'layers.1' of task 't' reads" in said
 
 
