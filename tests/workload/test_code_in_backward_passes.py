@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from spindle_cli.operators.tensor_parallel import describe_ways, layer_split
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH = 4
@@ -215,3 +216,21 @@ def test_a_sum_over_samples_by_a_product_is_one() -> None:
 
     assert why(1) is None
     assert why(2) is not None
+
+
+@pytest.mark.parametrize("hook", [None, torch.neg])
+@pytest.mark.parametrize("kind", ["", "layer", "node"])
+def test_a_layer_with_hooks_on_gradients_is_not_split_by_tensor_parallelism(
+    kind: str, hook: Hook | None
+) -> None:
+    layer: Layer = Watched(kind, hook or same) if kind else Layer()
+    if hook is not None and not kind:
+        layer = hooked(hook)
+    plan = {type(layer): {"linear": "colwise_gather"}}
+    workload = Workload("w", [Task("t", Net(layer), 4, Rows())], (Layer, type(layer)), tp_plans=plan)
+    graph = analysed(workload)
+    op = graph.tasks["t"].ops[1]
+    assert op.changes_gradients is (kind != "" or hook is not None)
+    if op.changes_gradients:
+        assert layer_split(workload, graph.tasks["t"], op, 2) is None
+        assert "hooks on gradients" in describe_ways(workload, graph.tasks["t"], op)

@@ -103,11 +103,13 @@ class FlowRecord(Model):
         given: Places of the inputs that it gives a gradient for.
         asks: Whether its forward asks for gradients itself.
         is_seen: Whether it could be run.
+        others: Whether others than torch have a part in its backward pass.
     """
 
     given: tuple[int, ...]
     asks: bool
     is_seen: bool = True
+    others: bool = False
 
 
 class AnalysisMemo(Artifact):

@@ -118,12 +118,16 @@ def layer_split(workload: Workload, task: TaskGraph, op: Op, degree: int) -> Lay
     Raises:
         WorkloadError: the plan names a submodule that is no linear map of the layer, or an unknown way.
     """
-    if op.coupled or op.talks or op.asks_gradients or runs_again(task, op):
+    if op.coupled or op.talks or _has_own_gradients(op) or runs_again(task, op):
         return None
     split = _any_split(workload, task, op, degree)
     if split is None or any(_has_hook(task.root.get_parameter(name)) for name in split.dims):
         return None
     return split
+
+
+def _has_own_gradients(op: Op) -> bool:
+    return op.asks_gradients or op.changes_gradients
 
 
 def _has_hook(parameter: nn.Parameter) -> bool:
@@ -291,6 +295,8 @@ def describe_ways(workload: Workload, task: TaskGraph, op: Op) -> str:
         return f"the shares of {kind} gather what it compares"
     if op.asks_gradients:
         return f"{kind} asks for gradients itself"
+    if op.changes_gradients:
+        return f"{kind} has hooks on gradients, or a backward pass of its own"
     if runs_again(task, op):
         return f"{kind} runs once more in its backward pass (torch.utils.checkpoint)"
     try:
@@ -328,7 +334,7 @@ def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
         layer = task.root.get_submodule(op.target)
         has_parts = plan_of(graph.workload, layer) or found_words(graph.workload, task, op).names
         can_be_split = has_parts and not op.coupled and not op.talks
-        is_whole = can_be_split and (op.asks_gradients or runs_again(task, op))
+        is_whole = can_be_split and (_has_own_gradients(op) or runs_again(task, op))
         if is_whole or unknown_ways(graph.workload, layer) or adapted(graph.workload, layer):
             found.setdefault(f"tensor parallelism: {describe_ways(graph.workload, task, op)}; it stays whole")
         elif why := _why_whole_experts(graph.workload, task, op):

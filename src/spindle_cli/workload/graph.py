@@ -117,6 +117,7 @@ class Op:
             averages of, so that its devices can move these, or averages that nothing computes with.
         gradients: of `inputs`, those that it gives a gradient for in a backward pass.
         asks_gradients: its forward asks autograd for gradients itself.
+        changes_gradients: hooks, or backward passes of users' own, have a part in its backward pass.
         sees_gradients: `gradients` is what autograd has said, of an op that runs on tensors without values
             and has its own gradients from such ops; else those that may come, and each step shows which do.
         draws_own: it draws from a `torch.Generator` that somebody holds; in the run from its stream.
@@ -147,6 +148,7 @@ class Op:
     followed: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     asks_gradients: bool = False
+    changes_gradients: bool = False
     sees_gradients: bool = True
     draws_own: bool = False
     kept: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from spindle_cli.analysis.memo import FlowRecord, key_of, portable
 from spindle_cli.analysis.pairs.find import described
 from spindle_cli.analysis.rules.batch_norms import by_fixed_statistics
 from spindle_cli.analysis.rules.remembered import Remembering
+from spindle_cli.analysis.splitting.backward import has_others
 from spindle_cli.analysis.tracing.behaviour import Kinds
 from spindle_cli.analysis.tracing.observe import Observer, failures_unlogged
 from spindle_cli.analysis.unread import Unread
@@ -51,7 +52,8 @@ class Flows:
                 sees = flow.is_seen and (op.is_loss or all(op.outputs[n] in certain for n in wanted))
                 live.update(given)
                 certain.update(given if sees else ())
-                ops.append(replace(op, gradients=given, asks_gradients=flow.asks, sees_gradients=sees))
+                found = replace(op, asks_gradients=flow.asks, changes_gradients=flow.others)
+                ops.append(replace(found, gradients=given, sees_gradients=sees))
         return replace(task, ops=tuple(reversed(ops)))
 
     def _of(self, task: TaskGraph, op: Op, code: tuple[str, str], wanted: Sequence[int]) -> FlowRecord:
@@ -82,9 +84,10 @@ def _described(task: TaskGraph, op: Op, kinds: Kinds) -> tuple[str, str]:
 
 @dataclass
 class Asking(TorchFunctionMode):
-    """Notes whether gradients are asked for inside."""
+    """Notes whether gradients are asked for inside, and whether tensors get hooks."""
 
     asks: bool = False
+    hooks: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -97,6 +100,7 @@ class Asking(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         self.asks = self.asks or func in _ASK
+        self.hooks = self.hooks or func is Tensor.register_hook
         return func(*args, **(kwargs or {}))
 
 
@@ -111,6 +115,7 @@ def _flow(observer: Observer, task: TaskGraph, op: Op, wanted: Sequence[int]) ->
     takes = [place for place, name in enumerate(op.inputs) if task.values[name].requires_grad]
     module = fx.GraphModule(task.root, op.graph)
     made: list[Tensor] = []
+    others = False
     try:
         with (
             torch.random.fork_rng(devices=[]),
@@ -130,14 +135,17 @@ def _flow(observer: Observer, task: TaskGraph, op: Op, wanted: Sequence[int]) ->
                     result = module(*fields, *made)
                 outputs = result if isinstance(result, tuple) else (result,)
                 ends = [outputs[place] for place in wanted if outputs[place].requires_grad]
+                others = asking.hooks or has_others(ends)
                 if ends and takes:
                     torch.autograd.backward(ends, [torch.empty_like(end) for end in ends])
             finally:
                 for parameter in held:
                     parameter.grad = None
     except Exception:  # the user's code, which other runs of it have judged
-        return FlowRecord(given=tuple(takes), asks=asking.asks, is_seen=False)
-    return FlowRecord(given=tuple(place for place in takes if made[place].grad is not None), asks=asking.asks)
+        others = others or asking.hooks
+        return FlowRecord(given=tuple(takes), asks=asking.asks, is_seen=False, others=others)
+    given = tuple(place for place in takes if made[place].grad is not None)
+    return FlowRecord(given=given, asks=asking.asks, others=others)
 
 
 def _input(spec: ValueSpec) -> Tensor:

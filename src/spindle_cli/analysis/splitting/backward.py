@@ -77,6 +77,14 @@ class Backward:
         return cls(tuple(recorder.segments))
 
 
+def has_others(ends: Sequence[Tensor]) -> bool:
+    """Whether others than torch's own nodes have a part in the backward pass from some tensors, but for hooks
+    of tensors.
+    """
+    with _Recorder([end for end in ends if end.grad_fn is not None]) as recorder:
+        return recorder.has_others
+
+
 def why_coupled_backwards(follower: Follower, backwards: Sequence[Backward], tape: Tape) -> Mixed | None:
     """Why gradients of samples do not stay apart.
 

@@ -61,7 +61,10 @@ def loss_in_chunks(
     """
     module = share_module(task, op)
     can_be_cut = (
-        op.is_loss and not op.coupled and op.shares is not None and not (op.talks or op.asks_gradients)
+        op.is_loss
+        and not op.coupled
+        and op.shares is not None
+        and not (op.talks or op.asks_gradients or op.changes_gradients)
     )
     if own is None and (setting == 1 or not can_be_cut):
         return LossInChunks(module)
