@@ -104,7 +104,6 @@ def why_coupled_backwards(follower: Follower, backwards: Sequence[Backward], tap
         for position, (result, gradient) in enumerate(first.given):
             shapes = [each.given[position][1].shape for each in segments if len(each.given) > position]
             follower.give(gradient, known.of_gradient(result, shapes))
-        known.give_seen_again(first.entries)
         why = follower.follow([each.entries for each in segments])
         if why is not None:
             return Mixed(f"in its backward pass {why.why.removeprefix('its ')}", why.place)
@@ -124,12 +123,9 @@ class _States:
     def __init__(self, follower: Follower, tape: Tape) -> None:
         self._follower = follower
         self._of_results: dict[_Result, State] = {}
-        self._in_memory: dict[Any, State] = {}
         for tensor in _of_tape(tape):
-            state = follower.state_of(tensor)
-            self._in_memory[_memory(tensor)] = state
             if tensor.grad_fn is not None:
-                self._of_results[tensor.grad_fn, tensor.output_nr] = state
+                self._of_results[tensor.grad_fn, tensor.output_nr] = follower.state_of(tensor)
 
     def of_gradient(self, result: _Result, shapes: Sequence[Sequence[int]]) -> State:
         """The state of a result's gradient, which has these shapes for the sizes of the batch. That of
@@ -154,15 +150,6 @@ class _States:
         if len(moved) > 1 or len(set(rows)) > 1 or rows[0][1]:
             return Mixed("in its backward pass a gradient has no row for each sample")
         return Batch(dim, 1, rows[0][0])
-
-    def give_seen_again(self, entries: Sequence[Entry]) -> None:
-        """Let the follower know a forward's results where autograd has kept them as other objects."""
-        made = {id(tensor) for entry in entries for tensor in tensors_in(entry.result)}
-        for entry in entries:
-            for tensor in tensors_in([*entry.args, *entry.kwargs.values()]):
-                state = self._in_memory.get(_memory(tensor))
-                if state is not None and id(tensor) not in made and not self._follower.knows(tensor):
-                    self._follower.give(tensor, state)
 
 
 class _Recorder:
@@ -257,8 +244,3 @@ def _has_hooks(tensor: Tensor) -> bool:
 def _of_tape(tape: Tape) -> Iterator[Tensor]:
     for entry in tape.entries:
         yield from tensors_in([*entry.args, *entry.kwargs.values(), entry.result])
-
-
-def _memory(tensor: Tensor) -> Any:
-    """What two objects share that are the same tensor."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()

@@ -48,10 +48,6 @@ class Follower:
         """Say what a tensor of the first tape is."""
         self._states[id(tensor)] = state
 
-    def knows(self, tensor: Tensor) -> bool:
-        """Whether it was said, or seen to be made, what a tensor of the first tape is."""
-        return id(tensor) in self._states
-
     def state_of(self, tensor: Tensor) -> State:
         """The state of a tensor of the first tape; what was not seen to be made is a constant."""
         if values_of(tensor) is not None:
