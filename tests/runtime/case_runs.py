@@ -76,6 +76,7 @@ class Case:
     apart: int | None = None  # passes in any order, drawn by this seed
     micro_batches: Mapping[str, int] = field(default_factory=dict)  # by task; with `apart`
     sharding: Sharding | None = None  # of what runs on the same devices; with `apart`
+    shards_everywhere: bool = False  # whether that is a plan or not
     weights: tuple[int, ...] = ()  # of the devices' parts of what they share out; none: equal parts
     uneven: bool = False  # shares of any size, with `apart`
     by_parts: bool = False  # parameters are updated as their gradients are summed
@@ -132,7 +133,7 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     if case.gathers:
         plan = gathering(plan, graph, TrainSettings(**case.train))
     if case.sharding is not None:
-        plan = shared_out(plan, case.sharding)
+        plan = shared_out(plan, case.sharding, everywhere=case.shards_everywhere)
     if case.weights:
         plan = weighted(plan, case.weights)
     if case.experts:

@@ -199,9 +199,9 @@ def slow_between_nodes(num_devices: int) -> Cluster:
     )
 
 
-def shared_out(plan: Plan, sharding: Sharding) -> Plan:
+def shared_out(plan: Plan, sharding: Sharding, *, everywhere: bool = False) -> Plan:
     """The same plan, of version 2, with all parameters shared out so whose slices run on the same devices, or
-    on those of several teams; where there are none, with all.
+    on those of several teams; `everywhere`: with all, whether that is a plan or not.
     """
     devices: dict[str, set[frozenset[int]]] = {}
     for piece in plan.slices:
@@ -210,8 +210,8 @@ def shared_out(plan: Plan, sharding: Sharding) -> Plan:
     keys = [
         key
         for key, found in devices.items()
-        if len(found) == 1 or (sharding.is_fetched and len(teams_among(list(found))) > 1)
-    ] or list(devices)
+        if everywhere or len(found) == 1 or (sharding.is_fetched and len(teams_among(list(found))) > 1)
+    ]
     fields = {name: getattr(plan, name) for name in plan.model_fields_set}
     more = {"optimizer_state_sharded": True, "sharding": dict.fromkeys(keys, sharding)}
     made = Plan(**{**fields, **more})

@@ -112,7 +112,7 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """Which rule of `check` refuses a plan that says both (None: it is no plan file), and why no plan can."""
+    """Which rule of `check` refuses a plan that says both (None: the workload file is refused), and why no plan can."""
 
     rule: str | None
     why: str
@@ -171,6 +171,7 @@ def case_of(features: Collection[str]) -> Case:
         offload="offload" in asked,
         uneven="rows" in asked,
         sharding=level,
+        shards_everywhere=asked == {"homes", "gradients"},
         weights=(1, 3, 2, 5)[: num_devices(asked)] if "shard-weights" in asked else (),
         gathers="gathered" in asked,
         experts=EXPERTS if "experts" in asked else 0,

@@ -12,6 +12,7 @@ from plain_loop import train_plainly
 from test_split_layers import check_split_against
 
 from spindle_cli.check.run import check_plan
+from spindle_cli.errors import InputError
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.verify.run import verify_plan
@@ -61,7 +62,7 @@ def test_islands_by_such_a_plan_train_what_plain_pytorch_makes_of_their_rules(
 def test_a_plan_of_two_that_do_not_go_together_is_refused(pair: list[str], tmp_path: Path) -> None:
     rule = NOT_TOGETHER[frozenset(pair)].rule
     if rule is None:
-        with pytest.raises(ValueError, match="expected no"):
+        with pytest.raises(InputError, match="does not go with"):
             prepare(case_of(pair), num_devices(pair), tmp_path / "case")
         return
     prepare(case_of(pair), num_devices(pair), tmp_path / "case")
