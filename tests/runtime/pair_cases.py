@@ -112,7 +112,7 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """Which rule of `check` refuses a plan that says both (None: the workload file is refused), and why no plan can."""
+    """Which rule of `check` refuses a plan that says both, and why; None: the workload file is refused."""
 
     rule: str | None
     why: str
