@@ -547,7 +547,7 @@ def test_a_list_that_is_put_in_the_place_of_another_is_kept() -> None:
         self.before = [one.item(), other.item()]
         return weights[0] * one + weights[1] * other
 
-    with pytest.raises(WorkloadError, match=r"forward keeps self\.before for the next one"):
+    with pytest.raises(WorkloadError, match=r"an earlier forward has left in self\.before"):
         task_of(run, Weighs)
 
 

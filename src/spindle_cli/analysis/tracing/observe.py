@@ -78,6 +78,8 @@ FREEZE_WHERE_BUILT = (
 )
 
 
+# In what torch says of it: what an operator does not hold stays on the meta device.
+_NOT_HELD = re.compile(r"\bmeta\b")
 _FOLLOWED = (
     "Give and take tensors, or tuples, named tuples, dicts or dataclasses of them that are their fields "
     "alone (no __post_init__, field(init=False) or further attributes)."
@@ -598,12 +600,14 @@ class Run(fx.Interpreter):
             place,
             self._hint_at(text),
         )
-        # An operator may fail on fake tensors alone (sparse ones, nested ones): then it is run on real ones.
-        return ReadsValuesError.at(made) if node.op == "call_module" else made
+        # An operator may fail on fake tensors alone (sparse or nested ones): then it is run on real ones. Not so
+        # one that computes with parameters that it does not hold: devices that run it do not have them.
+        is_tried = node.op == "call_module" and not _NOT_HELD.search(text)
+        return ReadsValuesError.at(made) if is_tried else made
 
     def _hint_at(self, text: str) -> str:
         """What to do about an error of torch's that says something, of a call that fails with this batch."""
-        if "cpu and meta" in text:  # what is no part of the model stays on the meta device
+        if _NOT_HELD.search(text):
             return (
                 "Does it compute with a parameter of another layer's, which it has in a list, an object or "
                 "from a function around it? Let that layer be a part of it: self.tied = other. Copies of "
