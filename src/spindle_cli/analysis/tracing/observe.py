@@ -600,8 +600,8 @@ class Run(fx.Interpreter):
             place,
             self._hint_at(text),
         )
-        # An operator may fail on fake tensors alone (sparse or nested ones): then it is run on real ones. Not so
-        # one that computes with parameters that it does not hold: devices that run it do not have them.
+        # An operator may fail on fake tensors alone (sparse or nested ones): then it is run on real ones. Not
+        # so one that computes with parameters that it does not hold: devices that run it do not have them.
         is_tried = node.op == "call_module" and not _NOT_HELD.search(text)
         return ReadsValuesError.at(made) if is_tried else made
 
