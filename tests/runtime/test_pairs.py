@@ -62,7 +62,8 @@ def test_islands_by_such_a_plan_train_what_plain_pytorch_makes_of_their_rules(
 def test_a_plan_of_two_that_do_not_go_together_is_refused(pair: list[str], tmp_path: Path) -> None:
     rule = NOT_TOGETHER[frozenset(pair)].rule
     if rule is None:
-        with pytest.raises(InputError, match="does not go with"):
+        # By the workload's file, or by the plan where an equal workload was analysed before.
+        with pytest.raises((InputError, ValueError), match="does not go with|expected no task_sets"):
             prepare(case_of(pair), num_devices(pair), tmp_path / "case")
         return
     prepare(case_of(pair), num_devices(pair), tmp_path / "case")
