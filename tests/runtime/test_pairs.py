@@ -63,7 +63,7 @@ def test_a_plan_of_two_that_do_not_go_together_is_refused(pair: list[str], tmp_p
     rule = NOT_TOGETHER[frozenset(pair)].rule
     if rule is None:
         # By the workload's file, or by the plan where an equal workload was analysed before.
-        with pytest.raises((InputError, ValueError), match="does not go with|expected no task_sets"):
+        with pytest.raises((InputError, ValueError), match=r"does not go with|expected no task_sets"):
             prepare(case_of(pair), num_devices(pair), tmp_path / "case")
         return
     prepare(case_of(pair), num_devices(pair), tmp_path / "case")
