@@ -58,7 +58,7 @@ test-many: $(SETUP)  ## the properties that hold of random inputs, on nine times
 test-strict: $(SETUP)  ## the runtime's exactness tests over a backend as strict as NCCL; about 3 minutes
 	SPINDLE_BACKEND=strict-serial $(PYTHON) -m pytest tests/runtime/test_training_is_exact.py tests/runtime/test_split_layers.py $(TEST_ARGS)
 
-test-pairs: $(SETUP)  ## train plans that say two things at once, each with each, against plain PyTorch; about 4 minutes
+test-pairs: $(SETUP)  ## train plans that say two things at once, each with each, against plain PyTorch; about 2 minutes
 	$(PYTHON) -m pytest tests/runtime/test_pairs.py $(TEST_ARGS)
 	PYTHONPATH=tests $(PYTHON) tests/runtime/pair_table.py
 

@@ -153,9 +153,10 @@ def test_of_what_is_left_of_the_plan_of_all_and_a_plan_of_its_own_the_faster_one
 def test_where_memory_is_short_of_parameters_all_sets_share_them_out() -> None:
     """Of 2.4 GiB of them, their gradients and state: whole they take 0.2 GiB more than shared out."""
     profile = profile_on_types(net("a", 6, param_bytes_per_op=410 * MIB), net("b", 1))
-    profile = sampled(profile, ("a", 0.5), ("ab", 0.5))
+    profile = sampled(profile, ("a", 0.25), ("b", 0.25), ("ab", 0.5))
     plan = make_plan(profile, cluster_of_types({"fast": 1, "slow": 1}, memory_gib=8.55))
     assert "a/net" in plan.sharding
+    assert plan.set_plans["b",].sharding == plan.sharding  # held, and not used
     assert check_plan(plan, profile) == ()
 
 

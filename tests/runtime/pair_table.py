@@ -10,8 +10,8 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "pairs.md"
 _HEAD = """# What a plan can say, each with each
 
 Made by `make test-pairs`, which trains a plan for every pair in float64, on CPUs over gloo, and compares it
-with plain PyTorch: each with a number trains the same model. Where there is a letter, `spindle check` refuses
-a plan that says both. Without either, the two say otherwise of one thing, of which another part may say it.
+with plain PyTorch: each with a number trains the same model. A letter says why `spindle check`, or whoever
+reads the workload file, refuses both. Without either, they say otherwise of one thing: no slice has both.
 """
 
 

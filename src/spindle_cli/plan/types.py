@@ -390,7 +390,9 @@ class Plan(TrainedArtifact):
                 "sharding_kept": tuple(key for key in self.sharding_kept if key in keys),
                 "task_sets": (),
             }
-            plan = Plan(**{**fields, **own})
+            # What others of these devices share out is held in such steps, too.
+            all_shards = {"sharding": self.sharding, "sharding_kept": self.sharding_kept}
+            plan = Plan(**{**fields, **own}).model_copy(update=all_shards)
             plan._joint, plan._member = self.joint, number + 1
             found[each.tasks] = plan
         return found
