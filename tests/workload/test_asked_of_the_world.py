@@ -5,11 +5,13 @@ them, since a trace has one answer.
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
 import logging
 import os
 import random
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 from helpers.analysed import analysed
 from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.outside import asked, heard
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH = 4
@@ -149,3 +152,24 @@ def test_all_is_as_it_was_behind_an_analysis() -> None:
     analysed(workload(Net(noted)))
     assert kinds == (time.time, os.getpid, os.stat, datetime.datetime, datetime.date, open, perf_counter)
     assert abs(time.time() - datetime.datetime.now().timestamp()) < 60
+
+
+def test_a_name_that_an_installed_library_takes_later_is_heard_too(tmp_path: Path) -> None:
+    """Modules of libraries are looked through again once they have more names, not each time."""
+    file = tmp_path / "site-packages" / "lib_of_clocks.py"
+    file.parent.mkdir()
+    file.write_text("def asks():\n    return clock() % 2\n")
+    spec = importlib.util.spec_from_file_location("lib_of_clocks", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "lib_of_clocks", module)
+        spec.loader.exec_module(module)
+        with heard():
+            assert "clock" not in vars(module)
+        for _ in range(2):
+            module.clock = time.perf_counter
+            with asked() as questions:
+                module.asks()
+            assert list(questions.places) == ["time.perf_counter"]
+            assert module.clock is time.perf_counter

@@ -21,6 +21,7 @@ from spindle_cli.analysis.metaops.task import analyse_task
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.item_draws import generators_kept
 from spindle_cli.workload.graph import CONSTANT, Op, TaskGraph, WorkloadGraph
+from spindle_cli.workload.outside import heard
 from spindle_cli.workload.types import Workload
 
 Shape = tuple[int, ...]  # of one sample
@@ -66,7 +67,7 @@ class LengthTracer:
         """
         planned = self._planned.tasks[name]
         task = next(task for task in self._workload.tasks if task.name == name)
-        with generators_kept():
+        with generators_kept(), heard():
             found = analyse_task(task, self._workload, self._finder, shapes=shapes, like=planned)
         require_same_ops(planned, found, shapes)
         return TaskAtLength(found, constants_of(found))

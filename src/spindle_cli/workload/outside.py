@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -253,12 +253,12 @@ def heard() -> Iterator[None]:
         yield  # as it is already
         return
     replaced = [
-        (held, name, value)
+        (held, name, held[name])
         for module in list(sys.modules.values())
         if _is_asker(module)
         for held in (vars(module),)
-        for name, value in list(held.items())
-        if id(value) in by_id
+        for name in _names_in(module)
+        if id(held.get(name)) in by_id
     ]
     replaced += [(vars(module), name, getattr(module, name)) for module, name, _ in _STAND_INS]
     try:
@@ -274,6 +274,32 @@ def _is_asker(module: Any) -> bool:
     """Whether a Python module is the user's or of a library of models."""
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and not is_ours(file) and not _is_of_python_or_torch(file)
+
+
+def _names_in(module: ModuleType) -> tuple[str, ...]:
+    """The names that a module has for what is asked, among others."""
+    held = vars(module)
+    if any(f"{os.sep}{folder}{os.sep}" in str(module.__file__) for folder in _INSTALLED):
+        return _names_in_library(module, len(held))
+    return _names_of_askers(held)
+
+
+@cache
+def _names_in_library(module: ModuleType, count: int) -> tuple[str, ...]:  # noqa: ARG001 - keys the cache
+    """The names for what is asked in an installed module, which is looked through again only once it has
+    another number of names: libraries have tens of thousands.
+    """
+    return _names_of_askers(vars(module))
+
+
+def _names_of_askers(held: dict[str, Any]) -> tuple[str, ...]:
+    found, values = _ids_asked(), list(held.items())
+    return tuple(name for name, value in values if id(value) in found)
+
+
+@cache
+def _ids_asked() -> frozenset[int]:
+    return frozenset(id(getattr(module, name)) for module, name, _ in _STAND_INS)
 
 
 @cache
