@@ -7,7 +7,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.best.written import Bounds, plan_of
-from spindle_cli.plan.bound.any_cut import lower_bound_any_s
+from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.ordering.timed import timed
@@ -49,6 +49,6 @@ def in_two_stages(profile: Profile, cluster: Cluster) -> Plan | None:
         return None
     bounds = Bounds(
         lower_bound(make_problem(profile, cluster)).lower_bound_s,
-        lower_bound_any_s(profile, cluster.num_devices),
+        AnyCut(profile, cluster),
     )
     return plan_of(profile, cluster, "sequential", Found(judged, is_short=False, cut=cut), bounds)

@@ -7,7 +7,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardWeights
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.written import Bounds, plan_of
-from spindle_cli.plan.bound.any_cut import lower_bound_any_s
+from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.ordering.timed import timed
@@ -48,7 +48,7 @@ def by_two_teams(profile: Profile, cluster: Cluster, weights: ShardWeights = ())
         return None
     bounds = Bounds(
         lower_bound(make_problem(profile, cluster)).lower_bound_s,
-        lower_bound_any_s(profile, cluster.num_devices),
+        AnyCut(profile, cluster),
     )
     found = Found(judged, is_short=True, sharding=shared_out.sharding)
     return plan_of(profile.weighted(weights), cluster, "sequential", found, bounds)

@@ -13,10 +13,14 @@ from helpers.cut import cuttable, shares_of
 from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.check.run import check_plan
-from spindle_cli.plan.bound.any_cut import lower_bound_any_s
+from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+
+
+def lower_bound_any_s(profile: Profile, num_devices: int) -> float:
+    return AnyCut(profile, cluster_of(num_devices)).lower_bound_s
 
 
 def test_work_goes_by_the_share_that_takes_least_for_a_sample() -> None:
@@ -24,8 +28,9 @@ def test_work_goes_by_the_share_that_takes_least_for_a_sample() -> None:
     net = cuttable("t/net", 3, {8: 2.0, 4: 0.8, 2: 0.6})
     assert lower_bound_any_s(profile_of(net), 1) == pytest.approx(3 * 8 * 0.2)
     assert lower_bound_any_s(profile_of(net), 2) == pytest.approx(3 * 8 * 0.2 / 2)
-    # on three devices the chain of ops on shares of 2 is longer than a third of the work
-    assert lower_bound_any_s(profile_of(net), 3) == pytest.approx(3 * 0.6)
+    # On three devices samples are on shares of 2 and 3, of 0.6 and 0.7 s an op: the chain takes 2.1 - 0.3 x s
+    # for a part x on shares of 2, and the work 8 (0.7 / 3 (1 - x) + 0.3 x): as long for x = 0.28.
+    assert lower_bound_any_s(profile_of(net), 3) == pytest.approx(2.1 - 0.3 * 0.28)
 
 
 def test_shares_of_two_devices_count_for_both_and_only_where_there_are_two() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, on_types, profile_on_types
+from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.mixed.any_cut import mixed_lower_bound_any_s
 from spindle_cli.plan.mixed.bound import MixedBound, mixed_bound
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.problem import make_problem
@@ -21,7 +21,7 @@ def bound_of(*metaops: MetaOpProfile) -> MixedBound:
 
 
 def any_s(*metaops: MetaOpProfile) -> float:
-    return mixed_lower_bound_any_s(make_mixed_problem(profile_on_types(*metaops), FAST_AND_SLOW))
+    return AnyCut(profile_on_types(*metaops), FAST_AND_SLOW).lower_bound_s
 
 
 def test_a_chain_is_cut_over_both_types() -> None:
@@ -92,7 +92,6 @@ def test_work_of_a_tensor_parallel_group_is_that_of_all_its_devices() -> None:
         update={"shares": (*whole, *halves), "curve": tuple(p for p in net.curve if p.dp == 1)}
     )
     cluster = cluster_of_types({"fast": 2, "slow": 2})
-    assert mixed_lower_bound_any_s(make_mixed_problem(profile_on_types(split), cluster)) == pytest.approx(6.0)
+    assert AnyCut(profile_on_types(split), cluster).lower_bound_s == pytest.approx(6.0)
     several = [split.model_copy(update={"name": f"{n}/net", "task": str(n)}) for n in range(8)]
-    problem = make_mixed_problem(profile_on_types(*several), cluster)
-    assert mixed_lower_bound_any_s(problem) == pytest.approx(8 * 10 / 4)
+    assert AnyCut(profile_on_types(*several), cluster).lower_bound_s == pytest.approx(8 * 10 / 4)

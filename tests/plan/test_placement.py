@@ -315,9 +315,9 @@ def test_a_schedule_below_the_bound_is_our_bug() -> None:
     placed = Placed(draft_of(problem, (0, 0, 1, 1, 0.0)), ((0,),))
     judged = measure(problem, "by hand", exact_slices(problem, placed))
     assert judged is not None
-    require_above(judged.prediction.compute_s, judged)
+    require_above(judged.prediction.compute_s, judged.prediction.compute_s, "by hand")
     with pytest.raises(BelowBoundError, match=r"ends at 3 s, before the lower bound .* 3\.0001 s"):
-        require_above(3.0001, judged)
+        require_above(3.0001, judged.prediction.compute_s, "by hand")
 
 
 @pytest.mark.parametrize(("nics", "at_once"), [(1, 1), (2, 2), (4, 4), (None, 4)])

@@ -21,6 +21,7 @@ from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best.find import Found, find
 from spindle_cli.plan.best.in_memory import FAR_FROM_BOUND
 from spindle_cli.plan.best.written import Bounds, plan_of
+from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.compiled import sources_digest
 from spindle_cli.plan.make import make_plan
@@ -269,7 +270,7 @@ def test_what_comes_early_waits_for_its_takers_buffers(num_between: int, starts_
     # run, the gradient's way back and the maker's backward pass.
     behind_s = 0.01 + 0.02 + max(0.02 * num_between, 0.035 + 0.02)
     assert begun.prediction.iteration_s == pytest.approx(starts_s + 0.035 + behind_s, abs=1e-5)
-    bounds = Bounds(0.0, 0.0)
+    bounds = Bounds(0.0, AnyCut(problem.profile, problem.cluster))
     plan = plan_of(problem.profile, problem.cluster, "spindle", Found(begun, is_short=False), bounds)
     assert simulate(plan).iteration_s == pytest.approx(begun.prediction.iteration_s, rel=1e-3)
 

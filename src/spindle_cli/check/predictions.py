@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from spindle_cli.account.device_memory import MEMORY_FORMULA, DeviceMemory, device_memory, host_memory
 from spindle_cli.check.types import RELATIVE_SLACK, Violation, exact_s, located, place_of
-from spindle_cli.plan.types import Plan, Wave
+from spindle_cli.plan.types import Plan, Wave, bounds_of_any_cut
 from spindle_cli.units import format_bytes
 
 # Bytes of micro-batches are rounded up, each one's by themselves: a plan in several is off by some.
@@ -17,7 +17,7 @@ ROUNDED_BYTES = 64
 
 
 def times(plan: Plan) -> Iterator[Violation]:
-    """compute_s is the end of the schedule, iteration_s not less, lower_bound_s (in version 1) not more."""
+    """compute_s is the end of the schedule, iteration_s not less, and no bound more."""
     predicted = plan.predicted
     end_s = max(piece.last_s for piece in plan.slices)
     slack = RELATIVE_SLACK * end_s
@@ -36,14 +36,16 @@ def times(plan: Plan) -> Iterator[Violation]:
             value=exact_s(predicted.lower_bound_s),
             expected=f"at most compute_s, {exact_s(predicted.compute_s)}",
         )
-    any_s = predicted.lower_bound_any_s
-    if any_s is not None and any_s > predicted.compute_s + slack:
-        yield Violation(
-            rule="lower-bound",
-            where="predicted.lower_bound_any_s",
-            value=exact_s(any_s),
-            expected=f"at most compute_s, {exact_s(predicted.compute_s)}",
-        )
+    for name, bound_s in bounds_of_any_cut(predicted).items():
+        bounded = "iteration_s" if name == "lower_bound_with_links_s" else "compute_s"
+        seconds = getattr(predicted, bounded)
+        if bound_s is not None and bound_s > seconds + slack:
+            yield Violation(
+                rule="lower-bound",
+                where=f"predicted.{name}",
+                value=exact_s(bound_s),
+                expected=f"at most {bounded}, {exact_s(seconds)}",
+            )
     if predicted.iteration_s < predicted.compute_s - slack:
         yield Violation(
             rule="iteration",

@@ -90,8 +90,9 @@ RULES = {
     "wave-order": "waves are ordered by start",
     "compute": "`compute_s` is the end of the schedule",
     "lower-bound": (
-        "`lower_bound_s` (of version 1) and `lower_bound_any_s` are not above `compute_s`; with "
-        "`--profile`, `lower_bound_s` is not below the work and the longest chain"
+        "`lower_bound_s` (of version 1), `lower_bound_any_s` and `lower_bound_with_memory_s` are not above "
+        "`compute_s`, `lower_bound_with_links_s` not above `iteration_s`; with `--profile`, `lower_bound_s` "
+        "is not below the work and the longest chain"
     ),
     "iteration": "`iteration_s` is not below `compute_s`",
     "memory": "every device holds what it needs",

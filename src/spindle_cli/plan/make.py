@@ -35,11 +35,10 @@ from spindle_cli.plan.best.find_asked import find_asked
 from spindle_cli.plan.best.in_memory import recomputed_share
 from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.best.written import Bounds, plan_of
-from spindle_cli.plan.bound.any_cut import lower_bound_any_s
+from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.islands.planned import on_islands
 from spindle_cli.plan.mixed.alike import are_alike, as_one_type, with_types
-from spindle_cli.plan.mixed.any_cut import mixed_lower_bound_any_s
 from spindle_cli.plan.mixed.bound import mixed_bound
 from spindle_cli.plan.mixed.find import find_on_types, require_possible
 from spindle_cli.plan.mixed.posed import SeveralTypes
@@ -232,7 +231,7 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
 def _found_on_one_type(profile: Profile, cluster: Cluster, asked: Asked) -> tuple[Found | None, Bounds]:
     """The best plan of those that may use all devices, or None, and what no plan is shorter than."""
     bound = lower_bound(make_problem(profile, cluster))
-    bounds = Bounds(bound.lower_bound_s, lower_bound_any_s(profile, cluster.num_devices))
+    bounds = Bounds(bound.lower_bound_s, AnyCut(profile, cluster))
 
     def simulated_s(found: Found) -> float:
         return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
@@ -241,7 +240,9 @@ def _found_on_one_type(profile: Profile, cluster: Cluster, asked: Asked) -> tupl
     found = teams.or_better(find_asked(profile, cluster, asked, teams.or_less_s))
     if _may_pipeline(asked):
         cut = asked.micro_batches
-        found = in_pipelines(profile, cluster, found, bounds.any_s, simulated_s, make_problem, cut)
+        found = in_pipelines(
+            profile, cluster, found, bounds.any_cut.work_or_chain_s, simulated_s, make_problem, cut
+        )
     return found, bounds
 
 
@@ -255,7 +256,7 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
     """The plan of a step that runs all tasks, on devices of several types."""
     problem = make_mixed_problem(profile, cluster)
     bound = mixed_bound(problem)
-    bounds = Bounds(bound.lower_bound_s, mixed_lower_bound_any_s(problem))
+    bounds = Bounds(bound.lower_bound_s, AnyCut(profile, cluster))
 
     def simulated_s(found: Found) -> float:
         return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
@@ -265,7 +266,7 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
     if _may_pipeline(asked):
         make = SeveralTypes().problem
         cut = asked.micro_batches
-        found = in_pipelines(profile, cluster, found, bounds.any_s, simulated_s, make, cut)
+        found = in_pipelines(profile, cluster, found, bounds.any_cut.work_or_chain_s, simulated_s, make, cut)
     found = found or found_otherwise(
         profile, cluster, asked, partial(_found_on, profile, cluster), SeveralTypes().problem
     )

@@ -12,7 +12,7 @@ from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.sharding import Sharding, WeightReport, describe_weights, weight_reports
 from spindle_cli.plan.islands.said import IslandsReport, islands_report
-from spindle_cli.plan.types import Plan, Predicted, StrategyName
+from spindle_cli.plan.types import Plan, Predicted, StrategyName, describe_bounds
 from spindle_cli.units import counted, format_bytes, format_seconds
 
 
@@ -122,6 +122,7 @@ class PlanReport(Artifact):
             + (", of a step that runs all tasks" if self.task_sets else ""),
             f"    compute   {format_seconds(predicted.compute_s)}, {abs(self.gap):.1%} "
             + ("above the lower bound" if self.gap >= 0 else "below the bound of version 1"),
+            *([f"    at least  {least}"] if (least := describe_bounds(predicted)) is not None else []),
             f"    transfers {format_seconds(predicted.transfer_s)}",
             *([f"    processor {format_seconds(predicted.processor_s)}"] if predicted.processor_s else []),
             f"    sums      {format_seconds(predicted.gradient_sum_s)}",

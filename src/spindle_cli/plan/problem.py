@@ -372,3 +372,10 @@ def parts_of(metaops: Sequence[MetaOp]) -> dict[str, int]:
                 members[kept] += moved
                 part_of.update(dict.fromkeys(moved, kept))
     return part_of
+
+
+def needs_whole_batch(metaop: MetaOpProfile) -> bool:
+    """Whether a MetaOp's batch stays in one micro-batch: it sums something over it, or changes buffers with
+    it, or nothing is known of shares.
+    """
+    return bool(not metaop.shares or metaop.batch_sums or metaop.changes_buffers)

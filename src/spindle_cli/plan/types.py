@@ -7,7 +7,7 @@ drawn, simulated and turned into each rank's program without the profile or the 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -34,6 +34,7 @@ from spindle_cli.profile.types import (
     TrainedArtifact,
     WorkloadRef,
 )
+from spindle_cli.units import format_seconds
 from spindle_cli.workload.settings.sampling import TaskShare, require_told_apart
 
 StrategyName = Literal["spindle", "sequential", "distmm", "optimus", "dp-even", "dp-flops"]
@@ -58,7 +59,9 @@ class Predicted(Model):
         lower_bound_s: The optimum of the linear program over the whole graph: no schedule in which slices run
             forward and backward together ends before it. A plan of version 2 may.
         lower_bound_any_s: What no schedule ends before, into however many micro-batches and shares batches
-            are cut. Absent: the planner has not said.
+            are cut. Absent: the planner has not said; so are the next two.
+        lower_bound_with_memory_s: The same of schedules that fit the devices' memory.
+        lower_bound_with_links_s: What no iteration is shorter than, with what messages and sums take.
         peak_memory_bytes: Bytes of each device at its fullest moment. With `task_sets`, what it uses in any
             of them counts.
         host_memory_bytes: Bytes of activations in the memory of each node, under `offload`. Absent: none are
@@ -76,6 +79,8 @@ class Predicted(Model):
     compute_s: Seconds
     lower_bound_s: Seconds
     lower_bound_any_s: Seconds | None = None
+    lower_bound_with_memory_s: Seconds | None = None
+    lower_bound_with_links_s: Seconds | None = None
     peak_memory_bytes: tuple[Bytes, ...]
     host_memory_bytes: tuple[Bytes, ...] = ()
     memory_formula: Annotated[int, Field(ge=1)] = 1
@@ -84,6 +89,35 @@ class Predicted(Model):
     gradient_sum_s: Seconds = 0.0
     optimizer_s: Seconds = 0.0
     held_up_s: Seconds = 0.0
+
+
+# The bounds of batches cut in any way, with what reports call them.
+BOUNDS_OF_ANY_CUT = {
+    "lower_bound_any_s": "however batches are cut",
+    "lower_bound_with_memory_s": "with memory",
+    "lower_bound_with_links_s": "with links",
+}
+
+
+class _HasBounds(Protocol):
+    @property
+    def lower_bound_any_s(self) -> float | None: ...
+    @property
+    def lower_bound_with_memory_s(self) -> float | None: ...
+    @property
+    def lower_bound_with_links_s(self) -> float | None: ...
+
+
+def bounds_of_any_cut(of: _HasBounds) -> dict[str, float | None]:
+    """The bounds of batches cut in any way, by their keys."""
+    return {name: getattr(of, name) for name in BOUNDS_OF_ANY_CUT}
+
+
+def describe_bounds(of: _HasBounds) -> str | None:
+    """The words for the bounds of batches cut in any way; None: nobody has said them."""
+    bounds = bounds_of_any_cut(of).items()
+    said = [f"{format_seconds(s)} {BOUNDS_OF_ANY_CUT[name]}" for name, s in bounds if s is not None]
+    return ", ".join(said) or None
 
 
 class PlanMetaOp(MetaOp):
@@ -339,7 +373,7 @@ class Plan(TrainedArtifact):
         mean = {
             name: sum(each.share * getattr(each.predicted, name) for each in self.task_sets)
             for name in Predicted.model_fields
-            if name.endswith("_s") and name != "lower_bound_any_s"
+            if name.endswith("_s") and name not in BOUNDS_OF_ANY_CUT
         }
         needs = zip(*(each.predicted.peak_memory_bytes for each in self.task_sets), strict=True)
         return self.predicted.model_copy(update={**mean, "peak_memory_bytes": tuple(map(max, needs))})

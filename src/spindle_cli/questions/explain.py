@@ -11,7 +11,7 @@ from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.plan.islands.other_settings import OtherSettings, other_settings
 from spindle_cli.plan.islands.planned import of_an_island
 from spindle_cli.plan.sets.choose import of_tasks
-from spindle_cli.plan.types import Plan
+from spindle_cli.plan.types import Plan, bounds_of_any_cut
 from spindle_cli.profile.types import Profile
 from spindle_cli.questions.explaining.chain import Link, critical_chain
 from spindle_cli.questions.explaining.of_types import TypeReasons, type_reasons
@@ -42,6 +42,9 @@ class Explanation(Artifact):
         iteration_s: Seconds of an iteration; the parts below add up to it.
         compute_s: End of the schedule.
         lower_bound_s: Seconds that no schedule can be shorter than.
+        lower_bound_any_s: The same however batches are cut, where the plan says it.
+        lower_bound_with_memory_s: The same of schedules that fit the devices' memory.
+        lower_bound_with_links_s: The same of iterations, with what messages and sums take.
         transfer_s: What transfers add.
         processor_s: What communication and reading take of processors that compute.
         gradient_sum_s: What gradient sums add.
@@ -66,6 +69,9 @@ class Explanation(Artifact):
     iteration_s: float
     compute_s: float
     lower_bound_s: float
+    lower_bound_any_s: float | None = None
+    lower_bound_with_memory_s: float | None = None
+    lower_bound_with_links_s: float | None = None
     transfer_s: float
     processor_s: float = 0.0
     gradient_sum_s: float
@@ -108,6 +114,7 @@ def explain(plan: Plan, profile: Profile | None, *, plan_name: str) -> Explanati
         iteration_s=predicted.iteration_s,
         compute_s=predicted.compute_s,
         lower_bound_s=predicted.lower_bound_s,
+        **bounds_of_any_cut(predicted),
         transfer_s=predicted.transfer_s,
         processor_s=predicted.processor_s,
         gradient_sum_s=predicted.gradient_sum_s,

@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from spindle_cli.plan.islands.other_settings import OtherSettings, OuterSteps
+from spindle_cli.plan.types import describe_bounds
 from spindle_cli.questions.explain import Explanation
 from spindle_cli.questions.explaining.chain import Cause, Link
 from spindle_cli.questions.explaining.of_types import OnTypes, Taken, TypeReason, TypeReasons, TypeShares
@@ -30,7 +31,7 @@ SAME = 1e-6
 
 def headline(explanation: Explanation) -> str:
     """What the iteration is made of."""
-    e = explanation
+    e, least = explanation, describe_bounds(explanation)
     over = e.compute_s / e.lower_bound_s - 1 if e.lower_bound_s else 0.0
     where = "above the lower bound" if over >= 0 else "below the bound of version 1,"
     of_island = f" of each of {e.islands} islands" if e.islands > 1 else ""
@@ -44,7 +45,7 @@ def headline(explanation: Explanation) -> str:
         + (f" + held up {format_seconds(e.held_up_s)}" if e.held_up_s else "")
         + "\n"
         f"the schedule is {abs(over):.1%} {where} {format_seconds(e.lower_bound_s)}; "
-        f"devices are idle for {e.idle.share:.1%} of it"
+        f"devices are idle for {e.idle.share:.1%} of it" + ("" if least is None else f"\nat least {least}")
     )
 
 

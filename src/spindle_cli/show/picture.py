@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spindle_cli.files.sharding import describe_weights
-from spindle_cli.plan.types import Plan, format_devices
+from spindle_cli.plan.types import Plan, describe_bounds, format_devices
 from spindle_cli.show.grid import Grid, Row, make_grid
 from spindle_cli.show.summary import Allocation, ShowReport
 from spindle_cli.units import counted, format_bytes, format_seconds
@@ -153,8 +153,8 @@ def _bars(plan: Plan, row: Row, symbols: Symbols) -> Iterator[Text]:
 
 
 def headline(report: ShowReport) -> str:
-    """Two lines: what the plan is, and what it predicts."""
-    gap = ""
+    """What the plan is, what it predicts, and, where that is known, what is possible: a line each."""
+    gap, least = "", describe_bounds(report)
     if report.gap is not None:
         where = "above the lower bound" if report.gap >= 0 else "below the bound of version 1,"
         gap = f", {abs(report.gap):.1%} {where} {format_seconds(report.lower_bound_s)}"
@@ -163,7 +163,7 @@ def headline(report: ShowReport) -> str:
         f"strategy {report.strategy}, "
         f"{counted(report.num_slices, 'slice')} in {counted(report.num_waves, 'wave')}\n"
         f"iteration {format_seconds(report.iteration_s)} predicted; "
-        f"compute {format_seconds(report.compute_s)}{gap}"
+        f"compute {format_seconds(report.compute_s)}{gap}" + ("" if least is None else f"\nat least {least}")
     )
 
 

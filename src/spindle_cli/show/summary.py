@@ -9,7 +9,7 @@ from pydantic import Field
 
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.sharding import Sharding, WeightReport, weight_reports
-from spindle_cli.plan.types import Plan
+from spindle_cli.plan.types import Plan, bounds_of_any_cut
 from spindle_cli.program.communicators import communicator_memory
 from spindle_cli.program.text import format_action
 from spindle_cli.program.types import Program
@@ -71,6 +71,9 @@ class ShowReport(Artifact):
         iteration_s: Predicted seconds of an iteration.
         compute_s: When the schedule ends.
         lower_bound_s: Seconds that no schedule can be shorter than.
+        lower_bound_any_s: The same however batches are cut, where the plan says it.
+        lower_bound_with_memory_s: The same of schedules that fit the devices' memory.
+        lower_bound_with_links_s: The same of iterations, with what messages and sums take.
         gap: How far the schedule is above the lower bound, as a share of the bound; None if the bound is
             zero.
         device_use: Share of the schedule in which each device runs a slice.
@@ -97,6 +100,9 @@ class ShowReport(Artifact):
     iteration_s: float
     compute_s: float
     lower_bound_s: float
+    lower_bound_any_s: float | None = None
+    lower_bound_with_memory_s: float | None = None
+    lower_bound_with_links_s: float | None = None
     gap: float | None
     device_use: tuple[float, ...]
     peak_memory_bytes: tuple[int, ...]
@@ -124,6 +130,7 @@ def summarise(plan: Plan) -> ShowReport:
         iteration_s=predicted.iteration_s,
         compute_s=predicted.compute_s,
         lower_bound_s=bound_s,
+        **bounds_of_any_cut(predicted),
         gap=predicted.compute_s / bound_s - 1 if bound_s > 0 else None,
         device_use=_device_use(plan),
         peak_memory_bytes=predicted.peak_memory_bytes,

@@ -56,7 +56,7 @@ class BelowBoundError(Exception):
     """A schedule that is shorter than the lower bound."""
 
 
-def require_above(lower_bound_s: float, best: Judged) -> None:
+def require_above(lower_bound_s: float, end_s: float, strategy: str) -> None:
     """Stop where a schedule ends before the bound that no schedule can end before: one of both is wrong.
 
     Without tolerance: the bound is lowered by what floats can be off, and durations are rounded up.
@@ -64,10 +64,9 @@ def require_above(lower_bound_s: float, best: Judged) -> None:
     Raises:
         BelowBoundError: this is a bug of ours.
     """
-    compute_s = best.prediction.compute_s
-    if compute_s < lower_bound_s:
+    if end_s < lower_bound_s:
         raise BelowBoundError(
-            f"the schedule of {best.strategy} ends at {compute_s:.9g} s, before the lower bound of "
+            f"the schedule of {strategy} ends at {end_s:.9g} s, before the lower bound of "
             f"every schedule, {lower_bound_s:.9g} s"
         )
 
@@ -127,7 +126,7 @@ def find(
         alike = all_on_all(profile, cluster)
         if alike is not None and alike[0].rank() < best.rank():
             (best, problem), note = alike, None
-    require_above(bound.lower_bound_s, best)
+    require_above(bound.lower_bound_s, best.prediction.compute_s, best.strategy)
     best = with_passes_apart(problem, best)
     baselines = (by_name(name) for name in BASELINES if strategy == "spindle")
     if (other := or_another_apart(whole, best, baselines)) is not best:

@@ -14,7 +14,7 @@ from spindle_cli.costs.shares import KnownShares, point_of_share
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.sharding import on_all_devices, seconds_on
-from spindle_cli.plan.problem import Problem, make_problem, parts_of
+from spindle_cli.plan.problem import Problem, make_problem, needs_whole_batch, parts_of
 from spindle_cli.plan.search.room import CutPart
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile, ShareTime
@@ -216,13 +216,6 @@ def _cuts_of(metaops: Sequence[MetaOpProfile]) -> list[int]:
     batch_size = metaops[0].batch_size
     fewest = max(metaop.shares[0].samples for metaop in metaops)
     return [count for count in range(1, batch_size // fewest + 1) if batch_size % count == 0]
-
-
-def needs_whole_batch(metaop: MetaOpProfile) -> bool:
-    """Whether a MetaOp's batch stays in one micro-batch: it sums something over it, or changes buffers with
-    it, or nothing is known of shares.
-    """
-    return bool(not metaop.shares or metaop.batch_sums or metaop.changes_buffers)
 
 
 def parse_counts(texts: Sequence[str]) -> dict[str, int]:

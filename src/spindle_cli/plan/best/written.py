@@ -9,6 +9,7 @@ from spindle_cli.account.device_memory import MEMORY_FORMULA, DeviceMemory, host
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.assemble import make_plan_file
 from spindle_cli.plan.best.find import Found, require_above
+from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.same_device import assumption
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
@@ -22,10 +23,10 @@ AT_ONCE = (
 
 @dataclass(frozen=True)
 class Bounds:
-    """Seconds that no schedule is shorter than: of whole batches, and of batches cut in any way."""
+    """Bounds of all schedules: seconds for whole batches, and those for batches cut in any way."""
 
     lower_s: float
-    any_s: float
+    any_cut: AnyCut
 
 
 def plan_of(profile: Profile, cluster: Cluster, strategy: StrategyName, found: Found, bounds: Bounds) -> Plan:
@@ -37,7 +38,9 @@ def plan_of(profile: Profile, cluster: Cluster, strategy: StrategyName, found: F
     Raises:
         BelowBoundError: a bug of the planner.
     """
-    require_above(bounds.any_s, found.best)
+    of_schedule_s = max(bounds.any_cut.lower_bound_s, bounds.any_cut.with_memory_s)
+    require_above(of_schedule_s, found.best.prediction.compute_s, found.best.strategy)
+    require_above(bounds.any_cut.with_links_s, found.best.prediction.iteration_s, found.best.strategy)
     slices = found.best.slices if found.cut is None else found.cut.folded(found.best.slices)
     counts = None if found.cut is None else found.cut.counts
     predicted = _predicted(found.best, cluster, bounds)
@@ -68,7 +71,9 @@ def _predicted(best: Judged, cluster: Cluster, bounds: Bounds) -> Predicted:
     return Predicted(
         **asdict(best.prediction),
         lower_bound_s=bounds.lower_s,
-        lower_bound_any_s=bounds.any_s,
+        lower_bound_any_s=bounds.any_cut.lower_bound_s,
+        lower_bound_with_memory_s=bounds.any_cut.with_memory_s,
+        lower_bound_with_links_s=bounds.any_cut.with_links_s,
         peak_memory_bytes=tuple(device.total_bytes for device in best.memory),
         host_memory_bytes=_host_memory(best.memory, cluster),
         memory_formula=MEMORY_FORMULA,

@@ -1,44 +1,283 @@
-"""A bound of all schedules, however batches are cut: into any number of micro-batches, shares of any size."""
+"""Bounds of all schedules, however batches are cut: into any number of micro-batches, shares of any size.
+
+They are the program of `program.py` with shares as allocations: x[m,a] is how many ops of m a sample runs on
+average on shares a, of b samples on t devices of type k, which take T seconds an op. In every plan
+
+* an op's share keeps its t devices for the slice, which lasts T or longer: B t T / b device-seconds for all B
+  samples, so that sum over m, a of B t T x / b <= N_k C for each type;
+* a sample goes forward and back along every chain of MetaOps, in passes that take T or longer, one behind the
+  other: sum over the chain of T x <= C, for the mean of all samples as well. (With `accumulate` batches count
+  one after another, as in predictions.)
+
+A share that is smaller than the largest of its slice counts as that one, which takes less for each sample.
+
+**Memory** (`lower_bound_with_memory_s`), in bytes as `account/` counts them:
+
+* an op that runs on a share has its parameters (by tensor parallelism at best), and what its forward pass or
+  what it keeps and its backward pass take: shares with more than any device of the type has are none;
+* an op that needs all samples at once (`batch_sums`, `coupled`) begins when all MetaOps that it hangs on have
+  run forward and none backward. Then all devices together hold, once at least, parameters and state, and of
+  each op what it keeps: all of it, what is not computed again (T is then longer by the part of the forward
+  pass), or its inputs alone. Where activations may be moved to the host that says nothing.
+
+**Links** (`lower_bound_with_links_s`), in seconds at the fastest links (`collectives.py`), where a task is in
+one micro-batch for an op that needs all samples at once, so that shares of at most b samples are B / b or
+more:
+
+* its sums and gathers make the op longer, if they take more than its times have of them;
+* it starts on all devices together, so behind what the one with most samples receives: b samples, less what
+  it can have made itself, over its links to its node and to others; and less what its node can have made,
+  over that to others alone; and as much backward;
+* the gradients of the first op's parameters are summed behind the chain, and, where state is shared out, the
+  parameters gathered before it, over the shares of this op.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from spindle_cli.plan.bound.bound import FLOAT_SLACK
+import numpy as np
+
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.bound.allocations import Shares, first_of, shares_of
+from spindle_cli.plan.bound.over_links import OverLinks, Taken, starts_together
+from spindle_cli.plan.bound.program import END, FLOAT_SLACK, Array, Choice, Row, bounded
+from spindle_cli.plan.bound.room import fits_alone, keeping_less, room_beside_parameters
+from spindle_cli.plan.problem import SHORTEST_S
 from spindle_cli.profile.metagraph import topological_order
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
 
-def lower_bound_any_s(profile: Profile, num_devices: int) -> float:
-    """Seconds before which no schedule of a workload's MetaOps ends.
+@dataclass(frozen=True, eq=False)
+class _Stage:
+    """Ops of a MetaOp that are one node of the program.
 
-    The larger of two: the work, each MetaOp's samples on shares of the size that takes least of the devices'
-    time for a sample, over all devices; and the longest chain of MetaOps, each on the share that is through
-    first. What a share takes is linear between two that are known, so that both are least on one of these.
+    Attributes:
+        longer_s: by share, seconds that an op is longer on its devices.
+        beside_s: by share, seconds that the chain is longer besides.
+        uses: by a row beside those of chains and devices, what an op uses of it on each share.
+        takes: what it waits for between the ends of some of these and its start.
+        first: shares that the program begins with; none: as `first_of` says.
+        inputs: stages that come before.
     """
-    kinds = {metaop.name: _shares(metaop, num_devices) for metaop in profile.metaops}
-    work_s = sum(
-        metaop.num_ops * metaop.batch_size * min(tp * op_s / samples for samples, tp, op_s in kinds[name])
-        for name, metaop in profile.by_name.items()
+
+    num_ops: int
+    shares: Shares
+    longer_s: Array | float = 0.0
+    beside_s: Array | float = 0.0
+    uses: Mapping[str, Array] = field(default_factory=dict)
+    takes: tuple[Taken, ...] = ()
+    first: tuple[int, ...] = ()
+    inputs: tuple[int, ...] = ()
+
+    @cached_property
+    def chain_s(self) -> Array:
+        """Seconds of the chain for an op, by share."""
+        return self.shares.op_s + self.longer_s + self.beside_s
+
+    @cached_property
+    def device_s(self) -> Array:
+        """Device-seconds of an op, by share."""
+        return self.shares.device_s + self.longer_s * self.shares.devices
+
+
+class AnyCut:
+    """The bounds of a profile on a cluster, each worked out when it is asked for."""
+
+    def __init__(self, profile: Profile, cluster: Cluster) -> None:
+        self._profile, self._cluster = profile, cluster
+
+    @cached_property
+    def work_or_chain_s(self) -> float:
+        """Seconds that the work takes on all devices, or the longest chain, each on the shares that are best
+        for it.
+        """
+        longest_s: dict[str, float] = {}
+        for name in topological_order(self._profile.metaops):
+            metaop = self._profile.by_name[name]
+            before_s = max((longest_s[producer] for producer in metaop.inputs), default=0.0)
+            longest_s[name] = before_s + metaop.num_ops * float(self._shares[name].op_s.min())
+        work_s, _ = _least_s(self._stages(self._plain), self._cluster, has_chains=False)
+        return max(work_s, max(longest_s.values()) * (1 - FLOAT_SLACK))
+
+    @cached_property
+    def lower_bound_s(self) -> float:
+        """Seconds before which no schedule ends."""
+        return self._without_more[0]
+
+    @cached_property
+    def with_memory_s(self) -> float:
+        """Seconds before which no schedule ends that fits the devices' memory."""
+        fitting = {metaop.name: self._fitting(metaop) for metaop in self._profile.metaops}
+        kept, rows = self._kept_at_once(fitting)
+        if not rows and all(shares is self._shares[name] for name, shares in fitting.items()):
+            return self.lower_bound_s
+        of = {
+            metaop.name: kept.get(metaop.name, (_Stage(metaop.num_ops, fitting[metaop.name]),))
+            for metaop in self._profile.metaops
+        }
+        bound_s, _ = _least_s(self._stages(of), self._cluster, rows)
+        return max(self.lower_bound_s, bound_s)
+
+    @cached_property
+    def with_links_s(self) -> float:
+        """Seconds before which no iteration ends."""
+        links = OverLinks(self._profile, self._cluster, self._shares)
+        if not links.are_any:
+            return self.lower_bound_s
+        of = {}
+        names = topological_order(self._profile.metaops)
+        picked = dict(zip(names, self._without_more[1], strict=True))
+        for metaop in self._profile.metaops:
+            shares, longer_s = self._shares[metaop.name], links.longer_s(metaop)
+            first, *others = (
+                _Stage(num_ops, shares, longer_s, first=picked[metaop.name])
+                for num_ops in links.parts(metaop)
+            )
+            first = replace(first, beside_s=links.updated_s(metaop), takes=links.takes(metaop))
+            of[metaop.name] = (first, *others)
+        bound_s, _ = _least_s(self._stages(of), self._cluster)
+        return max(self.lower_bound_s, bound_s)
+
+    @cached_property
+    def _shares(self) -> dict[str, Shares]:
+        return {metaop.name: shares_of(metaop, self._cluster) for metaop in self._profile.metaops}
+
+    @cached_property
+    def _without_more(self) -> tuple[float, tuple[tuple[int, ...], ...]]:
+        return _least_s(self._stages(self._plain), self._cluster)
+
+    @property
+    def _plain(self) -> dict[str, tuple[_Stage, ...]]:
+        by_name = self._profile.by_name
+        return {name: (_Stage(by_name[name].num_ops, shares),) for name, shares in self._shares.items()}
+
+    def _stages(self, of: Mapping[str, Sequence[_Stage]]) -> list[_Stage]:
+        """The stages of all MetaOps, each behind those that it takes from."""
+        stages: list[_Stage] = []
+        last: dict[str, int] = {}
+        for name in topological_order(self._profile.metaops):
+            inputs = tuple(last[producer] for producer in self._profile.by_name[name].inputs)
+            for stage in of[name]:
+                stages.append(replace(stage, inputs=inputs))
+                inputs = (len(stages) - 1,)
+            (last[name],) = inputs
+        return stages
+
+    def _fitting(self, metaop: MetaOpProfile) -> Shares:
+        """The shares on which an op of a MetaOp fits; all of them where none does, and there is no plan."""
+        shares = self._shares[metaop.name]
+        fits = fits_alone(metaop, shares, self._cluster)
+        return shares if fits.all() or not fits.any() else shares.taken(np.flatnonzero(fits))
+
+    def _kept_at_once(
+        self, fitting: Mapping[str, Shares]
+    ) -> tuple[dict[str, tuple[_Stage, ...]], dict[str, Row]]:
+        """The stages of MetaOps that keep so much for an op that needs all samples at once that it may not
+        fit all devices together, and the rows that say so.
+        """
+        room = room_beside_parameters(self._profile, self._cluster)
+        if self._cluster.knows_host_links or room <= 0:
+            return {}, {}
+        by_name = self._profile.by_name
+        sets = dict.fromkeys(
+            frozenset(_before(metaop, by_name)) for metaop in by_name.values() if starts_together(metaop)
+        )
+        kept = {name: keeping_less(by_name[name], fitting[name]) for name in frozenset().union(*sets)}
+        uses: dict[str, dict[str, Array]] = {name: {} for name in kept}
+        rows: dict[str, Row] = {}
+        for number, names in enumerate(sets):
+            most = sum(by_name[name].num_ops * float(kept[name].num_bytes.max()) for name in names)
+            least = sum(by_name[name].num_ops * float(kept[name].num_bytes.min()) for name in names)
+            if least <= room < most:
+                rows[f"room_{number}"] = Row({}, 1.0)
+                for name in names:
+                    uses[name][f"room_{number}"] = kept[name].num_bytes / room
+        stages: dict[str, tuple[_Stage, ...]] = {
+            name: (_Stage(by_name[name].num_ops, kept[name].shares, uses=own),)
+            for name, own in uses.items()
+            if own
+        }
+        return stages, rows
+
+
+def _before(metaop: MetaOpProfile, by_name: Mapping[str, MetaOpProfile]) -> set[str]:
+    """The MetaOps that one hangs on."""
+    found: set[str] = set()
+    for name in metaop.inputs:
+        found |= {name, *_before(by_name[name], by_name)}
+    return found
+
+
+def _least_s(
+    stages: Sequence[_Stage],
+    cluster: Cluster,
+    more: Mapping[str, Row] | None = None,
+    *,
+    has_chains: bool = True,
+) -> tuple[float, tuple[tuple[int, ...], ...]]:
+    """Seconds that the program of these stages proves, and the shares of each that it was solved with.
+
+    Args:
+        more: rows beside those of chains and devices.
+    """
+    numbers = np.array(list(cluster.num_of_type.values()), float)
+    possible = [_always_possible(stage, numbers) for stage in stages]
+    serial_s = sum(
+        stage.num_ops * float(_alone_s(stage, numbers)[share])
+        + sum(each.own_s[share] for each in stage.takes)
+        for stage, share in zip(stages, possible, strict=True)
     )
-    longest_s: dict[str, float] = {}
-    for name in topological_order(profile.metaops):
-        metaop = profile.by_name[name]
-        before_s = max((longest_s[producer] for producer in metaop.inputs), default=0.0)
-        longest_s[name] = before_s + metaop.num_ops * min(op_s for *_, op_s in kinds[name])
-    return max(work_s / num_devices, *longest_s.values()) * (1 - FLOAT_SLACK)
+    unit_s = 2 * max(float(serial_s), SHORTEST_S)
+    consumers: list[list[int]] = [[] for _ in stages]
+    for number, stage in enumerate(stages):
+        for producer in stage.inputs:
+            consumers[producer].append(number)
+    devices = {f"devices_{kind}": Row({END: -count}) for kind, count in enumerate(numbers)}
+    rows: dict[str, Row] = {}
+    uses: list[dict[str, Array]] = [{} for _ in stages]
+    for number, stage in enumerate(stages):
+        begin = {f"start_{number}": 1.0}
+        chain = {f"edge_{number}_{other}": {f"start_{other}": -1.0} for other in consumers[number]}
+        chain = chain or {f"end_{number}": {END: -1.0}}
+        for name, then in chain.items() if has_chains else ():
+            rows[name] = Row(begin | then)
+            uses[number][name] = stage.chain_s / unit_s
+        for kind, name in enumerate(devices):
+            uses[number][name] = stage.device_s / unit_s * (stage.shares.kinds == kind)
+        for name, used in stage.uses.items():
+            uses[number][name] = used
+    for number, stage in enumerate(stages):
+        for place, taken in enumerate(stage.takes):
+            producer, name = stage.inputs[taken.place], f"takes_{number}_{place}"
+            before = stages[producer]
+            rows[name] = Row({f"start_{producer}": 1.0, f"start_{number}": -1.0})
+            uses[producer][name] = (before.chain_s - taken.less_s) / unit_s
+            uses[number][name] = taken.own_s / unit_s
+    choices = [
+        Choice(
+            stage.num_ops,
+            tuple(own),
+            np.array(list(own.values())).T,
+            (share, *(stage.first or first_of(stage.shares, stage.chain_s, stage.device_s))),
+        )
+        for stage, own, share in zip(stages, uses, possible, strict=True)
+    ]
+    found = bounded(choices, rows | devices | dict(more or {}))
+    return float(found.at_least * unit_s), found.picked
 
 
-def _shares(metaop: MetaOpProfile, num_devices: int) -> Sequence[tuple[float, int, float]]:
-    """(samples, tp, seconds of one op) of every share that is known."""
-    whole = [
-        (metaop.batch_size / point.dp, point.tp, point.op_s)
-        for point in metaop.curve
-        if point.num_devices <= num_devices
-    ]
-    parts = [
-        (float(share.samples), share.tp, share.forward_s + share.backward_s)
-        for share in metaop.shares
-        if share.tp <= num_devices
-    ]
-    return [*whole, *parts]
+def _always_possible(stage: _Stage, numbers: Array) -> int:
+    """The share that is fastest for a stage's ops one after another, each on all devices of a type, of those
+    that keep least.
+    """
+    alone_s = _alone_s(stage, numbers)
+    for used in stage.uses.values():
+        alone_s = np.where(used == used.min(), alone_s, np.inf)
+    return int(np.argmin(alone_s))
+
+
+def _alone_s(stage: _Stage, numbers: Array) -> Array:
+    return np.maximum(stage.chain_s, stage.device_s / numbers[stage.shares.kinds])

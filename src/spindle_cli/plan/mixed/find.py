@@ -148,7 +148,7 @@ def find_in_memory(
     if found is None:
         return None
     best, problem = found.best, found.problem
-    require_above(posed.lower_bound_s, best)
+    require_above(posed.lower_bound_s, best.prediction.compute_s, best.strategy)
     best = with_passes_apart(problem, best)
     told = best if best.is_apart else apart(problem, best)
     if told is None:

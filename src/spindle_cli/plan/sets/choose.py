@@ -26,7 +26,15 @@ from spindle_cli.plan.schedule import placed_slices
 from spindle_cli.plan.search.judge import has_room
 from spindle_cli.plan.search.posed import Posed, Posing
 from spindle_cli.plan.sets.restrict import as_early_as_possible, restricted
-from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Slice, StrategyName, strategies_on
+from spindle_cli.plan.types import (
+    Plan,
+    PlannedSet,
+    Predicted,
+    Slice,
+    StrategyName,
+    bounds_of_any_cut,
+    strategies_on,
+)
 from spindle_cli.profile.types import Profile, TaskShare
 
 # Makes the plan of a profile without sets.
@@ -183,6 +191,7 @@ class _Sets:
         predicted = [
             _predicted(chosen, number, posed.lower_bound_s) for number, posed in enumerate(self.posed)
         ]
+        predicted[0] = predicted[0].model_copy(update=bounds_of_any_cut(plan.predicted))
         sets = tuple(
             PlannedSet(tasks=each.tasks, share=each.share, predicted=own, waves=make_waves(slices))
             for each, own, slices in zip(

@@ -22,7 +22,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.again import predicted_by
 from spindle_cli.plan.problem import WORTH
-from spindle_cli.plan.types import Plan, PlanMetaOp, Sums
+from spindle_cli.plan.types import Plan, PlanMetaOp, Sums, bounds_of_any_cut
 from spindle_cli.profile.types import Matrix, MetaOpProfile, Profile
 
 # What the plan's own slices have to gain before it is planned once more, which takes as long again.
@@ -111,7 +111,7 @@ def _made(names: Collection[str], plan: Plan, profile: Profile, make: Callable[[
     if not note:
         raise NoPlanError("only a plan with each of them on one device fits")
     # Bounds are of all schedules, also of those that split what is gathered here.
-    bounds = {name: getattr(plan.predicted, name) for name in ("lower_bound_s", "lower_bound_any_s")}
+    bounds = {"lower_bound_s": plan.predicted.lower_bound_s, **bounds_of_any_cut(plan.predicted)}
     predicted = made.predicted.model_copy(update=bounds)
     return made.model_copy(update={"predicted": predicted, "notes": (*made.notes, note)})
 
