@@ -83,25 +83,32 @@ def shares_of(metaop: MetaOpProfile, cluster: Cluster) -> Shares:
     """All shares that a plan for the cluster can have: those of the curve, and all sizes between two that are
     known, for which time is linear.
     """
-    numbers = cluster.num_of_type
-    kinds: dict[str | None, int] = {kind: number for number, kind in enumerate(numbers)}
-    if not cluster.is_mixed:
-        kinds = {None: 0}
-    room = list(numbers.values())
+    room = devices_of_kinds(cluster)
+
+    def kind_of(entry: CurvePoint | ShareTime) -> int | None:
+        if not cluster.is_mixed:
+            return 0
+        return cluster.types.index(entry.device) if entry.device in cluster.types else None
+
     known: defaultdict[tuple[int, int], list[tuple[float, float, float, float]]] = defaultdict(list)
     for share in metaop.shares:
-        kind = kinds.get(share.device)
+        kind = kind_of(share)
         if kind is not None and share.tp <= room[kind]:
             known[kind, share.tp].append((share.samples, *_seconds(share)))
     parts = [_between(np.array(entries), kind, tp) for (kind, tp), entries in known.items()]
     points = [
-        (metaop.batch_size / point.dp, *_seconds(point), point.tp, kinds[point.device])
+        (metaop.batch_size / point.dp, *_seconds(point), point.tp, kind)
         for point in metaop.curve
-        if point.device in kinds and point.num_devices <= sum(room)
+        if (kind := kind_of(point)) is not None and point.num_devices <= sum(room)
     ]
     parts += [_exactly(np.array(points))] if points else []
-    fewest, most, tp, kind, *seconds = np.concatenate(parts, axis=1)
-    return Shares(metaop.batch_size, fewest, most, tp, kind.astype(np.intp), *seconds)
+    fewest, most, tp, kinds, *seconds = np.concatenate(parts, axis=1)
+    return Shares(metaop.batch_size, fewest, most, tp, kinds.astype(np.intp), *seconds)
+
+
+def devices_of_kinds(cluster: Cluster) -> list[int]:
+    """How many devices of each type there are; of those of one type, whatever it is called."""
+    return list(cluster.num_of_type.values()) if cluster.is_mixed else [cluster.num_devices]
 
 
 def _seconds(entry: CurvePoint | ShareTime) -> tuple[float, float, float]:

@@ -41,7 +41,7 @@ from functools import cached_property
 import numpy as np
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.bound.allocations import Shares, first_of, shares_of
+from spindle_cli.plan.bound.allocations import Shares, devices_of_kinds, first_of, shares_of
 from spindle_cli.plan.bound.over_links import OverLinks, Taken, starts_together
 from spindle_cli.plan.bound.program import END, FLOAT_SLACK, Array, Choice, Row, bounded
 from spindle_cli.plan.bound.room import fits_alone, keeping_less, room_beside_parameters
@@ -223,7 +223,7 @@ def _least_s(
     Args:
         more: rows beside those of chains and devices.
     """
-    numbers = np.array(list(cluster.num_of_type.values()), float)
+    numbers = np.array(devices_of_kinds(cluster), float)
     possible = [_always_possible(stage, numbers) for stage in stages]
     serial_s = sum(
         stage.num_ops * float(_alone_s(stage, numbers)[share])

@@ -12,7 +12,7 @@ from spindle_cli.costs.memory import held_param_bytes, inner_bytes, op_needs
 from spindle_cli.costs.parameters import Block, blocks_of, optimizer_bytes
 from spindle_cli.costs.recompute_and_offload import share_again
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.bound.allocations import Shares
+from spindle_cli.plan.bound.allocations import Shares, devices_of_kinds
 from spindle_cli.plan.bound.program import Array
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
@@ -34,9 +34,9 @@ def fits_alone(metaop: MetaOpProfile, shares: Shares, cluster: Cluster) -> Array
     forward pass takes, or what it keeps with what its backward pass takes. What is computed again, or comes
     back from the host, is there then as well.
     """
-    most = np.zeros(len(cluster.types))
+    most = np.zeros(len(devices_of_kinds(cluster)))
     for kind, num_bytes in zip(cluster.type_of, _tensor_bytes(cluster), strict=True):
-        number = cluster.types.index(kind)
+        number = cluster.types.index(kind) if cluster.is_mixed else 0
         most[number] = max(most[number], num_bytes)
     taken = np.zeros(len(shares.tp))
     for tp in np.unique(shares.tp):
