@@ -255,9 +255,8 @@ def heard() -> Iterator[None]:
     replaced = [
         (held, name, held[name])
         for module in list(sys.modules.values())
-        if _is_asker(module)
-        for held in (vars(module),)
         for name in _names_in(module)
+        for held in (vars(module),)
         if id(held.get(name)) in by_id
     ]
     replaced += [(vars(module), name, getattr(module, name)) for module, name, _ in _STAND_INS]
@@ -270,18 +269,23 @@ def heard() -> Iterator[None]:
             held[name] = value
 
 
-def _is_asker(module: Any) -> bool:
-    """Whether a Python module is the user's or of a library of models."""
+def _names_in(module: Any) -> tuple[str, ...]:
+    """The names that a Python module of the user's or of a library of models has for what is asked."""
     file = getattr(module, "__file__", None)
-    return isinstance(file, str) and not is_ours(file) and not _is_of_python_or_torch(file)
-
-
-def _names_in(module: ModuleType) -> tuple[str, ...]:
-    """The names that a module has for what is asked, among others."""
+    if not isinstance(file, str) or not _has_askers(file):
+        return ()
     held = vars(module)
-    if any(f"{os.sep}{folder}{os.sep}" in str(module.__file__) for folder in _INSTALLED):
-        return _names_in_library(module, len(held))
-    return _names_of_askers(held)
+    return _names_in_library(module, len(held)) if _is_installed(file) else _names_of_askers(held)
+
+
+@cache
+def _has_askers(file: str) -> bool:
+    return not is_ours(file) and not _is_of_python_or_torch(file)
+
+
+@cache
+def _is_installed(file: str) -> bool:
+    return any(f"{os.sep}{folder}{os.sep}" in file for folder in _INSTALLED)
 
 
 @cache
@@ -302,7 +306,6 @@ def _ids_asked() -> frozenset[int]:
     return frozenset(id(getattr(module, name)) for module, name, _ in _STAND_INS)
 
 
-@cache
 def _is_of_python_or_torch(file: str) -> bool:
     inside = file.removeprefix(_STDLIB + os.sep)
     return (inside != file and not inside.startswith(_INSTALLED)) or f"{os.sep}torch{os.sep}" in file
