@@ -22,17 +22,16 @@ from spindle_cli.plan.refine import (
     tables,
 )
 from spindle_cli.plan.refine.evaluate import cost_of, least_of
-from spindle_cli.plan.refine.moves import OFTEN, change
+from spindle_cli.plan.refine.moves import any_move, change, draw_what_gains
 from spindle_cli.plan.refine.repair import change_and_repair
-from spindle_cli.plan.refine.schedule import Schedule, Work
+from spindle_cli.plan.refine.schedule import OFTEN, Schedule, Work
 from spindle_cli.plan.refine.tables import Floats, Tables
 from spindle_cli.plan.search import draws
-from spindle_cli.plan.search.draws import draw
 
 COMPILING = "compiling the search for short memory: about a minute, once for each installation and version"
-# One of so many changes is a repair.
-REPAIRS = 4
-_TOTAL = sum(OFTEN)
+# The move that changes with repair; and after how many changes it is looked at what moves have gained.
+REPAIRING = len(OFTEN) - 1
+LOOKED_AT = 2000
 
 
 @compiled
@@ -68,6 +67,14 @@ def is_same(tables: Tables, one: Schedule, other: Schedule) -> bool:
     return True
 
 
+@compiled
+def note_filled(tables: Tables, work: Work) -> None:
+    """Note what part of devices' memory the schedule takes that has just been evaluated."""
+    for device in range(len(work.states)):
+        state = work.states[device]
+        work.filled[device] = (state.peak + state.correction) / tables.devices[device].capacity
+
+
 @cache
 def compiled_search() -> Any:
     """The loop, compiled."""
@@ -96,6 +103,7 @@ def compiled_search() -> Any:
         least = least_of(tables, current, work, inf)
         costs[0], over = cost_of(tables, current, work, least, inf, penalty)
         beyond = costs[0] / over - least
+        note_filled(tables, work)
         if over == 1.0 and costs[0] < costs[1]:
             copy_schedule(tables, current, best)
             costs[1] = costs[0]
@@ -105,12 +113,17 @@ def compiled_search() -> Any:
             copy_schedule(tables, current, trial)
             tried += 1
             placed += 10  # what a change takes that cannot be made
-            if draw(work.random, REPAIRS) == 0:
+            if tried % LOOKED_AT == 0:
+                draw_what_gains(work)
+            move = any_move(work)
+            work.spent[move] += 10
+            if move == REPAIRING:
                 if not change_and_repair(tables, trial, work):
                     continue
-            elif not change(tables, trial, work, _TOTAL):
+            elif not change(tables, trial, work, move):
                 continue
             placed += trial.order[0]
+            work.spent[move] += trial.order[0]
             slot = tried % len(history)
             most = max(costs[0], history[slot])
             least = least_of(tables, trial, work, most - stays * beyond)
@@ -120,6 +133,8 @@ def compiled_search() -> Any:
             cost, over = cost_of(tables, trial, work, least, most, penalty)
             if cost <= most:
                 copy_schedule(tables, trial, current)
+                work.gained[move] += costs[0] - cost
+                note_filled(tables, work)
                 costs[0], beyond = cost, cost / over - least
                 work.is_known[0] = 0
                 if over == 1.0 and cost < costs[1]:

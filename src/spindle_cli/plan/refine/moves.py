@@ -7,12 +7,15 @@ says False.
 from __future__ import annotations
 
 from spindle_cli.plan.compiled import compiled
-from spindle_cli.plan.refine.schedule import Schedule, Work
+from spindle_cli.plan.refine.schedule import OFTEN, Schedule, Work
 from spindle_cli.plan.refine.tables import Ints, Tables
 from spindle_cli.plan.search.draws import draw
 
-# How often each move is tried, of all tries, in the order of `change`.
-OFTEN = (16, 8, 8, 10, 6, 12, 6, 4, 6, 4, 8, 3, 4, 3, 8, 4)
+# Where so much of its memory is taken a device is short of it: pieces elsewhere keep all activations.
+SHORT = 0.9
+# Of all draws, the part that does not go by what moves gained; into how many parts that is measured; and what
+# part of what they gained counts on.
+EVENLY, SCALE, FORGOTTEN = 0.5, 16, 0.5
 # By how many allocations a piece becomes wider or narrower at most.
 FURTHEST = 3
 
@@ -527,6 +530,8 @@ def keep_otherwise(tables: Tables, schedule: Schedule, work: Work) -> bool:
 def _kept_otherwise(tables: Tables, schedule: Schedule, work: Work, piece: int) -> bool:
     option, metaop = schedule.pieces[piece].option, schedule.pieces[piece].metaop
     keeping = draw(work.random, tables.common[0].keepings)
+    if not _is_short(tables, schedule, work, piece):
+        keeping = 0
     if keeping == tables.options[option].keeping:
         return False
     before = tables.options[option]
@@ -534,6 +539,15 @@ def _kept_otherwise(tables: Tables, schedule: Schedule, work: Work, piece: int) 
         after = tables.options[other]
         if after.keeping == keeping and after.allocation == before.allocation:
             schedule.pieces[piece].option = other
+            return True
+    return False
+
+
+@compiled
+def _is_short(tables: Tables, schedule: Schedule, work: Work, piece: int) -> bool:
+    """Whether a piece has a device that is short of memory."""
+    for place in range(tables.options[schedule.pieces[piece].option].devices):
+        if work.filled[schedule.devices[piece, place]] > SHORT:
             return True
     return False
 
@@ -632,13 +646,39 @@ def gather_component(tables: Tables, schedule: Schedule, work: Work) -> bool:
 
 
 @compiled
-def change(tables: Tables, schedule: Schedule, work: Work, total: int) -> bool:
-    """Make a move, each as often as `OFTEN` says; `total`: the sum of these."""
-    left = draw(work.random, total)
-    move = 0
-    while left >= OFTEN[move]:
-        left -= OFTEN[move]
+def any_move(work: Work) -> int:
+    """One of the moves, each as often as `often` says."""
+    total = 0
+    for move in range(len(work.often)):
+        total += work.often[move]
+    left, move = draw(work.random, total), 0
+    while left >= work.often[move]:
+        left -= work.often[move]
         move += 1
+    return move
+
+
+@compiled
+def draw_what_gains(work: Work) -> None:
+    """Draw moves from now on half as often as at first, and for the rest by what they have gained for each
+    pass placed.
+    """
+    total, most = 0.0, 0
+    for move in range(len(OFTEN)):
+        most += OFTEN[move]
+        total += max(0.0, work.gained[move]) / max(1.0, work.spent[move])
+    for move in range(len(OFTEN)):
+        share = 0.0
+        if total > 0.0:
+            share = max(0.0, work.gained[move]) / max(1.0, work.spent[move]) / total
+        work.often[move] = int(EVENLY * OFTEN[move] * SCALE + (1 - EVENLY) * share * most * SCALE)
+        work.gained[move] *= FORGOTTEN
+        work.spent[move] *= FORGOTTEN
+
+
+@compiled
+def change(tables: Tables, schedule: Schedule, work: Work, move: int) -> bool:
+    """Make a move."""
     if move == 0:
         return resize(tables, schedule, work)
     if move == 1:

@@ -22,6 +22,9 @@ LOADS, LEAST_LOADS = 1 << 19, 256
 WORTHS = 1 << 10
 # Sums and gathers whose seconds are kept.
 COLLECTIVES = 1 << 14
+# How often each move is tried at first, of all tries, in the order of `moves.change`; the last one is a
+# change with repair.
+OFTEN = (16, 8, 8, 10, 6, 12, 6, 4, 6, 4, 8, 3, 4, 3, 8, 4, 38)
 # Pieces that a MetaOp has at most.
 MOST_PIECES = 24
 
@@ -162,6 +165,9 @@ class Work(NamedTuple):
         alone_s: [2 P] when the passes of the schedule that is changed start, if messages take no time; -1 of
             what has no piece. `is_known`: [1] whether that is so.
         firsts: [2, T] which of each type's devices two pieces begin with.
+        filled: [N] of the schedule that is changed, the part of each device's memory that is taken.
+        often, gained, spent: by moves, how often each is drawn, what changes by it have taken off the cost of
+            late, and the passes that were placed for these.
         random: [1] state of the random numbers.
     """
 
@@ -222,6 +228,10 @@ class Work(NamedTuple):
     alone_s: Floats
     is_known: Ints
     firsts: Ints
+    filled: Floats
+    often: Ints
+    gained: Floats
+    spent: Floats
     random: Ints
 
 
@@ -293,5 +303,9 @@ def work_for(tables: Tables, num_places: int, iteration_s: float) -> Work:
         alone_s=np.zeros(2 * num_places),
         is_known=np.zeros(1, ints),
         firsts=np.zeros((2, len(tables.type_from) - 1), ints),
+        filled=np.zeros(num_devices),
+        often=np.array(OFTEN),
+        gained=np.zeros(len(OFTEN)),
+        spent=np.zeros(len(OFTEN)),
         random=np.zeros(1, ints),
     )

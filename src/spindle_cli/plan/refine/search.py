@@ -34,15 +34,15 @@ PASSES, OF_DEVICES = 25_000, 64
 MARKS = 15
 # So many marks in a row that gain less than this share of the iteration end a search. What is left of its
 # marks is for another from the same plan with other random numbers, until there have been so many.
-PATIENCE = 4
+PATIENCE = 2
 GAIN = 0.002
-CHAINS = 2
+CHAINS = 6
 # By how much longer what there was is taken to have been: when the search begins, so that it leaves the plan
 # that it begins from, and where a mark gains less, when it goes on from its best.
 MELT, HEAT = 0.05, 0.005
 # How many changes ago what there was is compared with. The more there are, the more slowly it gets shorter,
 # and the less depends on where it began.
-LENGTH = 1000
+LENGTH = 500
 # Of the cost of a schedule, what a device that is full over its capacity by all of that adds.
 PENALTY = 2.0
 # What part of what sums add to the passes is taken to stay with every change (`loop.py`).
