@@ -18,7 +18,7 @@ from spindle_cli.plan.best import find_sharded
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import Found, OneTypeCutPlanner, find
-from spindle_cli.plan.best.find_asked import find_asked, with_less
+from spindle_cli.plan.best.find_asked import SharedQuickly, find_asked, with_less
 from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.posed import SeveralTypes
@@ -201,7 +201,8 @@ def test_micro_batches_are_asked_to_be_faster_than_another_kind_of_plan(
         "spindle_cli.plan.best.find_asked.in_best_micro_batches", lambda *given: asked.append(given[-1])
     )
     planner = OneTypeCutPlanner(two_nets(), SHORT, "spindle", 1)
-    with_less(two_nets(), SHORT, Asked(), None, planner, ONE_TYPE, 1.0, lambda known_s: min(known_s, 3.0))
+    sharing = SharedQuickly(two_nets(), SHORT, Asked(), ONE_TYPE, lambda known_s: min(known_s, 3.0))
+    with_less(two_nets(), SHORT, Asked(), None, planner, sharing, 1.0)
     assert asked == [3.0]
 
 

@@ -29,7 +29,6 @@ from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search import judge
 from spindle_cli.plan.search.judge import Judged, best_of, measure
-from spindle_cli.plan.search.memory_fallback import itself
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.strategies.spindle import spindle
 from spindle_cli.profile.types import CurvePoint, Profile
@@ -106,7 +105,9 @@ def test_memory_is_not_shared_out_otherwise_within_3_percent_of_the_bound(
 
     def found(found: Found, bound_s: float) -> Found | None:
         asked = Asked("spindle", 1)
-        arguments = drawn(0), cluster_of(2), asked, found, None, ONE_TYPE, bound_s, itself
+        profile, cluster = drawn(0), cluster_of(2)
+        sharing = find_asked.SharedQuickly(profile, cluster, asked, ONE_TYPE)
+        arguments = profile, cluster, asked, found, None, sharing, bound_s
         return find_asked.with_less(*arguments)  # type: ignore[arg-type]
 
     assert found(replace(short, is_short=False), 0.5) is not None

@@ -22,7 +22,7 @@ from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.refine import search
 from spindle_cli.plan.refine.evaluate import PIECE
-from spindle_cli.plan.refine.search import MARKS, PATIENCE, SEED, Search, refined
+from spindle_cli.plan.refine.search import CHAINS, MARKS, PATIENCE, SEED, Search, refined
 from spindle_cli.plan.refine.tables import options_of
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
 from spindle_cli.plan.slices import Slice
@@ -301,7 +301,8 @@ def test_a_search_goes_on_while_what_it_is_at_becomes_shorter(monkeypatch: pytes
 
     monkeypatch.setattr(Search, "go_on", go_on)
     assert refined(case.problem, [case.begun], 1) is None
-    assert marks == [SEED] * (4 + PATIENCE) + [SEED + 1] * PATIENCE
+    others = [SEED + number for number in range(1, CHAINS) for _ in range(PATIENCE)]
+    assert marks == [SEED] * (4 + PATIENCE) + others
     marks, falling = [], [True] * 2 * MARKS
     assert refined(case.problem, [case.begun], 1) is None
     assert marks == [SEED] * 2 * MARKS
@@ -310,6 +311,7 @@ def test_a_search_goes_on_while_what_it_is_at_becomes_shorter(monkeypatch: pytes
 @pytest.mark.parametrize("stuck", [SEED, SEED + 1])
 def test_the_best_plan_of_several_searches_is_found(stuck: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where one of two finds nothing, the first or the second."""
+    monkeypatch.setattr("spindle_cli.plan.refine.search.CHAINS", 2)
     case = on_types(cluster(4, 4, memory_gib=40.0))
     alone = Search.of(case.problem, case.begun)
     assert alone is not None

@@ -4,7 +4,7 @@ activations in host memory, where memory is short.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from spindle_cli.files.cluster import Cluster
@@ -20,7 +20,7 @@ from spindle_cli.plan.best.find import (
     find_on_any_number,
     in_best_micro_batches,
 )
-from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
+from spindle_cli.plan.best.find_sharded import QuickSharding, in_best_sharding, quick_sharding
 from spindle_cli.plan.best.in_memory import NEAR_BOUND
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import make_problem
@@ -40,7 +40,45 @@ def find_asked(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLe
     if asked.equal_shares:
         profile = profile.in_equal_shares()
     cluster = asked.allowed(cluster)
-    return or_moving(_with_room(profile, cluster, asked, or_less_s), profile, cluster)
+    sharing = SharedQuickly(profile, cluster, asked, ONE_TYPE, or_less_s)
+    return or_moving(_with_room(profile, cluster, asked, sharing), profile, cluster)
+
+
+@dataclass
+class SharedQuickly:
+    """The best quick plan that shares out parameters or gradients, made when it is first asked for: it is
+    found soon, and of other kinds of plans, which take longer to find, what is not faster is then left out.
+
+    Attributes:
+        other_less_s: of the iteration of a plan that is known, that, or a shorter one of a third kind.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    asked: Asked
+    posing: Posing
+    other_less_s: OrLessS = itself
+    _known: list[QuickSharding | None] = field(default_factory=list)
+
+    def or_less_s(self, known_s: float) -> float:
+        """Seconds of the best plan that shares out more, or of a third kind, or `known_s` if that is less."""
+        quick = self.quick(known_s)
+        return self.other_less_s(
+            known_s if quick is None else min(known_s, quick.judged.prediction.iteration_s)
+        )
+
+    def quick(self, than_s: float) -> QuickSharding | None:
+        """The quick plan; None: there is none, or none that may be faster than `than_s`, where it is first
+        asked for, or something else is asked for.
+        """
+        asked = self.asked
+        if not asked.gives_up or not (asked.sharding is None or asked.shares_out_more):
+            return None
+        if not self._known:
+            ways = asked.micro_batches, asked.sharding
+            found = quick_sharding(self.profile, self.cluster, asked.strategy, self.posing, *ways, than_s)
+            self._known.append(found)
+        return self._known[0]
 
 
 def or_moving(found: Found | None, profile: Profile, cluster: Cluster) -> Found | None:
@@ -57,16 +95,18 @@ def or_moving(found: Found | None, profile: Profile, cluster: Cluster) -> Found 
     return replace(found, best=moved, note=said)
 
 
-def _with_room(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLessS) -> Found | None:
+def _with_room(profile: Profile, cluster: Cluster, asked: Asked, sharing: SharedQuickly) -> Found | None:
     """The best plan; where memory is short also of those that cut batches and share out parameters."""
     strategy, effort = asked.strategy, asked.effort
     shared_out = profile.sharded(asked.sharding or {})
-    found = _in_memory(shared_out, cluster, asked, or_less_s)
+    found = _in_memory(shared_out, cluster, asked, sharing.or_less_s)
     planner = OneTypeCutPlanner(shared_out, cluster, strategy, effort)
     if not asked.gives_up:
         return found
     bound_s = lower_bound(make_problem(profile, cluster)).lower_bound_s
-    return with_less(profile, cluster, asked, found, planner, ONE_TYPE, bound_s, or_less_s)
+    best = with_less(profile, cluster, asked, found, planner, sharing, bound_s)
+    # What was left out for a quick plan that then does not fit with times for each pass.
+    return best or _in_memory(shared_out, cluster, asked, sharing.other_less_s)
 
 
 def with_less(
@@ -75,9 +115,8 @@ def with_less(
     asked: Asked,
     found: Found | None,
     planner: CutPlanner,
-    posing: Posing,
+    sharing: SharedQuickly,
     bound_s: float,
-    or_less_s: OrLessS,
 ) -> Found | None:
     """The best plan; where memory is short also of those that cut batches and share out parameters, unless
     there is next to nothing that these could gain. None as `find_asked` says.
@@ -85,25 +124,20 @@ def with_less(
     Args:
         found: the best of whole batches, or of the micro-batches asked for, with what is to be shared out.
         planner: of micro-batches, with the same shared out.
+        sharing: the best quick plan that shares out more.
         bound_s: before which no schedule of whole batches ends.
     """
     if found is not None and (not found.is_short or found.best.prediction.compute_s <= NEAR_BOUND * bound_s):
         return found
-    strategy = asked.strategy
-    shared_out = profile.sharded(asked.sharding or {})
-    may_share = asked.sharding is None or asked.shares_out_more
-    than_s = or_less_s(inf if found is None else found.best.prediction.iteration_s)
-    quick = None
-    if may_share:
-        counts, sharding = asked.micro_batches, asked.sharding
-        quick = quick_sharding(profile, cluster, strategy, posing, counts, sharding, than_s)
+    than_s = sharing.or_less_s(inf if found is None else found.best.prediction.iteration_s)
     if asked.micro_batches is None and not (found is not None and found.is_searched):
-        shared_out_s = inf if quick is None else quick.judged.prediction.iteration_s
-        known_s = min(than_s, shared_out_s)
-        found = in_best_micro_batches(shared_out, posing.divisor(cluster), planner, found, known_s)
+        shared_out = profile.sharded(asked.sharding or {})
+        divisor = sharing.posing.divisor(cluster)
+        found = in_best_micro_batches(shared_out, divisor, planner, found, than_s)
+    quick = sharing.quick(than_s)
     if quick is not None and (found is None or found.is_short):
         is_asked = asked.sharding is not None
-        found = in_best_sharding(quick, strategy, asked.effort, found, than_s, is_asked=is_asked)
+        found = in_best_sharding(quick, asked.strategy, asked.effort, found, than_s, is_asked=is_asked)
     return found
 
 

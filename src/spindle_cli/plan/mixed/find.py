@@ -14,7 +14,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found, find, find_in_asked, require_above
-from spindle_cli.plan.best.find_asked import or_moving, with_less
+from spindle_cli.plan.best.find_asked import SharedQuickly, or_moving, with_less
 from spindle_cli.plan.best.in_memory import in_memory
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
 from spindle_cli.plan.best.rounds import rounds_of
@@ -76,18 +76,19 @@ def find_on_types(
     cluster = asked.allowed(cluster)
     shared_out = profile.sharded(asked.sharding or {})
     posing = SeveralTypes()
+    sharing = SharedQuickly(profile, cluster, asked, posing, or_less_s)
     memory_asks = asked.micro_batches is None
     planner = _CutPlanner(shared_out, cluster, asked.strategy, asked.effort, posing, memory_asks)
     if asked.micro_batches is not None:
         found = find_in_asked(planner.cut(asked.micro_batches), planner)
     else:
-        found = find_in_memory(shared_out, cluster, asked.strategy, asked.effort, posing, or_less_s)
+        found = find_in_memory(shared_out, cluster, asked.strategy, asked.effort, posing, sharing.or_less_s)
         may_leave = asked.strategy == "spindle" and asked.effort != NO_SEARCH and not asked.shares_out_more
         if found is not None and may_leave:
             problem = posing.problem(shared_out, cluster)
             found = on_best_part(problem, bound, found, partial(_on_part, shared_out, asked.effort, cluster))
     if asked.gives_up:
-        found = with_less(profile, cluster, asked, found, planner, posing, bound.lower_bound_s, or_less_s)
+        found = with_less(profile, cluster, asked, found, planner, sharing, bound.lower_bound_s)
     return or_moving(found, profile, cluster)
 
 

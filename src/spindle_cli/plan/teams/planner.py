@@ -122,10 +122,11 @@ def _posing(cluster: Cluster) -> Posing:
 def _searched(
     seen: Profile, small: Cluster, effort: int, posing: Posing, than_s: float = inf
 ) -> Found | None:
-    """The best plan of teams as devices; None: nothing fits, or nothing on several types is faster."""
+    """The best plan of teams as devices; None: nothing fits, or nothing that gives up speed is faster."""
+    or_less_s = partial(min, than_s)
     if isinstance(posing, SeveralTypes):
-        return find_in_memory(seen, small, "spindle", effort, posing, partial(min, than_s))
-    return find(seen, small, "spindle", effort)
+        return find_in_memory(seen, small, "spindle", effort, posing, or_less_s)
+    return find(seen, small, "spindle", effort, or_less_s)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ By free memory, strategy and weights are found in turn. The account of a plan sa
 beside the optimizer state that is shared out, of one type the device with the least of it. In proportion to
 that the state is shared out and planned for again, until the weights stay as they are or have been before.
 Where memory asks for it the fastest of these plans is taken, where a user does the last. The first account
-is of the plan with equal parts, or, where these leave devices short of memory, of the plan for as many
-devices with ample memory, against what they have.
+is of the plan with equal parts, or, where none fits, of the plan for as many devices with ample memory,
+against what they have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import LARGEST_WEIGHT, ShardWeights
-from spindle_cli.plan.problem import WORTH
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
@@ -29,6 +28,8 @@ from spindle_cli.profile.types import MetaOpProfile, Profile
 ShardBy = Literal["even", "memory", "speed"] | Mapping[str, int]
 # Most plans with weights: where they are asked for, and where they are one thing to try of several.
 _MOST_ASKED, _MOST_TRIED = 4, 2
+# Of a device's memory, the optimizer state from which on other weights are tried without being asked for.
+WORTH_FREEING = 0.05
 # Plans a profile, with its weights, for a cluster.
 Make = Callable[[Profile, Cluster], Plan]
 
@@ -85,14 +86,9 @@ def with_best_weights(
     if shard_by == "speed":
         return make(profile.weighted(by_speed(profile, cluster)), cluster)
     evenly = _tried(make, profile, cluster)
-    has_room = isinstance(evenly, Plan) and not is_short(evenly)
-    if shard_by is None and isinstance(evenly, Plan) and has_room:
+    if shard_by is None and isinstance(evenly, Plan) and not (is_short(evenly) and _may_free(evenly)):
         return evenly
-    start = evenly if has_room else _tried(make, profile, cluster.with_ample_memory())
-    if shard_by is None and isinstance(evenly, Plan) and isinstance(start, Plan):
-        saved_s = evenly.predicted.iteration_s - start.predicted.iteration_s
-        if saved_s * _share_freed(start, cluster) < WORTH * evenly.predicted.iteration_s:
-            return evenly
+    start = evenly if isinstance(evenly, Plan) else _tried(make, profile, cluster.with_ample_memory())
     most = _MOST_ASKED if shard_by == "memory" else _MOST_TRIED
     found = _by_memory(profile, cluster, start, make, most)
     if shard_by == "memory" and found:
@@ -132,13 +128,10 @@ def _by_memory(
     return found
 
 
-def _share_freed(ample: Plan, cluster: Cluster) -> float:
-    """The part of what a plan with ample memory lacks on the devices of a cluster that is their optimizer
-    state, on the device with least: with none of it that much is free.
-    """
-    needs = zip(cluster.fill_bytes, _needs(ample, cluster), strict=True)
-    lacking = [(need.total_bytes - capacity, need.optimizer_bytes) for capacity, need in needs]
-    return min((min(1.0, state / lacks) for lacks, state in lacking if lacks > 0), default=1.0)
+def _may_free(plan: Plan) -> bool:
+    """Whether a device has so much of its memory in optimizer state that other weights may matter."""
+    needs = zip(plan.cluster.fill_bytes, _needs(plan, plan.cluster), strict=True)
+    return any(need.optimizer_bytes > WORTH_FREEING * capacity for capacity, need in needs)
 
 
 def _free_bytes(plan: Plan, cluster: Cluster) -> list[int]:
