@@ -28,11 +28,19 @@ def test_a_message_takes_both_ends_for_itself_and_for_its_bytes() -> None:
 
 
 def test_a_sum_scatters_and_gathers_between_all_pairs() -> None:
-    """Of 3 devices each sends a third of 3 MB to 2 others and takes as much, twice."""
+    """Of 3 devices each sends a third of 3 MB to 2 others and takes as much, twice, in two messages each."""
     time = ProcessorTime(COSTS, 4)
     time.together(summed((0, 1, 3), 3 * MB))
-    summed_s = 2 * 2 * 2 * (0.001 + 1e-9 * MB)
+    summed_s = 2 * 2 * 2 * (2 * 0.001 + 1e-9 * MB)
     assert time.seconds == pytest.approx((summed_s, summed_s, 0.0, summed_s))
+
+
+@pytest.mark.parametrize(("mebibytes", "messages"), [(4, 2), (4.5, 3), (6, 3), (6.5, 4)])
+def test_a_large_sum_goes_in_messages_of_a_mebibyte_at_most(mebibytes: float, messages: int) -> None:
+    """Of 2 devices each hands the other its half, and then the other's back."""
+    time = ProcessorTime(ProcessorCosts(message_s=0.001), 2)
+    time.together(summed((0, 1), int(mebibytes * 2**20)))
+    assert time.seconds == pytest.approx((2 * 2 * messages * 0.001,) * 2)
 
 
 def test_a_scatter_or_a_gather_is_half_of_a_sum_and_one_device_does_nothing() -> None:
@@ -106,7 +114,7 @@ def test_planner_and_simulator_add_the_same_to_a_chain_over_two_devices() -> Non
     first, second = profile.metaops
     waves = [[slice_of(first, (0, 1), (0,), 0.0)], [slice_of(second, (0, 1), (1,), 3.0)]]
     plan = plan_of(profile, cluster, waves).model_copy(update={"processor": COSTS})
-    beside_s = 4 * (0.001 + 1e-9 * 16 / 2) + 2 * (0.001 + 1e-9 * MB)
+    beside_s = 4 * (2 * 0.001 + 1e-9 * 16 / 2) + 2 * (0.001 + 1e-9 * MB)
     transfers_s = 2 * (10e-6 + MB / 5e9)
     assert simulate(plan).iteration_s == pytest.approx(6.0 + 2 * beside_s + transfers_s)
 

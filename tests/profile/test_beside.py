@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -70,3 +71,29 @@ def test_reading_is_timed_for_each_sample(batch_size: int, monkeypatch: pytest.M
     monkeypatch.setattr(time, "thread_time", lambda: clock[0])
     task = Task("t", nn.Linear(2, 1), batch_size, Items(clock))
     assert _load_s(Batches(task, 0)) == pytest.approx(1e-3)
+
+
+class Readers(Dataset[dict[str, torch.Tensor]]):
+    """Notes which threads read it, and draws a random number where it is told to."""
+
+    def __init__(self, *, draws: bool) -> None:
+        self.draws = draws
+        self.threads: list[threading.Thread] = []
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.threads.append(threading.current_thread())
+        return {"x": torch.rand(2) if self.draws else torch.zeros(2)}
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_samples_are_read_beside_the_main_thread_as_in_training(*, draws: bool) -> None:
+    """The first by the main thread; then by one other, but for what draws random numbers."""
+    data = Readers(draws=draws)
+    assert _load_s(Batches(Task("t", nn.Linear(2, 1), 4, data), 0)) > 0.0
+    assert data.threads[0] is threading.main_thread()
+    behind = set(data.threads[4:])
+    assert len(behind) == 1
+    assert (threading.main_thread() in behind) is draws

@@ -12,6 +12,7 @@ longer by the device's share of such work over its compute (`slice_stretches`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
 from typing import Protocol
 
 from spindle_cli.account.traffic import Traffic
@@ -25,6 +26,9 @@ from spindle_cli.profile.types import MetaOp
 
 # In a round of n devices, such as a reduce-scatter, each sends to n - 1 others and receives from as many.
 _ENDS_PER_PARTNER = 2
+# gloo's ring sends a device's part of an all-reduce in two segments at least, so that one is on its way while
+# the other is added, and in none of more than 1 MiB (gloo, `gloo/allreduce.cc`, `ring`).
+_LEAST_SEGMENTS, _SEGMENT_BYTES = 2, 2**20
 
 
 class ProcessorSeconds(Protocol):
@@ -54,8 +58,9 @@ class ProcessorTime:
     def together(self, collective: Together, times: float = 1.0) -> None:
         """Add a collective, so many times; one device alone has nothing to do."""
         count = len(collective.devices)
-        ends = times * collective.rounds * _ENDS_PER_PARTNER * (count - 1)
-        moved = ends * collective.num_bytes / count
+        parts = times * collective.rounds * _ENDS_PER_PARTNER * (count - 1)
+        ends = parts * _segments(collective)
+        moved = parts * collective.num_bytes / count
         for device in collective.devices:
             self._seconds[device] += ends * self._costs.message_s + moved * self._costs.s_per_byte
 
@@ -89,6 +94,14 @@ class ProcessorTime:
             for taken_s, compute_s in zip(self.seconds, of_device, strict=True)
         ]
         return tuple(max(stretched[device] for device in piece.devices) for piece in slices)
+
+
+def _segments(collective: Together) -> int:
+    """In how many messages each device's part goes from one device to the next."""
+    if collective.rounds == 1:
+        return 1
+    segments = ceil(collective.num_bytes / _SEGMENT_BYTES)
+    return max(_LEAST_SEGMENTS, ceil(segments / len(collective.devices)))
 
 
 def slice_stretches(

@@ -291,7 +291,7 @@ class Training:
         if self.stop.asked():
             self.board.ask_to_stop()
         self.board.weigh_for(step)
-        self.watch.check(step)
+        self.watch.check_between(step)
         numbers = self.values.begin(step)
         tasks = self.model.schedule.of_step(step)
         executor, apart = self.executors[tasks], tasks if self.model.program.plan.task_sets else None

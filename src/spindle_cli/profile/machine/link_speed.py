@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 
@@ -26,7 +27,9 @@ _SECONDS_PER_SIZE = 0.12
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 200
 # Processor time that a process computes for while a message is under way: at least, and times what it takes.
 _LEAST_BESIDE_S, _BESIDE_TIMES = 1e-3, 2.0
-_BESIDE_ELEMENTS = 2**10  # that are worked on then, few enough for torch to do it in one thread
+# What is worked on then: rows few enough for torch to do it in one thread, and more of them than are in the
+# caches of a core, from which passes drive what messages need, too.
+_BESIDE_ROWS, _BESIDE_ELEMENTS = 2**10, 2**10
 _TIMEOUT = timedelta(seconds=60)
 
 
@@ -106,7 +109,10 @@ def _one_way(rank: int, elements: int, device: torch.device, size_s: float = _SE
         return OneWay(seconds)
     beside_s = max(_LEAST_BESIDE_S, _BESIDE_TIMES * seconds)
     # One of these takes at least as long as what is computed beside it; both ends know how long that is.
-    exchanges = [_exchange(rank, message, beside_s) for _ in range(min(count, _rounds(size_s, beside_s)))]
+    beside = torch.ones(_BESIDE_ROWS, _BESIDE_ELEMENTS).unbind()
+    exchanges = [
+        _exchange(rank, message, beside, beside_s) for _ in range(min(count, _rounds(size_s, beside_s)))
+    ]
     return OneWay(seconds, _of_one_end(exchanges, seconds))
 
 
@@ -142,18 +148,20 @@ def _round_trip(rank: int, message: torch.Tensor) -> float:
     return time.perf_counter() - started
 
 
-def _exchange(rank: int, message: torch.Tensor, beside_s: float) -> float:
+def _exchange(rank: int, message: torch.Tensor, beside: Sequence[torch.Tensor], beside_s: float) -> float:
     """Processor seconds that a message each way takes of this end beside its own work, as in training: it
     computes for so many seconds while they are under way.
 
-    It is the time of the calls, and all of what other threads of the process take meanwhile.
+    It is the time of the calls, and all of what other threads of the process take meanwhile. `beside`: what
+    it computes on.
     """
     received = torch.empty_like(message)
     operations = [dist.P2POp(dist.irecv, received, 1 - rank), dist.P2POp(dist.isend, message, 1 - rank)]
     process_s, thread_s = time.process_time(), time.thread_time()
     works = dist.batch_isend_irecv(operations)
     calls_s = time.thread_time() - thread_s
-    _compute(beside_s)
+    computed_s = time.thread_time() + beside_s
+    compute_beside(beside, lambda: time.thread_time() >= computed_s)
     waiting_s = time.thread_time()
     for work in works:
         work.wait()
@@ -162,12 +170,17 @@ def _exchange(rank: int, message: torch.Tensor, beside_s: float) -> float:
     return calls_s + (ended_s - waiting_s) + max(others_s, 0.0)
 
 
-def _compute(seconds: float) -> None:
-    """Compute in this thread alone, for so much of its processor time."""
-    values = torch.ones(_BESIDE_ELEMENTS)
-    until = time.thread_time() + seconds
-    while time.thread_time() < until:
-        values.tanh_()
+def values_beside() -> Sequence[torch.Tensor]:
+    """What `compute_beside` works on."""
+    return torch.ones(_BESIDE_ROWS, _BESIDE_ELEMENTS).unbind()
+
+
+def compute_beside(values: Sequence[torch.Tensor], is_over: Callable[[], bool]) -> None:
+    """Compute in this thread alone until `is_over` says so, which is asked every few microseconds."""
+    for row in cycle(values):
+        if is_over():
+            return
+        row.tanh_()
 
 
 def as_link(measured: MeasuredLink) -> Link:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +19,7 @@ from spindle_cli.files.artifact import sha256_of, write_json
 from spindle_cli.files.cluster import Cluster, Links, NodeGroup
 from spindle_cli.process.devices import cores_of_time
 from spindle_cli.profile.assemble import Extent, Times, assemble
-from spindle_cli.profile.machine.link_speed import as_link
+from spindle_cli.profile.machine.link_speed import as_link, compute_beside, values_beside
 from spindle_cli.profile.machine.machine import (
     DeviceType,
     describe_device,
@@ -337,10 +339,11 @@ def _load_whole_s(batches: Batches) -> float:
     """Time the loading of whole batches of several lengths, which are only collated whole, each once."""
     batch_size = batches.task.batch_size
     seconds: list[float] = []
-    for number in range(min(_MOST_READS, batches.steps_per_epoch)):
-        if sum(seconds) * batch_size > _LOAD_S:
-            break
-        seconds.append(_timed_read(batches, batch_size, number))
+    with _Reading(batches) as reading:
+        for number in range(min(_MOST_READS, batches.steps_per_epoch)):
+            if sum(seconds) * batch_size > _LOAD_S:
+                break
+            seconds.append(reading.sample_s(batch_size, number))
     return median(seconds[2:] or seconds)
 
 
@@ -348,25 +351,42 @@ def _load_s(batches: Batches) -> float:
     batch_size = batches.task.batch_size
     few = min(_FEW_SAMPLES, batch_size)
     batches.rows(0, 0, few)
-    seconds = [_timed_read(batches, few)]
-    count = batch_size if seconds[0] * batch_size <= _LOAD_S else few
-    # The first reading of a batch fills what datasets and allocators keep.
-    while len(seconds) <= _MOST_READS and sum(seconds) * count <= _LOAD_S:
-        seconds.append(_timed_read(batches, count))
+    with _Reading(batches) as reading:
+        seconds = [reading.sample_s(few)]
+        count = batch_size if seconds[0] * batch_size <= _LOAD_S else few
+        # The first reading of a batch fills what datasets and allocators keep.
+        while len(seconds) <= _MOST_READS and sum(seconds) * count <= _LOAD_S:
+            seconds.append(reading.sample_s(count))
     return median(seconds[2:] or seconds)
 
 
-def _timed_read(batches: Batches, count: int, number: int = 0) -> float:
-    """Seconds for each of so many samples of a batch."""
+class _Reading(AbstractContextManager["_Reading"]):
+    """Reads batches as training does: in one thread beside the main one, which computes and which it shares
+    the interpreter with; what draws random numbers is read by the main one.
+    """
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._thread = ThreadPoolExecutor(1)
+        self._beside = values_beside()
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+    def sample_s(self, count: int, number: int = 0) -> float:
+        """Processor seconds for each of the first `count` samples of a batch."""
+        if not self._batches.draws:
+            with suppress(DrawsError):
+                taken = self._thread.submit(
+                    _thread_s, partial(self._batches.rows_without_draws, number, 0, count)
+                )
+                compute_beside(self._beside, taken.done)
+                return taken.result() / count
+        return _thread_s(partial(self._batches.rows, number, 0, count)) / count
+
+
+def _thread_s(call: Callable[[], object]) -> float:
+    """Return the processor seconds that a call takes of this thread."""
     begin_s = time.thread_time()
-    _read(batches, count, number)
-    return (time.thread_time() - begin_s) / count
-
-
-def _read(batches: Batches, count: int, number: int) -> None:
-    """As training does: beside its main thread, but for what draws random numbers."""
-    if not batches.draws:
-        with suppress(DrawsError):
-            batches.rows_without_draws(number, 0, count)
-            return
-    batches.rows(number, 0, count)
+    call()
+    return time.thread_time() - begin_s

@@ -152,6 +152,18 @@ class Watch:
         of_data = [entry for task in workload.all_tasks for entry in _read_by_data(task, values)]
         return cls(reads, values, finder.entries + of_data, finder.trains)
 
+    def check_between(self, step: int) -> None:
+        """See whether a buffer or a declared number was changed since the last step, in front of a step
+        (counted from 0): what belongs to the step itself changes these next, and `check` sees all else.
+
+        Raises:
+            WorkloadError: something was.
+        """
+        for entry in self.entries:
+            if entry.is_buffer and entry.has_changed():
+                raise self._refusal(entry, step)
+        self._require_declared(step)
+
     def check(self, step: int) -> None:
         """See whether anything is another than it was; in front of a pass of a step, counted from 0.
 
@@ -164,15 +176,7 @@ class Watch:
                 continue
             if entry.has_changed():
                 raise self._refusal(entry, step)
-        for value in self.values.by_name.values():
-            for place in value.places:
-                if place.get() != value.now:
-                    raise WorkloadError(
-                        f"before step {step + 1}: {value.name} is {place.get()!r:.80}; its step_values give "
-                        f"{value.now:g} for it, and somebody else has set it",
-                        hint="Let the function of the step alone say what it is; or declare a number, and "
-                        f"call run.set_value({value.name!r}, number) in a callback.",
-                    )
+        self._require_declared(step)
         for task, name, parameter, trains in self.trains:
             if parameter.requires_grad is not trains:
                 what = "takes no gradient any more" if trains else "takes a gradient now"
@@ -195,6 +199,18 @@ class Watch:
         for entry in self.entries:
             if entry.is_buffer:
                 entry.record()
+
+    def _require_declared(self, step: int) -> None:
+        """Require declared numbers to be what their functions of the step give."""
+        for value in self.values.by_name.values():
+            for place in value.places:
+                if place.get() != value.now:
+                    raise WorkloadError(
+                        f"before step {step + 1}: {value.name} is {place.get()!r:.80}; its step_values give "
+                        f"{value.now:g} for it, and somebody else has set it",
+                        hint="Let the function of the step alone say what it is; or declare a number, and "
+                        f"call run.set_value({value.name!r}, number) in a callback.",
+                    )
 
     def _refusal(self, entry: Entry, step: int) -> WorkloadError:
         path, before, now = _told(entry)
