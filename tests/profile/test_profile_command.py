@@ -120,7 +120,7 @@ def test_an_interrupt_ends_with_130_and_no_traceback(forker: socket.socket, tmp_
     wait_for(tmp_path / "p.partial.json", 0, running)
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=120)
-    assert running.returncode == 130
+    assert running.returncode == 130, errors
     assert "Traceback" not in errors and "interrupted" in errors
     assert (tmp_path / "p.partial.json").exists()
 
