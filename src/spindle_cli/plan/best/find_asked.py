@@ -47,7 +47,7 @@ def find_asked(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLe
 @dataclass
 class SharedQuickly:
     """The best quick plan that shares out parameters or gradients, made when it is first asked for: it is
-    found soon, and of other kinds of plans, which take longer to find, what is not faster is then left out.
+    found soon, and of a third kind of plans, which take longer to find, what is not faster is then left out.
 
     Attributes:
         other_less_s: of the iteration of a plan that is known, that, or a shorter one of a third kind.
@@ -61,11 +61,13 @@ class SharedQuickly:
     _known: list[QuickSharding | None] = field(default_factory=list)
 
     def or_less_s(self, known_s: float) -> float:
-        """Seconds of the best plan that shares out more, or of a third kind, or `known_s` if that is less."""
+        """Seconds of a plan of a third kind that is faster than this one and what is known, or `known_s`:
+        what only this one is faster than may become so itself by a longer search.
+        """
         quick = self.quick(known_s)
-        return self.other_less_s(
-            known_s if quick is None else min(known_s, quick.judged.prediction.iteration_s)
-        )
+        least_s = known_s if quick is None else min(known_s, quick.judged.prediction.iteration_s)
+        found_s = self.other_less_s(least_s)
+        return found_s if found_s < least_s else known_s
 
     def quick(self, than_s: float) -> QuickSharding | None:
         """The quick plan; None: there is none, or none that may be faster than `than_s`, where it is first
@@ -104,9 +106,7 @@ def _with_room(profile: Profile, cluster: Cluster, asked: Asked, sharing: Shared
     if not asked.gives_up:
         return found
     bound_s = lower_bound(make_problem(profile, cluster)).lower_bound_s
-    best = with_less(profile, cluster, asked, found, planner, sharing, bound_s)
-    # What was left out for a quick plan that then does not fit with times for each pass.
-    return best or _in_memory(shared_out, cluster, asked, sharing.other_less_s)
+    return with_less(profile, cluster, asked, found, planner, sharing, bound_s)
 
 
 def with_less(
@@ -130,11 +130,12 @@ def with_less(
     if found is not None and (not found.is_short or found.best.prediction.compute_s <= NEAR_BOUND * bound_s):
         return found
     than_s = sharing.or_less_s(inf if found is None else found.best.prediction.iteration_s)
+    quick = sharing.quick(than_s)
     if asked.micro_batches is None and not (found is not None and found.is_searched):
         shared_out = profile.sharded(asked.sharding or {})
         divisor = sharing.posing.divisor(cluster)
-        found = in_best_micro_batches(shared_out, divisor, planner, found, than_s)
-    quick = sharing.quick(than_s)
+        known_s = than_s if quick is None else min(than_s, quick.judged.prediction.iteration_s)
+        found = in_best_micro_batches(shared_out, divisor, planner, found, known_s)
     if quick is not None and (found is None or found.is_short):
         is_asked = asked.sharding is not None
         found = in_best_sharding(quick, asked.strategy, asked.effort, found, than_s, is_asked=is_asked)

@@ -530,9 +530,10 @@ def keep_otherwise(tables: Tables, schedule: Schedule, work: Work) -> bool:
 def _kept_otherwise(tables: Tables, schedule: Schedule, work: Work, piece: int) -> bool:
     option, metaop = schedule.pieces[piece].option, schedule.pieces[piece].metaop
     keeping = draw(work.random, tables.common[0].keepings)
-    if not _is_short(tables, schedule, work, piece):
-        keeping = 0
     if keeping == tables.options[option].keeping:
+        return False
+    # What keeps less already may do so in another way: its devices have room because it does.
+    if not tables.options[option].keeping and not _is_short(tables, schedule, work, piece):
         return False
     before = tables.options[option]
     for other in range(tables.metaops[metaop].option_from, tables.metaops[metaop + 1].option_from):
