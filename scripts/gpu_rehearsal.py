@@ -133,7 +133,7 @@ def run_backward_elsewhere() -> None:
         if stays or any(end.is_meta or isinstance(end, FakeTensor) for end in arguments[0]):
             return run(*arguments, **named)
         found: list[Any] = []
-        functions: Sequence[Any] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        functions: Sequence[Any] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]  # torch: untyped
         operations = _get_current_dispatch_mode_stack()
 
         def work() -> None:

@@ -42,7 +42,7 @@ class Unread(TorchFunctionMode):
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]  # torch: untyped
         self._left.close()
 
     def __torch_function__(

@@ -106,7 +106,7 @@ def _own_epoch(dataset: Any) -> None:
     workers share, and set it by adding what is missing: two that do so at once end with another number.
     """
     epoch = getattr(dataset, "_epoch", None)
-    if isinstance(epoch, Tensor) and epoch.is_shared():  # type: ignore[no-untyped-call]
+    if isinstance(epoch, Tensor) and epoch.is_shared():  # type: ignore[no-untyped-call]  # torch: untyped
         dataset._epoch = epoch.clone()
 
 

@@ -74,8 +74,8 @@ class Form:
         if dataclasses.is_dataclass(self.kind) or hasattr(self.kind, "_fields"):
             return self.kind(**made)
         if issubclass(self.kind, Mapping):
-            return made if self.kind is dict else self.kind(made)  # type: ignore[call-arg]
-        return self.kind(made.values())  # type: ignore[call-arg]
+            return made if self.kind is dict else self.kind(made)  # type: ignore[call-arg]  # a kind of mapping
+        return self.kind(made.values())  # type: ignore[call-arg]  # a kind of tuple
 
     def __str__(self) -> str:
         if self.kind is None or self.kind is LeftOut:
@@ -245,7 +245,7 @@ class _Maker:
         whole = self._only_argument()
         if whole is not None and len(data) > 1 and not any(map(_is_for_tensors, positional[1:])):
             return self._whole(whole, batch)
-        code = inspect.unwrap(type(self._task.module).forward).__code__  # type: ignore[union-attr]
+        code = inspect.unwrap(type(self._task.module).forward).__code__  # type: ignore[union-attr]  # a Task has a forward
         kinds = ", ".join("text" if _is_object(value) else "tensor" for value in batch)
         raise refusal(
             self._task.name,

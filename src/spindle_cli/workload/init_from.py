@@ -82,7 +82,7 @@ def require_replacement(pattern: str, replacement: str) -> None:
             raise ValueError(f"{shown(pattern)} has {stars} of '*', but {shown(replacement)} has {found}")
         return
     try:
-        re.compile(f"(?:{pattern})|").match("").expand(replacement)  # type: ignore[union-attr]
+        re.compile(f"(?:{pattern})|").match("").expand(replacement)  # type: ignore[union-attr]  # "" always matches
     except (re.error, IndexError) as error:
         raise ValueError(f"{shown(replacement)} does not go with {shown(pattern)}: {error}") from error
 

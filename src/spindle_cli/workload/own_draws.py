@@ -251,7 +251,7 @@ def draw_from_the_run(module: nn.Module) -> None:
         inside[-1].__enter__()  # type: ignore[no-untyped-call]  # torch gives it no types
 
     def leave(*_: Any) -> None:
-        inside.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        inside.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch: untyped
 
     module.register_forward_pre_hook(enter)
     module.register_forward_hook(leave, always_call=True)

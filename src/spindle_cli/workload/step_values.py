@@ -436,7 +436,7 @@ def _checked(schedule: Any, path: str, where: str) -> StepSchedule:
     if is_points and [step for step, _ in schedule] == sorted({step for step, _ in schedule}):
         return tuple((step, float(number)) for step, number in schedule)
     if callable(schedule) or (is_number(schedule) and isfinite(schedule)):
-        return schedule  # type: ignore[no-any-return]
+        return schedule  # type: ignore[no-any-return]  # the user's function
     raise WorkloadError(
         f"{where}: {shown(path)} has {schedule!r:.80}, expected a function of the step, "
         "[[step, number], ...] by ascending step, or a number that callbacks set",

@@ -100,7 +100,7 @@ class Remembering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._results = results()
 
     def __torch_dispatch__(

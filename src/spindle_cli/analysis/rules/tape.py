@@ -40,7 +40,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
     """Records all that is run inside; keeps the tensors alive, so that their ids stay their own."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
         self.entries: list[Entry] = []
 
     def __torch_dispatch__(

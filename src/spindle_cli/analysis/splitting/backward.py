@@ -234,7 +234,7 @@ def _is_of_others(node: Any) -> bool:
     """Whether a node runs the backward of a `torch.autograd.Function` that is not torch's."""
     if not isinstance(node, BackwardCFunction):
         return False
-    return not node._forward_cls.__module__.startswith("torch.")  # type: ignore[attr-defined]
+    return not node._forward_cls.__module__.startswith("torch.")  # type: ignore[attr-defined]  # of autograd functions
 
 
 def _has_hooks(tensor: Tensor) -> bool:

@@ -220,7 +220,7 @@ class Samples:
     def _input_nodes(self, node: fx.Node) -> list[fx.Node]:
         """The nodes among the arguments, once for each time that they occur."""
         found: list[fx.Node] = []
-        fx.node.map_arg((node.args, node.kwargs), lambda source: found.append(source) or source)  # type: ignore[func-returns-value]
+        fx.node.map_arg((node.args, node.kwargs), lambda source: found.append(source) or source)  # type: ignore[func-returns-value]  # append gives None
         return found
 
     def _inputs(self, node: fx.Node, position: int) -> Inputs:

@@ -308,7 +308,7 @@ class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     """
 
     def __init__(self, task: str, root: nn.Module, is_looking: Callable[[], bool], moves: Moves) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
         self._task = task
         self._moves = moves
         self._is_looking = is_looking

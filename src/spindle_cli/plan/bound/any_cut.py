@@ -20,7 +20,7 @@ A share that is smaller than the largest of its slice counts as that one, which 
   each op what it keeps: all of it, what is not computed again (T is then longer by the part of the forward
   pass), or its inputs alone. Where activations may be moved to the host that says nothing.
 
-**Links** (`lower_bound_with_links_s`), in seconds at the fastest links (`collectives.py`), where a task is in
+**Links** (`lower_bound_with_links_s`), in seconds at the fastest links (`over_links.py`), where a task is in
 one micro-batch for an op that needs all samples at once, so that shares of at most b samples are B / b or
 more:
 

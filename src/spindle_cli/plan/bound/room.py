@@ -80,7 +80,7 @@ def room_beside_parameters(profile: Profile, cluster: Cluster) -> float:
 
 
 def _tensor_bytes(cluster: Cluster) -> list[float]:
-    """Of each device, what tensors that are counted may take."""
+    """Bytes that counted tensors may take, by device."""
     beyond = (1 + UNCOUNTED_SHARE) * (1 + (0.0 if cluster.is_cpu else ALLOCATOR_SHARE))
     return [
         (num_bytes - reserve) / beyond

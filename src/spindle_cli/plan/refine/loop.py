@@ -75,6 +75,14 @@ def note_filled(tables: Tables, work: Work) -> None:
         work.filled[device] = (state.peak + state.correction) / tables.devices[device].capacity
 
 
+@compiled
+def is_changed(tables: Tables, schedule: Schedule, work: Work, move: int) -> bool:
+    """Make a move, with repair where it is that one; False if it cannot be made."""
+    if move == REPAIRING:
+        return change_and_repair(tables, schedule, work)
+    return change(tables, schedule, work, move)
+
+
 @cache
 def compiled_search() -> Any:
     """The loop, compiled."""
@@ -117,10 +125,7 @@ def compiled_search() -> Any:
                 draw_what_gains(work)
             move = any_move(work)
             work.spent[move] += 10
-            if move == REPAIRING:
-                if not change_and_repair(tables, trial, work):
-                    continue
-            elif not change(tables, trial, work, move):
+            if not is_changed(tables, trial, work, move):
                 continue
             placed += trial.order[0]
             work.spent[move] += trial.order[0]

@@ -286,7 +286,7 @@ def options_of(problem: Problem, slices: Sequence[Slice]) -> list[list[Option]]:
 
 
 def _hidden_share(point: Point, metaop: MetaOpProfile, cluster: Cluster) -> float:
-    """Of ops on an allocation, the share whose copies to host memory hide (`hidden_on`)."""
+    """Share of the ops on an allocation whose copies to host memory hide (`hidden_on`)."""
     if not cluster.knows_host_links:
         return 0.0
     links = [

@@ -156,14 +156,14 @@ class RefusingWhatIsAbsent(TorchFunctionMode):
     def switch_on(self) -> None:
         """Refuse from here on, without a block."""
         self._is_on = True
-        if self not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
-            self.__enter__()  # type: ignore[no-untyped-call]
+        if self not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]  # torch: untyped
+            self.__enter__()  # type: ignore[no-untyped-call]  # torch: untyped
 
     def switch_off(self) -> None:
         """Refuse nothing any more."""
         self._is_on = False
-        if _get_current_function_mode_stack()[-1:] == [self]:  # type: ignore[no-untyped-call]
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if _get_current_function_mode_stack()[-1:] == [self]:  # type: ignore[no-untyped-call]  # torch: untyped
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch: untyped
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._is_on and func.__name__ not in _WITHOUT_VALUES:

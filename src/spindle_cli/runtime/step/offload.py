@@ -186,7 +186,7 @@ class SliceCopies:
         for value in made:
             tensor = value.tensor if isinstance(value, Shared) else value
             if tensor.grad_fn is not None:
-                tensor.register_hook(lambda _: self._through())  # type: ignore[no-untyped-call]
+                tensor.register_hook(lambda _: self._through())  # type: ignore[no-untyped-call]  # torch: untyped
 
     def begin_backward(self) -> None:
         """The backward pass begins: have there what it needs first."""

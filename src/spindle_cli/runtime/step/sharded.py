@@ -136,7 +136,7 @@ class BackwardWalk:
         for value in outputs:
             tensor = value.tensor if isinstance(value, Shared) else value
             if tensor.grad_fn is not None:
-                tensor.register_hook(lambda _: self.reach(op))  # type: ignore[no-untyped-call]
+                tensor.register_hook(lambda _: self.reach(op))  # type: ignore[no-untyped-call]  # torch: untyped
 
     def begin(self) -> None:
         """The pass begins, with its last op; without gradients there is nothing to go through."""

@@ -146,7 +146,7 @@ class Optimizers:
         for group in self.groups:
             if group.schedule is not None:
                 # A schedule counts steps, also one that was left out, of which torch would warn.
-                group.optimizer._opt_called = True  # type: ignore[attr-defined]
+                group.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch reads it so
                 group.schedule.step()
 
     @property

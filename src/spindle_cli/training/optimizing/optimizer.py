@@ -116,7 +116,7 @@ def make_optimizer(
     if choice.optimizer in fused and is_real and not any(way in arguments for way in _WAYS):
         arguments["fused"] = True
     try:
-        return chosen(held, lr=choice.lr, **arguments)  # type: ignore[call-arg]
+        return chosen(held, lr=choice.lr, **arguments)  # type: ignore[call-arg]  # an optimizer class
     except (TypeError, ValueError) as error:
         name = choice.optimizer if choice.is_imported else f"torch.optim.{choice.optimizer}"
         raise WorkloadError(

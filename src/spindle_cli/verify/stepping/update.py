@@ -117,7 +117,7 @@ class Averaging:
         if train.ema is None:
             return None
         model = nn.ParameterList(stepped.values())
-        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(train.ema.decay))  # type: ignore[no-untyped-call]
+        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(train.ema.decay))  # type: ignore[no-untyped-call]  # torch: untyped
         return cls(model, averaged, tuple(stepped), train.ema.every)
 
     def update(self, steps_done: int) -> None:

@@ -71,7 +71,7 @@ class NotingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
         self._written: dict[int, Tensor] = {}
         self._made: set[int | None] = set()
 
@@ -124,7 +124,7 @@ def copy_once_written(tensor: Tensor) -> Tensor:
 def share_memory(tensor: Tensor, copy: Tensor) -> bool:
     """Whether neither a tensor nor its copy (`copy_once_written`) has been written to."""
     # Asking for `data_ptr` would count as writing.
-    address: Callable[[Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
+    address: Callable[[Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]  # private
     return address(tensor) == address(copy)
 
 
@@ -150,7 +150,7 @@ class RefusingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             refusal: gives what is raised of one of these, or of an owner.
             owner: gives the name of what one of some memories (`memory_of`) was part of, or None.
         """
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
         self._tensors = tensors
         self._refusal = refusal
         self._owner = owner

@@ -36,7 +36,7 @@ def classes_are_known(tracer: Any) -> Iterator[None]:
 
     try:
         builtins.isinstance = is_instance
-        torch.is_tensor = is_tensor  # type: ignore[assignment]
+        torch.is_tensor = is_tensor  # type: ignore[assignment]  # put back behind it
         yield
     finally:
         builtins.isinstance, torch.is_tensor = original, of_tensors
@@ -68,11 +68,11 @@ def draws_are_sized() -> Iterator[None]:
             return original(self, sample_shape)
         return torch.Size(sample_shape) + own[0] + own[1]
 
-    Distribution._extended_shape = extended  # type: ignore[method-assign]
+    Distribution._extended_shape = extended  # type: ignore[method-assign]  # put back behind it
     try:
         yield
     finally:
-        Distribution._extended_shape = original  # type: ignore[method-assign]
+        Distribution._extended_shape = original  # type: ignore[method-assign]  # put back
 
 
 def _is_torch(scope: dict[str, Any]) -> bool:

@@ -63,7 +63,7 @@ class TracedValue(fx.Proxy):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         put_back = type(value) is TracedValue and self._is_put_back(index, value.node)
-        chosen = self.tracer.put_by_mask(self, index, value)  # type: ignore[attr-defined]
+        chosen = self.tracer.put_by_mask(self, index, value)  # type: ignore[attr-defined]  # a tracer of ours
         if chosen is not None:
             self._becomes("call_function", torch.where, chosen, {})
         else:
@@ -82,18 +82,18 @@ class TracedValue(fx.Proxy):
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         """What numpy's functions take: a number that is known."""
-        return np.asarray(self.tracer.known.number(self))  # type: ignore[attr-defined]
+        return np.asarray(self.tracer.known.number(self))  # type: ignore[attr-defined]  # a tracer of ours
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Nobody calls a tensor but who has asked callable(x), which is true of every traced value."""
-        return self if self.tracer.is_tensor(self) else super().__call__(*args, **kwargs)  # type: ignore[attr-defined]
+        return self if self.tracer.is_tensor(self) else super().__call__(*args, **kwargs)  # type: ignore[attr-defined]  # a tracer of ours
 
     def __getattr__(self, name: str) -> Any:
         # What forward asks for by hasattr(), and numpy and torch by names of protocols.
         is_protocol = name.startswith("__") and name.endswith("__")
-        if is_protocol or not (hasattr(Tensor, name) or self.tracer.has_attribute(self, name)):  # type: ignore[attr-defined]
+        if is_protocol or not (hasattr(Tensor, name) or self.tracer.has_attribute(self, name)):  # type: ignore[attr-defined]  # a tracer of ours
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
-        if name in _OF_CONTAINERS and not self.tracer.is_tensor(self):  # type: ignore[attr-defined]
+        if name in _OF_CONTAINERS and not self.tracer.is_tensor(self):  # type: ignore[attr-defined]  # a tracer of ours
             return lambda *_, **__: self._refuse_change(name)
         if name in _HOOKS:
             return lambda *_, **__: self._refuse_hook(name)
@@ -112,24 +112,24 @@ class TracedValue(fx.Proxy):
     def __setattr__(self, name: str, value: Any) -> None:
         # A mark of forward's own is kept; of an input's gradient nobody asks.
         is_own = name in ("node", "tracer") or (name == "requires_grad" and not self._is_parameter())
-        if not is_own and (hasattr(Tensor, name) or not self.tracer.is_tensor(self)):  # type: ignore[attr-defined]
+        if not is_own and (hasattr(Tensor, name) or not self.tracer.is_tensor(self)):  # type: ignore[attr-defined]  # a tracer of ours
             self._refuse_change(f"setattr({name!r})")
         super().__setattr__(name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy of a tensor, through which no gradient comes back."""
-        if not self.tracer.is_tensor(self):  # type: ignore[attr-defined]
+        if not self.tracer.is_tensor(self):  # type: ignore[attr-defined]  # a tracer of ours
             return super().__deepcopy__(memo)
         return self.detach().clone()
 
     def _is_parameter(self) -> bool:
-        return self.node.op == "get_attr" and isinstance(self.tracer.known.value(self), nn.Parameter)  # type: ignore[attr-defined]
+        return self.node.op == "get_attr" and isinstance(self.tracer.known.value(self), nn.Parameter)  # type: ignore[attr-defined]  # a tracer of ours
 
     def _refuse_change(self, name: str) -> None:
-        kind = type(self.tracer.known.value(self)).__name__  # type: ignore[attr-defined]
+        kind = type(self.tracer.known.value(self)).__name__  # type: ignore[attr-defined]  # a tracer of ours
         is_parameter = kind == nn.Parameter.__name__
         raise refusal(
-            self.tracer.task_name,  # type: ignore[attr-defined]
+            self.tracer.task_name,  # type: ignore[attr-defined]  # a tracer of ours
             f"forward calls {name} of a {kind} that it was given, which a trace would not keep",
             place_of_caller(),
             DECLARE if is_parameter else "Make a new one of it ({**given, 'h': h}, x.detach()).",
@@ -137,7 +137,7 @@ class TracedValue(fx.Proxy):
 
     def _refuse_hook(self, name: str) -> None:
         raise refusal(
-            self.tracer.task_name,  # type: ignore[attr-defined]
+            self.tracer.task_name,  # type: ignore[attr-defined]  # a tracer of ours
             f"forward calls {name} between operators, which a trace would not keep",
             place_of_caller(),
             "Call it in an operator's own forward, on what that computes; or write what it does to the "
@@ -147,7 +147,7 @@ class TracedValue(fx.Proxy):
 
     def _refuse_gradient(self, name: str) -> None:
         raise refusal(
-            self.tracer.task_name,  # type: ignore[attr-defined]
+            self.tracer.task_name,  # type: ignore[attr-defined]  # a tracer of ours
             f"forward reads {name} between operators, which a trace has as it was when it was made",
             place_of_caller(),
             "Gradients are there behind the backward pass alone, and summed over devices. Ask for one where "

@@ -98,7 +98,7 @@ def filled_by_sample(tensor: Tensor, mask: Tensor, values: Tensor) -> Tensor:
     places = mask.expand_as(tensor).reshape(samples, -1)
     given = values.reshape(samples, -1)
     fits = (places.sum(1) == given.shape[1]).all()
-    torch._assert_async(  # type: ignore[no-untyped-call,unused-ignore]
+    torch._assert_async(  # type: ignore[no-untyped-call,unused-ignore]  # torch: untyped
         fits, "masked_scatter: a sample has more or fewer places than values, so that others would get them"
     )
     order = (places.long().cumsum(1) - 1).clamp(min=0, max=given.shape[1] - 1)

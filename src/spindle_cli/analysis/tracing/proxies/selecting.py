@@ -57,7 +57,7 @@ class Selected(TracedValue):
             made = self.tracer.create_rows(select, state["values"], where.mask).node
             made.meta[USE] = state["use"]
             state["made"] = made
-        return state["made"]  # type: ignore[no-any-return]
+        return state["made"]  # type: ignore[no-any-return]  # put there as a node
 
     @property
     def shape(self) -> Any:
