@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.refine.evaluate import PIECE
+from spindle_cli.plan.refine.moves import SCALE, draw_what_gains
+from spindle_cli.plan.refine.schedule import OFTEN
 from spindle_cli.plan.refine.search import Search, refined
 from spindle_cli.plan.refine.tables import MOST_KINDS
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
@@ -407,3 +409,18 @@ def test_another_text_is_another_function(tmp_path: Path) -> None:
     one, other, same = (sources_digest([module]) for module in modules)
     assert one == same != other
     assert sources_digest(modules[:2]) not in (one, other)
+
+
+def test_moves_that_gain_are_drawn_more_and_all_go_on_being_drawn() -> None:
+    """Half of the draws stay as they were; of the others a move that gains three times as much for each pass
+    as another gets three quarters, and one that made the plan longer none. What they gained then counts half.
+    """
+    gained, spent = np.zeros(len(OFTEN)), np.full(len(OFTEN), 100.0)
+    gained[:3] = 6.0, 1.0, -5.0
+    spent[0] = 200.0
+    work = SimpleNamespace(often=np.array(OFTEN), gained=gained, spent=spent)
+    draw_what_gains.py_func(work)  # type: ignore[attr-defined]  # of numba's functions
+    half = np.array(OFTEN) / 2
+    half[:2] += sum(OFTEN) / 2 * np.array([0.75, 0.25])
+    assert work.often / SCALE == pytest.approx(half, abs=1 / SCALE)
+    assert (work.gained[0], work.spent[0]) == (3.0, 100.0)

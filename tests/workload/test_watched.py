@@ -110,6 +110,19 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
 }
 
 
+@pytest.mark.parametrize("kind", ["a tensor", "another tensor"])
+def test_a_buffer_changed_between_steps_is_noticed_before_the_step_takes_it_as_it_is(kind: str) -> None:
+    """What a step does in front of its passes may change buffers, too: their values count from there."""
+    change, said = CHANGES[kind]
+    watch, model = watch_of_model()
+    watch.check_between(2)
+    change(model)
+    with pytest.raises(WorkloadError, match=said):
+        watch.check_between(2)
+    watch.record_buffers()
+    watch.check(2)
+
+
 @pytest.mark.parametrize("kind", CHANGES)
 def test_a_change_of_what_forward_reads_is_noticed(kind: str) -> None:
     change, said = CHANGES[kind]
