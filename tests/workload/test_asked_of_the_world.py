@@ -5,6 +5,7 @@ them, since a trace has one answer.
 from __future__ import annotations
 
 import datetime
+import gc
 import importlib.util
 import json
 import logging
@@ -92,6 +93,18 @@ def test_what_forward_computes_with_between_operators_is_refused(asks: Asks, nam
 def test_an_operator_that_computes_with_it_is_not_split(asks: Asks) -> None:
     graph = analysed(workload(Net(lambda: 1.0, Layer(asks))))
     assert [op.coupled for op in graph.tasks["t"].ops] == [False, True]
+
+
+def test_what_looks_on_as_garbage_is_collected_is_not_forward() -> None:
+    def timed(phase: str, info: dict[str, int]) -> None:
+        assert perf_counter() > 0 and phase and info
+
+    gc.callbacks.append(timed)
+    try:
+        with pytest.raises(WorkloadError, match=rf"{HERE}:\d+: .* forward asks time.time between operators"):
+            analyse(workload(Net(lambda: 1 + 1e-3 * (gc.collect(0) * 0 + time.time() - STARTED))))
+    finally:
+        gc.callbacks.remove(timed)
 
 
 def noted(times: list[float] = []) -> float:  # noqa: B006 - what forward keeps, and never reads

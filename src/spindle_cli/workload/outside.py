@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import datetime
+import gc
 import io
 import os
 import platform
@@ -104,12 +105,22 @@ def _asker(name: str) -> tuple[Asked, str] | None:
         if not _hands_on(frame.f_code.co_filename):
             return None
         frame = frame.f_back
-    if frame is None:
+    if frame is None or _is_collecting_garbage(frame):
         return None
     place = place_of(frame.f_code.co_filename, frame.f_lineno)
     if name:
         listening.places.setdefault(name, place)
     return listening, place
+
+
+def _is_collecting_garbage(frame: FrameType | None) -> bool:
+    """Whether code runs as Python collects garbage, which may be at any place of a forward."""
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while callbacks and frame is not None:
+        if frame.f_code in callbacks:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @cache
