@@ -232,6 +232,7 @@ class InBetween(Net):
         (OfFlags, pair, None, r"takes 'x', 'flag', 'y'"),
         (Net, lambda i: {"x": X[i], "y": i, "i": i}, None, "forward does not take 'i'"),
         (TakesText, lambda i: {"x": X[i], "y": i, "name": "a"}, None, "takes 'name', .* a str and no tensor"),
+        (TakesText, lambda i: {"x": X[i], "y": i, "name": None}, None, "takes 'name', which is None in the"),
         (TakesText, lambda i: (X[i], i, "a"), None, r"\(tensor, tensor, text\)"),
         (Reads, lambda i: {"x": X[i], "y": i % 3, "name": "a"}, None, "forward uses 'batch_name'"),
         (Net, pair, lambda items: tuple(zip(*items, strict=True)), "list with an entry for each sample"),

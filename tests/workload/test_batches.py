@@ -103,6 +103,9 @@ def test_shares_are_rows_of_the_batch_and_fields_of_a_sample_stay_together() -> 
     [
         ([{"x": torch.zeros(2)}, {"x": torch.zeros(3)}], "cannot be put into one batch"),
         ([{"x": 1}, {"y": 1}], "cannot be put into one batch"),
+        ([{"x": 1, "y": 1}, {"x": 1, "y": None}], "'y' is None in some of them and a value in others"),
+        ([(1, None), (1, 2)], "1 is None in some of them and a value in others"),
+        ([{"x": 1, "y": None}, {"x": 1, "y": 1}], "'y' is None in some of them and a value in others"),
         ([(1, 2), (3, 4)], r"a batch is a list of 2 \(tensor, tensor\), and forward takes 'batch'"),
     ],
 )

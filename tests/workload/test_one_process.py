@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.distributed.nn  # not imported by torch itself
 from torch import Tensor, nn
 from torch.distributed import all_reduce, get_rank, get_world_size, init_process_group, is_initialized
@@ -177,6 +178,15 @@ def test_what_talks_to_others_is_refused_with_its_line(name: str, inside: bool) 
     called = "all_gather" if name == "_AllGather" and inside else name
     assert f"test_one_process.py:{line}: torch.distributed.{called} is called" in refused.value.message
     assert "is_initialized()" in str(refused.value)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("group", [[0], [[0]]], ids=str)
+def test_a_functional_collective_is_refused(group: Any, inside: bool) -> None:
+    with pytest.raises(
+        WorkloadError, match=r"test_one_process\.py:\d+: torch\.distributed\.all_reduce is called"
+    ):
+        analyse(workload(lambda x: functional.all_reduce(x, "sum", group), inside=inside))
 
 
 def test_a_function_imported_by_name_is_refused() -> None:

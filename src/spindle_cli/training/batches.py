@@ -5,6 +5,7 @@ Samples that lack a field, such as an image that is not there: what stands in it
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -437,6 +438,7 @@ def collate(task: Task | FlowTask, items: list[Any], *, whole: bool = True) -> d
             sample, or these have no values, or ask for gradients.
     """
     if task.collate is None:
+        _require_alike(task, items)
         # Asked before torch puts them together, which in a worker's process it cannot.
         items = [_collatable(task, item) for item in items]
     try:
@@ -494,6 +496,27 @@ def _of_collate(task: Task | FlowTask, error: Exception) -> WorkloadError:
     failed += f"its collate raises {type(error).__name__}: {text}"
     hint = "A collate gets a list of items, one or more, and gives a dict of tensors."
     return refusal(task.name, failed, place_of_error(error), hint=hint)
+
+
+def _require_alike(task: Task | FlowTask, items: list[Any]) -> None:
+    """Refuse items of which some have None where others have a value: by the first, all would have none."""
+    if all(isinstance(item, Mapping) for item in items):
+        entries = [list(item.items()) for item in items]
+    elif all(isinstance(item, tuple | list) for item in items):
+        entries = [list(enumerate(item)) for item in items]
+    else:
+        return
+    missing = {key for entry in entries for key, value in entry if value is None}
+    for key, value in itertools.chain.from_iterable(entries) if missing else ():
+        if value is not None and key in missing:
+            raise refusal(
+                task.name,
+                "the dataset's items cannot be put into one batch: "
+                f"{key!r} is None in some of them and a value in others",
+                None,
+                hint="Say what stands in its place: Task(..., absent={'image': torch.zeros(3, 224, 224)}), "
+                "and read `has_image`. Or give the task a `collate`.",
+            )
 
 
 def _check_field(task: Task | FlowTask, name: Any, value: Any, count: int) -> None:

@@ -271,6 +271,11 @@ class _Maker:
 
     def _takes_text(self, name: str, value: Any) -> WorkloadError:
         inner = value[0] if isinstance(value, list | tuple) and value else value
+        if inner == as_text(None):
+            return WorkloadError(
+                f"task {self._task.name!r}: forward takes {name!r}, which is None in the dataset's items",
+                hint="Leave it out of the items: forward then takes its default.",
+            )
         return WorkloadError(
             f"task {self._task.name!r}: forward takes {name!r}, of which items have a "
             f"{type(inner).__name__} and no tensor",

@@ -32,6 +32,9 @@ _DISTRIBUTED = str(Path(torch.distributed.__file__).parent)
 _AUTOGRAD = str(Path(torch.autograd.__file__).parent)
 _OVERRIDES = torch.overrides.__file__
 _MESSAGES = str(Path(__file__).parent.parent / "runtime" / "communication") + os.sep
+_COLLECTIVES = tuple(
+    str(Path(_DISTRIBUTED, name)) for name in ("distributed_c10d.py", "_functional_collectives")
+)
 _TORCHS = (_DISTRIBUTED, _AUTOGRAD, _OVERRIDES)
 _BETWEEN = (*_TORCHS, sysconfig.get_paths()["stdlib"], "<frozen ")
 _INSTALLED = ("site-packages", "dist-packages")  # folders in that of the standard library
@@ -67,6 +70,22 @@ def refuse_call(name: str, place: str | None) -> NoReturn:
         "that of the whole batch. Or guard it by `if torch.distributed.is_initialized():`, which is False "
         "here.",
     )
+
+
+def collective_of_error(error: BaseException) -> str | None:
+    """The function of torch.distributed that code has called where one raises an error itself; None if what
+    raises is something else.
+    """
+    called: str | None = None
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith(_COLLECTIVES):
+            called = None
+        elif called is None and code.co_name != _WRAPPER:
+            called = code.co_name
+        trace = trace.tb_next
+    return called
 
 
 def is_of_distributed(function: Any) -> bool:

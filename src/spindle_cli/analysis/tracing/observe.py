@@ -60,6 +60,7 @@ from spindle_cli.workload.building.uncompiled import CALLS_COMPILED, LEAVE_OUT, 
 from spindle_cli.workload.building.writes import NotingWrites, RefusingWrites
 from spindle_cli.workload.fields import fields_of
 from spindle_cli.workload.moving import DECLARE
+from spindle_cli.workload.one_process import collective_of_error, refuse_call
 from spindle_cli.workload.outside import asked
 from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, PythonDraws
 from spindle_cli.workload.refuse import place_inside, place_of_error, refusal
@@ -540,6 +541,8 @@ class Run(fx.Interpreter):
 
     def _refusal(self, node: fx.Node, error: Exception) -> WorkloadError:
         what = self._called(node)
+        if (collective := collective_of_error(error)) is not None:
+            refuse_call(collective, place_of_error(error))
         if is_of_compiled(error):
             return refusal(self._task, CALLS_COMPILED, place_of_error(error), LEAVE_OUT)
         place = place_of_error(error) or node.meta.get("place")
@@ -589,6 +592,10 @@ class Run(fx.Interpreter):
             return self._reading(what, node, place, error)
         if (names := handed_out().refused_by_array(error)) is not None:
             return refusal(self._task, f"{what} writes by an array of numpy's into {names}", place, DECLARE)
+        return self._failing(what, node, place, error)
+
+    def _failing(self, what: str, node: fx.Node, place: str | None, error: Exception) -> WorkloadError:
+        """The refusal of what fails for a batch; it says whether to try the call on real tensors."""
         shapes = ", ".join(
             _describe(value) for value in pytree.tree_leaves(self.fetch_args_kwargs_from_env(node))
         )

@@ -77,7 +77,7 @@ from spindle_cli.workload.building.uncompiled import CALLS_COMPILED, LEAVE_OUT, 
 from spindle_cli.workload.graph import made_of as nodes_behind
 from spindle_cli.workload.graph import reached
 from spindle_cli.workload.moving import DECLARE, Move
-from spindle_cli.workload.one_process import is_of_distributed, refuse_call
+from spindle_cli.workload.one_process import collective_of_error, is_of_distributed, refuse_call
 from spindle_cli.workload.outside import asked
 from spindle_cli.workload.own_draws import unseeded
 from spindle_cli.workload.parameters import root_of
@@ -765,6 +765,9 @@ def _own_gradients_refused(task: str) -> Iterator[None]:
 
 
 def _untraceable(task: str, error: Exception) -> WorkloadError:
+    collective = collective_of_error(error)
+    if collective is not None:
+        refuse_call(collective, place_of_error(error))
     text = str(error).strip().split("\n")[0]
     if "cache_utils" in text:
         what = "forward makes a cache of keys and values, which layers hand on and change"
@@ -789,7 +792,7 @@ def _untraceable(task: str, error: Exception) -> WorkloadError:
         return ReadsValuesError.at(made, fields, frames_of_error(error))
     made = refusal(
         task,
-        f"forward failed while being traced: {type(error).__name__}: {text}",
+        f"forward failed while being traced: {type(error).__name__}{': ' if text else ''}{text}",
         place_of_error(error),
         _WRAP_HINT,
     )
