@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import dis
 import itertools
+import operator
 import os
 import types
 import weakref
@@ -45,6 +46,7 @@ _MOST_ELEMENTS = 4096  # of an array
 # How code sets names, attributes and (of no name) entries; by which methods it fills lists, dicts and sets.
 _SETTING = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_SUBSCR", "DELETE_ATTR", "DELETE_SUBSCR")
 _FILLING = ("append", "add", "update", "setdefault", "extend", "insert", "pop", "popitem", "clear", "remove")
+_TAKES_GRADIENT = operator.attrgetter("requires_grad")
 _GONE = object()
 _CHANGED = object()  # in the place of what it was, where that is not known any more
 _DECLARE = (
@@ -129,6 +131,12 @@ class Watch:
     entries: list[Entry] = field(default_factory=list)
     trains: list[tuple[str, str, nn.Parameter, bool]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._buffers = [entry for entry in self.entries if entry.is_buffer]
+        self._parameters = [parameter for _, _, parameter, _ in self.trains]
+        self._trains = [trains for *_, trains in self.trains]
+        self._sort_out()
+
     @classmethod
     def of(cls, workload: Workload, source: str | None = None) -> Watch:
         """As it is now.
@@ -159,8 +167,8 @@ class Watch:
         Raises:
             WorkloadError: something was.
         """
-        for entry in self.entries:
-            if entry.is_buffer and entry.has_changed():
+        for entry in self._buffers:
+            if entry.has_changed():
                 raise self._refusal(entry, step)
         self._require_declared(step)
 
@@ -170,13 +178,12 @@ class Watch:
         Raises:
             WorkloadError: something is.
         """
-        for entry in self.entries:
-            is_plain = entry.seen is None  # most are the same number or text as ever
-            if is_plain and entry.holder.get(entry.key, _GONE) is entry.held:
-                continue
+        for entry in itertools.chain(self._other_plain(), self._inner):
             if entry.has_changed():
                 raise self._refusal(entry, step)
         self._require_declared(step)
+        if list(map(_TAKES_GRADIENT, self._parameters)) == self._trains:
+            return
         for task, name, parameter, trains in self.trains:
             if parameter.requires_grad is not trains:
                 what = "takes no gradient any more" if trains else "takes a gradient now"
@@ -189,16 +196,33 @@ class Watch:
 
     def record(self) -> None:
         """Take what passes have changed."""
-        for entry in self.entries:
-            is_other = entry.seen is not None or entry.holder.get(entry.key, _GONE) is not entry.held
-            if is_other and not entry.is_of_data:
+        others = [entry for entry in self._other_plain() if not entry.is_of_data]
+        for entry in itertools.chain(others, self._inner):
+            if not entry.is_of_data:
                 entry.record()
+        if others:
+            self._sort_out()
+
+    def _sort_out(self) -> None:
+        """Tell names in dicts whose values have no inside, which are looked at in every step at once, from
+        all others.
+        """
+        is_plain = [entry.seen is None and isinstance(entry.holder, dict) for entry in self.entries]
+        self._plain = list(itertools.compress(self.entries, is_plain))
+        self._inner = [entry for entry, plain in zip(self.entries, is_plain, strict=True) if not plain]
+        self._holders = [entry.holder for entry in self._plain]
+        self._keys = [entry.key for entry in self._plain]
+        self._held = [entry.held for entry in self._plain]
+
+    def _other_plain(self) -> list[Entry]:
+        """Names in dicts that have another object now, most often none; `_inner` are looked at one by one."""
+        values: Iterable[Any] = map(dict.get, self._holders, self._keys, itertools.repeat(_GONE))
+        return list(itertools.compress(self._plain, map(operator.is_not, values, self._held)))
 
     def record_buffers(self) -> None:
         """Take what was changed in buffers around passes."""
-        for entry in self.entries:
-            if entry.is_buffer:
-                entry.record()
+        for entry in self._buffers:
+            entry.record()
 
     def _require_declared(self, step: int) -> None:
         """Require declared numbers to be what their functions of the step give."""
