@@ -30,6 +30,7 @@ from random_profiles import random_profile
 
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
 from spindle_cli.plan.best.drafts import OneType, PosedOnOneType
+from spindle_cli.plan.bound.bound import column_of
 from spindle_cli.plan.mixed.dispatching.search import search as search_on_types
 from spindle_cli.plan.mixed.posed import BASE_JOBS, PosedOnTypes, SeveralTypes
 from spindle_cli.plan.problem import Node, Point, Problem
@@ -160,11 +161,10 @@ def _kept(posed: Posed, node: Node, used: set[int], most: int) -> list[int]:
     """Those of a node's points that cost least by the bound's prices, the fastest, and those in use."""
     if not isinstance(posed, PosedOnTypes):
         return list(range(len(node.points)))
-    prices, flow = posed.bound.prices, posed.bound.flow[node.index]
+    prices, critical = posed.bound.prices, posed.bound.critical[node.index]
 
     def cost(point: int) -> float:
-        own = node.points[point]
-        return own.op_s * (sum(p * n for p, n in zip(prices, own.counts or (), strict=True)) + flow)
+        return column_of(node.points[point]).cost(prices, critical)
 
     fastest = min(range(len(node.points)), key=lambda point: node.points[point].op_s)
     cheapest = sorted(range(len(node.points)), key=cost)[:most]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spindle_cli.plan.mixed.bound import mixed_bound
+from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.types import Plan, Slice
@@ -37,18 +37,18 @@ def gap_of(plan: Plan, profile: Profile) -> Gap:
     """The parts of a plan's gap."""
     cluster = plan.cluster
     problem = make_mixed_problem(seen_on(profile, cluster), cluster)
-    bound = mixed_bound(problem)
+    bound = lower_bound(problem)
     price = dict(zip(cluster.types, bound.prices, strict=True))
 
     def cost(node: int, seconds: float, types: Sequence[str]) -> float:
-        return seconds * (sum(price[kind] for kind in types) + bound.flow[node])
+        return seconds * (sum(price[kind] for kind in types) + bound.critical[node])
 
     places = {node.metaop.name: node.index for node in problem.nodes}
     spent_s = sum(
         cost(places[piece.metaop], seconds_of(piece), [cluster.type_of[device] for device in piece.devices])
         for piece in plan.slices
     )
-    cheapest_s = _cheapest_s(problem, bound.prices, bound.flow)
+    cheapest_s = _cheapest_s(problem, bound.prices, bound.critical)
     least_s = plan.predicted.lower_bound_s
     return Gap(
         cheapest_s / least_s - 1,

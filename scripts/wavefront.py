@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.problem import Node, Point, Problem
+from spindle_cli.plan.bound.bound import column_of, lower_bound
+from spindle_cli.plan.bound.pricing import Column
+from spindle_cli.plan.problem import Node, Problem
 from spindle_cli.plan.search.listing import Job, Timed, time_jobs
 
 Wave = list[Job]
@@ -97,13 +98,14 @@ class _Slice:
         self.ops = tuple_[1]
 
 
-def _whole_ops(node: Node, mix: Sequence[tuple[Point, float]]) -> list[list[int]]:
+def _whole_ops(node: Node, mix: Sequence[tuple[Column, float]]) -> list[list[int]]:
     """The bi-point in whole ops: [index of the point, ops], the widest first."""
     whole = [int(ops + 1e-9) for _, ops in mix]
     rest = [ops - floor for (_, ops), floor in zip(mix, whole, strict=True)]
     for i in sorted(range(len(mix)), key=lambda i: -rest[i])[: node.num_ops - sum(whole)]:
         whole[i] += 1
-    tuples = [[node.points.index(point), ops] for (point, _), ops in zip(mix, whole, strict=True) if ops]
+    columns = [column_of(point) for point in node.points]
+    tuples = [[columns.index(column), ops] for (column, _), ops in zip(mix, whole, strict=True) if ops]
     return tuples[::-1]
 
 

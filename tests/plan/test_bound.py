@@ -6,7 +6,8 @@ import pytest
 from random_profiles import random_profile
 
 from helpers.plans import cluster_of, metaop_of, profile_of
-from spindle_cli.plan.bound.bound import Bound, hull_points, lower_bound
+from spindle_cli.plan.bound.bound import Bound, lower_bound
+from spindle_cli.plan.bound.pricing import hull
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.profile.types import MetaOpProfile
 
@@ -20,7 +21,7 @@ def bound_of(num_devices: int, *metaops: MetaOpProfile) -> Bound:
 def test_one_metaop_takes_all_devices() -> None:
     bound = bound_of(8, metaop_of("a/m", 5, LINEAR))
     assert bound.lower_bound_s == pytest.approx(5.0)
-    assert [(point.num_devices, ops) for point, ops in bound.ops[0]] == [(8, pytest.approx(5.0))]
+    assert bound.ops == ((((1.0, (8.0,)), pytest.approx(5.0)),),)
 
 
 def test_the_solver_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -33,7 +34,7 @@ def test_work_is_what_binds_side_by_side() -> None:
     """Two MetaOps of 8 device-seconds an op and 5 ops each: 80 device-seconds on 8 devices."""
     bound = bound_of(8, metaop_of("a/m", 5, LINEAR), metaop_of("b/m", 5, LINEAR))
     assert bound.lower_bound_s == pytest.approx(10.0)
-    assert bound.device_value_s == pytest.approx(10.0 / 8)
+    assert tuple(bound.device_value_s.values()) == pytest.approx((10.0 / 8,))
 
 
 def test_a_chain_is_what_binds_where_nothing_scales() -> None:
@@ -41,7 +42,7 @@ def test_a_chain_is_what_binds_where_nothing_scales() -> None:
     first, second = metaop_of("a/m", 5, flat), metaop_of("a/n", 10, flat, inputs=("a/m",))
     bound = bound_of(8, first, second)
     assert bound.lower_bound_s == pytest.approx(13.5)
-    assert bound.device_value_s == pytest.approx(0.0)
+    assert tuple(bound.device_value_s.values()) == pytest.approx((0.0,))
     assert bound.critical == pytest.approx((1.0, 1.0))
     assert bound.start_s[1] == pytest.approx(4.5)
 
@@ -53,14 +54,14 @@ def test_an_allocation_mixes_two_neighbours() -> None:
     assert bound.lower_bound_s == pytest.approx(16.0)
     for allocation in bound.ops:
         assert sum(ops for _, ops in allocation) == pytest.approx(6.0)
-        assert sum(point.op_s * ops for point, ops in allocation) <= 16.0 + 1e-6
+        assert sum(column.op_s * ops for column, ops in allocation) <= 16.0 + 1e-6
 
 
-def test_points_above_the_hull_are_of_no_use() -> None:
-    metaop = metaop_of("a/m", 1, {1: 8.0, 2: 7.9, 4: 2.0, 8: 2.0})
-    (node,) = make_problem(profile_of(metaop), cluster_of(8)).nodes
-    assert [point.num_devices for point in node.points] == [1, 2, 4]
-    assert [point.num_devices for point in hull_points(node)] == [4]
+def test_what_mixes_of_others_equal_is_no_corner() -> None:
+    """Slower one after another: 2 costs what half of 1 and half of 3 do, 4 no less than 3."""
+    assert hull([1.0, 2.0, 3.0, 4.0, 6.0], [9.0, 7.0, 5.0, 5.0, 4.9]) == [0, 2, 4]
+    assert hull([1.0, 2.0, 3.0], [9.0, 6.9, 5.0]) == [0, 1, 2]
+    assert hull([], []) == []
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -103,7 +104,7 @@ def test_one_more_device_is_worth_at_most_its_dual_value(seed: int, shape: str) 
     profile = random_profile(seed, shape)  # type: ignore[arg-type]
     now, more = (lower_bound(make_problem(profile, cluster_of(n))) for n in (11, 12))
     gain_s = now.lower_bound_s - more.lower_bound_s
-    assert -1e-9 <= gain_s <= now.device_value_s * (1 + 1e-6)
+    assert -1e-9 <= gain_s <= sum(now.device_value_s.values()) * (1 + 1e-6)
     # ... and the next one no more than this one, up to newly valid allocations of 12 devices.
     fewer = lower_bound(make_problem(profile, cluster_of(10))).lower_bound_s
     assert fewer >= now.lower_bound_s

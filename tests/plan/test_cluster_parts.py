@@ -9,8 +9,8 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.nodes import BetweenLink, Link, Links
 from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.bound import mixed_bound
 from spindle_cli.plan.mixed.parts import on_best_part, parts_of, parts_that_could_be_faster
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.problem import Problem
@@ -109,7 +109,7 @@ def test_a_part_knows_the_links_of_its_own_groups_alone() -> None:
 def test_a_part_is_looked_at_only_where_a_schedule_in_it_could_be_faster() -> None:
     """Alone the fast one takes 6 s, the slow one 12 and both 4."""
     problem = make_mixed_problem(net(2**10), FAST_AND_SLOW)
-    bound = mixed_bound(problem)
+    bound = lower_bound(problem)
     by_bound = parts_that_could_be_faster(problem, bound, 13.0)
     assert [(part.devices, pytest.approx(part.bound_s)) for part in by_bound] == [((0,), 6.0), ((1,), 12.0)]
     assert [part.devices for part in parts_that_could_be_faster(problem, bound, 12.0)] == [(0,)]
@@ -121,7 +121,7 @@ def test_a_part_has_all_ops_to_run_on_what_its_devices_do_together() -> None:
     all three take 3 s for an op and no fewer devices of them less than 4.
     """
     problem = make_mixed_problem(net(2**10, 2, fast=1.0, slow=2.0, far=2.0), behind_a_slow_link())
-    parts = parts_that_could_be_faster(problem, mixed_bound(problem), 100.0)
+    parts = parts_that_could_be_faster(problem, lower_bound(problem), 100.0)
     assert {part.devices: pytest.approx(part.bound_s) for part in parts} == {
         (1, 2): 8.0,
         (0, 1): 8.0,
@@ -142,7 +142,7 @@ def test_a_part_is_planned_for_where_it_is_faster_by_a_hundredth(sum_s: float, l
         planned.append(part)
         return on_devices(make_mixed_problem(net(int(sum_s * 1e10)), part), (0,))
 
-    found = on_best_part(problem, mixed_bound(problem), on_devices(problem, (0, 1)), plan_for)
+    found = on_best_part(problem, lower_bound(problem), on_devices(problem, (0, 1)), plan_for)
     assert [part.num_devices for part in planned] == [1] * leaves_idle
     assert [piece.devices for piece in found.best.slices] == [(0,) if leaves_idle else (0, 1)]
 
@@ -166,7 +166,7 @@ def said_of(profile: Profile, cluster: Cluster, devices: tuple[int, ...], note: 
     """The best plan where one on these devices is that of a search, and no part has a plan."""
     problem = make_mixed_problem(profile, cluster)
     whole = on_devices(problem, devices, note)
-    found = on_best_part(problem, mixed_bound(problem), whole, lambda _: None)
+    found = on_best_part(problem, lower_bound(problem), whole, lambda _: None)
     assert found.best is whole.best
     return found
 

@@ -15,11 +15,11 @@ from helpers.examples import examples
 from helpers.several_types import cluster_of_types, metaop_on_types
 from spindle_cli.costs.recompute_and_offload import Again
 from spindle_cli.errors import NoPlanError
+from spindle_cli.plan.bound.pricing import Pricing
 from spindle_cli.plan.cutting.allocations import allocations, groups_of_type, point_of_cut, recomputed
 from spindle_cli.plan.cutting.cuts import Cutter, offsets
 from spindle_cli.plan.cutting.shares import ShareTimes, share_times
 from spindle_cli.plan.mixed.baselines import in_proportion
-from spindle_cli.plan.mixed.pricing import Pricing
 from spindle_cli.profile.types import MetaOpProfile
 
 TWO = cluster_of_types({"fast": 3, "slow": 3})

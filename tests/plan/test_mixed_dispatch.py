@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
+from spindle_cli.plan.bound.bound import lower_bound
+from spindle_cli.plan.bound.pricing import Column
 from spindle_cli.plan.mixed import posed as posed_module
-from spindle_cli.plan.mixed.bound import Used, mixed_bound
 from spindle_cli.plan.mixed.dispatching import search as search_module
 from spindle_cli.plan.mixed.dispatching.dispatch import FEWEST_LEFT, OPTIMUM_LATE, WIDEN_COST, MixedDispatcher
 from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.mixed.dispatching.optimum import FEWEST_OPS, optimum_ops
 from spindle_cli.plan.mixed.dispatching.search import search
 from spindle_cli.plan.mixed.posed import PosedOnTypes, SeveralTypes
-from spindle_cli.plan.mixed.pricing import Column
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.schedule import Draft
@@ -32,7 +32,10 @@ Allocation = tuple[tuple[int, int], float]  # devices of each type, seconds of a
 
 
 def dispatcher_of(
-    *allocations: Allocation, num_ops: int = 1, optimum: Sequence[Used] = (), wanted_s: float = 2.0
+    *allocations: Allocation,
+    num_ops: int = 1,
+    optimum: Sequence[tuple[Column, float]] = (),
+    wanted_s: float = 2.0,
 ) -> MixedDispatcher:
     """Of one MetaOp, on a device of each type, a second of either worth the same; `wanted_s` of the iteration
     are for each of its ops.
@@ -42,7 +45,7 @@ def dispatcher_of(
     cluster = SimpleNamespace(types=("fast", "slow"), num_of_type={"fast": 1, "slow": 1})
     problem = SimpleNamespace(nodes=[node], order=(0,), cluster=cluster)
     bound = SimpleNamespace(
-        prices=(1.0, 1.0), op_s=(wanted_s,), lower_bound_s=num_ops * wanted_s, optimum=(optimum,)
+        prices=(1.0, 1.0), op_s=(wanted_s,), lower_bound_s=num_ops * wanted_s, ops=(optimum,)
     )
     return MixedDispatcher(problem, bound)  # type: ignore[arg-type]  # stand-ins
 
@@ -92,7 +95,7 @@ def test_a_share_of_a_guide_counts_more_than_that_of_a_mix() -> None:
 
 def test_what_the_optimum_uses_is_taken_as_long_as_ops_of_it_are_left() -> None:
     """Both types alike: by prices the first of equals, in the optimum 3 of 4 ops on the slow one."""
-    optimum = (Used(Column(2.0, (1.0, 0.0)), 1.0), Used(Column(2.0, (0.0, 1.0)), 3.0))
+    optimum = ((Column(2.0, (1.0, 0.0)), 1.0), (Column(2.0, (0.0, 1.0)), 3.0))
     dispatcher = dispatcher_of(((1, 0), 2.0), ((0, 1), 2.0), num_ops=4, optimum=optimum)
     assert [job for job, _, _ in dispatcher.run(guide())[0]] == [(0, 0, 4)]
     for _ in range(2):  # each run with all of it
@@ -104,7 +107,7 @@ def test_what_the_optimum_uses_is_taken_as_long_as_ops_of_it_are_left() -> None:
 def test_what_the_optimum_uses_has_to_be_fast_enough(op_s: float, is_taken: bool) -> None:
     """2 s are wanted, and a tenth more will do; the fast device is worth twice as much."""
     assert OPTIMUM_LATE == 1.1
-    optimum = (Used(Column(op_s, (0.0, 1.0)), 1.0),)
+    optimum = ((Column(op_s, (0.0, 1.0)), 1.0),)
     dispatcher = dispatcher_of(((0, 1), op_s), ((1, 0), 2.0), optimum=optimum)
     ((job, *_),), _ = dispatcher.run(replace(guide(follows_optimum=True), prices=(2.0, 1.0)))
     assert job == (0, int(not is_taken), 1)
@@ -118,7 +121,7 @@ def test_what_the_optimum_uses_waits_for_room() -> None:
         metaop_on_types("t/b", 1, {"fast": 1.0, "slow": 20.0}, **one),
     )
     problem = make_mixed_problem(profile_on_types(*metaops), cluster_of_types({"fast": 1, "slow": 1}))
-    bound = mixed_bound(problem)
+    bound = lower_bound(problem)
     assert [len(used) for used in MixedDispatcher(problem, bound).optimum] == [1, 1]
     ones = (1.0, 1.0)
     timed, end_s = MixedDispatcher(problem, bound).run(
@@ -133,7 +136,7 @@ def test_the_optimum_is_through_with_an_allocation_where_less_than_half_an_op_is
     one is left to 0.4 of an op.
     """
     assert FEWEST_LEFT == 0.5
-    optimum = (Used(Column(2.0, (1.0, 0.0)), 1.4), Used(Column(2.0, (0.0, 1.0)), 1.3))
+    optimum = ((Column(2.0, (1.0, 0.0)), 1.4), (Column(2.0, (0.0, 1.0)), 1.3))
     dispatcher = dispatcher_of(((1, 0), 2.0), ((0, 1), 2.0), num_ops=4, optimum=optimum)
     cheap = replace(guide(follows_optimum=True), prices=(2.0, 1.0), shares={(0, 0): 0.25})
     assert [job for job, _, _ in dispatcher.run(cheap)[0]] == [(0, 0, 1), (0, 1, 2), (0, 1, 1)]
@@ -147,7 +150,7 @@ def test_an_allocation_of_the_optimum_is_the_nearest_that_is_fast_enough() -> No
     ]
 
     def nearest(op_s: float, *counts: float) -> dict[int, float]:
-        used = (Used(Column(op_s, counts), 2.0), Used(Column(op_s, (2.0, 4.0)), FEWEST_OPS - 0.01))
+        used = ((Column(op_s, counts), 2.0), (Column(op_s, (2.0, 4.0)), FEWEST_OPS - 0.01))
         return optimum_ops(points, used, (3.0, 1.0))  # type: ignore[arg-type]  # stand-ins
 
     assert nearest(2.0, 1.0, 3.0) == {2: 2.0}  # one slow device more, not a fast one more and a slow one less
@@ -155,7 +158,7 @@ def test_an_allocation_of_the_optimum_is_the_nearest_that_is_fast_enough() -> No
     assert nearest(2.0, 0.0, 4.0) == {2: 2.0}  # the same devices, but half as long again
     assert nearest(2.95, 0.0, 4.0) == {0: 2.0}
     assert nearest(2.0, 1.0, 2.0) == {2: 2.0}  # two slow devices more, not a fast one
-    both = (Used(Column(2.0, (2.0, 2.0)), 0.3), Used(Column(2.0, (2.0, 2.4)), 1.0))
+    both = ((Column(2.0, (2.0, 2.0)), 0.3), (Column(2.0, (2.0, 2.4)), 1.0))
     assert optimum_ops(points, both, (3.0, 1.0)) == {1: pytest.approx(1.3)}  # type: ignore[arg-type]
 
 
@@ -164,8 +167,8 @@ def test_the_optimum_runs_every_op() -> None:
     second = metaop_on_types("t/second", 5, {"fast": 1.0, "slow": 3.0}, batch_size=6, inputs=("t/first",))
     cluster = cluster_of_types({"fast": 3, "slow": 2})
     problem = make_mixed_problem(profile_on_types(first, second), cluster)
-    bound = mixed_bound(problem)
-    for node, used, op_s in zip(problem.nodes, bound.optimum, bound.op_s, strict=True):
+    bound = lower_bound(problem)
+    for node, used, op_s in zip(problem.nodes, bound.ops, bound.op_s, strict=True):
         assert sum(ops for _, ops in used) == pytest.approx(node.num_ops)
         assert sum(column.op_s * ops for column, ops in used) == pytest.approx(node.num_ops * op_s)
 
@@ -179,7 +182,7 @@ def test_backwards_the_last_start_first_and_times_count_from_the_end() -> None:
         metaop_on_types("t/c", 1, {"fast": 1.0}, inputs=("t/a",), **one),
     )
     problem = make_mixed_problem(profile_on_types(*metaops), cluster_of_types({"fast": 2}))
-    bound = mixed_bound(problem)
+    bound = lower_bound(problem)
     same = MixedGuide(0.0, 2.0, (1.0,) * 3, (1.0,) * 3, (1.0,))
     timed, end_s = MixedDispatcher(problem, bound, backwards=True).run(same)
     assert end_s == pytest.approx(5.0)
@@ -206,7 +209,7 @@ def test_the_best_schedules_are_returned_the_best_first(monkeypatch: pytest.Monk
     ]
     last = metaop_on_types("t/last", 7, {"fast": 1.0, "slow": 1.2}, batch_size=7, inputs=("t/0", "t/2"))
     problem = make_mixed_problem(profile_on_types(*first, last), cluster)
-    bound = mixed_bound(problem)
+    bound = lower_bound(problem)
 
     def ends() -> list[float]:
         return [max(end_s for _, _, end_s in each) for each in search(problem, bound, 100, 0, mixes=True)]
@@ -224,7 +227,7 @@ def test_only_a_search_tries_every_patience(monkeypatch: pytest.MonkeyPatch) -> 
         profile_on_types(metaop_on_types("t/net", 2, {"fast": 1.0}, batch_size=2)),
         cluster_of_types({"fast": 2}),
     )
-    bound = mixed_bound(problem)
+    bound = lower_bound(problem)
     monkeypatch.setattr(search_module, "QUICK_PATIENCE", ())
     assert search(problem, bound, 0, 0, mixes=True) == []
     assert search(problem, bound, 100, 0, mixes=True)
@@ -255,7 +258,7 @@ def test_what_gives_up_memory_is_searched_half_as_long_for_mixes_and_from_effort
 def test_only_mixing_schedules_follow_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     metaops = [metaop_on_types(f"t/{n}", 4, {"fast": 1.0, "slow": 1.5 + n}, batch_size=6) for n in range(2)]
     problem = make_mixed_problem(profile_on_types(*metaops), cluster_of_types({"fast": 2, "slow": 3}))
-    bound = mixed_bound(problem)
+    bound = lower_bound(problem)
     tried: list[MixedGuide] = []
     run = MixedDispatcher.run
 

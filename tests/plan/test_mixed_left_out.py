@@ -14,10 +14,10 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import CutPlanner, Found
 from spindle_cli.plan.best.rounds import rounds_of
+from spindle_cli.plan.bound.bound import lower_bound, lower_bound_under
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed import find as find_module
 from spindle_cli.plan.mixed import posed as posed_module
-from spindle_cli.plan.mixed.bound import bound_under, mixed_bound
 from spindle_cli.plan.mixed.find import find_on_types
 from spindle_cli.plan.mixed.parts import worth
 from spindle_cli.plan.mixed.posed import SeveralTypes
@@ -57,7 +57,7 @@ def test_a_plan_is_at_least_two_per_cent_above_its_bound_where_memory_is_short(b
 def test_where_memory_asks_for_micro_batches_it_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other ways to save memory may bring more; but not where the user asks for them."""
     found = Found(SimpleNamespace(), is_short=False)  # type: ignore[arg-type]  # a stand-in
-    bound = mixed_bound(SeveralTypes().problem(chain(), ONE_EACH))
+    bound = lower_bound(SeveralTypes().problem(chain(), ONE_EACH))
     planners: list[CutPlanner] = []
     monkeypatch.setattr(find_module, "find_in_memory", lambda *_: found)
     monkeypatch.setattr(find_module, "find_in_asked", lambda *_: found)
@@ -107,7 +107,7 @@ def test_prices_of_whole_layers_bound_those_that_are_split() -> None:
     nets = [split_by_two(metaop_on_types(name, 4, TIMES, batch_size=6), 1.5) for name in ("t/net", "u/net")]
     profile, posing = profile_on_types(*nets), SeveralTypes()
     whole = posing.posed(profile, TWO_EACH)
-    assert bound_under(whole.problem, whole.bound, MemoryFallback()) == pytest.approx(
+    assert lower_bound_under(whole.problem, whole.bound, MemoryFallback()) == pytest.approx(
         whole.lower_bound_s, rel=1e-3
     )
     both = MemoryFallback(2, frozenset({"t/net", "u/net"}))
@@ -120,12 +120,20 @@ def test_prices_of_whole_layers_bound_those_that_are_split() -> None:
         assert posed.least_s(both) == posed.lower_bound_s
 
 
-def test_prices_that_break_their_own_constraints_bound_by_so_much_less() -> None:
+def test_prices_that_break_their_own_constraints_bound_no_more_than_those_that_keep_them() -> None:
+    """2 ops of 4 s count for a quarter more, and so does every second of the end."""
     problem = SeveralTypes().posed(chain(), ONE_EACH).problem
-    sound = replace(mixed_bound(problem), broken=0.0)
-    broken = replace(sound, broken=0.25)
-    lost_s = bound_under(problem, sound, MemoryFallback()) - bound_under(problem, broken, MemoryFallback())
-    assert lost_s == pytest.approx(0.25 * problem.serial_s)
+    sound = lower_bound(problem)
+    (end,) = (name for name in sound.row_prices if name.startswith("end_"))
+    known_s = [
+        lower_bound_under(
+            problem,
+            replace(sound, row_prices={**dict.fromkeys(sound.row_prices, 0.0), end: price}),
+            MemoryFallback(),
+        )
+        for price in (0.5, 1.0, 1.25)
+    ]
+    assert known_s == pytest.approx([4.0, 8.0, 8.0], rel=1e-6)
 
 
 def test_splits_are_posed_where_their_bound_by_prices_leaves_them_a_chance() -> None:

@@ -13,10 +13,10 @@ from spindle_cli.errors import InputError, NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.nodes import Links
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.alike import as_one_type
-from spindle_cli.plan.mixed.bound import mixed_bound
 from spindle_cli.plan.mixed.dispatching.dispatch import MixedDispatcher
 from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.mixed.problem import make_mixed_problem
@@ -360,7 +360,7 @@ def test_a_dispatch_waits_for_devices_that_are_much_faster() -> None:
     a = metaop_on_types("a/net", 1, {"fast": 1.0, "slow": 20.0}, batch_size=1)
     b = metaop_on_types("b/net", 1, {"fast": 1.0, "slow": 20.0}, batch_size=1)
     problem = make_mixed_problem(profile_on_types(a, b), FAST_AND_SLOW)
-    dispatcher = MixedDispatcher(problem, mixed_bound(problem))
+    dispatcher = MixedDispatcher(problem, lower_bound(problem))
     guide = MixedGuide(0.0, 2.0, (1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
     timed, end_s = dispatcher.run(guide)
     assert end_s == pytest.approx(2.0)

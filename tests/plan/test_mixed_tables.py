@@ -12,15 +12,15 @@ from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_
 from spindle_cli.costs.same import Same
 from spindle_cli.costs.shares import share_on_type, share_seconds, shares_on_type
 from spindle_cli.plan.best.micro_batches import in_micro_batches
+from spindle_cli.plan.bound.bound import lower_bound
+from spindle_cli.plan.bound.pricing import pricing_of
 from spindle_cli.plan.cutting import allocations as allocations_module
 from spindle_cli.plan.cutting.allocations import allocations
 from spindle_cli.plan.cutting.cuts import cutter_of
 from spindle_cli.plan.cutting.shares import share_times
-from spindle_cli.plan.mixed.bound import mixed_bound
 from spindle_cli.plan.mixed.dispatching.choices import Choices
 from spindle_cli.plan.mixed.dispatching.dispatch import LEAST_PRICE, MixedDispatcher
 from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
-from spindle_cli.plan.mixed.pricing import pricing_of
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.problem import Point
 from spindle_cli.profile.types import MetaOpProfile
@@ -126,7 +126,7 @@ def test_choices_are_the_cheapest_within_a_time_and_of_equals_the_first() -> Non
 def test_mixes_cost_as_little_as_the_best_of_all_pairs() -> None:
     """Also with other prices, and with those of before again."""
     problem = make_mixed_problem(profile_on_types(net()), TWO)
-    bound = mixed_bound(problem)
+    bound = lower_bound(problem)
     dispatcher = MixedDispatcher(problem, bound)
     (points,) = (node.points for node in problem.nodes)
     random = Random(0)

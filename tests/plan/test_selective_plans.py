@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
+from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.check.run import check_plan
 from spindle_cli.costs.recompute_and_offload import Again, selectively_saved_bytes
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.micro_batches import in_micro_batches
+from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.cutting.allocations import recomputed
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.bound import _least_forwards
+from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.pipelines.allocations import Allocation, _as
 from spindle_cli.plan.problem import MemoryFallback, Point, make_problem
 from spindle_cli.plan.search.memory_fallback import (
@@ -259,9 +261,14 @@ def test_a_neighbours_devices_are_not_taken_where_they_split_what_is_recomputed_
 
 
 def test_the_bound_on_types_counts_no_more_than_what_runs_again_at_least() -> None:
-    """A quarter of a forward pass; of several allocations the least."""
-    plain = Point(1, 1, 1, 1.0, 2.0, 3.0)
+    """A quarter of a forward pass of a second, beside 3 s; of several allocations the least."""
+    shares = metaop_on_types("t/net", 1, {"fast": 3.0, "slow": 30.0}, batch_size=1)
+    problem = make_mixed_problem(profile_on_types(shares), cluster_of_types({"fast": 1, "slow": 1}))
+    (node,) = problem.nodes
+    plain = node.points[-1]
     part = replace(plain, again=0.25, selective=True)
-    assert _least_forwards([plain]) == 1
-    assert _least_forwards([part]) == 1.25
-    assert _least_forwards([part, replace(part, again=1.0, selective=False)]) == 1.25
+    whole = replace(part, again=1.0, selective=False)
+    for points, forwards in (((plain,), 1), ((part,), 1.25), ((part, whole), 1.25)):
+        own = replace(problem, nodes=(replace(node, points=points),))
+        again_s = (forwards - 1) * plain.forward_s
+        assert lower_bound(own).lower_bound_s == pytest.approx(3.0 + again_s)

@@ -39,7 +39,6 @@ from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.islands.planned import on_islands
 from spindle_cli.plan.mixed.alike import are_alike, as_one_type, with_types
-from spindle_cli.plan.mixed.bound import mixed_bound
 from spindle_cli.plan.mixed.find import find_on_types, require_possible
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.mixed.problem import make_mixed_problem
@@ -255,7 +254,7 @@ def _may_pipeline(asked: Asked) -> bool:
 def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
     """The plan of a step that runs all tasks, on devices of several types."""
     problem = make_mixed_problem(profile, cluster)
-    bound = mixed_bound(problem)
+    bound = lower_bound(problem)
     bounds = Bounds(bound.lower_bound_s, AnyCut(profile, cluster))
 
     def simulated_s(found: Found) -> float:
@@ -289,4 +288,4 @@ def _found_on(profile: Profile, whole: Cluster, cluster: Cluster, asked: Asked) 
         own = seen_on(profile, cluster).weighted(weights_on(cluster, profile.shard_weights, whole))
     if not cluster.is_mixed:
         return _found_on_one_type(own, cluster, asked)[0]
-    return find_on_types(own, cluster, asked, mixed_bound(make_mixed_problem(own, cluster)))
+    return find_on_types(own, cluster, asked, lower_bound(make_mixed_problem(own, cluster)))

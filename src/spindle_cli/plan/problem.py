@@ -113,12 +113,18 @@ class Node:
 
 @dataclass(frozen=True)
 class Problem:
-    """A profile on a cluster. `order`: indices of `nodes`, producers first, otherwise as in the file."""
+    """A profile on a cluster.
+
+    Attributes:
+        order: indices of `nodes`, producers first, otherwise as in the file.
+        fallback: what is given up for memory.
+    """
 
     profile: Profile
     cluster: Cluster
     nodes: tuple[Node, ...]
     order: tuple[int, ...]
+    fallback: MemoryFallback = MemoryFallback()
 
     @property
     def num_devices(self) -> int:
@@ -248,7 +254,7 @@ def make_problem(profile: Profile, cluster: Cluster, fallback: MemoryFallback | 
         )
         for i, part in enumerate(parts)
     )
-    return Problem(profile, cluster, nodes, order)
+    return Problem(profile, cluster, nodes, order, fallback)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ import numpy as np
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.bound.allocations import Shares, devices_of_kinds, first_of, shares_of
 from spindle_cli.plan.bound.over_links import OverLinks, Taken, starts_together
-from spindle_cli.plan.bound.program import END, FLOAT_SLACK, Array, Choice, Row, bounded
+from spindle_cli.plan.bound.program import FLOAT_SLACK, Array, Row, bounded, chain_rows, device_rows
 from spindle_cli.plan.bound.room import fits_alone, keeping_less, room_beside_parameters
 from spindle_cli.plan.problem import SHORTEST_S
 from spindle_cli.profile.metagraph import topological_order
@@ -235,20 +235,15 @@ def _least_s(
     for number, stage in enumerate(stages):
         for producer in stage.inputs:
             consumers[producer].append(number)
-    devices = {f"devices_{kind}": Row({END: -count}) for kind, count in enumerate(numbers)}
-    rows: dict[str, Row] = {}
-    uses: list[dict[str, Array]] = [{} for _ in stages]
-    for number, stage in enumerate(stages):
-        begin = {f"start_{number}": 1.0}
-        chain = {f"edge_{number}_{other}": {f"start_{other}": -1.0} for other in consumers[number]}
-        chain = chain or {f"end_{number}": {END: -1.0}}
-        for name, then in chain.items() if has_chains else ():
-            rows[name] = Row(begin | then)
-            uses[number][name] = stage.chain_s / unit_s
+    chains = chain_rows(consumers) if has_chains else [{} for _ in stages]
+    devices = device_rows(numbers.tolist())
+    rows = {name: row for own in chains for name, row in own.items()}
+    uses: list[dict[str, Array]] = []
+    for stage, chain in zip(stages, chains, strict=True):
+        uses.append(dict.fromkeys(chain, stage.chain_s / unit_s))
         for kind, name in enumerate(devices):
-            uses[number][name] = stage.device_s / unit_s * (stage.shares.kinds == kind)
-        for name, used in stage.uses.items():
-            uses[number][name] = used
+            uses[-1][name] = stage.device_s / unit_s * (stage.shares.kinds == kind)
+        uses[-1].update(stage.uses)
     for number, stage in enumerate(stages):
         for place, taken in enumerate(stage.takes):
             producer, name = stage.inputs[taken.place], f"takes_{number}_{place}"
@@ -257,16 +252,37 @@ def _least_s(
             uses[producer][name] = (before.chain_s - taken.less_s) / unit_s
             uses[number][name] = taken.own_s / unit_s
     choices = [
-        Choice(
+        _OnShares(
             stage.num_ops,
             tuple(own),
-            np.array(list(own.values())).T,
             (share, *(stage.first or first_of(stage.shares, stage.chain_s, stage.device_s))),
+            np.array(list(own.values())).T,
         )
         for stage, own, share in zip(stages, uses, possible, strict=True)
     ]
     found = bounded(choices, rows | devices | dict(more or {}))
-    return float(found.at_least * unit_s), found.picked
+    picked = tuple(tuple(share for share, _ in own) for own in found.ops)
+    return float(found.at_least * unit_s), picked
+
+
+@dataclass(frozen=True, eq=False)
+class _OnShares:
+    """A node of the program, as `Choice` says: its allocations are shares, by their numbers.
+
+    Attributes:
+        every: what an op uses, for each share of all rows.
+    """
+
+    num_ops: float
+    rows: tuple[str, ...]
+    first: tuple[int, ...]
+    every: Array
+
+    def uses(self, allocation: int) -> Array:
+        return np.asarray(self.every[allocation])
+
+    def cheapest(self, prices: Array) -> int:
+        return int(np.argmin(self.every @ prices))
 
 
 def _always_possible(stage: _Stage, numbers: Array) -> int:

@@ -1,146 +1,185 @@
-"""The linear program over the whole graph: a lower bound on every schedule, and the allocation it rests on.
+"""A lower bound on every schedule of whole batches, and the allocations that it rests on, on devices of one
+type or several: the program of `program.py`, with a row for each type of device.
 
-Sets        MetaOps m with L_m ops; A_m, the valid numbers of devices of m; E, the edges; N devices.
-Data        T_m(n), seconds of one op of m on n devices.
-Variables   x[m,n] >= 0, ops of m that run on n devices; s[m] >= 0, start of m; C, end of the iteration
-(seconds).
+An op of m on allocation a, n_k devices of type k for T seconds, uses
 
-    minimise C
-    ops[m]        every op is run               sum_n x[m,n] = L_m
-    end[m]        m runs in sequence            s[m] + sum_n T_m(n) x[m,n] <= C         (m without consumers)
-    edge[i,j]     producers come first          s[i] + sum_n T_i(n) x[i,n] <= s[j]      for (i,j) in E
-    devices       devices are limited           sum_m sum_n n T_m(n) x[m,n] <= N C
+    end[m], edge[m,j]   T: m runs in sequence, producers first (m without consumers before the end)
+    devices[k]          n_k T: the device-seconds of all ops fit on N_k devices until the end
 
-Seconds are divided by the problem's `serial_s` inside the program, so that the solver's tolerances mean
-something.
+On one type allocations are those of the problem: equal shares. On several they are batches cut in any way,
+of which there are too many to list (`pricing.py`); what runs on all devices that share out its parameters
+has these alone, in its best cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from spindle_cli.plan.bound.solver import LinearProgram
-from spindle_cli.plan.problem import Node, Point, Problem
+import numpy as np
 
-# Above what adding up a few hundred floats can be off by.
-FLOAT_SLACK = 1e-12
+from spindle_cli.costs.parameters import level_of
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.bound.pricing import Column, Listed, Offer, hull, pricings
+from spindle_cli.plan.bound.program import Array, Row, bounded, chain_rows, device_rows, proven
+from spindle_cli.plan.problem import MemoryFallback, Node, Point, Problem
+from spindle_cli.profile.types import MetaOpProfile
+
+# Ops of an optimum that are fewer are none.
+FEWEST_OPS = 1e-7
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The program's optimum.
+    """The program's optimum, and what its prices prove.
 
     Attributes:
         lower_bound_s: no schedule ends earlier.
-        ops: for each node, (point, ops on it) of its allocations with a positive number of ops, ascending in
-            devices.
+        ops: for each node, its allocations with how many ops run on them, of those that any do.
         start_s: start of each node in the optimum.
-        device_value_s: seconds by which the bound falls per device added (dual of `devices`).
-        critical: for each node, seconds of bound per second added to it (dual of its precedence rows).
+        device_value_s: by type, seconds by which the bound falls per device added.
+        prices: by type, of a second of one of its devices, in seconds of the bound.
+        critical: for each node, seconds of bound per second added to it.
+        row_prices: of every row of the program.
     """
 
     lower_bound_s: float
-    ops: tuple[tuple[tuple[Point, float], ...], ...]
+    ops: tuple[tuple[tuple[Column, float], ...], ...]
     start_s: tuple[float, ...]
-    device_value_s: float
+    device_value_s: Mapping[str, float]
+    prices: tuple[float, ...]
     critical: tuple[float, ...]
+    row_prices: Mapping[str, float]
+
+    @cached_property
+    def op_s(self) -> tuple[float, ...]:
+        """Of each node, seconds of one op in the optimum, on average."""
+        return tuple(
+            sum(column.op_s * ops for column, ops in own) / sum(ops for _, ops in own) for own in self.ops
+        )
 
 
 def lower_bound(problem: Problem) -> Bound:
-    """Solve the program of this module.
+    """Solve the program of this module. Deterministic.
 
     Raises:
         SolverError: the solver failed (never for a valid problem).
     """
-    unit_s = problem.serial_s
-    program = LinearProgram("allocation")
-    end = program.variable("C")
-    starts = [program.variable(f"s_{node.index}") for node in problem.nodes]
-    hulls = [hull_points(node) for node in problem.nodes]
-    ops = [[program.variable(f"x_{i}_{k}") for k in range(len(hull))] for i, hull in enumerate(hulls)]
-    program.minimise({end: 1.0})
-
-    devices = {end: -float(problem.num_devices)}
-    for node, hull, variables in zip(problem.nodes, hulls, ops, strict=True):
-        i = node.index
-        program.equal(f"ops_{i}", dict.fromkeys(variables, 1.0), node.num_ops)
-        finish = {x: point.op_s / unit_s for x, point in zip(variables, hull, strict=True)} | {starts[i]: 1.0}
-        if not node.consumers:
-            program.at_most(f"end_{i}", finish | {end: -1.0}, 0.0)
-        for j in node.consumers:
-            program.at_most(f"edge_{i}_{j}", finish | {starts[j]: -1.0}, 0.0)
-        devices |= {
-            x: point.num_devices * point.op_s / unit_s for x, point in zip(variables, hull, strict=True)
-        }
-    program.at_most("devices", devices, 0.0)
-
-    solution = program.solve()
-    end_s = solution.objective * unit_s
-    flow = [_flow(node, solution.duals) for node in problem.nodes]
-    device_price = abs(solution.duals["devices"])
+    nodes, unit_s = problem.nodes, problem.serial_s
+    choices, rows = _program(problem, problem.fallback)
+    found = bounded(choices, rows)
+    prices = tuple(found.prices[name] for name in device_rows(problem.devices_of_types))
     return Bound(
-        lower_bound_s=_certified_s(problem, solution.duals, flow, device_price),
-        ops=tuple(
-            tuple(
-                (point, solution.values[f"x_{i}_{k}"])
-                for k, point in enumerate(hull)
-                if solution.values[f"x_{i}_{k}"] > 1e-7
-            )
-            for i, hull in enumerate(hulls)
-        ),
-        start_s=tuple(solution.values[f"s_{i}"] * unit_s for i in range(len(hulls))),
-        device_value_s=device_price * end_s,
-        critical=tuple(flow),
+        lower_bound_s=found.at_least * unit_s,
+        ops=tuple(tuple((column, ops) for column, ops in own if ops > FEWEST_OPS) for own in found.ops),
+        start_s=tuple(found.levels[f"start_{node.index}"] * unit_s for node in nodes),
+        device_value_s={
+            kind: price * found.optimum * unit_s
+            for kind, price in zip(problem.cluster.num_of_type, prices, strict=True)
+        },
+        prices=prices,
+        critical=tuple(sum(found.prices[name] for name in choice.chain) for choice in choices),
+        row_prices=found.prices,
     )
 
 
-def hull_points(node: Node) -> tuple[Point, ...]:
-    """The points on the lower convex hull of (seconds, device-seconds) per op: an optimum needs no other."""
-    hull: list[Point] = []
-    for point in reversed(node.points):  # ascending in seconds
-        if hull and point.num_devices * point.op_s >= hull[-1].num_devices * hull[-1].op_s:
-            continue  # slower and no cheaper
-        while len(hull) >= 2 and _above(hull[-2], hull[-1], point):
-            hull.pop()
-        hull.append(point)
-    return tuple(reversed(hull))
-
-
-def _above(left: Point, middle: Point, right: Point) -> bool:
-    """Whether `middle` lies on or above the line from `left` to `right` in (seconds, device-seconds)."""
-    run, rise = right.op_s - left.op_s, right.num_devices * right.op_s - left.num_devices * left.op_s
-    height = middle.num_devices * middle.op_s - left.num_devices * left.op_s
-    return height * run >= rise * (middle.op_s - left.op_s)
-
-
-def _flow(node: Node, duals: Mapping[str, float]) -> float:
-    if not node.consumers:
-        return abs(duals[f"end_{node.index}"])
-    return sum(abs(duals[f"edge_{node.index}_{j}"]) for j in node.consumers)
-
-
-def _certified_s(
-    problem: Problem, duals: Mapping[str, float], flow: Sequence[float], device_price: float
-) -> float:
-    """The Lagrangian bound of the dual values: true whatever the solver's tolerances, unlike its objective.
-
-    With prices p of a device-second and f[i] of a second of i's duration, every schedule that ends by U has
-    C >= sum_m L_m min_n T_m(n) (p n + f[m]), less U times what the dual values break their own constraints
-    by: at most as much flow leaves a MetaOp as enters it, and N p plus the flow to the end is 1.
+def lower_bound_under(problem: Problem, bound: Bound, split: MemoryFallback) -> float:
+    """Seconds that no schedule of a problem on several types, with nothing given up, is shorter than once its
+    MetaOps are split so, by the prices of the problem as it is: the program's are no lower.
     """
-    entering = [0.0] * len(problem.nodes)
-    to_end = 0.0
-    for node in problem.nodes:
-        for j in node.consumers:
-            entering[j] += abs(duals[f"edge_{node.index}_{j}"])
-        if not node.consumers:
-            to_end += flow[node.index]
-    broken = sum(max(0.0, into - out) for into, out in zip(entering, flow, strict=True))
-    broken += max(0.0, problem.num_devices * device_price + to_end - 1.0)
-    priced_s = sum(
-        node.num_ops
-        * min(point.op_s * (device_price * point.num_devices + flow[node.index]) for point in node.points)
-        for node in problem.nodes
-    )
-    return (priced_s - broken * problem.serial_s) * (1 - FLOAT_SLACK)
+    at_least, _ = proven(*_program(problem, split), bound.row_prices)
+    return at_least * problem.serial_s
+
+
+def cheapest_columns(problem: Problem, bound: Bound) -> list[Column]:
+    """Of each node, the allocation that costs least by the bound's prices: none that a plan has of whole
+    batches costs less.
+    """
+    return proven(*_program(problem, problem.fallback), bound.row_prices)[1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A node of the program, as `Choice` says.
+
+    Attributes:
+        chain: rows of what comes behind it.
+        devices: rows of the types.
+        offers: what its allocations are among.
+    """
+
+    num_ops: int
+    chain: tuple[str, ...]
+    devices: tuple[str, ...]
+    first: tuple[Column, ...]
+    offers: Sequence[Offer]
+    unit_s: float
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        return self.chain + self.devices
+
+    def uses(self, allocation: Column) -> Array:
+        op_s, counts = allocation
+        own = [op_s / self.unit_s] * len(self.chain)
+        return np.array(own + [count * op_s / self.unit_s for count in counts])
+
+    def cheapest(self, prices: Array) -> Column:
+        critical, of_types = float(prices[: len(self.chain)].sum()), prices[len(self.chain) :].tolist()
+        found = [offer.cheapest(of_types, critical) for offer in self.offers]
+        columns = [column for column in found if column is not None]
+        return min(columns, key=lambda column: column.cost(of_types, critical))
+
+
+def _program(problem: Problem, split: MemoryFallback) -> tuple[list[_Run], dict[str, Row]]:
+    """Its nodes and rows. `split`: which MetaOps are."""
+    chains = chain_rows([node.consumers for node in problem.nodes])
+    devices = device_rows(problem.devices_of_types)
+    choices = [
+        _Run(
+            num_ops=node.num_ops,
+            chain=tuple(chain),
+            devices=tuple(devices),
+            first=_first(node, problem.cluster),
+            offers=_offers(node, problem, split),
+            unit_s=problem.serial_s,
+        )
+        for node, chain in zip(problem.nodes, chains, strict=True)
+    ]
+    return choices, {name: row for own in chains for name, row in own.items()} | devices
+
+
+def _first(node: Node, cluster: Cluster) -> tuple[Column, ...]:
+    """The allocations that the program begins with: the fastest, so that it always can be solved; and the
+    first, or on one type all that an optimum may have.
+    """
+    if cluster.is_mixed:
+        return column_of(node.points[0]), column_of(node.points[-1])
+    columns = [column_of(point) for point in reversed(node.points)]
+    corners = hull([column.op_s for column in columns], [column.device_s for column in columns])
+    return tuple(columns[place] for place in reversed(corners))
+
+
+def _offers(node: Node, problem: Problem, split: MemoryFallback) -> Sequence[Offer]:
+    metaop, cluster = node.metaop, problem.cluster
+    if not cluster.is_mixed:
+        return [Listed([column_of(point) for point in node.points])]
+    forwards = 1 + min(point.again for point in node.points)
+    if level_of(metaop, problem.profile.sharding).is_by_pass:
+        (point,) = node.points
+        return [Listed([_on_all(metaop, cluster, point, forwards)])]
+    return pricings(metaop, cluster, forwards, split.least_tp if metaop.name in split.split else 1)
+
+
+def column_of(point: Point) -> Column:
+    """A point as an allocation of the program."""
+    return Column(point.op_s, tuple(map(float, point.of_types)))
+
+
+def _on_all(metaop: MetaOpProfile, cluster: Cluster, point: Point, forwards: float) -> Column:
+    """The devices of an allocation on all of them, with the time of their best cut: strategies cut a batch in
+    ways of their own.
+    """
+    same_tp = [each for each in pricings(metaop, cluster, forwards) if each.tp == point.tp]
+    return Column(min([point.op_s, *(each.shortest_s for each in same_tp)]), column_of(point).counts)

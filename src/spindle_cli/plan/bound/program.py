@@ -8,20 +8,21 @@ Variables   x[m,a] >= 0, ops of m that run on a; levels >= 0.
     ops[m]     every op is run     sum_a x[m,a] = L_m
     row[r]                         sum_m sum_a u[a,r] x[m,a] + sum_v d[v,r] v <= b[r]
 
-Prices y >= 0 of the rows prove a bound whatever they are (Lagrange): every schedule whose levels are all at
-most 1 has
+Prices y >= 0 of the rows prove a bound whatever they are (Lagrange): as no level of a schedule is above its
+end C,
 
-    C >= sum_m L_m min_a sum_r u[a,r] y[r] - sum_r b[r] y[r] + sum_v min(0, [v is C] + sum_r d[v,r] y[r])
+    C (1 - sum_v min(0, [v is C] + sum_r d[v,r] y[r])) >= sum_m L_m min_a sum_r u[a,r] y[r] - sum_r b[r] y[r]
 
 so that neither the solver's tolerances nor allocations that the program was not given matter. Callers choose
-the unit of seconds so that levels are at most 1; a schedule that takes longer is above 1 itself.
+a unit of seconds in which levels are around 1. Of some nodes there are too many allocations to list: each
+node says which is cheapest by some prices, and the program gets these until none would lower it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ import numpy.typing as npt
 from spindle_cli.plan.bound.solver import LinearProgram
 
 Array: TypeAlias = npt.NDArray[np.float64]
+Allocation = TypeVar("Allocation", bound=Hashable)
 
 END = "C"
 # Above what adding up a few hundred floats can be off by.
@@ -45,87 +47,137 @@ class Row(NamedTuple):
     at_most: float = 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class Choice:
+class Choice(Protocol[Allocation]):
     """A node of the program.
 
     Attributes:
         num_ops: how many ops it has.
         rows: the rows that an op uses anything of.
-        uses: u, for each allocation of all of these rows.
         first: allocations that the program begins with.
     """
 
-    num_ops: float
-    rows: tuple[str, ...]
-    uses: Array
-    first: tuple[int, ...]
+    @property
+    def num_ops(self) -> float: ...
+    @property
+    def rows(self) -> tuple[str, ...]: ...
+    @property
+    def first(self) -> tuple[Allocation, ...]: ...
+
+    def uses(self, allocation: Allocation) -> Array:
+        """u, for each of the rows."""
+        ...
+
+    def cheapest(self, prices: Array) -> Allocation:
+        """The allocation that costs least by prices of the rows."""
+        ...
 
 
 @dataclass(frozen=True)
-class Bounded:
-    """`at_least`: what the end is at least, in the program's unit. `picked`: of each node, allocations that
-    the program was solved with.
+class Bounded(Generic[Allocation]):
+    """What a program proves, and its optimum.
+
+    Attributes:
+        at_least: what the end is at least, in the program's unit.
+        optimum: the end over the allocations that it was solved with.
+        ops: of each node, these allocations with how many ops run on them.
+        levels: each level, by name.
+        prices: of each row, by name.
     """
 
     at_least: float
-    picked: tuple[tuple[int, ...], ...]
+    optimum: float
+    ops: tuple[tuple[tuple[Allocation, float], ...], ...]
+    levels: Mapping[str, float]
+    prices: Mapping[str, float]
 
 
-def bounded(choices: Sequence[Choice], rows: Mapping[str, Row]) -> Bounded:
+def bounded(choices: Sequence[Choice[Allocation]], rows: Mapping[str, Row]) -> Bounded[Allocation]:
     """What the end is at least: as close to the program's optimum as `CLOSE`, and never above it.
 
     Raises:
         SolverError: the solver failed (never for rows that can be kept).
     """
-    levels = dict.fromkeys((END, *(level for row in rows.values() for level in row.levels)))
     picked = [list(dict.fromkeys(choice.first)) for choice in choices]
     best = 0.0
     for _ in range(MOST_ROUNDS):
-        optimum, prices = _solved(choices, rows, list(levels), picked)
-        at_least, cheapest = _proven(choices, rows, list(levels), prices)
+        solved = _solved(choices, rows, picked)
+        at_least, cheapest = proven(choices, rows, solved.prices)
         best = max(best, at_least)
         fresh = [one not in own for own, one in zip(picked, cheapest, strict=True)]
-        if best >= optimum * (1 - CLOSE) or not any(fresh):
+        if best >= solved.optimum * (1 - CLOSE) or not any(fresh):
             break
         for own, one, is_fresh in zip(picked, cheapest, fresh, strict=True):
             own += [one] * is_fresh
-    return Bounded(best, tuple(map(tuple, picked)))
+    return Bounded(best, solved.optimum, solved.ops, solved.levels, solved.prices)
 
 
 def _solved(
-    choices: Sequence[Choice], rows: Mapping[str, Row], levels: Sequence[str], picked: Sequence[Sequence[int]]
-) -> tuple[float, dict[str, float]]:
-    """The optimum over the allocations that are picked, and the prices of the rows."""
+    choices: Sequence[Choice[Allocation]], rows: Mapping[str, Row], picked: Sequence[Sequence[Allocation]]
+) -> Bounded[Allocation]:
+    """The optimum over the allocations that are picked, which proves nothing yet."""
     program = LinearProgram("bound")
-    variables = {level: program.variable(level) for level in levels}
-    program.minimise({variables[END]: 1.0})
-    terms = {name: {variables[level]: by for level, by in row.levels.items()} for name, row in rows.items()}
+    levels = {level: program.variable(level) for level in _levels(rows)}
+    program.minimise({levels[END]: 1.0})
+    terms = {name: {levels[level]: by for level, by in row.levels.items()} for name, row in rows.items()}
+    runs = []
     for number, (choice, own) in enumerate(zip(choices, picked, strict=True)):
-        runs = [program.variable(f"x_{number}_{allocation}") for allocation in own]
-        program.equal(f"ops_{number}", dict.fromkeys(runs, 1.0), choice.num_ops)
-        for place, name in enumerate(choice.rows):
-            used = choice.uses[own, place]
-            terms[name] |= {x: float(use) for x, use in zip(runs, used, strict=True) if use}
+        runs.append([program.variable(f"x_{number}_{place}") for place in range(len(own))])
+        program.equal(f"ops_{number}", dict.fromkeys(runs[-1], 1.0), choice.num_ops)
+        for x, allocation in zip(runs[-1], own, strict=True):
+            for name, use in zip(choice.rows, choice.uses(allocation).tolist(), strict=True):
+                if use:
+                    terms[name][x] = use
     for name, row in rows.items():
         program.at_most(name, terms[name], row.at_most)
     solution = program.solve()
-    return solution.objective, {name: abs(solution.duals[name]) for name in rows}
+    each = zip(picked, runs, strict=True)
+    return Bounded(
+        0.0,
+        solution.objective,
+        tuple(tuple((a, solution.values[x.name]) for a, x in zip(*both, strict=True)) for both in each),
+        {name: solution.values[name] for name in levels},
+        {name: abs(solution.duals[name]) for name in rows},
+    )
 
 
-def _proven(
-    choices: Sequence[Choice], rows: Mapping[str, Row], levels: Sequence[str], prices: Mapping[str, float]
-) -> tuple[float, list[int]]:
+def proven(
+    choices: Sequence[Choice[Allocation]], rows: Mapping[str, Row], prices: Mapping[str, float]
+) -> tuple[float, list[Allocation]]:
     """What prices prove, and of each node the allocation that costs least by them."""
-    reduced = dict.fromkeys(levels, 0.0) | {END: 1.0}
+    reduced = dict.fromkeys(_levels(rows), 0.0) | {END: 1.0}
     for name, row in rows.items():
         for level, by in row.levels.items():
             reduced[level] += by * prices[name]
+    broken = -sum(min(0.0, cost) for cost in reduced.values())
     terms = [-row.at_most * prices[name] for name, row in rows.items()]
-    terms += [min(0.0, cost) for cost in reduced.values()]
     cheapest = []
     for choice in choices:
-        costs = choice.uses @ np.array([prices[name] for name in choice.rows])
-        cheapest.append(int(np.argmin(costs)))
-        terms.append(choice.num_ops * float(costs[cheapest[-1]]))
-    return min(1.0, sum(terms) - FLOAT_SLACK * sum(map(abs, terms))), cheapest
+        own = np.array([prices[name] for name in choice.rows])
+        cheapest.append(choice.cheapest(own))
+        terms.append(choice.num_ops * float(choice.uses(cheapest[-1]) @ own))
+    return (sum(terms) - FLOAT_SLACK * sum(map(abs, terms))) / (1 + broken), cheapest
+
+
+def _levels(rows: Mapping[str, Row]) -> dict[str, None]:
+    return dict.fromkeys((END, *(level for row in rows.values() for level in row.levels)))
+
+
+def chain_rows(consumers: Sequence[Sequence[int]]) -> list[dict[str, Row]]:
+    """Of each node the rows that say that it ends before others start, or the end.
+
+    Args:
+        consumers: of each node, those that start behind it.
+    """
+    found = []
+    for number, others in enumerate(consumers):
+        begin = {f"start_{number}": 1.0}
+        edges = {f"edge_{number}_{other}": Row(begin | {f"start_{other}": -1.0}) for other in others}
+        found.append(edges or {f"end_{number}": Row(begin | {END: -1.0})})
+    return found
+
+
+def device_rows(counts: Sequence[float]) -> dict[str, Row]:
+    """The rows that say that no type of device, of which there are so many, has more to do than until the
+    end.
+    """
+    return {f"devices_{kind}": Row({END: -float(count)}) for kind, count in enumerate(counts)}

@@ -18,7 +18,7 @@ from spindle_cli.plan.best.find_asked import SharedQuickly, or_moving, with_less
 from spindle_cli.plan.best.in_memory import in_memory
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
 from spindle_cli.plan.best.rounds import rounds_of
-from spindle_cli.plan.mixed.bound import MixedBound
+from spindle_cli.plan.bound.bound import Bound
 from spindle_cli.plan.mixed.parts import on_best_part, worth
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.search.judge import Judged
@@ -60,7 +60,7 @@ def require_possible(profile: Profile, cluster: Cluster, sharding: ShardingOf | 
 
 
 def find_on_types(
-    profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBound, or_less_s: OrLessS = itself
+    profile: Profile, cluster: Cluster, asked: Asked, bound: Bound, or_less_s: OrLessS = itself
 ) -> Found | None:
     """The best plan that is asked for; where memory is short also of those of micro-batches and of those that
     share out parameters, as memory asks for. None if nothing fits, or what does is not faster than another

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.bound.bound import Bound
 from spindle_cli.plan.mixed.baselines import in_turn
-from spindle_cli.plan.mixed.bound import MixedBound
 from spindle_cli.plan.problem import WORTH, Node, Point, Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, judge_as_placed, measure_as_they_are
@@ -57,7 +57,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 PlanFor: TypeAlias = Callable[[Cluster], Found | None]
 
 
-def on_best_part(problem: Problem, bound: MixedBound, whole: Found, plan_for: PlanFor) -> Found:
+def on_best_part(problem: Problem, bound: Bound, whole: Found, plan_for: PlanFor) -> Found:
     """The best plan, also of those that leave nodes idle.
 
     A search is taken to gain as much on a part, over one MetaOp after another, as it did on all devices.
@@ -188,7 +188,7 @@ def _part(cluster: Cluster, counts: Sequence[int]) -> Part:
     return Part(cluster.changed(nodes=nodes, links=links), tuple(devices))
 
 
-def parts_that_could_be_faster(problem: Problem, bound: MixedBound, than_s: float) -> list[Part]:
+def parts_that_could_be_faster(problem: Problem, bound: Bound, than_s: float) -> list[Part]:
     """Parts in which a schedule could end earlier, those first in which it could end first."""
     costs = [_Costs(problem, prices) for prices in (bound.prices, _prices_by_speed(problem))]
     found = []

@@ -11,9 +11,9 @@ from typing import TypeAlias
 from spindle_cli.costs.same import Same
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.bound.bound import Bound, lower_bound, lower_bound_under
 from spindle_cli.plan.cutting.allocations import on_all_devices
 from spindle_cli.plan.mixed.baselines import baseline
-from spindle_cli.plan.mixed.bound import MixedBound, bound_under, mixed_bound
 from spindle_cli.plan.mixed.dispatching.search import search
 from spindle_cli.plan.mixed.problem import KnownAllocations, make_mixed_problem
 from spindle_cli.plan.pipelines.drafts import FAR_ON_SEVERAL_TYPES, may_gain, pipelines
@@ -47,18 +47,13 @@ _Schedules: TypeAlias = Sequence[Sequence[Timed]]
 
 @dataclass(frozen=True)
 class PosedOnTypes:
-    """A problem on devices of several types.
-
-    Attributes:
-        fallback: what it gives up for memory.
-    """
+    """A problem on devices of several types."""
 
     problem: Problem
-    fallback: MemoryFallback = field(default_factory=MemoryFallback)
 
     @cached_property
-    def bound(self) -> MixedBound:
-        return mixed_bound(self.problem, self.fallback)
+    def bound(self) -> Bound:
+        return lower_bound(self.problem)
 
     @property
     def lower_bound_s(self) -> float:
@@ -67,12 +62,12 @@ class PosedOnTypes:
     @property
     def _gives_up(self) -> bool:
         """Whether anything is given up for memory."""
-        return bool(self.fallback.split) or self.fallback.keeps_less
+        return bool(self.problem.fallback.split) or self.problem.fallback.keeps_less
 
     def least_s(self, split: MemoryFallback) -> float:
         if self._gives_up:
             return self.lower_bound_s
-        return bound_under(self.problem, self.bound, split)
+        return lower_bound_under(self.problem, self.bound, split)
 
     def baselines(self, strategy: StrategyName) -> tuple[StrategyName, ...]:
         return BASELINES if strategy == "spindle" else (strategy,)
@@ -240,11 +235,11 @@ class SeveralTypes:
     ) -> PosedOnTypes:
         fallback = fallback or MemoryFallback()
         if fallback.keeps_less:
-            return PosedOnTypes(self.problem(profile, cluster, fallback), fallback)
+            return PosedOnTypes(self.problem(profile, cluster, fallback))
         # What splits layers alone is asked for again, by one way after another to give up something.
         key = Same(profile), Same(cluster), fallback.least_tp, fallback.split
         if key not in self._posed:
-            self._posed[key] = PosedOnTypes(self.problem(profile, cluster, fallback), fallback)
+            self._posed[key] = PosedOnTypes(self.problem(profile, cluster, fallback))
         return self._posed[key]
 
     def on_all(self, metaops: Sequence[MetaOpProfile], cluster: Cluster) -> Sequence[Mapping[str, Point]]:

@@ -1,5 +1,5 @@
 """Why each MetaOp got its devices on a cluster of several types, by the prices of the linear program
-(`plan/mixed/bound.py`): what an op costs on an allocation is its seconds, times what a second of each of the
+(`plan/bound/bound.py`): what an op costs on an allocation is its seconds, times what a second of each of the
 devices is worth and of its own.
 
 Seconds are of an op on the whole batch, forward and backward: of all micro-batches together, cut as the plan
@@ -16,10 +16,11 @@ from spindle_cli.costs.shares import share_on_type, sizes, times_of
 from spindle_cli.files.artifact import Model
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.micro_batches import cut_profile
+from spindle_cli.plan.bound.bound import cheapest_columns, column_of, lower_bound
+from spindle_cli.plan.bound.pricing import Column
 from spindle_cli.plan.cutting.allocations import degrees_of, groups_of_type, point_of_cut
 from spindle_cli.plan.cutting.cuts import cutter_of
 from spindle_cli.plan.cutting.shares import share_times
-from spindle_cli.plan.mixed.bound import Used, cheapest_columns, mixed_bound
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.problem import Point
 from spindle_cli.plan.types import Plan, Slice
@@ -155,13 +156,13 @@ def type_reasons(plan: Plan, profile: Profile) -> TypeReasons | None:
         return None
     profile = seen_on(profile, cluster)
     problem = make_mixed_problem(profile, cluster)
-    bound = mixed_bound(problem)
+    bound = lower_bound(problem)
     # Micro-batches are looked at as the plan cuts them, and prices are of whole batches all the same.
     cut = make_mixed_problem(cut_profile(profile, plan.micro_batches, cluster), cluster)
     columns = cheapest_columns(problem, bound)
     found = []
     for node, own, column in zip(problem.nodes, cut.nodes, columns, strict=True):
-        flow = bound.flow[node.index]
+        flow = bound.critical[node.index]
         least = [column.cost(bound.prices, flow)]
         least += [_cost(point, bound.prices, flow) for point in node.points]
         ask = _Asked(
@@ -182,7 +183,7 @@ def type_reasons(plan: Plan, profile: Profile) -> TypeReasons | None:
                 critical=flow if flow > CRITICAL else 0.0,
                 shares_out=level is not None and level.is_by_pass,
                 in_plan=_in_plan(ask, plan.slices),
-                in_bound=_in_bound(bound.optimum[node.index], cluster),
+                in_bound=_in_bound(bound.ops[node.index], cluster),
                 fastest=ask.on(own.points[-1]),
                 cheapest=ask.on(min(own.points, key=lambda point: _cost(point, bound.prices, flow))),
             )
@@ -192,8 +193,7 @@ def type_reasons(plan: Plan, profile: Profile) -> TypeReasons | None:
 
 def _cost(point: Point, prices: Sequence[float], flow: float) -> float:
     """What an op costs, in seconds of the iteration."""
-    per_second = sum(price * count for price, count in zip(prices, point.of_types, strict=True))
-    return point.op_s * (per_second + flow)
+    return column_of(point).cost(prices, flow)
 
 
 @dataclass(frozen=True)
@@ -318,13 +318,13 @@ def _one_more(ask: _Asked, groups: Sequence[int], number: int, tp: int) -> OneMo
     return OneMore(device=ask.cluster.types[number], op_s=None if point is None else ask.count * point.op_s)
 
 
-def _in_bound(used: Sequence[Used], cluster: Cluster) -> tuple[InBound, ...]:
+def _in_bound(used: Sequence[tuple[Column, float]], cluster: Cluster) -> tuple[InBound, ...]:
     return tuple(
         InBound(
             of_types={kind: count for kind, count in zip(cluster.types, column.counts, strict=True) if count},
             op_s=column.op_s,
             ops=ops,
         )
-        for column, ops in sorted(used, key=lambda each: -each.ops)
+        for column, ops in sorted(used, key=lambda each: -each[1])
         if ops > SOME_OPS
     )

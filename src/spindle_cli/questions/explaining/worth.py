@@ -12,9 +12,8 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.artifact import Model
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.any_number import on_any_number
-from spindle_cli.plan.bound.bound import Bound, lower_bound
+from spindle_cli.plan.bound.bound import Bound, column_of, lower_bound
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.bound import mixed_bound
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.problem import Node, make_problem
 from spindle_cli.plan.types import Plan, Slice
@@ -112,25 +111,12 @@ class Reason(Model):
 
 
 def worth_of(plan: Plan, profile: Profile) -> Worth:
-    """Ask the program, then solve it again for one device fewer and one more."""
+    """Ask the program, then solve it again for one device fewer and one more; of several types also for one
+    more of each.
+    """
     cluster = plan.cluster
-    if cluster.is_mixed:
-        return _worth_of_types(plan, seen_on(profile, cluster))
     profile = seen_on(profile, cluster)
-    bound = lower_bound(make_problem(profile, cluster))
-    count = cluster.num_devices
-    return Worth(
-        lower_bound_s=bound.lower_bound_s,
-        device_part=min(1.0, bound.device_value_s * count / bound.lower_bound_s),
-        device_value_s=bound.device_value_s,
-        fewer=_with(plan, profile, cluster, count - 1) if count > 1 else None,
-        more=_with(plan, profile, cluster, count + 1),
-    )
-
-
-def _worth_of_types(plan: Plan, profile: Profile) -> Worth:
-    cluster = plan.cluster
-    bound = mixed_bound(make_mixed_problem(profile, cluster))
+    bound = _bound(profile, cluster)
     count = cluster.num_devices
     part = sum(bound.device_value_s[kind] * number for kind, number in cluster.num_of_type.items())
     of_types = tuple(
@@ -141,12 +127,13 @@ def _worth_of_types(plan: Plan, profile: Profile) -> Worth:
             more=_planned_on(plan, profile, with_one_more(cluster, kind)),
         )
         for kind, number in cluster.num_of_type.items()
+        if cluster.is_mixed
     )
     return Worth(
         lower_bound_s=bound.lower_bound_s,
         device_part=min(1.0, part / bound.lower_bound_s),
         device_value_s=part / count,
-        fewer=_with(plan, profile, cluster, count - 1),
+        fewer=_with(plan, profile, cluster, count - 1) if count > 1 else None,
         more=_with(plan, profile, cluster, count + 1),
         of_types=of_types,
     )
@@ -159,17 +146,16 @@ def _with(plan: Plan, profile: Profile, cluster: Cluster, num_devices: int) -> O
 def _planned_on(plan: Plan, profile: Profile, other: Cluster) -> OtherSize:
     num_devices = other.num_devices
     try:
-        bound_s = _bound_s(seen_on(profile, other), other)
+        bound_s = _bound(seen_on(profile, other), other).lower_bound_s
         iteration_s = make_plan(profile, other, plan.strategy).predicted.iteration_s
     except NoPlanError:  # an answer: with so many devices nothing fits
         return OtherSize(num_devices=num_devices, lower_bound_s=None, iteration_s=None)
     return OtherSize(num_devices=num_devices, lower_bound_s=bound_s, iteration_s=iteration_s)
 
 
-def _bound_s(profile: Profile, cluster: Cluster) -> float:
-    if cluster.is_mixed:
-        return mixed_bound(make_mixed_problem(profile, cluster)).lower_bound_s
-    return lower_bound(make_problem(profile, cluster)).lower_bound_s
+def _bound(profile: Profile, cluster: Cluster) -> Bound:
+    make = make_mixed_problem if cluster.is_mixed else make_problem
+    return lower_bound(make(profile, cluster))
 
 
 def reasons(plan: Plan, profile: Profile) -> tuple[Reason, ...]:
@@ -186,11 +172,10 @@ def reasons(plan: Plan, profile: Profile) -> tuple[Reason, ...]:
 
 
 def _reason(bound: Bound, node: Node, slices: tuple[Slice, ...]) -> Reason:
-    price = bound.device_value_s / bound.lower_bound_s
     flow = bound.critical[node.index]
-    costs = [point.op_s * (price * point.num_devices + flow) for point in node.points]
+    costs = [column_of(point).cost(bound.prices, flow) for point in node.points]
     cheapest = min(costs)
-    in_bound = {point.num_devices: ops for point, ops in bound.ops[node.index]}
+    in_bound = {column.counts: ops for column, ops in bound.ops[node.index]}
     in_plan: dict[int, int] = {}
     # Micro-batches on the same devices run the same ops.
     for (first, last), devices in {
@@ -206,7 +191,7 @@ def _reason(bound: Bound, node: Node, slices: tuple[Slice, ...]) -> Reason:
                 op_s=point.op_s,
                 device_s=point.num_devices * point.op_s,
                 priced=cost / cheapest - 1 if cheapest > 0 else 0.0,
-                bound_ops=in_bound.get(point.num_devices, 0.0),
+                bound_ops=in_bound.get(column_of(point).counts, 0.0),
                 plan_ops=in_plan.get(point.num_devices, 0),
             )
             for point, cost in zip(node.points, costs, strict=True)

@@ -6,6 +6,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from math import inf
 
+from spindle_cli.plan.bound.pricing import hull
+
 
 class Choices:
     """Of a node's allocations those that some free devices have room for, by some prices.
@@ -26,7 +28,8 @@ class Choices:
                 self._cheapest.append(point)
                 least = own
         self._cheapest_s = [op_s[point] for point in self._cheapest]
-        self._corners = _hull(self._cheapest, op_s, cost)
+        corners = hull(self._cheapest_s, [cost[point] for point in self._cheapest])
+        self._corners = [self._cheapest[place] for place in corners]
         self._corners_s = [op_s[point] for point in self._corners]
 
     def cheapest(self, seconds: float) -> int | None:
@@ -48,28 +51,3 @@ class Choices:
             return self._corners[-1], 1.0
         faster_s, slower_s = self._corners_s[count - 1 : count + 1]
         return self._corners[count - 1], (slower_s - seconds) / (slower_s - faster_s)
-
-
-def _hull(cheapest: Sequence[int], op_s: Sequence[float], cost: Sequence[float]) -> list[int]:
-    """Of allocations in the plane of seconds and cost, the corners of the lower convex hull: mixes of any
-    others cost at least as much.
-
-    Args:
-        cheapest: the fastest first, none costs more than one before.
-    """
-    corners: list[int] = []
-    seconds: list[float] = []
-    costs: list[float] = []
-    for point in cheapest:
-        own, own_s = cost[point], op_s[point]
-        if costs and own == costs[-1]:
-            continue
-        # What costs no less than the mix of its neighbours that takes as long is no corner.
-        while len(costs) > 1 and (costs[-1] - costs[-2]) * (own_s - seconds[-2]) >= (own - costs[-2]) * (
-            seconds[-1] - seconds[-2]
-        ):
-            corners.pop(), seconds.pop(), costs.pop()
-        corners.append(point)
-        seconds.append(own_s)
-        costs.append(own)
-    return corners

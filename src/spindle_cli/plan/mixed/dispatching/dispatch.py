@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spindle_cli.plan.mixed.bound import MixedBound
+from spindle_cli.plan.bound.bound import Bound
 from spindle_cli.plan.mixed.dispatching.choices import Choices
 from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.mixed.dispatching.optimum import optimum_ops
@@ -63,7 +63,7 @@ class MixedDispatcher:
         consumers: of each node, those that wait for it.
     """
 
-    def __init__(self, problem: Problem, bound: MixedBound, *, backwards: bool = False) -> None:
+    def __init__(self, problem: Problem, bound: Bound, *, backwards: bool = False) -> None:
         nodes = problem.nodes
         self.problem = problem
         self.bound = bound
@@ -81,7 +81,7 @@ class MixedDispatcher:
         self._counts = [np.array(own) for own in self.taken]
         self.optimum = [
             optimum_ops(node.points, used, self._prices.tolist())
-            for node, used in zip(nodes, bound.optimum, strict=True)
+            for node, used in zip(nodes, bound.ops, strict=True)
         ]
         self._priced = lru_cache(_PRICES_KEPT)(self._price)
 

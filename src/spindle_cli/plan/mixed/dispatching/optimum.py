@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spindle_cli.plan.mixed.bound import Used
+from spindle_cli.plan.bound.pricing import Column
 from spindle_cli.plan.problem import Point
 
 # What the program runs fewer ops on is left out.
@@ -15,7 +15,9 @@ FEWEST_OPS = 0.3
 LATE, LATE_WEIGHT = 1.02, 3.0
 
 
-def optimum_ops(points: Sequence[Point], used: Sequence[Used], prices: Sequence[float]) -> dict[int, float]:
+def optimum_ops(
+    points: Sequence[Point], used: Sequence[tuple[Column, float]], prices: Sequence[float]
+) -> dict[int, float]:
     """By number of the allocation, how many ops run on it. The program's own may have numbers of devices that
     none of these has: each is taken for the nearest, by what the devices are worth that it has more or fewer.
 

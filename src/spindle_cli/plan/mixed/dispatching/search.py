@@ -19,7 +19,7 @@ from itertools import groupby, product
 from math import exp
 from random import Random
 
-from spindle_cli.plan.mixed.bound import MixedBound
+from spindle_cli.plan.bound.bound import Bound
 from spindle_cli.plan.mixed.dispatching.dispatch import MixedDispatcher
 from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
 from spindle_cli.plan.problem import Problem
@@ -53,9 +53,7 @@ class _Trial:
         return tuple(sorted(turned, key=lambda timed: timed[1]))
 
 
-def search(
-    problem: Problem, bound: MixedBound, effort: int, seed: int, *, mixes: bool
-) -> list[tuple[Timed, ...]]:
+def search(problem: Problem, bound: Bound, effort: int, seed: int, *, mixes: bool) -> list[tuple[Timed, ...]]:
     """The best schedules found of a kind, the best first.
 
     Args:

@@ -15,11 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from spindle_cli.plan.cutting.shares import Seconds, ShareTimes
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.cutting.allocations import degrees_of, groups_of_type
+from spindle_cli.plan.cutting.shares import Seconds, ShareTimes, share_times
+from spindle_cli.profile.types import MetaOpProfile
 
 # Of so many MetaOps, degrees and clusters what was worked out is kept.
 _MOST_KEPT = 1024
@@ -31,10 +34,62 @@ class Column(NamedTuple):
     op_s: float
     counts: tuple[float, ...]
 
+    @property
+    def device_s(self) -> float:
+        """Device-seconds of an op, of all types."""
+        return sum(self.counts) * self.op_s
+
     def cost(self, prices: Sequence[float], flow: float) -> float:
         """What an op costs by these prices, in seconds of the iteration."""
         per_second = sum(price * count for price, count in zip(prices, self.counts, strict=True))
         return self.op_s * (per_second + flow)
+
+
+class Offer(Protocol):
+    """Some of a MetaOp's allocations."""
+
+    def cheapest(self, prices: Sequence[float], flow: float) -> Column | None:
+        """The one that costs least; None where there is none."""
+        ...
+
+
+class Listed:
+    """Allocations that are listed one by one."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = columns
+        self._op_s = np.array([column.op_s for column in columns])
+        self._counts = np.array([column.counts for column in columns])
+
+    def cheapest(self, prices: Sequence[float], flow: float) -> Column:
+        return self._columns[int(np.argmin(self._op_s * (self._counts @ np.array(prices) + flow)))]
+
+
+def hull(seconds: Sequence[float], costs: Sequence[float]) -> list[int]:
+    """The corners of the lower convex hull of allocations that are slower one after another: mixes of others
+    cost at least as much as mixes of these.
+    """
+    corners: list[int] = []
+    for place, (own_s, own) in enumerate(zip(seconds, costs, strict=True)):
+        if corners and own >= costs[corners[-1]]:
+            continue  # slower and no cheaper
+        while len(corners) > 1:
+            left, middle = corners[-2:]
+            height, rise = costs[middle] - costs[left], own - costs[left]
+            if height * (own_s - seconds[left]) < rise * (seconds[middle] - seconds[left]):
+                break
+            corners.pop()
+        corners.append(place)
+    return corners
+
+
+def pricings(metaop: MetaOpProfile, cluster: Cluster, forwards: float, least_tp: int = 1) -> list[Pricing]:
+    """Those of every degree of tensor parallelism of at least so much, where an op runs forward so often."""
+    degrees = degrees_of(metaop, cluster, least_tp)
+    return [
+        pricing_of(times, tuple(groups_of_type(cluster, kind, times.tp) for kind in cluster.types))
+        for times in share_times(metaop, cluster, forwards=forwards, degrees=degrees)
+    ]
 
 
 @lru_cache(_MOST_KEPT)
@@ -47,7 +102,7 @@ class Pricing:
     """Of one MetaOp at one degree of tensor parallelism, on so many groups of devices of each type."""
 
     def __init__(self, times: ShareTimes, groups: Sequence[int]) -> None:
-        self._tp, self._batch_size = times.tp, times.batch_size
+        self.tp, self._batch_size = times.tp, times.batch_size
         self._groups = groups
         shortest = [each.at_least_s[1:] for each in times.of_types]
         self._op_s: Seconds = np.unique(np.concatenate([s[np.isfinite(s)] for s in shortest]))
@@ -65,11 +120,11 @@ class Pricing:
         """The allocation that costs least; None where there is no room for any."""
         if not self._op_s.size:
             return None
-        per_group = np.array(prices) * self._tp
+        per_group = np.array(prices) * self.tp
         counts = self._exact(per_group) if len(per_group) == 2 else self._relaxed(per_group)
         cost = self._op_s * (per_group @ counts + flow)
         place = int(np.argmin(cost))
-        return Column(float(self._op_s[place]), tuple(float(n) * self._tp for n in counts[:, place]))
+        return Column(float(self._op_s[place]), tuple(float(n) * self.tp for n in counts[:, place]))
 
     def _exact(self, prices: Seconds) -> Seconds:
         """Of two types, every number of the first with the fewest of the second."""
