@@ -18,10 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import geometric_mean
 
 from bench_tables import table
 from plan_corpus.compare import Tolerances, allowed_far_off, compare, far_off, summary
-from plan_corpus.measure import FOLDER, code_digest, inputs_digest, keep, kept_rows, measured
+from plan_corpus.measure import BOUNDS, FOLDER, code_digest, inputs_digest, keep, kept_rows, measured
 from plan_corpus.problems import PROBLEMS, Problem
 from plan_corpus.rows import TABLE, Row, Table, read_table, write_table
 
@@ -80,6 +81,7 @@ def main() -> None:
         second = planned(names, frozen.rows, asked.jobs, again=True)
         broken += other_plans(rows, second, "planned a second time, another plan file")
     print("\n" + table(HEAD, summary(rows, groups)) + "\n")
+    say_over_bounds(rows)
     say_far_off(rows)
     faulty = [name for name, row in rows.items() if row.exit_code not in ENDS or row.violations]
     if asked.freeze and faulty:
@@ -148,9 +150,22 @@ def said(name: str, row: Row, frozen: Row | None) -> str:
     ratio = f"{row.simulated_s / frozen.simulated_s:7.4f} x" if frozen and frozen.has_plan else " " * 9
     return (
         f"{name:48s} {row.simulated_s * 1e3:9.2f} ms {ratio}  plan {row.off_simulation:+6.1%}  "
-        f"bound {row.above_bound:+7.1%}  planned in {row.planning_s:6.1f} s"
+        f"bounds {said_bounds(row)} ms  above {row.above_bound:+7.1%}  planned in {row.planning_s:6.1f} s"
         + (f"  BREAKS {len(row.violations)} rules" if row.violations else "")
     )
+
+
+def said_bounds(row: Row) -> str:
+    """In milliseconds, by compute of whole batches, with memory, and with links."""
+    return " ".join(f"{row.bounds_s[name] * 1e3:.2f}" if name in row.bounds_s else "-" for name in BOUNDS)
+
+
+def say_over_bounds(rows: Mapping[str, Row]) -> None:
+    """The geometric mean of plan over bound, of all plans that have it."""
+    for name in BOUNDS:
+        ratios = [row.over_bound(name) for row in rows.values() if row.has_plan and name in row.bounds_s]
+        if ratios:
+            print(f"plan over bound, {name}: {geometric_mean(ratios):.4f} in the geometric mean")
 
 
 def other_plans(rows: Mapping[str, Row], others: Mapping[str, Row], what: str) -> Iterator[str]:

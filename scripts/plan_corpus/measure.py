@@ -28,6 +28,12 @@ from spindle_cli.simulate.run import simulate
 from spindle_cli.units import GIB
 
 FOLDER = ROOT / "build" / "plan-corpus"
+# By what they count, their keys in plan files.
+BOUNDS = {
+    "whole batches": "lower_bound_s",
+    "with memory": "lower_bound_with_memory_s",
+    "with links": "lower_bound_with_links_s",
+}
 # What decides what plans are like.
 PACKAGES = ("account", "check", "costs", "files", "plan", "profile", "program", "simulate")
 
@@ -83,6 +89,7 @@ def measured(problem: Problem, budget_s: float) -> Row:
     plan = read_plan(file)
     violations = tuple(map(str, check_plan(plan, Profile.read(profile))))
     simulated_s, planned_s, bound_s = seconds(plan)
+    bounds = {name: bounds_of(plan, key) for name, key in BOUNDS.items()}
     peaks: dict[str, float] = {}
     for device, peak in zip(plan.cluster.type_of, plan.of_steps.peak_memory_bytes, strict=True):
         peaks[device] = max(peaks.get(device, 0.0), round(peak / GIB, 3))
@@ -94,6 +101,7 @@ def measured(problem: Problem, budget_s: float) -> Row:
         simulated_s=float(f"{simulated_s:.8g}"),
         planned_s=float(f"{planned_s:.8g}"),
         lower_bound_s=float(f"{bound_s:.8g}"),
+        bounds_s={name: float(f"{bound:.8g}") for name, bound in bounds.items() if bound is not None},
         peak_memory_gib=peaks,
         slices=len(plan.every_slice),
         idle_devices=plan.cluster.num_devices - len(used),
@@ -106,7 +114,7 @@ def seconds(plan: Plan) -> tuple[float, float, float]:
     """Simulated, planned, and the bound of every schedule: of a step of all tasks, or the mean of the steps
     where sets of them run; of islands, of a step within one.
     """
-    members = [(each.share, plan.set_plans[each.tasks]) for each in plan.task_sets] or [(1.0, plan)]
+    members = _members(plan)
     return (
         sum(share * simulate(own).iteration_s for share, own in members),
         sum(share * own.predicted.iteration_s for share, own in members),
@@ -114,6 +122,16 @@ def seconds(plan: Plan) -> tuple[float, float, float]:
             share * (own.predicted.lower_bound_any_s or own.predicted.lower_bound_s) for share, own in members
         ),
     )
+
+
+def bounds_of(plan: Plan, key: str) -> float | None:
+    """A bound by its key, of the steps that `seconds` is of; None where one does not have it."""
+    each = [(share, getattr(own.predicted, key)) for share, own in _members(plan)]
+    return None if any(bound is None for _, bound in each) else sum(share * bound for share, bound in each)
+
+
+def _members(plan: Plan) -> list[tuple[float, Plan]]:
+    return [(each.share, plan.set_plans[each.tasks]) for each in plan.task_sets] or [(1.0, plan)]
 
 
 def _command(arguments: list[str], said: Path, budget_s: float) -> tuple[int | None, float]:

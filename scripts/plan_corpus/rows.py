@@ -23,6 +23,8 @@ class Row:
         exit_code: of the command: 0 a plan, 4 none fits; None: stopped after its budget of time.
         simulated_s, planned_s: the iteration by the simulator, and as the plan file says.
         lower_bound_s: of compute alone, for any schedule.
+        bounds_s: of whole batches by compute alone, of any cut with memory, and with links; those that there
+            are.
         peak_memory_gib: by type of device, of the fullest.
         slices: how many the plan has. `idle_devices`: that run nothing.
         plan: digest of the plan file.
@@ -35,6 +37,7 @@ class Row:
     simulated_s: float = 0.0
     planned_s: float = 0.0
     lower_bound_s: float = 0.0
+    bounds_s: dict[str, float] = field(default_factory=dict)
     peak_memory_gib: dict[str, float] = field(default_factory=dict)
     slices: int = 0
     idle_devices: int = 0
@@ -55,6 +58,10 @@ class Row:
     def above_bound(self) -> float:
         """By which share the simulated iteration is longer than the bound."""
         return self.simulated_s / self.lower_bound_s - 1
+
+    def over_bound(self, name: str) -> float:
+        """How many times one of `bounds_s` the simulated iteration takes."""
+        return self.simulated_s / self.bounds_s[name]
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Row:

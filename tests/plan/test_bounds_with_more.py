@@ -20,6 +20,7 @@ from spindle_cli.account.device_memory import device_memory
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, Link
+from spindle_cli.plan.best.find import BelowBoundError
 from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
@@ -273,6 +274,25 @@ def test_no_plan_is_below_any_of_them(seed: int) -> None:
     wrong = predicted.model_copy(update={"lower_bound_with_links_s": predicted.iteration_s * 1.001})
     (found,) = check_plan(plan.model_copy(update={"predicted": wrong}))
     assert (found.rule, found.where) == ("lower-bound", "predicted.lower_bound_with_links_s")
+
+
+@pytest.mark.parametrize("name", ["with_memory_s", "with_links_s"])
+def test_a_bound_that_a_plan_contradicts_is_left_out_and_the_plan_says_so(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What it assumes beyond the profile's times is no reason to have no plan."""
+    profile, cluster = profile_of(metaop_of("a/net", 2, {1: 2.0, 2: 1.0})), cluster_of(2)
+    known = make_plan(profile, cluster)
+    monkeypatch.setattr(AnyCut, name, 1.001 * known.predicted.iteration_s)
+    plan = make_plan(profile, cluster)
+    left_out = {f"lower_bound_{name}": None}
+    assert plan.predicted == known.predicted.model_copy(update=left_out)
+    (note,) = set(plan.notes) - set(known.notes)
+    assert note.startswith(f"The lower bound {name[:-2].replace('_', ' ')}, ")
+    assert check_plan(plan, profile) == ()
+    monkeypatch.setattr(AnyCut, "lower_bound_s", 1.001 * known.predicted.iteration_s)
+    with pytest.raises(BelowBoundError):
+        make_plan(profile, cluster)
 
 
 def every_schedule(profile: Profile, cluster: Cluster) -> list[Plan]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench_plan import QUICK_S, is_quick
+from bench_plan import QUICK_S, is_quick, said_bounds, say_over_bounds
 from plan_corpus.compare import Comparison, compare
 from plan_corpus.drawn import KINDS, TEN_TASKS, drawn_tasks, read_tasks
 from plan_corpus.measure import inputs_digest
@@ -214,3 +214,17 @@ def test_what_is_no_table_is_one_message(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match="no table of plans"):
         read_table(path)
+
+
+def test_plans_are_put_beside_each_of_their_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    row = replace(ROW, bounds_s={"whole batches": 0.8, "with memory": 0.5})
+    assert said_bounds(row) == "800.00 500.00 -"
+    say_over_bounds(
+        {"p0": row, "p1": replace(row, simulated_s=4.0), "p2": replace(row, exit_code=4), "p3": ROW}
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "plan over bound, whole batches: 2.5000 in the geometric mean",
+        "plan over bound, with memory: 4.0000 in the geometric mean",
+    ]
+    assert Row.of(json.loads(json.dumps(row.written()))) == row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from spindle_cli.account.device_memory import MEMORY_FORMULA, DeviceMemory, host_memory
@@ -12,8 +12,9 @@ from spindle_cli.plan.best.find import Found, require_above
 from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.same_device import assumption
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.types import Plan, Predicted, StrategyName
+from spindle_cli.plan.types import BOUNDS_OF_ANY_CUT, Plan, Predicted, StrategyName
 from spindle_cli.profile.types import Profile
+from spindle_cli.units import format_seconds
 
 AT_ONCE = (
     "Sums and gathers go over all devices at once: memory has no room for the communicators that going by "
@@ -38,13 +39,12 @@ def plan_of(profile: Profile, cluster: Cluster, strategy: StrategyName, found: F
     Raises:
         BelowBoundError: a bug of the planner.
     """
-    of_schedule_s = max(bounds.any_cut.lower_bound_s, bounds.any_cut.with_memory_s)
-    require_above(of_schedule_s, found.best.prediction.compute_s, found.best.strategy)
-    require_above(bounds.any_cut.with_links_s, found.best.prediction.iteration_s, found.best.strategy)
+    require_above(bounds.any_cut.lower_bound_s, found.best.prediction.compute_s, found.best.strategy)
     slices = found.best.slices if found.cut is None else found.cut.folded(found.best.slices)
     counts = None if found.cut is None else found.cut.counts
-    predicted = _predicted(found.best, cluster, bounds)
-    notes = _notes(profile, cluster, strategy, found)
+    assumed, doubts = _assumed(found.best, bounds)
+    predicted = _predicted(found.best, cluster, bounds, assumed)
+    notes = (*_notes(profile, cluster, strategy, found), *doubts)
     return make_plan_file(
         profile,
         cluster,
@@ -67,13 +67,34 @@ def _notes(profile: Profile, cluster: Cluster, strategy: StrategyName, found: Fo
     return tuple(note for note in notes if note is not None)
 
 
-def _predicted(best: Judged, cluster: Cluster, bounds: Bounds) -> Predicted:
+def _assumed(best: Judged, bounds: Bounds) -> tuple[dict[str, float], tuple[str, ...]]:
+    """The bounds with memory and with links, by their keys, and notes of those that are left out.
+
+    What ops take is the profile's, and a schedule shorter than that contradicts itself. What has to fit and
+    to be sent is assumed on top, and a plan is none the worse where that does not hold.
+    """
+    found, notes = {}, []
+    for name, bound_s, seconds in (
+        ("lower_bound_with_memory_s", bounds.any_cut.with_memory_s, best.prediction.compute_s),
+        ("lower_bound_with_links_s", bounds.any_cut.with_links_s, best.prediction.iteration_s),
+    ):
+        if seconds >= bound_s:
+            found[name] = bound_s
+        else:
+            notes.append(
+                f"The lower bound {BOUNDS_OF_ANY_CUT[name]}, {format_seconds(bound_s)}, is left out: this "
+                f"plan takes {format_seconds(seconds)}. The plan is valid; what the bound assumes does not "
+                "hold here. Please report it."
+            )
+    return found, tuple(notes)
+
+
+def _predicted(best: Judged, cluster: Cluster, bounds: Bounds, assumed: Mapping[str, float]) -> Predicted:
     return Predicted(
         **asdict(best.prediction),
         lower_bound_s=bounds.lower_s,
         lower_bound_any_s=bounds.any_cut.lower_bound_s,
-        lower_bound_with_memory_s=bounds.any_cut.with_memory_s,
-        lower_bound_with_links_s=bounds.any_cut.with_links_s,
+        **assumed,
         peak_memory_bytes=tuple(device.total_bytes for device in best.memory),
         host_memory_bytes=_host_memory(best.memory, cluster),
         memory_formula=MEMORY_FORMULA,
