@@ -19,7 +19,7 @@ MIB, GIB = 2**20, 2**30
 
 
 def one_gpu(group: NodeGroup) -> Cluster:
-    return cluster_of(1).model_copy(update={"nodes": (group,)})
+    return cluster_of(1).changed(nodes=(group,))
 
 
 def test_a_plan_that_fills_the_device_to_its_reserve_is_refused_by_planner_and_checker() -> None:
