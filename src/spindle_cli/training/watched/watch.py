@@ -210,7 +210,7 @@ class Watch:
         is_plain = [entry.seen is None and isinstance(entry.holder, dict) for entry in self.entries]
         self._plain = list(itertools.compress(self.entries, is_plain))
         self._inner = [entry for entry, plain in zip(self.entries, is_plain, strict=True) if not plain]
-        self._holders = [entry.holder for entry in self._plain]
+        self._holders = [entry.holder for entry in self._plain if isinstance(entry.holder, dict)]
         self._keys = [entry.key for entry in self._plain]
         self._held = [entry.held for entry in self._plain]
 
