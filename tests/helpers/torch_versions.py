@@ -19,3 +19,6 @@ keeps_casts = pytest.mark.skipif(
     not keeps_gradients(),
     reason="this torch keeps casts that were made without gradients for passes with them",
 )
+broadcasts_variances = pytest.mark.skipif(
+    torch.__version__ < "2.10", reason="this torch takes no variances that samples share: before 2.10"
+)

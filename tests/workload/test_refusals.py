@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from helpers.analysed import analysed
 from spindle_cli.analysis.analyse import analyse
@@ -349,7 +349,9 @@ class Mean(nn.Module):
         return x.mean()
 
 
-@pytest.mark.parametrize("name", ["graph", "code", "meta", "shape_env"])
+@pytest.mark.parametrize(
+    "name", ["graph", "code", "meta", *({"shape_env"} & vars(fx.GraphModule({}, fx.Graph())).keys())]
+)
 def test_a_part_whose_name_torch_fx_uses_itself(name: str) -> None:
     def forward(net: Net, x: Tensor, label: Tensor) -> Tensor:
         return functional.cross_entropy(getattr(net, name)(net.block(x)).mean(1), label)

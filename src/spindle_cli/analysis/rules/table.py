@@ -34,6 +34,8 @@ POINTWISE = frozenset(
     | {"floor_divide", "floor_divide_", "abs_", "copysign_", "eq_", "ne_", "ge_", "gt_", "le_", "lt_", "rsub"}
     | {"gcd_", "lcm_", "gelu_", "mish_", "heaviside_", "threshold_", "xlogy_", "__irshift__"}
     | {"rrelu_with_noise_", "rrelu_with_noise_functional"}
+    # Tagged from torch 2.12 or 2.13 on.
+    | {"leaky_relu", "leaky_relu_", "celu_", "elu_", "selu_", "hardsigmoid_", "hardtanh_"}
     # Of gradients that forward itself asks for (forces); those of sigmoid, tanh, relu and gelu are tagged.
     | {"softplus_backward", "elu_backward", "leaky_relu_backward", "hardtanh_backward", "hardswish_backward"}
     | {"hardsigmoid_backward", "softshrink_backward", "hardshrink_backward", "_prelu_kernel_backward"}

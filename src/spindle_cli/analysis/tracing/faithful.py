@@ -39,7 +39,6 @@ from spindle_cli.workload.refuse import frames_of_caller, place_of_caller, refus
 
 NO_GRAD = "no_grad"  # key of a node's meta: it was made where gradients are switched off
 NO_AUTOCAST = "no_autocast"  # key of a node's meta: the device types for which it switches autocast off
-_OPAQUE = "_opaque_obj"  # how torch.fx begins the names of objects that it has the root hold, as a generator
 _OF_BUFFERS = (
     "Put what changes it, and the calls of all that use it, into one nn.Module and list its class in the "
     "workload's `operators`: it is then run as it is, on one device. Of a teacher, parameters alone may be "
@@ -220,12 +219,6 @@ def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scrat
             if isinstance(old, Unknown) or scratch.is_unknown(module, name):
                 return
             raise SetsPlainError(module, name)
-    if name.startswith(_OPAQUE):
-        what = (
-            f"forward gives torch a {type(value).__name__} between operators, which a trace would not move on"
-        )
-        hint = f"Draw without a generator of your own, which follows the run's seed. Or: {_IN_OPERATOR}"
-        raise refusal(task, what, place_of_caller(), hint)
     what = f"forward sets self.{name} of {type(module).__name__} between operators"
     was_there = any(
         held.get(name) is not None for held in (module.__dict__, module._buffers, module._parameters)

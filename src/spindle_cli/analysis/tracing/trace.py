@@ -96,6 +96,8 @@ _IN_OPERATOR = (
     "Call it in an nn.Module of its own and list its class in the workload's `operators` (it is then run as "
     "it is)."
 )
+# By which torch.utils.checkpoint keeps what it recomputes from, before torch 2.12.
+_SAVES_INPUTS = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 _CHECKPOINT = (
     "Leave torch.utils.checkpoint to plans, which recompute where memory is short, or call it with "
     "use_reentrant=False."
@@ -352,6 +354,13 @@ class OperatorTracer(fx.Tracer):
             raise ReadsValuesError.at(made, frames=frames_of_caller())
         if isinstance(a, Tensor) and not self.is_looking() and self.moves is not None:
             self._refuse_copy(a, self.moves)
+        if isinstance(a, torch.Generator) and not self.is_looking():
+            raise refusal(
+                self._task.name,
+                "forward gives torch a Generator between operators, which a trace would not move on",
+                place_of_caller(),
+                f"Draw without a generator of your own, which follows the run's seed. Or: {_IN_OPERATOR}",
+            )
         if isinstance(a, Unknown):
             a.refuse()
         if isinstance(a, np.generic):
@@ -746,6 +755,8 @@ def _own_gradients_refused(task: str) -> Iterator[None]:
         )
         if found and is_of_distributed(cls):
             refuse_call(cls.__name__, place_of_caller())
+        if found and cls is _SAVES_INPUTS:
+            return torch.empty(0)  # without a graph, which torch takes for: nothing to recompute
         if found:
             hint = _CHECKPOINT if issubclass(cls, CheckpointFunction) else _IN_OPERATOR
             raise refusal(
