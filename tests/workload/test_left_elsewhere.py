@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor, nn
 
@@ -249,6 +250,21 @@ def put_back(net: Net, x: Tensor) -> Tensor:
 def never_put_back(net: Net, x: Tensor) -> Tensor:
     UNSET.set(UNSET.get(1.0) + 1.0)
     return loss(net, x)
+
+
+def test_an_array_that_may_not_be_written_is_a_view_of_what_somebody_else_puts_back() -> None:
+    counts = np.zeros(2)
+    shown = counts.view()
+    shown.flags.writeable = False
+
+    def count() -> None:
+        counts[0] += 1.0
+
+    def read() -> float:
+        return 1.0 + 0.0 * float(shown[1])
+
+    analyse(workload(loss, Block(), Layer(read, count)))
+    assert counts.tolist() == shown.tolist() == [0.0, 0.0]
 
 
 def test_a_variable_of_the_context_without_a_value_has_none_afterwards() -> None:

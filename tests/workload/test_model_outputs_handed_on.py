@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+
+pytest.importorskip("transformers", reason="transformers is not installed (pip install 'spindle-cli[hf]')")
+
 from transformers.utils import ModelOutput
 
 from helpers.analysed import analysed

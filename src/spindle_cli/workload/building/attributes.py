@@ -363,6 +363,8 @@ class _Memory(NamedTuple):  # a thousand are made for each look at a layer
         elif isinstance(holder, _VARIABLES) and kept[0] is not _MISSING:
             _set_variable(holder, kept[0])
         elif isinstance(holder, np.ndarray):
+            if not holder.flags.writeable:  # a view of what somebody else holds, and changes
+                return
             holder[...] = np.frombuffer(kept[0], holder.dtype).reshape(holder.shape)
         elif (kind := _container(holder)) is not None:
             kind.clear(holder)
