@@ -265,7 +265,7 @@ def heard() -> Iterator[None]:
         return
     replaced = [
         (held, name, held[name])
-        for module in list(sys.modules.values())
+        for module in _modules_that_may_ask()
         for name in _names_in(module)
         for held in (vars(module),)
         if id(held.get(name)) in by_id
@@ -278,6 +278,23 @@ def heard() -> Iterator[None]:
     finally:
         for held, name, value in replaced:
             held[name] = value
+
+
+def _modules_that_may_ask() -> list[Any]:
+    """The Python modules there are, but for those of Python's, of torch's and of this package: thousands."""
+    known, loaded = _modules_that_do_not(), sys.modules.copy()
+    others = [(name, module) for name, module in loaded.items() if known.get(name) is not module]
+    for name, module in others:
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and not _has_askers(file):
+            known[name] = module
+    return [module for name, module in others if known.get(name) is not module]
+
+
+@cache
+def _modules_that_do_not() -> dict[str, Any]:
+    """Those of this process, by name, as of the last look."""
+    return {}
 
 
 def _names_in(module: Any) -> tuple[str, ...]:

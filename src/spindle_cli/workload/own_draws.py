@@ -318,17 +318,20 @@ def _python_generators(module: nn.Module) -> Iterator[tuple[str, Any]]:
     kinds: Sequence[type] = (random.Random,)
     if numpy is not None:
         kinds = (random.Random, numpy.random.Generator, numpy.random.RandomState)
+    asked = tuple(kinds)
     names: dict[int, tuple[str, Any]] = {}
     files: dict[int, dict[str, Any]] = {}
     for part in module.modules():
         forward = inspect.getattr_static(type(part), "forward", None)  # asked, torch.jit's modules raise
         around = getattr(forward, "__globals__", {})
         files[id(around)] = around
-        names |= {id(value): (f"self.{name}", value) for name, value in _leaves(vars(part))}
+        names |= {
+            id(each): (f"self.{name}", each) for name, each in _leaves(vars(part)) if isinstance(each, asked)
+        }
     for around in files.values():
-        names |= {id(value): (name, value) for name, value in _leaves(around)}
+        names |= {id(each): (name, each) for name, each in _leaves(around) if isinstance(each, asked)}
     for name, value in names.values():
-        if isinstance(value, tuple(kinds)) and type(value) is not random.SystemRandom:
+        if type(value) is not random.SystemRandom:
             yield f"{name} ({type(value).__name__})", value
 
 

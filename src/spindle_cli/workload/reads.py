@@ -23,6 +23,7 @@ _LIBRARIES = (
     | sys.stdlib_module_names
 )
 _OF_BACKWARD = frozenset({"backward", "vjp"})  # methods of a torch.autograd.Function
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 # What every module has.
 OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 _MADE_ONCE = frozenset(
@@ -33,9 +34,12 @@ _MADE_ONCE = frozenset(
 def is_users(thing: Any) -> bool:
     """Whether a function, class or module is of the user's code or of a library of models."""
     name = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None)
-    if name == "__main__":
-        return True
-    return isinstance(name, str) and name.partition(".")[0] not in _LIBRARIES
+    return isinstance(name, str) and _is_of_users(name)
+
+
+@functools.cache
+def _is_of_users(module: str) -> bool:
+    return module == "__main__" or module.partition(".")[0] not in _LIBRARIES
 
 
 def is_users_own(thing: Any) -> bool:
@@ -73,6 +77,7 @@ class Reads:
         self._methods: dict[str, list[Any]] = {}
         self._pending: list[Any] = []
         self._seen: set[int] = set()
+        self._classes_seen: set[type] = set()
         self._kept: list[Any] = []  # what `_seen` has the ids of
 
     def of_module(self, module: nn.Module) -> None:
@@ -80,7 +85,7 @@ class Reads:
         self.of_class(type(module))
         self._pending += _hooks(module, backward=self._backward)
         for key, value in module.__dict__.items():
-            if key not in OF_MODULES:
+            if key not in OF_MODULES and type(value) not in _PLAIN:
                 self._held(value, 3)
         self.call("forward")
 
@@ -108,11 +113,15 @@ class Reads:
     def call(self, *names: str) -> None:
         """Follow the methods of these names, of all classes there are."""
         for name in names:
-            self.names.add(name)
-            self._pending += self._methods.get(name, [])
+            if name not in self.names:
+                self.names.add(name)
+                self._pending += self._methods.get(name, [])
 
     def of_class(self, cls: type) -> None:
         """Follow what the methods of a class do that code names."""
+        if cls in self._classes_seen:
+            return
+        self._classes_seen.add(cls)
         for base in cls.__mro__:
             if base in self.classes or not self._follows(base):
                 continue

@@ -17,6 +17,7 @@ import re
 import sys
 import threading
 import types
+import weakref
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -274,7 +275,7 @@ class _Memory(NamedTuple):  # a thousand are made for each look at a layer
         path: how it is come to: the name of an attribute, a class or a file, then keys.
         is_own: a module comes to it, not a class or a file alone.
         by_names: its fields are meant, not its entries.
-        is_whole: not some of the names of a class or file alone are meant.
+        named: of a class or file, the names that are meant; None: all.
     """
 
     holder: Any
@@ -282,7 +283,7 @@ class _Memory(NamedTuple):  # a thousand are made for each look at a layer
     kept: Any
     is_own: bool
     by_names: bool
-    is_whole: bool = True
+    named: Collection[str] | None = None
 
     @property
     def held(self) -> Any:
@@ -420,7 +421,9 @@ class Memories:
         self._memories: dict[tuple[object, bool], _Memory] = {}
         # By id the dicts of functions without attributes, which most are; with paths, and `is_own`.
         self._bare: dict[object, tuple[dict[str, Any], tuple[str, ...], bool]] = {}
+        self._functions: list[_Functions] = []  # more of them, of classes and files
         self._hidden: list[tuple[str, Tensor]] = []  # of modules that are no parts, by how they are come to
+        self._named_tensors: list[tuple[str, Tensor]] = []  # of classes and files
         self._names: list[_Memory] = []  # of classes and files
         self._named_by: set[int] = set()  # the ids of these
         self._remembering: dict[int, tuple[Any, int]] = {}
@@ -430,7 +433,7 @@ class Memories:
         self._parts = {id(module) for _, module in parts}
         for prefix, module in parts:
             for key, value in vars(module).items():
-                if key not in OF_TORCH:
+                if key not in OF_TORCH and value is not None and not isinstance(value, _PLAIN):
                     self._look(value, (f"{prefix}.{key}" if prefix else key,), _DEPTH, is_own=True)
             for name, hooks in hooks_of_users(module).items():
                 for place, (number, hook) in enumerate(hooks.items()):
@@ -441,9 +444,6 @@ class Memories:
             self._look_into_names(cls, vars(cls))
         for name in self._files & sys.modules.keys():
             self._look_into_names(sys.modules[name], vars(sys.modules[name]))
-            for value in list(vars(sys.modules[name]).values()):
-                if isinstance(value, type) and value not in classes and value.__module__ == name:
-                    self._look_into_names(value, vars(value))
         self._files |= {file.__name__ for file, _ in others}
         for file, named in others:
             self._look_into_names(file, vars(file), named)
@@ -505,7 +505,17 @@ class Memories:
     def _changed(self) -> list[_Memory]:
         """Those that hold something else now."""
         changed = [each for each in self._memories.values() if not _is_as(each.held, each.kept)]
-        return changed + [_of_bare(*bare) for bare in self._bare.values() if bare[0]]
+        bare = {id(attributes): (attributes, path) for attributes, path in self._with_attributes()}
+        changed += [
+            _of_bare(*each, is_own=False) for key, each in bare.items() if (key, False) not in self._memories
+        ]
+        return changed + [_of_bare(*each) for key, each in self._bare.items() if each[0] and key not in bare]
+
+    def _with_attributes(self) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
+        """The attributes of functions of classes and files that have some now, with how they are come to."""
+        for functions in self._functions:
+            if any(map(vars, functions.functions)):
+                yield from ((vars(each), path) for each, path in functions.with_paths() if vars(each))
 
     def tensors(self) -> Iterator[Tensor]:
         """The tensors in them."""
@@ -522,10 +532,7 @@ class Memories:
             for leaf in pytree.tree_leaves(list(inside)):
                 if isinstance(leaf, Tensor):
                     yield memory.name, leaf
-        for names in self._names:
-            for name, value in names.kept.items():
-                if isinstance(value, Tensor):
-                    yield f"{names.name}.{name}", value
+        yield from self._named_tensors
         yield from self._hidden
 
     def name_of(self, identity: object) -> str | None:
@@ -533,7 +540,15 @@ class Memories:
         found = self._memories.get((identity, False)) or self._memories.get((identity, True))
         if found is None and (bare := self._bare.get(identity)) is not None:
             found = _of_bare(*bare)
-        return None if found is None else found.name
+        if found is None:
+            paths = (
+                path
+                for each in self._functions
+                for held, path in each.with_paths()
+                if id(vars(held)) == identity
+            )
+            return next(("".join(path) for path in paths), None)
+        return found.name
 
     def have_changed(self) -> bool:
         """Whether any has."""
@@ -582,17 +597,32 @@ class Memories:
         if id(holder) in self._named_by:
             return
         self._named_by.add(id(holder))
-        kept = dict(names) if named is None else {name: names.get(name, _MISSING) for name in named}
         own = settled_module_name(holder.__name__)
-        self._names.append(_Memory(holder, (own,), kept, is_own=False, by_names=True, is_whole=named is None))
-        for name, value in kept.items():
+        kept = dict(names) if named is None else _named_in(names, named)
+        self._names.append(_Memory(holder, (own,), kept, is_own=False, by_names=True, named=named))
+        others: Iterable[tuple[str, Any]] = kept.items()
+        if named is None:
+            empty, others = _empties().of(holder, own, kept)
+            for file in [file for file in empty.functions if file in self._files]:
+                self._look_into_functions(empty.functions[file])
+            for cls in [cls for file, found in empty.classes.items() if file in self._files for cls in found]:
+                self._look_into_names(cls, vars(cls))
+        for name, value in others:
+            if isinstance(value, Tensor):
+                self._named_tensors.append((f"{own}.{name}", value))
             function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
             if isinstance(function, functools._lru_cache_wrapper):
                 self._remembering[id(function)] = (function, function.cache_info().currsize)
-            elif value is not _MISSING and (
-                not name.startswith("__") or isinstance(function, types.FunctionType)
-            ):
+            elif not name.startswith("__") or isinstance(function, types.FunctionType):
                 self._look(function, (own, f".{name}"), _DEPTH, is_own=False)
+
+    def _look_into_functions(self, functions: _Functions) -> None:
+        """Look at functions that have neither defaults nor variables around them: at their attributes."""
+        self._functions.append(functions)
+        if any(map(vars, functions.functions)):
+            for each, path in functions.with_paths():
+                if vars(each):
+                    self._look_into_function(each, path, _DEPTH, is_own=False)
 
     def _look(self, value: Any, path: tuple[str, ...], depth: int, *, is_own: bool) -> None:
         if depth == 0 or value is None or isinstance(value, _PLAIN):
@@ -719,10 +749,97 @@ def _files_of(reads: Reads) -> Iterator[tuple[types.ModuleType, set[str]]]:
 
 def _others(names: _Memory) -> Iterator[tuple[str, Any, Any]]:
     """Names of a class or file that stand for another value than before, with that and the one before."""
-    for name, value in list(vars(names.holder).items()):
-        old = names.kept.get(name, _MISSING)
-        if value is not old and not name.startswith("__") and (name in names.kept or names.is_whole):
+    held, kept = vars(names.holder), names.kept
+    now = dict(held) if names.named is None else _named_in(held, names.named)
+    if now.keys() == kept.keys() and all(map(operator.is_, now.values(), map(kept.get, now))):
+        return
+    for name, value in now.items():
+        old = kept.get(name, _MISSING)
+        if value is not old and not name.startswith("__"):
             yield name, value, old
+
+
+def _named_in(held: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+    """Those of these names that a class or file has, with what they stand for."""
+    if len(named) < len(held):
+        return {name: held[name] for name in named if name in held}
+    return {name: value for name, value in list(held.items()) if name in named}
+
+
+class _Functions(NamedTuple):
+    """Functions of a class or file, without defaults and variables around them, and how each is come to."""
+
+    functions: tuple[types.FunctionType, ...]
+    paths: tuple[tuple[str, ...], ...]
+
+    def with_paths(self) -> Iterator[tuple[types.FunctionType, tuple[str, ...]]]:
+        return zip(self.functions, self.paths, strict=True)
+
+
+class _Empty(NamedTuple):
+    """What names of a class or file stand for that keeps nothing, but for attributes and classes' own names.
+
+    Attributes:
+        values: by these names.
+        functions: those of `values`, by the file that they were written in.
+        classes: likewise.
+    """
+
+    values: dict[str, Any]
+    functions: dict[str, _Functions]
+    classes: dict[str, list[type]]
+
+
+class _Empties:
+    """What classes and files have that keeps nothing, as of the last look at each: most of what they have,
+    and a thousand looks at the same are taken while a workload is analysed.
+    """
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Any, _Empty] = weakref.WeakKeyDictionary()
+
+    def of(self, holder: Any, own: str, held: dict[str, Any]) -> tuple[_Empty, list[tuple[str, Any]]]:
+        """What of `held`, which a class or file called `own` holds, keeps nothing; and the rest."""
+        known = self._known.get(holder)
+        if known is not None:
+            get = known.values.get
+            others = [(name, value) for name, value in held.items() if get(name, _MISSING) is not value]
+            if len(others) + len(known.values) == len(held) and not any(_keeps_nothing(v) for _, v in others):
+                return known, others
+        values = {name: value for name, value in held.items() if _keeps_nothing(value)}
+        functions: dict[str, list[tuple[types.FunctionType, tuple[str, ...]]]] = {}
+        classes: dict[str, list[type]] = {}
+        for name, value in values.items():
+            function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+            if isinstance(function, types.FunctionType):
+                functions.setdefault(function.__module__ or "", []).append((function, (own, f".{name}")))
+            elif isinstance(value, type):
+                classes.setdefault(value.__module__ or "", []).append(value)
+        by_file = {
+            file: _Functions(tuple(each for each, _ in found), tuple(path for _, path in found))
+            for file, found in functions.items()
+        }
+        known = self._known[holder] = _Empty(values, by_file, classes)
+        return known, [(name, value) for name, value in held.items() if name not in values]
+
+
+@functools.cache
+def _empties() -> _Empties:
+    """Those of this process."""
+    return _Empties()
+
+
+_KEEP_NOTHING = (*_PLAIN, type(None), type, types.ModuleType, types.BuiltinFunctionType)
+
+
+def _keeps_nothing(value: Any) -> bool:
+    """Whether a look at a value, as a class or file has it by a name, finds nothing that is kept but by the
+    attributes of a function or the names of a class.
+    """
+    function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+    if type(function) is types.FunctionType:
+        return not (function.__defaults__ or function.__kwdefaults__ or function.__closure__)
+    return type(value) is property or isinstance(value, _KEEP_NOTHING)
 
 
 def _replace_plain(
