@@ -21,8 +21,10 @@ class Analyses:
     def __init__(self) -> None:
         self.memo: AnalysisMemo | None = None
 
-    def of(self, workload: Workload, lengths: Lengths | None = None) -> tuple[WorkloadGraph, AnalysisMemo]:
-        graph, self.memo = analyse_for_others(workload, self.memo, lengths)
+    def of(
+        self, workload: Workload, lengths: Lengths | None = None, *, evaluates: bool = False
+    ) -> tuple[WorkloadGraph, AnalysisMemo]:
+        graph, self.memo = analyse_for_others(workload, self.memo, lengths, evaluates=evaluates)
         return graph, self.memo
 
 
@@ -40,9 +42,9 @@ def analysed_before(key: str, workload: Workload) -> WorkloadGraph:
     return _graphs[key]
 
 
-def analysed(workload: Workload, lengths: Lengths | None = None) -> WorkloadGraph:
+def analysed(workload: Workload, lengths: Lengths | None = None, *, evaluates: bool = False) -> WorkloadGraph:
     """What `analyse` gives, sooner."""
-    return analyses().of(workload, lengths)[0]
+    return analyses().of(workload, lengths, evaluates=evaluates)[0]
 
 
 def analysed_again(

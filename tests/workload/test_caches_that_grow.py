@@ -283,6 +283,35 @@ def test_what_hooks_note_goes_but_for_what_this_package_notes_itself(is_of_users
     assert bool(changes) == is_of_users
 
 
+def asked() -> None:
+    """Has no attributes at first."""
+
+
+def asked_before() -> None:
+    """Has one."""
+
+
+def asked_as_well() -> None:
+    """Comes by the name of another."""
+
+
+def test_functions_of_the_file_get_their_attributes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time, and also one that another has come in the place of."""
+    functions: tuple[Any, ...] = (asked, asked_before)
+    monkeypatch.setitem(vars(asked_before), "calls", 1)
+    layer = InAnObject()
+    for one, other in (functions, functions, (asked_as_well, asked_before)):
+        monkeypatch.setitem(globals(), "asked", one)
+        with watching(layer) as changes:
+            one.calls, other.calls = 1, 2
+        noted = [name.rpartition(".")[2] for name in sorted(changes.elsewhere)]
+        assert noted == [one.__name__, "asked_before"]
+        assert not vars(one) and other.calls == 1
+        with watching(layer) as changes:
+            pass
+        assert not changes
+
+
 def test_an_object_of_the_file_gets_its_attributes_back() -> None:
     layer: Any = InAnObject()
     before: Callable[[], object] = lambda: (layer.store.last, dict(layer.store.tables))  # noqa: E731

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Task, Workload
 
@@ -112,7 +112,7 @@ def test_a_layer_that_reads_what_it_kept_of_another_batch_stays_whole(
     keep: Callable[[Any, Tensor], Tensor],
 ) -> None:
     net = Net(keep)
-    graph = analyse(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], (Block, Keeping)))
+    graph = analysed(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], (Block, Keeping)))
     coupled = {op.target: op.coupled_because for op in graph.tasks["t"].ops if op.coupled}
     if CASES[keep]:
         of_what = "parameters, or drawn" if keep in (_weight_of_before, _noise_of_before) else "its own batch"
@@ -526,7 +526,7 @@ def nothing_kept() -> Iterator[None]:
 @pytest.mark.parametrize("keep", [*KEPT, _memory_of_a_tensor], ids=lambda keep: keep.__name__)
 def test_a_layer_that_keeps_it_elsewhere_stays_whole_too(keep: Keep, nothing_kept: None) -> None:
     net = Around(keep)
-    graph = analyse(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], (Block, Keeper)))
+    graph = analysed(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], (Block, Keeper)))
     held = net.keeper
     assert (held.array.sum(), held.counter["calls"], held.counts["n"], held.pair[0]) == (0, 0, 0, 0.0)
     assert (held.slots.mean, held.frozen.mean, held.namespace.mean, held.own["mean"]["own"]) == (0, 0, 0, 0)
@@ -547,7 +547,7 @@ def test_forward_is_refused_where_it_reads_what_an_earlier_one_has_left(
 ) -> None:
     workload = Workload("w", [Task("t", Around(keep), 6, Items(x=(4, WIDTH)))], (Block,))
     with pytest.raises(WorkloadError, match="what an earlier forward has left in") as raised:
-        analyse(workload)
+        analysed(workload)
     what = KEPT[keep].replace("self.", "self.keeper.")
     assert f"{what}, of which a trace knows nothing" in raised.value.message
     assert "list its class in the workload's `operators`" in str(raised.value.hint)
@@ -593,7 +593,7 @@ def test_forward_is_refused_where_it_changes_after_some_steps(keep: Keep, nothin
     """The first forwards compute the same."""
     workload = Workload("w", [Task("t", Around(keep), 6, Items(x=(4, WIDTH)))], (Block,))
     with pytest.raises(WorkloadError, match="what an earlier forward has left in"):
-        analyse(workload)
+        analysed(workload)
 
 
 def _counted_everywhere(keeper: Any, y: Tensor) -> Any:
@@ -606,7 +606,7 @@ def _counted_everywhere(keeper: Any, y: Tensor) -> Any:
 
 def test_what_goes_on_growing_and_nobody_reads_is_no_matter(nothing_kept: None) -> None:
     net = Around(_counted_everywhere)
-    graph = analyse(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], (Block,)))
+    graph = analysed(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], (Block,)))
     assert not any(op.coupled or op.kept for op in graph.tasks["t"].ops)
     assert (net.keeper.namespace.mean, net.keeper.counts["n"], net.keeper.tuple[1]) == (0.0, 0, [])
     assert net.keeper.counter["calls"] == 0
@@ -644,7 +644,7 @@ def test_iterators_that_forward_moves_are_refused(keep: Keep, inside: bool) -> N
     net.keeper.both = enumerate(itertools.chain([1.0] * 1000, [0.5]))
     operators = (Block, Keeper) if inside else (Block,)
     with pytest.raises(WorkloadError) as raised:
-        analyse(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], operators))
+        analysed(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], operators))
     said = "from call to call; looking at a forward moves it"
     assert said in raised.value.message
     assert re.match(r".*test_carried\.py:\d+: task 't': forward goes on in self\.", raised.value.message)
@@ -656,7 +656,7 @@ def test_tables_and_what_nobody_reads_are_no_matter_wherever_they_are(
     keep: Keep, inside: bool, nothing_kept: None
 ) -> None:
     operators = (Block, Keeper) if inside else (Block,)
-    graph = analyse(Workload("w", [Task("t", Around(keep), 6, Items(x=(4, WIDTH)))], operators))
+    graph = analysed(Workload("w", [Task("t", Around(keep), 6, Items(x=(4, WIDTH)))], operators))
     assert not any(op.coupled for op in graph.tasks["t"].ops)
 
 
@@ -685,7 +685,7 @@ class Normed(nn.Module):
 
 def test_a_norm_of_a_layer_that_counts_is_summed_over_shares() -> None:
     """One sample, which is tried too, has too few values for it."""
-    graph = analyse(Workload("w", [Task("t", Normed(), 8, Items(x=(WIDTH,)))], (Counts,)))
+    graph = analysed(Workload("w", [Task("t", Normed(), 8, Items(x=(WIDTH,)))], (Counts,)))
     (op, *_) = graph.tasks["t"].ops
     assert not op.coupled and op.batch_norms == ("counts.norm",)
 
@@ -749,7 +749,7 @@ def hooked(*hooks: Any) -> list[bool]:
     net = Around(lambda keeper, y: 0.0)
     for hook, layer in zip(hooks, (net.first, net.keeper), strict=True):
         layer.register_forward_hook(hook)
-    graph = analyse(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], (Block, Keeper)))
+    graph = analysed(Workload("w", [Task("t", net, 6, Items(x=(4, WIDTH)))], (Block, Keeper)))
     assert Counted.calls == 0
     return [op.coupled for op in graph.tasks["t"].ops[:2]]
 

@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.analysis.losses.counts import LossCounter
 from spindle_cli.analysis.metaops.ops import op_module, share_module
 from spindle_cli.operators.contrastive import pairs_over_shares
@@ -134,7 +134,7 @@ def task_of(way: str, contrast: type[Clip] = Clip, **classes: tuple[type, ...]) 
     torch.manual_seed(0)
     task = Task("t", Captioner(way, contrast).double(), BATCH, items())
     given = {"operators": (Layer,), **classes}
-    return analyse(Workload("w", [task], **given)).tasks["t"]
+    return analysed(Workload("w", [task], **given)).tasks["t"]
 
 
 def batch() -> dict[str, Tensor]:
@@ -242,7 +242,7 @@ def test_an_operator_that_would_ignore_labels_is_traced_into_with_it() -> None:
     classes: dict[str, Any] = {"operators": (Layer, Caption), "contrastive": (Clip,)}
     full = [dict(item, labels=item["labels"].clamp(min=0)) for item in items()]
     task = Task("t", Captioner("caption").double(), BATCH, [*full[:4], *items()])
-    graph = analyse(Workload("w", [task], **classes)).tasks["t"]
+    graph = analysed(Workload("w", [task], **classes)).tasks["t"]
     assert graph.opened == ("clip", "caption")
     assert (graph.ops[-1].contrasts, graph.loss_shares.num_counts) == (True, 1)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Task, Workload
 
@@ -143,7 +143,7 @@ def detached(net: Net, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("run", [shape_alone, detached])
 def test_nothing_is_whole_for_what_a_trace_follows(run: Callable[[Net, Tensor], Tensor]) -> None:
     made = workload(run)
-    assert not any(op.coupled for op in analyse(made).tasks["t"].ops)
+    assert not any(op.coupled for op in analysed(made).tasks["t"].ops)
     assert_steps_as_plain(lambda: workload(run), 2)
 
 
@@ -158,7 +158,7 @@ exec(  # code whose statements nobody can look at
 def test_where_no_statements_are_known_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Net, "forward", NO_SOURCE["forward"])
     with pytest.raises(WorkloadError, match="with a copy of the values of 'second") as refused:
-        analyse(workload(detached))
+        analysed(workload(detached))
     assert "`operators`" in str(refused.value.hint)
 
 

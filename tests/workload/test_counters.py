@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Task, Workload
 
@@ -134,7 +134,7 @@ def workload(counts: Counts, operator: type[nn.Module] = nn.Linear) -> Workload:
 @pytest.mark.parametrize("counts", UNREAD)
 def test_what_nobody_reads_is_taken_between_operators(counts: Counts) -> None:
     made = workload(counts)
-    (task,) = analyse(made).tasks.values()
+    (task,) = analysed(made).tasks.values()
     assert [op.target for op in task.ops[:2]] == ["first", "counter.linear"]
     counter = made.tasks[0].module.counter
     assert (counter.step, counter.rate, counter.name, counter.on) == (3, 0.5, "a", True)
@@ -142,7 +142,7 @@ def test_what_nobody_reads_is_taken_between_operators(counts: Counts) -> None:
 
 @pytest.mark.parametrize("counts", UNREAD)
 def test_an_operator_that_reads_none_of_it_may_be_split(counts: Counts) -> None:
-    (task,) = analyse(workload(counts, Counter)).tasks.values()
+    (task,) = analysed(workload(counts, Counter)).tasks.values()
     assert not task.ops[0].coupled
 
 
@@ -154,7 +154,7 @@ def seeded(module: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("counts", (*READ, handed, seeded))
 def test_what_forward_reads_is_refused_between_operators(counts: Counts) -> None:
     with pytest.raises(WorkloadError) as refused:
-        analyse(workload(counts))
+        analysed(workload(counts))
     what = refused.value.message
     assert "test_counters.py:" in what and "reads what an earlier one has left there" in what, what
     assert "step_values={'beta': lambda step: min(1.0, (step + 1) / 100)}" in str(refused.value.hint)
@@ -163,7 +163,7 @@ def test_what_forward_reads_is_refused_between_operators(counts: Counts) -> None
 @pytest.mark.parametrize("counts", (*READ, handed))
 def test_an_operator_that_reads_it_is_not_split(counts: Counts) -> None:
     """As the refusal advises."""
-    (task,) = analyse(workload(counts, Counter)).tasks.values()
+    (task,) = analysed(workload(counts, Counter)).tasks.values()
     assert task.ops[0].coupled
 
 
@@ -175,10 +175,10 @@ def test_what_training_counts_is_not_known_in_an_evaluation() -> None:
         return x
 
     made = workload(run)
-    assert analyse(made).tasks.keys() == {"t"}
+    assert analysed(made).tasks.keys() == {"t"}
     made.tasks[0].eval_dataset = made.tasks[0].dataset
     with pytest.raises(WorkloadError, match=r"test_counters.py:\d+: .* reads what an earlier one has left"):
-        analyse(made, evaluates=True)
+        analysed(made, evaluates=True)
 
 
 def test_what_is_made_once_and_asked_for_by_is_none_is_refused_as_it_was() -> None:
@@ -189,7 +189,7 @@ def test_what_is_made_once_and_asked_for_by_is_none_is_refused_as_it_was() -> No
         return x
 
     with pytest.raises(WorkloadError, match=r"sets self\.made of Counter between operators"):
-        analyse(workload(once))
+        analysed(workload(once))
 
 
 def test_a_counter_of_a_module_of_two_tasks_is_refused() -> None:
@@ -200,4 +200,4 @@ def test_a_counter_of_a_module_of_two_tasks_is_refused() -> None:
     two.module.counter = other.module.counter
     two.module.counter.counts = up
     with pytest.raises(WorkloadError, match=r"sets self\.step of Counter between operators"):
-        analyse(Workload("shared", [other, two], (nn.Linear,)))
+        analysed(Workload("shared", [other, two], (nn.Linear,)))

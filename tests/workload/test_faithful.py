@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
@@ -82,7 +82,7 @@ def test_what_is_made_without_gradients_gets_none(run: Callable[..., Tensor], dp
     parameters = dict(task.module.named_parameters())
     batch = Batches(task, seed=1).rows(0, 0, 4)
     expected = gradients_of(run_plain(task, batch), parameters)
-    traced = analyse(made).tasks["t"]
+    traced = analysed(made).tasks["t"]
     found = gradients_of(run_shares(traced, batch, dict.fromkeys(range(9), dp)), parameters)
     assert expected["teacher.linear.weight"] is None
     for name, gradient in expected.items():
@@ -214,7 +214,7 @@ def test_what_a_trace_would_freeze_is_refused(name: str) -> None:
     net = made.tasks[0].module
     before = {key: value.clone() for key, value in net.state_dict().items()}
     with pytest.raises(WorkloadError) as caught:
-        analyse(made)
+        analysed(made)
     assert found in str(caught.value)
     assert "noise" in name[-5:] or Path(__file__).name in str(caught.value)
     assert net.step == 0 and net.mask is None
@@ -235,7 +235,7 @@ def test_an_operator_that_freezes_its_parameter_is_refused() -> None:
     net = made.tasks[0].module
     net.extra = Freezing()
     with pytest.raises(WorkloadError) as caught:
-        analyse(made)
+        analysed(made)
     assert "'extra' (Freezing) says in its forward whether its parameter 'norm.weight'" in str(caught.value)
     assert "test_faithful.py" in str(caught.value)
     assert net.extra.norm.weight.requires_grad
@@ -248,7 +248,7 @@ def test_a_tensor_that_is_kept_to_save_work_is_no_state() -> None:
         return self.first(x * self.mask).mean()
 
     made = workload(run)
-    assert not analyse(made).tasks["t"].ops[0].coupled
+    assert not analysed(made).tasks["t"].ops[0].coupled
     assert made.tasks[0].module.mask is None
 
 
@@ -258,7 +258,7 @@ def test_switching_gradients_off_and_on_leaves_them_on() -> None:
             raise ValueError
         return self.first(x).mean()
 
-    assert analyse(workload(run)).tasks["t"].ops[0].is_loss
+    assert analysed(workload(run)).tasks["t"].ops[0].is_loss
 
 
 def _rounds_off_in(make: Callable[[Tensor], Any]) -> Callable[..., Tensor]:
@@ -297,7 +297,7 @@ OFF: dict[str, Callable[[Tensor], Any]] = {
 def test_autocast_is_switched_off_where_forward_switches_it_off(name: str, is_split: bool) -> None:
     torch.manual_seed(0)
     task = Task("t", Net(_rounds_off_in(OFF[name])), 4, Items(x=(4, WIDTH)))
-    traced = analyse(Workload("w", [task], (Block,))).tasks["t"]
+    traced = analysed(Workload("w", [task], (Block,))).tasks["t"]
     batch = Batches(task, seed=1).rows(0, 0, 4)
     parameters = dict(task.module.named_parameters())
     with torch.autocast("cpu", torch.bfloat16):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.optimizing.groups import groups_of_graph
 from spindle_cli.workload.building.checks import check_workload
@@ -159,7 +159,7 @@ def test_a_forward_that_moves_its_teacher_is_followed_however_it_is_written(
 ) -> None:
     model = Distilled(way)
     before = values(model)
-    (found,) = analyse(workload(model)).following
+    (found,) = analysed(workload(model)).following
     assert all(torch.equal(value, before[name]) for name, value in values(model).items())  # not once, either
     assert (found.when, found.forwards_of) == ("before_forward", "t")
     assert len(found.pairs) == 4
@@ -172,7 +172,7 @@ def test_a_forward_that_moves_its_teacher_is_followed_however_it_is_written(
 
 
 def test_whoever_has_the_average_has_what_it_follows_and_the_fingerprint_says_so() -> None:
-    graph = analyse(workload(Distilled(in_place)))
+    graph = analysed(workload(Distilled(in_place)))
     by_target = {op.target: op for op in graph.tasks["t"].ops}
     assert by_target["teacher.0"].followed == ("student.0.linear.weight", "student.0.linear.bias")
     assert by_target["teacher.0"].computed_with == ("teacher.0.linear.weight", "teacher.0.linear.bias")
@@ -182,8 +182,8 @@ def test_whoever_has_the_average_has_what_it_follows_and_the_fingerprint_says_so
         "t.student.0.linear.weight, say) are moved ahead of its batches by whoever holds them",
     )
     model = Distilled()
-    declared = analyse(workload(model, follows=[Follows(model.teacher, model.student, 0.75)]))
-    assert len({graph.fingerprint, declared.fingerprint, analyse(workload(Distilled())).fingerprint}) == 3
+    declared = analysed(workload(model, follows=[Follows(model.teacher, model.student, 0.75)]))
+    assert len({graph.fingerprint, declared.fingerprint, analysed(workload(Distilled())).fingerprint}) == 3
 
 
 @torch.no_grad()
@@ -202,7 +202,7 @@ def test_a_whole_state_is_moved_with_what_no_loss_takes_and_what_is_frozen() -> 
         part.forward = partial(_chained, part)
     model.teacher.requires_grad_(False)
     model.student[0].requires_grad_(False)
-    graph = analyse(workload(model))
+    graph = analysed(workload(model))
     assert len(graph.following[0].pairs) == 6
     first = next(op for op in graph.tasks["t"].ops if op.target == "teacher.0")
     assert {"teacher.spare.weight", "student.spare.weight", "student.0.linear.bias"} <= set(first.followed)
@@ -280,7 +280,7 @@ ADVISED = {
 def test_what_is_no_moving_average_is_refused_with_the_line(way: Callable[[Distilled], None]) -> None:
     by_step = way in (by_a_number_of_the_step, by_data_and_a_number_of_the_step)
     with pytest.raises(WorkloadError) as caught:
-        analyse(workload(Distilled(way), by_step=by_step))
+        analysed(workload(Distilled(way), by_step=by_step))
     assert REFUSED[way] in str(caught.value)
     assert "test_followed.py:" in str(caught.value)
     assert ADVISED.get(way, "") in str(caught.value.hint)
@@ -310,13 +310,13 @@ def of_length_1(model: Distilled) -> None:
 )
 def test_bounds_in_forward_are_refused_and_may_be_declared(way: Callable[[Distilled], None]) -> None:
     with pytest.raises(WorkloadError) as caught:
-        analyse(workload(Distilled(way)))
+        analysed(workload(Distilled(way)))
     assert "test_followed.py:" in str(caught.value)
     assert "constraints=[Constraint(parameter, clamp=(low, high))]" in str(caught.value.hint)
     model = Distilled()
     rows = model.student[0].linear.weight
     bounds = [Constraint(model.scale, clamp=(0.001, 0.5)), Constraint(rows, unit_norm=1)]
-    assert [each.name for each in analyse(workload(model, constraints=bounds)).constraints] == [
+    assert [each.name for each in analysed(workload(model, constraints=bounds)).constraints] == [
         "t.scale",
         "t.student.0.linear.weight",
     ]
@@ -331,14 +331,14 @@ class Late(Distilled):
 
 def test_what_is_moved_behind_its_use_is_refused() -> None:
     with pytest.raises(WorkloadError, match="after it has computed with it") as caught:
-        analyse(workload(Late()))
+        analysed(workload(Late()))
     assert "follows=[Follows(teacher, student, decay)]" in str(caught.value.hint)
 
 
 def test_an_evaluation_that_would_move_it_is_refused_unless_it_is_guarded() -> None:
     with pytest.raises(WorkloadError, match=r"moves 'teacher\.0.linear.weight' in eval mode too"):
-        analyse(workload(Distilled(in_place), evaluates=True), evaluates=True)
-    graph = analyse(workload(Distilled(in_training), evaluates=True), evaluates=True)
+        analysed(workload(Distilled(in_place), evaluates=True), evaluates=True)
+    graph = analysed(workload(Distilled(in_training), evaluates=True), evaluates=True)
     assert len(graph.following) == 1
 
 
@@ -349,7 +349,7 @@ def test_one_that_two_tasks_use_has_to_be_declared() -> None:
     with pytest.raises(
         WorkloadError, match=r"moves 'one\.teacher\.0.linear.weight', which task 'two' uses too"
     ):
-        analyse(Workload("w", tasks, operators=(Layer,)))
+        analysed(Workload("w", tasks, operators=(Layer,)))
 
 
 class Matched(nn.Module):
@@ -371,10 +371,10 @@ def test_whoever_uses_a_teacher_has_to_hold_its_student() -> None:
     ]
     follows = [Follows(model.teacher, model.student, 0.9)]
     with pytest.raises(WorkloadError, match=r"task 'two' uses a moving average of 'one\.student") as caught:
-        analyse(Workload("w", tasks, operators=(Layer,), follows=follows))
+        analysed(Workload("w", tasks, operators=(Layer,), follows=follows))
     assert "(self.student = student)" in str(caught.value.hint)
     tasks[1].module.student = model.student
-    graph = analyse(Workload("w", tasks, operators=(Layer,), follows=follows))
+    graph = analysed(Workload("w", tasks, operators=(Layer,), follows=follows))
     ops = {op.target: op for op in graph.tasks["two"].ops}
     assert ops["teacher.1"].followed == ("student.1.linear.weight", "student.1.linear.bias")
 
@@ -437,7 +437,7 @@ WRONG = [
 @pytest.mark.parametrize(("make", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
 def test_a_wrong_declaration_is_refused(make: Callable[[], Workload], message: str) -> None:
     with pytest.raises(WorkloadError) as caught:
-        analyse(make())
+        analysed(make())
     assert message in str(caught.value)
 
 
@@ -445,7 +445,7 @@ def test_what_is_declared_twice_or_by_no_list_is_refused() -> None:
     model = Distilled()
     twice = [Follows(model.teacher, model.student, 0.9), Follows(model.teacher[0], model.student[0], 0.5)]
     with pytest.raises(WorkloadError, match=r"'t\.teacher\.0\.linear\.weight' is moved by two of these"):
-        analyse(workload(model, follows=twice))
+        analysed(workload(model, follows=twice))
     with pytest.raises(WorkloadError, match=r"expected a list of spindle_cli\.Follows"):
         workload(model, follows=twice[0])
     with pytest.raises(WorkloadError, match=r"constraints: found a Follows, expected spindle_cli.Constraint"):
@@ -456,7 +456,7 @@ def test_a_teacher_that_no_loss_takes_needs_none() -> None:
     model = Distilled()
     model.spare = copy.deepcopy(model.student).requires_grad_(False)
     with pytest.raises(WorkloadError, match=r"no loss of a trained task depends on 't\.spare") as caught:
-        analyse(workload(model, follows=[Follows(model.spare, model.student, 0.9)]))
+        analysed(workload(model, follows=[Follows(model.spare, model.student, 0.9)]))
     assert "`ema`" in str(caught.value.hint)
 
 
@@ -472,14 +472,14 @@ def test_a_decay_of_the_step_has_to_be_a_number_from_0_to_1() -> None:
 
 def test_settings_that_do_not_go_with_it_are_refused() -> None:
     model = Distilled()
-    graph = analyse(workload(model, follows=[Follows(model.teacher, model.student, 0.9)]))
+    graph = analysed(workload(model, follows=[Follows(model.teacher, model.student, 0.9)]))
     sgd = {"optimizer": "SGD", "lr": 0.1}
     with pytest.raises(WorkloadError, match=r"bf16 holds t\.teacher\.0.linear.weight in 8 bits"):
         groups_of_graph(TrainSettings(**sgd, precision="bf16"), graph)
     islands = TrainSettings(**sgd, local_sgd={"islands": 2, "every": 2})
     with pytest.raises(WorkloadError, match="local_sgd does not go with the workload's follows"):
         groups_of_graph(islands, graph)
-    bound = analyse(workload(model, constraints=[Constraint(model.scale, clamp=(0, 1))]))
+    bound = analysed(workload(model, constraints=[Constraint(model.scale, clamp=(0, 1))]))
     with pytest.raises(WorkloadError, match="local_sgd does not go with the workload's constraints"):
         groups_of_graph(islands, bound)
     assert groups_of_graph(TrainSettings(**sgd, precision="bf16"), bound).treats_elements_alone("t.scale")
@@ -489,7 +489,7 @@ def test_vectors_of_length_1_are_stepped_whole() -> None:
     model = Distilled()
     rows = [Constraint(model.student[0].linear.weight, unit_norm=1)]
     groups = groups_of_graph(
-        TrainSettings(optimizer="SGD", lr=0.1), analyse(workload(model, constraints=rows))
+        TrainSettings(optimizer="SGD", lr=0.1), analysed(workload(model, constraints=rows))
     )
     assert not groups.treats_elements_alone("t.student.0.linear.weight")
     assert not groups.treats_elements_alone("t.student.0.linear.weight[0:2]")
@@ -518,9 +518,9 @@ def test_an_averaged_model_of_torch_is_refused_with_what_it_averages() -> None:
         "w", [Task("t", model, 4, Items())], (Layer,), follows=[Follows(model.teacher, model.student, 0.9)]
     )
     with pytest.raises(WorkloadError, match=r"Follows\(averaged\.module, model, decay\)"):
-        analyse(workload)
+        analysed(workload)
     workload.follows = [Follows(model.teacher.module, model.student, 0.9)]
-    assert next(slow for slow, _ in analyse(workload).following[0].pairs).startswith("t.teacher.module.")
+    assert next(slow for slow, _ in analysed(workload).following[0].pairs).startswith("t.teacher.module.")
 
 
 @pytest.mark.parametrize(

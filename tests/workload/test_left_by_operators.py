@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Task, Workload
 
@@ -70,13 +70,13 @@ def workload(begin: Any, *, reads: bool) -> Workload:
 @pytest.mark.parametrize("begin", [0.0, None, []], ids=["number", "nothing", "list"])
 def test_reading_what_an_operator_leaves_on_itself_is_refused(begin: Any) -> None:
     with pytest.raises(WorkloadError, match=r"forward asks for kept of Router, which an operator") as refused:
-        analyse(workload(begin, reads=True))
+        analysed(workload(begin, reads=True))
     assert re.search(r"test_left_by_operators\.py:\d+: task 't'", str(refused.value))
 
 
 def test_what_an_operator_leaves_on_itself_stays_its_own() -> None:
     made = workload(0.0, reads=False)
-    analyse(made)
+    analysed(made)
     task = made.tasks[0]
     assert isinstance(task, Task) and isinstance(task.module, Net)
     assert [layer.router.kept for layer in task.module.layers] == [0.0, 0.0]  # type: ignore[union-attr]
@@ -241,7 +241,7 @@ LEFT = {
 def test_what_operators_and_their_hooks_leave_is_read_by_no_forward(run: Callable[..., Tensor]) -> None:
     hook, name = LEFT[run]
     with pytest.raises(WorkloadError, match=rf"forward reads {name} between operators, which an") as refused:
-        analyse(hooked(run, hook))
+        analysed(hooked(run, hook))
     found = re.search(r"test_left_by_operators\.py:(\d+): task 't'", str(refused.value))
     code = run.__code__
     lines = Path(__file__).read_text().splitlines()[: code.co_firstlineno + 20]
@@ -251,7 +251,7 @@ def test_what_operators_and_their_hooks_leave_is_read_by_no_forward(run: Callabl
 
 def test_what_hooks_leave_and_nobody_reads_is_no_matter() -> None:
     made = hooked(Hooked.layers, _all)
-    (task,) = analyse(made).tasks.values()
+    (task,) = analysed(made).tasks.values()
     assert not any(op.coupled for op in task.ops)
     root = made.tasks[0].module  # type: ignore[union-attr]
     assert (root.count, root.noted, root.prev) == (0, [], None)
@@ -280,7 +280,7 @@ USES = {Shared: [of_operator], Takes: [moves_steps, moves_scale]}  # classes of 
 )
 def test_what_forward_leaves_is_read_by_no_operator(run: Callable[..., Tensor], said: str) -> None:
     with pytest.raises(WorkloadError, match=rf"test_left_by_operators\.py:\d+: .*{said}") as refused:
-        analyse(hooked(run))
+        analysed(hooked(run))
     assert "as an argument" in str(refused.value.hint)
 
 
@@ -298,7 +298,7 @@ def test_buffers_that_an_operator_does_not_hold_are_not_its_hooks_to_change(
     hook: Callable[..., None],
 ) -> None:
     with pytest.raises(WorkloadError, match="changes 'mean', which the operator does not hold"):
-        analyse(hooked(lambda self, x: self.layers(x) + self.mean, hook))
+        analysed(hooked(lambda self, x: self.layers(x) + self.mean, hook))
 
 
 def tensor_anew(self: Hooked, x: Tensor) -> Tensor:
@@ -328,10 +328,10 @@ def tensor_made_once(self: Hooked, x: Tensor) -> Tensor:
 def test_a_tensor_that_goes_on_is_a_buffer(run: Callable[..., Tensor], said: str) -> None:
     made = hooked(run)
     with pytest.raises(WorkloadError, match=said) as refused:
-        analyse(made)
+        analysed(made)
     assert "self.register_buffer" in str(refused.value.hint)
     assert made.tasks[0].module.tensor == 1  # type: ignore[union-attr]
-    analyse(hooked(tensor_made_once))
+    analysed(hooked(tensor_made_once))
 
 
 def seen_anew(self: Hooked, x: Tensor) -> Tensor:
@@ -341,7 +341,7 @@ def seen_anew(self: Hooked, x: Tensor) -> Tensor:
 
 def test_what_a_hook_has_seen_is_said_to_be_that() -> None:
     with pytest.raises(WorkloadError, match="takes what a hook has seen of an operator"):
-        analyse(hooked(seen_anew, lambda self, result: self.noted.append(result)))
+        analysed(hooked(seen_anew, lambda self, result: self.noted.append(result)))
 
 
 class Writing(nn.Module):
@@ -411,11 +411,11 @@ def test_what_an_operator_writes_into_nobody_else_reads(
 ) -> None:
     kept = place()
     with pytest.raises(WorkloadError, match="which an operator writes into") as refused:
-        analyse(around(lambda y: y * kept(), Writing(kept)))
+        analysed(around(lambda y: y * kept(), Writing(kept)))
     assert re.search(r"test_left_by_operators\.py:\d+: task 't'", str(refused.value))
     kept = place()
     with pytest.raises(WorkloadError, match=r"'layers\.0' leaves .* which 'layers\.1' of task 't' reads"):
-        analyse(around(lambda y: y, Writing(kept), Writing(kept, reads=True, writes=False)))
+        analysed(around(lambda y: y, Writing(kept), Writing(kept, reads=True, writes=False)))
     assert kept().item() == 1.0
 
 
@@ -424,7 +424,7 @@ def test_what_an_operator_writes_into_is_as_it_was_after_an_analysis(
     place: Callable[[], Callable[[], Tensor]],
 ) -> None:
     kept = place()
-    (task,) = analyse(around(lambda y: y, Block(), Writing(kept, reads=True))).tasks.values()
+    (task,) = analysed(around(lambda y: y, Block(), Writing(kept, reads=True))).tasks.values()
     assert [op.coupled for op in task.ops] == [False, True]
     assert kept().item() == 1.0
 
@@ -438,5 +438,5 @@ def test_forward_writes_into_parts_of_the_model_alone(place: Callable[[], Callab
         return y * kept()
 
     with pytest.raises(WorkloadError, match="forward changes a tensor between operators that is in no part"):
-        analyse(around(moved, Block()))
-    analyse(around(lambda y: y * torch.ones(2, 1, WIDTH).mul_(0.5).sum(0), Block()))  # one that it makes
+        analysed(around(moved, Block()))
+    analysed(around(lambda y: y * torch.ones(2, 1, WIDTH).mul_(0.5).sum(0), Block()))  # one that it makes

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.analysis.localise import rebind
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Task, Workload
@@ -127,7 +127,7 @@ def test_a_module_has_the_mode_in_which_forward_calls_it(
     """In the build that was traced, and in another one that only takes its graph."""
     expected = STUDENT | {f"teacher.{number}.dropout": mode for number, mode in enumerate(teacher)}
     traced, other = workload(task(way)), workload(task(way))
-    graph = analyse(traced)
+    graph = analysed(traced)
     assert modes(traced.tasks[0].module) == expected
     assert all(modes(other.tasks[0].module).values())
     assert rebind(graph, other) is not None
@@ -142,7 +142,7 @@ def test_what_torch_jit_has_compiled_has_it_too() -> None:
         return workload(task(at_begin, module=pair))
 
     traced, other = made(), made()
-    graph = analyse(traced)
+    graph = analysed(traced)
     for each in (traced, other):
         assert each.tasks[0].module.teacher.training is (each is other)
     assert rebind(graph, other) is not None
@@ -153,8 +153,8 @@ def test_what_torch_jit_has_compiled_has_it_too() -> None:
 
 def test_tracing_again_finds_the_same() -> None:
     made = workload(task(between))
-    first = analyse(made)
-    again = analyse(made)
+    first = analysed(made)
+    again = analysed(made)
     assert first.fingerprint == again.fingerprint
     assert first.tasks["t"].modes == again.tasks["t"].modes
     teacher = {mode for name, mode in first.tasks["t"].modes.items() if name.startswith("teacher.")}
@@ -173,7 +173,7 @@ def test_what_would_be_another_in_other_steps_is_refused(
     way: Callable[[Pair, Tensor], Tensor], what: str
 ) -> None:
     with pytest.raises(WorkloadError) as refused:
-        analyse(workload(task(way)))
+        analysed(workload(task(way)))
     assert what in refused.value.message
     assert "test_modes_set_by_forward.py:" in refused.value.message
 
@@ -185,13 +185,13 @@ def test_a_module_whose_mode_another_task_sets_is_refused(
     one, other = map(task, ways, ("one", "other"))
     other.module.teacher = one.module.teacher
     with pytest.raises(WorkloadError, match="sets the mode of"):
-        analyse(workload(one, other))
+        analysed(workload(one, other))
 
 
 def test_two_tasks_that_both_set_it_are_taken() -> None:
     one, other = task(at_begin, "one"), task(between, "other")
     other.module.teacher = one.module.teacher
-    analyse(workload(one, other))
+    analysed(workload(one, other))
     assert modes(one.module)["teacher.0.dropout"] is False
 
 
@@ -220,7 +220,7 @@ class AllInOne(nn.Module):
 
 def test_one_operator_may_do_both() -> None:
     items = [{"x": torch.randn(WIDTH)} for _ in range(4)]
-    graph = analyse(Workload("both", [Task("t", AllInOne(), 4, items)], (Layer, Both)))
+    graph = analysed(Workload("both", [Task("t", AllInOne(), 4, items)], (Layer, Both)))
     assert [(op.target, op.coupled) for op in graph.tasks["t"].ops] == [("first", False), ("both", False)]
 
 
@@ -247,5 +247,5 @@ class Holder(nn.Module):
 
 def test_an_operator_that_leaves_a_mode_behind_may_be_split() -> None:
     items = [{"x": torch.randn(WIDTH)} for _ in range(4)]
-    graph = analyse(Workload("left", [Task("t", Holder(), 4, items)], (Layer, LeftInEval)))
+    graph = analysed(Workload("left", [Task("t", Holder(), 4, items)], (Layer, LeftInEval)))
     assert [op.coupled for op in graph.tasks["t"].ops[:2]] == [False, False]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import AffineTransform, StudentT, TransformedDistribution
 
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
@@ -126,7 +126,7 @@ def test_what_a_forward_makes_for_itself_is_split_over_the_batch_and_gives_the_s
     run: Callable[..., Tensor],
 ) -> None:
     made = workload(run, run)
-    for traced in analyse(made).tasks.values():
+    for traced in analysed(made).tasks.values():
         assert not any(op.coupled for op in traced.ops)
         batch = Batches(traced.task, seed=0).rows(0, 0, 6)
         parameters = dict(traced.task.module.named_parameters())
@@ -153,7 +153,7 @@ def test_an_attribute_that_another_forward_could_see_is_refused(
     runs: list[Callable[..., Tensor]], found: str
 ) -> None:
     with pytest.raises(WorkloadError, match=found):
-        analyse(workload(*runs))
+        analysed(workload(*runs))
 
 
 class Hooked(nn.Module):
@@ -182,5 +182,5 @@ class HookedNet(nn.Module):
 
 def test_hooks_that_a_forward_sets_are_gone_when_it_was_looked_at() -> None:
     net = HookedNet()
-    analyse(Workload("w", [Task("t", net, 4, Items(x=(3, WIDTH)))], operators=(Block, Hooked)))
+    analysed(Workload("w", [Task("t", net, 4, Items(x=(3, WIDTH)))], operators=(Block, Hooked)))
     assert not net.hooked.map._forward_hooks

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.checks import check_workload
@@ -68,7 +68,7 @@ def workload(
 
 def loss_at(made: Workload, step: int) -> float:
     """By its ops, at a step."""
-    graph = analyse(made)
+    graph = analysed(made)
     StepValues.of(made).begin(step)
     values = dict.fromkeys(["x"], torch.stack([sample["x"] for sample in SAMPLES[:4]]))
     task = graph.tasks["net"]
@@ -123,7 +123,7 @@ def test_forward_does_not_decide_by_it(kind: str) -> None:
     with pytest.raises(
         WorkloadError, match=r"test_step_values\.py:\d+: task 'net': forward decides by"
     ) as caught:
-        analyse(workload({"beta": float}, Net(DECIDES[kind])))
+        analysed(workload({"beta": float}, Net(DECIDES[kind])))
     assert "Decide in the function of the step" in str(caught.value)
 
 
@@ -135,14 +135,14 @@ def test_neither_does_an_operator(kind: str) -> None:
 
     net = Net(lambda _, h: h.square().mean(), inside)
     with pytest.raises(WorkloadError, match=r"forward decides by net/layer\.gain"):
-        analyse(workload({"layer.gain": float}, net))
+        analysed(workload({"layer.gain": float}, net))
 
 
 def test_torch_may_look_at_it() -> None:
     def dropped(layer: Any, h: Tensor) -> Tensor:
         return nn.functional.dropout(h, layer.gain)
 
-    analyse(
+    analysed(
         workload({"layer.gain": lambda step: 0.1 + step / 10}, Net(lambda _, h: h.square().mean(), dropped))
     )
 
@@ -219,7 +219,7 @@ def test_tasks_that_share_a_module_share_its_numbers() -> None:
     shared: Callable[[int], float] = lambda step: step / 2  # noqa: E731 - one object for both
     made = workload({"beta": shared}, more={"beta": shared})
     assert list(StepValues.of(made).by_name) == ["net/beta"]
-    analyse(made)
+    analysed(made)
     with pytest.raises(WorkloadError, match=r"'beta' is declared twice, as net/beta too"):
         StepValues.of(workload({"beta": shared}, more={"beta": lambda step: 1.0}))
 
@@ -227,7 +227,7 @@ def test_tasks_that_share_a_module_share_its_numbers() -> None:
 def test_a_task_that_shares_the_module_without_saying_so_reads_it_too() -> None:
     net = Net()
     made = workload({"beta": lambda step: step / 4}, net, more={})
-    graph = analyse(made)
+    graph = analysed(made)
     for task in graph.tasks.values():
         assert any(str(node.target) == f"{HELD_AS}0" for op in task.ops for node in op.graph.nodes), (
             task.task.name
@@ -241,7 +241,7 @@ def test_the_fingerprint_does_not_depend_on_the_number() -> None:
         net.beta = net.layer.gain = first
         made = workload({"beta": lambda step, first=first: first, "layer.gain": float}, net)
         StepValues.of(made).reset()
-        prints.add(analyse(made).fingerprint)
+        prints.add(analysed(made).fingerprint)
     assert len(prints) == 1
 
 
@@ -256,7 +256,7 @@ def test_the_modules_of_flows_have_numbers_too() -> None:
     )
     task.add_flow("x", layer).add_flow(layer, Loss())
     made = Workload("flows", [task])
-    analyse(made)
+    analysed(made)
     assert StepValues.of(made).begin(2) == {"flow/layer.gain": 3.0}
     assert layer.gain == 3.0
 
@@ -265,7 +265,7 @@ def test_analysis_leaves_numbers_as_they_were() -> None:
     net = Net()
     made = workload({"beta": float, "layer.gain": lambda step: 0.5}, net)
     StepValues.of(made).reset()
-    analyse(made, evaluates=True)
+    analysed(made, evaluates=True)
     assert (type(net.beta), net.beta, type(net.layer.gain), net.layer.gain) == (float, 0.0, float, 0.5)
 
 
@@ -312,4 +312,4 @@ def test_what_is_a_field_too_is_refused() -> None:
     items = [sample | {"beta": torch.ones(())} for sample in SAMPLES]
     task = Task("net", net, batch_size=4, dataset=items, step_values={"beta": 1.0})
     with pytest.raises(WorkloadError, match="items have 'beta', which is a number of the step too"):
-        analyse(Workload("values", [task], operators=(Layer,)))
+        analysed(Workload("values", [task], operators=(Layer,)))
