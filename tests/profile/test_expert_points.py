@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 import spindle_cli.profile.checking.run as checking
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.costs.links import all_gather_s
 from spindle_cli.errors import WorkloadError
@@ -39,7 +39,7 @@ def graph() -> WorkloadGraph:
     spec = replace(bert_moe.MODELS["laptop"], pairs=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(bert_moe.MODELS, "laptop", spec)
-        return analyse(bert_moe.build("laptop", {"fill_in": SAMPLES}))
+        return analysed(bert_moe.build("laptop", {"fill_in": SAMPLES}))
 
 
 def middle(graph: WorkloadGraph, degree: int) -> tuple[Op, LayerSplit]:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from helpers.ready_commands import ReadyCommand
-from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.profile.op.failing import failures_told, split_failures_told
 from spindle_cli.profile.op.inputs import ChainInputs
@@ -43,7 +43,7 @@ class Net(nn.Module):
 
 def graph_of(dtype: torch.dtype = torch.float32, number: int = 4) -> WorkloadGraph:
     items = [{"x": torch.randn(3, dtype=dtype), "ids": torch.tensor(number)} for _ in range(4)]
-    return analyse(Workload("w", [Task("t", Net(), 2, items)], operators=(Layer, nn.Linear)))
+    return analysed(Workload("w", [Task("t", Net(), 2, items)], operators=(Layer, nn.Linear)))
 
 
 def run_through(graph: WorkloadGraph) -> tuple[Tensor, ...]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import spindle_cli.profile.checking.run as checking
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.costs.links import all_gather_s
 from spindle_cli.errors import WorkloadError
@@ -57,7 +57,7 @@ def workload(*, shared: bool = True) -> Workload:
 
 @pytest.fixture(scope="module")
 def graph() -> WorkloadGraph:
-    return analyse(workload())
+    return analysed(workload())
 
 
 def a800() -> Cluster:
@@ -144,7 +144,7 @@ def test_points_and_memory_say_that_the_sequence_is_shared_out(tmp_path: Path) -
 
 
 def test_the_check_finds_a_norm_whose_gradient_is_not_summed(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = analyse(workload())
+    graph = analysed(workload())
     settings = CheckSettings(by_words=True)
     (found,) = check_numbers(graph, 0, settings).tasks
     assert not found.whole
@@ -167,5 +167,5 @@ def test_the_check_leaves_a_wrong_plan_of_maps_to_verify() -> None:
     """It is no more right where all devices have the whole sequence."""
     made = workload()
     made.tp_plans = {EncoderLayer: {"attention.query": "colwise", "attention.out": "rowwise"}}
-    (found,) = check_numbers(analyse(made), 0, CheckSettings(by_words=True)).tasks
+    (found,) = check_numbers(analysed(made), 0, CheckSettings(by_words=True)).tasks
     assert not found.whole

@@ -9,7 +9,7 @@ import only_evaluated_toys
 import pytest
 from hand_plans import place, whole
 
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.analysis.evaluation import needs_of
 from spindle_cli.errors import InputError
 from spindle_cli.launch.run import held_for_evaluations, require_room
@@ -22,7 +22,7 @@ OFFSET, HEAD = eval_toys.WIDTH, (eval_toys.WIDTH + 1) * eval_toys.CLASSES  # num
 
 @cache
 def graph() -> WorkloadGraph:
-    return analyse(only_evaluated_toys.build(), evaluates=True)
+    return analysed(only_evaluated_toys.build(), evaluates=True)
 
 
 def plan_on(*devices: int) -> Plan:
@@ -58,5 +58,5 @@ def test_what_has_no_room_is_refused_at_the_first_byte_beyond() -> None:
 
 
 def test_without_such_tasks_nothing_is_said() -> None:
-    assert held_for_evaluations(plan_on(1), analyse(eval_toys.build(), evaluates=True)) == {}
+    assert held_for_evaluations(plan_on(1), analysed(eval_toys.build(), evaluates=True)) == {}
     assert require_room(plan_on(1), {}, "p.yaml") == ()

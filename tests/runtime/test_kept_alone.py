@@ -14,7 +14,7 @@ from case_runs import Case
 from plain_loop import train_plainly
 from safetensors.torch import load_file
 
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.export.run import export_run
 from spindle_cli.export.types import ExportOptions
 from spindle_cli.files.request import capture_path
@@ -31,7 +31,7 @@ def world() -> Iterator[None]:
 
 
 def test_its_layers_may_be_split() -> None:
-    (task,) = analyse(kept_toys.build()).tasks.values()
+    (task,) = analysed(kept_toys.build()).tasks.values()
     assert [op.target for op in task.ops if op.coupled] == []
 
 

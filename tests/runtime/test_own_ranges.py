@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from shard_cases import ON_SOME, SPLIT
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from spindle_cli.analysis import localise as building
-from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.sharding import Sharding
@@ -50,7 +50,7 @@ def models(case: Case, folder: Path) -> tuple[RunRequest, list[LocalModel]]:
 
 def initial(request: RunRequest) -> dict[str, Tensor]:
     dtype = None if request.dtype is None else getattr(torch, request.dtype)
-    found = ParameterTable.of(analyse(load(request.workload).workload)).parameters
+    found = ParameterTable.of(analysed(load(request.workload).workload)).parameters
     return {name: parameter.detach().to(dtype) for name, parameter in found.items()}
 
 

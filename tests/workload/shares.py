@@ -11,7 +11,7 @@ from model_fuzz.joint_norms import run_shares as run_jointly
 from model_fuzz.joint_pairs import run_pairs
 from torch import Tensor, nn
 
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.analysis.losses.counts import LossCounter, share_of_samples
 from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.training.batches import Batches
@@ -133,7 +133,7 @@ def assert_steps_as_plain(make: Callable[[], Workload], shares: int, steps: int 
         make: builds the workload, of one task.
     """
     plain, mine = make(), make()
-    graph = next(iter(analyse(mine).tasks.values()))
+    graph = next(iter(analysed(mine).tasks.values()))
     cut = dict.fromkeys((op.index for op in graph.ops), shares)
 
     def trained(workload: Workload, loss_of: Callable[[dict[str, Tensor]], Tensor]) -> list[Tensor]:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.analyse import analyse
 from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.analysis.tracing.regions import place_of_buffer
 from spindle_cli.errors import WorkloadError
@@ -281,7 +280,7 @@ def test_what_memory_has_before_it_is_filled_says_nothing_of_samples(
         return self.second(empty).pow(2).mean()
 
     monkeypatch.setattr(owner, name, made)
-    assert not any(op.coupled for op in analyse(_workload(forward)).tasks["t"].ops)
+    assert not any(op.coupled for op in analysed(_workload(forward)).tasks["t"].ops)
 
 
 @pytest.mark.parametrize("of", ["value", "parameter"])

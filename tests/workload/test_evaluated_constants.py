@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.analysis.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.analysis.evaluation import analyse_evaluation
 from spindle_cli.analysis.metaops.ops import constants_of, hand_constants_on
 from spindle_cli.workload.graph import TaskGraph
@@ -72,7 +72,7 @@ BUILDS = [others, none_in_training, in_another_order]
 
 @pytest.mark.parametrize("build", BUILDS)
 def test_a_task_that_is_evaluated_on_data_of_a_script_has_the_constants_of_eval_mode(build) -> None:
-    graph = analyse(build())
+    graph = analysed(build())
     trained = graph.tasks["t"]
     batch = {"x": Items().x[:BATCH]}
     before = loss_of(trained, batch)
@@ -88,7 +88,7 @@ def test_a_task_that_is_evaluated_on_data_of_a_script_has_the_constants_of_eval_
 def test_a_task_with_data_for_evaluations_has_the_constants_of_eval_mode(build) -> None:
     workload = build()
     workload.tasks[0].eval_dataset = Items()
-    graph = analyse(workload, evaluates=True)
+    graph = analysed(workload, evaluates=True)
     batch = {"x": Items().x[:BATCH]}
     module = graph.tasks["t"].root
     torch.testing.assert_close(loss_of(graph.tasks["t"], batch), module(**batch))
@@ -96,7 +96,7 @@ def test_a_task_with_data_for_evaluations_has_the_constants_of_eval_mode(build) 
 
 
 def test_constants_that_are_handed_on_take_no_name_that_is_taken() -> None:
-    one, other = (analyse(workload_of(Modes([[a, 3.0]], []))).tasks["t"] for a in (2.0, 5.0))
+    one, other = (analysed(workload_of(Modes([[a, 3.0]], []))).tasks["t"] for a in (2.0, 5.0))
     hand_constants_on(other, one.root)
     assert constants_of(one)["_tensor_constant0"].tolist() == [2.0, 3.0]
     (taken,) = {

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from helpers.cross_layer import Cross
-from spindle_cli.analysis.analyse import analyse
 from spindle_cli.analysis.evaluation import trace_evaluations
 from spindle_cli.analysis.metaops.finding import Finder
 from spindle_cli.errors import WorkloadError
@@ -70,7 +70,7 @@ def tensors_of(
     """Those of each op in training and in eval mode."""
     module = kind_of(kind, joins=joins)
     task = Task("score", module, 2, Items(), eval_dataset=Items(), metrics={"first": lambda out: 0.0})
-    graph = analyse(Workload(name="chain", tasks=[task], operators=(Cross,)))
+    graph = analysed(Workload(name="chain", tasks=[task], operators=(Cross,)))
     both = graph.tasks["score"], trace_evaluations(graph, Finder())["score"]
     one, other = ([{*op.parameters, *op.buffers} for op in task.ops] for task in both)
     return one, other

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.types import Task, Workload
@@ -146,7 +145,7 @@ def looked_for(net: Net, x: Tensor) -> Tensor:
 )
 def test_what_the_next_forward_reads_is_refused(calls: Calls, kept: dict[str, Any]) -> None:
     with pytest.raises(WorkloadError, match=r"an earlier forward has left in self\.aux"):
-        analyse(workload(Net(calls, **kept)))
+        analysed(workload(Net(calls, **kept)))
 
 
 def test_what_another_task_would_find_is_refused() -> None:
@@ -161,7 +160,7 @@ def test_what_another_task_would_find_is_refused() -> None:
     last.aux = []  # type: ignore[assignment]
     tasks = [Task(name, Net(run, last), 4, Rows()) for name, run in (("a", leaves), ("b", finds))]
     with pytest.raises(WorkloadError, match=r"task 'a': forward sets self\.aux of Sequential between"):
-        analyse(Workload("w", tasks, (Layer,)))
+        analysed(Workload("w", tasks, (Layer,)))
 
 
 COUNT = torch.zeros(())
@@ -189,7 +188,7 @@ def test_what_a_trace_would_do_once_is_refused(calls: Calls, message: str) -> No
     net = Net(calls)
     net.register_buffer("count", torch.zeros(()))
     with pytest.raises(WorkloadError, match=message):
-        analyse(workload(net))
+        analysed(workload(net))
     assert COUNT == 0 and net.count == 0
 
 
@@ -199,7 +198,7 @@ def test_what_an_operator_would_see_is_refused() -> None:
         return net.last(net.first(x)).pow(2).mean()  # type: ignore[no-any-return]
 
     with pytest.raises(WorkloadError, match=r"forward sets self\.more of Reader between operators"):
-        analyse(workload(Net(calls, Reader())))
+        analysed(workload(Net(calls, Reader())))
 
 
 def test_numbers_read_beside_the_loss_are_left_out() -> None:
@@ -219,7 +218,7 @@ def test_a_number_that_the_loss_is_made_of_is_still_refused() -> None:
         return {"loss": loss * number, "number": number}
 
     with pytest.raises(WorkloadError, match="'item' reads the values of a tensor"):
-        analyse(workload(Net(calls)))
+        analysed(workload(Net(calls)))
 
 
 @pytest.mark.parametrize("enabled", [False, True])
@@ -234,7 +233,7 @@ def test_autocast_for_devices_that_are_not_here_does_nothing(
     assert [op.coupled for op in task_of(Net(calls)).ops] == [False, False]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(WorkloadError, match=r"forward switches torch\.autocast"):
-        analyse(workload(Net(calls)))
+        analysed(workload(Net(calls)))
 
 
 def plain(net: Net, x: Tensor) -> Tensor:

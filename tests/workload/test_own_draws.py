@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.analyse import analyse
 from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.task import CheckLimits, TaskChecker
@@ -133,7 +132,7 @@ def generators_kept() -> Iterator[None]:
 @pytest.mark.parametrize("name", FOLLOWING)
 def test_draws_of_a_generator_that_somebody_holds_come_from_the_run(name: str) -> None:
     made = workload(FOLLOWING[name])
-    graph = analyse(made)
+    graph = analysed(made)
     noisy = graph.tasks["t"].ops[1]
     is_late = name == "made by the first forward"  # which makes it of numbers, once for all samples
     assert (noisy.target, noisy.coupled, noisy.draws_own) == ("noisy", is_late, True)
@@ -160,7 +159,7 @@ def test_draws_of_a_generator_that_somebody_holds_come_from_the_run(name: str) -
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_is_seeded_in_forward_is_never_split(name: str) -> None:
-    noisy = analyse(workload(WHOLE[name])).tasks["t"].ops[1]
+    noisy = analysed(workload(WHOLE[name])).tasks["t"].ops[1]
     assert (noisy.coupled, noisy.draws_own) == (True, False)
     assert "the same" in str(noisy.coupled_because) and "test_own_draws.py:" in str(noisy.coupled_because)
 
@@ -169,7 +168,7 @@ def test_what_is_seeded_in_forward_is_never_split(name: str) -> None:
 def test_what_python_draws_is_refused_with_its_name(name: str) -> None:
     draw, what = REFUSED[name]
     with pytest.raises(WorkloadError, match=rf"'noisy' \(Noisy\) draws random numbers by {what}") as refused:
-        analyse(workload(draw))
+        analysed(workload(draw))
     assert "keep = (torch.rand(len(x), 1" in str(refused.value.hint)
 
 
@@ -185,7 +184,7 @@ def test_the_way_out_for_a_coin_is_split() -> None:
 @pytest.mark.parametrize("name", ["torch seeded", "torch seeded in a fork", "torch's state set"])
 def test_seeding_between_operators_is_refused(name: str) -> None:
     with pytest.raises(WorkloadError, match=r"forward seeds torch's random numbers between operators"):
-        analyse(workload(WHOLE[name], is_operator=False))
+        analysed(workload(WHOLE[name], is_operator=False))
     before = torch.initial_seed()
     analysed(workload(lambda _, x: torch.randn_like(x), is_operator=False))
     assert torch.initial_seed() in (0, before)  # as the workload leaves it
@@ -194,7 +193,7 @@ def test_seeding_between_operators_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["of the layer", "of the file", "in place", "torch seeded"])
 def test_numbers_show_it_where_the_rules_do_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def reason(draw: Callable[[Any, Tensor], Tensor]) -> dict[str, str]:
-        task = analyse(workload(draw)).tasks["t"]
+        task = analysed(workload(draw)).tasks["t"]
         names = {op.index: str(op.target) for op in task.ops}
         checked = TaskChecker(task, names, 0, CheckLimits(monotonic() + 60, 60, 2**34)).check()
         return {where: why.partition(": ")[2] for where, why in checked.whole.items()}

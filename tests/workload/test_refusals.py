@@ -15,7 +15,6 @@ import torch.nn.functional as functional
 from torch import Tensor, fx, nn
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.batches import Batches
 from spindle_cli.workload.graph import WorkloadGraph
@@ -445,7 +444,7 @@ HIDES: list[Callable[[nn.Module, nn.Module], None]] = [
 
 
 def hidden(net: nn.Module, operators: tuple[type[nn.Module], ...]) -> WorkloadGraph:
-    return analyse(Workload("w", [Task("t", net, 4, Items(x=(WIDTH,)))], operators))
+    return analysed(Workload("w", [Task("t", net, 4, Items(x=(WIDTH,)))], operators))
 
 
 @pytest.mark.parametrize("operators", [(Block,), (Block, nn.Linear)])
@@ -482,7 +481,7 @@ def test_a_layer_that_code_alone_comes_to_is_refused(
         net = Net(lambda self, x, label: self.second(layer()(self.block(x))).square().mean())
     data = Items(x=(WIDTH,), label=((), 3))
     with pytest.raises(WorkloadError, match="a parameter of a layer that is no part of the model") as raised:
-        analyse(Workload("w", [Task("t", net, 4, data)], (Block,)))
+        analysed(Workload("w", [Task("t", net, 4, data)], (Block,)))
     assert "nn.ModuleList" in str(raised.value.hint)
 
 
