@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -21,7 +21,7 @@ from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec, WorkloadGraph
-from spindle_cli.workload.types import Task
+from spindle_cli.workload.types import Task, Workload
 
 Cuts = Sequence[tuple[int, int]]
 _TOLERANCE = 1e-9  # relative to the largest entry; float64 rounds at 1e-16
@@ -45,17 +45,24 @@ class Outcome:
         return not self.recipe.couples and bool(self.whole or self.refused)
 
 
-def compare(recipe: Recipe, *, with_check: bool = False) -> Outcome:
+def compare(
+    recipe: Recipe,
+    *,
+    with_check: bool = False,
+    analysed: Callable[[Workload], WorkloadGraph] = analyse,
+) -> Outcome:
     """Analyse a model, and compare what its ops give in 1 to 4 shares with plain PyTorch.
 
-    `with_check`: also let `profile`'s check by numbers judge it, which must see no difference either.
+    Args:
+        with_check: also let `profile`'s check by numbers judge it, which must see no difference either.
+        analysed: analyses it.
     """
     made = workload(recipe)
     task = made.tasks[0]
     assert isinstance(task, Task)
     plain = copy.deepcopy(task.module)
     try:
-        graph = analyse(made)
+        graph = analysed(made)
     except WorkloadError as error:
         return Outcome(recipe, refused=str(error).split("\n")[0])
     traced = graph.tasks["t"]

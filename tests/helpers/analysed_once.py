@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from helpers.analysed import analyses
 from spindle_cli.analysis import localise
 from spindle_cli.workload.building.source import Source
 from spindle_cli.workload.graph import WorkloadGraph
@@ -19,9 +20,12 @@ def key_of(source: Source) -> str:
 
 
 def in_the_abstract(source: Source, find_graph: partial[WorkloadGraph]) -> Any:
-    """Analyses a workload once: that is much of what a request takes, and nothing of it is trained."""
+    """Analyses a workload once: that is much of what a request takes, and nothing of it is trained. What no
+    memo is given for finds what other tests of this process have found of the same layers.
+    """
     asked = {name: value for name, value in find_graph.keywords.items() if name != "memo"}
     key = key_of(source), repr(asked)
     if key not in analysed:
-        analysed[key] = analyse_source(source, find_graph)
+        memo = find_graph.keywords.get("memo") or analyses().memo
+        analysed[key] = analyse_source(source, partial(find_graph, memo=memo))
     return analysed[key]

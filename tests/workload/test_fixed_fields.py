@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from spindle_cli.analysis.analyse import analyse, analyse_for_others
 from spindle_cli.analysis.fixed.marks import fix, rows_within, state_of_values
 from spindle_cli.analysis.metaops.ops import op_module
@@ -43,7 +44,7 @@ def _check_same(task: Task, whole: tuple[int, ...] = ()) -> None:
     """Shares of one and three samples train as the whole batch; only ops `whole` are not split."""
     torch.manual_seed(0)
     task.module.double()
-    graph = analyse(workload_of(task)).tasks["t"]
+    graph = analysed(workload_of(task)).tasks["t"]
     assert tuple(op.index for op in graph.ops if op.coupled) == whole
     batch = torch.utils.data.default_collate([task.dataset[index] for index in range(BATCH)])
     batch["x"] = batch["x"].double()
@@ -116,7 +117,7 @@ def test_patches_that_are_put_into_another_order_within_an_image_are_split() -> 
 
 
 def test_patches_of_other_images_are_picked_in_an_op_that_runs_whole() -> None:
-    graph = analyse(workload_of(task_of(Patches(pick=lambda grid: torch.argsort(-_turned(grid))))))
+    graph = analysed(workload_of(task_of(Patches(pick=lambda grid: torch.argsort(-_turned(grid))))))
     assert any("mixes the samples" in str(op.coupled_because) for op in graph.tasks["t"].ops)
 
 
@@ -135,7 +136,7 @@ def test_an_operator_that_makes_its_own_tensors_of_a_fields_numbers_is_not_split
     task = task_of(module)
     workload = workload_of(task)
     workload.operators = (Windows, nn.Linear)
-    graph = analyse(workload).tasks["t"]
+    graph = analysed(workload).tasks["t"]
     assert [op.coupled for op in graph.ops] == [True, False]
     batch = torch.utils.data.default_collate([task.dataset[index] for index in range(BATCH)])
     loss = run_cut(graph, [batch], {op.index: [0, 3, BATCH] for op in graph.ops})
@@ -145,7 +146,7 @@ def test_an_operator_that_makes_its_own_tensors_of_a_fields_numbers_is_not_split
 @pytest.mark.parametrize("odd", [0, 1, 15])
 def test_layers_that_read_a_field_that_differs_among_the_first_samples_run_whole(odd: int) -> None:
     task = task_of(Patches(per_row=True), odd)
-    graph = analyse(workload_of(task)).tasks["t"]
+    graph = analysed(workload_of(task)).tasks["t"]
     assert all(spec.row is None for spec in graph.fields.values())
     assert all(op.coupled for op in graph.ops if "grid" in op.fields)
     batch = torch.utils.data.default_collate([task.dataset[index] for index in (odd, 2, 3, 4)])
@@ -154,7 +155,7 @@ def test_layers_that_read_a_field_that_differs_among_the_first_samples_run_whole
 
 def _first_op(module: nn.Module) -> tuple[Callable[..., object], list[Tensor]]:
     task = task_of(module)
-    graph = analyse(workload_of(task)).tasks["t"]
+    graph = analysed(workload_of(task)).tasks["t"]
     batch = torch.utils.data.default_collate([Shown(odd=17)[index] for index in (16, 17)])
     op = graph.ops[0]
     assert "grid" in op.fields and not op.inputs
@@ -184,7 +185,7 @@ def test_a_number_that_is_written_into_the_trace_is_checked_too() -> None:
     task = task_of(Decides())
     workload = workload_of(task)
     workload.operators = (nn.Linear,)
-    graph = analyse(workload).tasks["t"]
+    graph = analysed(workload).tasks["t"]
     for odd in (None, 3):
         batch = torch.utils.data.default_collate([Shown(odd)[index] for index in range(BATCH)])
         if odd is None:
@@ -210,7 +211,7 @@ def test_what_was_found_for_one_grid_is_not_taken_for_another() -> None:
 
 
 def test_it_is_noted_which_fields_are_taken_as_the_same() -> None:
-    (note,) = analyse(workload_of(task_of(Patches()))).notes
+    (note,) = analysed(workload_of(task_of(Patches()))).notes
     assert "'grid'" in note and "[2, 3]" in note and "every sample" in note
 
 
@@ -299,7 +300,7 @@ def test_a_loss_with_what_all_samples_grids_add_up_to_is_that_of_the_whole_batch
     task.reduction = reduction
     workload = workload_of(task)
     workload.operators = (nn.Linear,)
-    graph = analyse(workload).tasks["t"]
+    graph = analysed(workload).tasks["t"]
     first = torch.utils.data.default_collate([task.dataset[index] for index in range(BATCH)])
     second = torch.utils.data.default_collate([task.dataset[index] for index in range(BATCH, 2 * BATCH)])
     cuts = {op.index: [0, 1, BATCH] for op in graph.ops}

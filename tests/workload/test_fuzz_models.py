@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import model_fuzz.compare
 import pytest
-from model_fuzz.compare import compare
 from model_fuzz.losses import COUPLED, MEANS, PAIRED, SUMS
 from model_fuzz.models import Recipe, recipe
 from model_fuzz.pieces import COUPLING, INSIDE, SEPARATE
 
+from helpers.analysed import analysed
 from helpers.tiers import every_other
+
+compare = partial(model_fuzz.compare.compare, analysed=analysed)
 
 
 def made(

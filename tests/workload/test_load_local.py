@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.analysed import analyses
 from helpers.tiers import every_other
 from spindle_cli.analysis import localise
 from spindle_cli.analysis.analyse import analyse
@@ -90,7 +91,7 @@ def test_nothing_wanted_means_nothing_real() -> None:
 
 @cache
 def analysed(where: str) -> WorkloadGraph:
-    return analyse(load(where).workload)
+    return analyses().of(load(where).workload)[0]
 
 
 @cache
