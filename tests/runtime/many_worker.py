@@ -129,7 +129,12 @@ def requests_in(folder: Path) -> list[RunRequest]:
 
 
 def analyse_all(folder: Path) -> None:
-    """Analyse what workers will run, as they do, in the process that they are forked from: once for all."""
+    """Analyse what workers will run, as they do, in the process that they are forked from: once for all.
+
+    Builds of torch with CUDA refuse backward passes in what is forked from a process that had some.
+    """
+    if torch.version.cuda is not None:
+        return
     torch.set_num_threads(1)
     for request in requests_in(folder):
         plan = Plan.read(request.plan)
