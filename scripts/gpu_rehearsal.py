@@ -150,9 +150,13 @@ def run_backward_elsewhere() -> None:
         thread.start()
         thread.join()
         ((result, error),) = found
-        if error is not None:
-            raise error
-        return result
+        found.clear()
+        try:
+            if error is not None:
+                raise error
+            return result
+        finally:  # or the error would keep itself, and every context that it came through open
+            del error
 
     torch.autograd._engine_run_backward = elsewhere  # type: ignore[attr-defined]  # private
 
