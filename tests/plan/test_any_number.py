@@ -17,7 +17,7 @@ from spindle_cli.files.cluster import Link, Links
 from spindle_cli.plan import make
 from spindle_cli.plan.best import find
 from spindle_cli.plan.best.any_number import on_any_number
-from spindle_cli.plan.best.micro_batches import in_micro_batches, micro_batches_for
+from spindle_cli.plan.best.micro_batches import alike_micro_batches, in_micro_batches
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.slices import rows_of
@@ -172,7 +172,7 @@ def _slower(_: object, judged: Judged) -> Judged:
 )
 def test_what_stays_in_one_micro_batch_is_cut_into_shares_alone(needs: dict[str, object]) -> None:
     net = cuttable("t/net", 1, SECONDS).model_copy(update=needs)
-    assert micro_batches_for(profile_of(net), 2, 4) == {}
+    assert alike_micro_batches(profile_of(net), 2) == {}
     with pytest.raises(NoPlanError, match="its batch is not cut into micro-batches"):
         in_micro_batches(profile_of(net), {"t": 2}, cluster_of(2))
     assert points(net, 3) == [(3, 1, 0.95)]

@@ -12,13 +12,11 @@ import pytest
 from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from helpers.several_types import metaop_on_types, plan_in_rows, profile_on_types
 from spindle_cli.plan import make
-from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.in_memory import NEAR_SEARCHED, InMemory, in_memory
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.predict import Prediction
-from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
+from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import Plan
 
@@ -33,23 +31,8 @@ def judged(iteration_s: float, *, recompute: bool = False) -> Judged:
     return Judged("spindle", slices, (), Prediction(iteration_s, iteration_s, 0.0, 0.0, 0.0, 0.0))
 
 
-class GivingUp:
-    """Gives up speed for a plan that takes so long; says whether it was asked."""
-
-    def __init__(self, tight_s: float | None) -> None:
-        self._tight_s = tight_s
-        self.is_asked = False
-
-    def __call__(self, than: Judged | None) -> TightPlan | None:
-        self.is_asked = True
-        if self._tight_s is None:
-            return None
-        tight = TightProblem(MemoryFallback(), ONE_TYPE.posed(PROFILE, ONE), ONE_TYPE)
-        return TightPlan(judged(self._tight_s), tight)
-
-
-def found(give_up: GivingUp, begins: list[Judged], *, effort: int, all_fit: bool) -> InMemory | None:
-    return in_memory(PROBLEM, LOWER_S, begins, "spindle", effort, give_up, all_fit=all_fit)
+def found(begins: list[Judged], *, effort: int, all_fit: bool) -> InMemory | None:
+    return in_memory(PROBLEM, LOWER_S, begins, "spindle", effort, all_fit=all_fit)
 
 
 def searching(monkeypatch: pytest.MonkeyPatch, result: Judged | None) -> None:
@@ -59,28 +42,14 @@ def searching(monkeypatch: pytest.MonkeyPatch, result: Judged | None) -> None:
     monkeypatch.setattr("spindle_cli.plan.refine.search.refined", refined)
 
 
-@pytest.mark.parametrize(
-    ("begins_s", "tight_s", "taken_s"),
-    [([6.0], 5.0, 5.0), ([6.0], 7.0, 6.0), ([6.0], None, 6.0), ([], 9.0, 9.0), ([], None, None)],
-)
-def test_what_gives_up_speed_is_taken_where_it_is_faster_or_alone(
-    begins_s: list[float], tight_s: float | None, taken_s: float | None
-) -> None:
-    give_up = GivingUp(tight_s)
-    best = found(give_up, list(map(judged, begins_s)), effort=NO_SEARCH, all_fit=False)
-    assert give_up.is_asked
-    assert (None if best is None else best.best.prediction.iteration_s) == taken_s
-
-
-def test_where_all_fits_nothing_is_given_up() -> None:
-    give_up = GivingUp(1.0)
-    best = found(give_up, [judged(6.0)], effort=NO_SEARCH, all_fit=True)
+def test_without_a_search_the_best_that_fits_is_taken() -> None:
+    assert found([], effort=1, all_fit=False) is None
+    best = found([judged(6.0), judged(7.0)], effort=NO_SEARCH, all_fit=False)
     assert best is not None and best.best.prediction.iteration_s == 6.0
-    assert not give_up.is_asked
 
 
 @pytest.mark.parametrize(
-    ("searched_s", "recompute", "is_asked"),
+    ("searched_s", "recompute", "gives_up"),
     [
         (LOWER_S * NEAR_SEARCHED * 0.999, True, False),  # as near to the bound as can be asked for
         (LOWER_S * NEAR_SEARCHED * 1.001, True, True),
@@ -90,19 +59,12 @@ def test_where_all_fits_nothing_is_given_up() -> None:
     ],
 )
 def test_a_search_that_gets_near_or_makes_much_shorter_is_enough(
-    searched_s: float, recompute: bool, is_asked: bool, monkeypatch: pytest.MonkeyPatch
+    searched_s: float, recompute: bool, gives_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searching(monkeypatch, judged(searched_s, recompute=recompute))
-    give_up = GivingUp(100.0)
-    best = found(give_up, [judged(8.0)], effort=1, all_fit=False)
+    best = found([judged(8.0)], effort=1, all_fit=False)
     assert best is not None and best.best.prediction.iteration_s == searched_s
-    assert (give_up.is_asked, best.is_searched) == (is_asked, not is_asked)
-
-
-def test_the_search_goes_on_from_what_gives_up_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    searching(monkeypatch, judged(7.0))
-    best = found(GivingUp(9.0), [], effort=1, all_fit=False)
-    assert best is not None and best.best.prediction.iteration_s == 7.0
+    assert best.is_searched is not gives_up
 
 
 @pytest.mark.parametrize(("share", "is_short"), [(0.0, False), (0.03, False), (0.031, True), (1.0, True)])
@@ -133,6 +95,6 @@ def test_what_is_near_the_bound_is_not_searched_for_further(
     """Within 20 % of it where memory is ample, within 3 % where it is short."""
     shorter = judged(LOWER_S)
     searching(monkeypatch, shorter)
-    best = found(GivingUp(None), [judged(begin * LOWER_S)], effort=1, all_fit=all_fit)
+    best = found([judged(begin * LOWER_S)], effort=1, all_fit=all_fit)
     assert best is not None
     assert (best.best is shorter) == is_searched

@@ -5,24 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from math import inf
-from typing import Any
 
 import pytest
 
 from helpers.plans import cluster_of
-from helpers.several_types import profile_on_types
-from plan.test_mixed_memory import ONE_EACH, heavy
 from plan.test_teams import NOTHING, net, sharing
 from spindle_cli.files.sharding import Sharding
-from spindle_cli.plan.best import find_sharded
 from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.drafts import ONE_TYPE
-from spindle_cli.plan.best.find import Found, OneTypeCutPlanner, find
-from spindle_cli.plan.best.find_asked import SharedQuickly, find_asked, with_less
-from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
+from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.find_asked import find_asked
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.posed import SeveralTypes
-from spindle_cli.plan.search.memory_fallback import NEAR
 from spindle_cli.plan.teams.find import TEAMS_FIRST, InTeams
 from spindle_cli.plan.teams.planner import TeamsPlanner
 from spindle_cli.profile.types import MetaOpProfile, Profile
@@ -154,7 +146,7 @@ def test_no_teams_are_planned_where_memory_is_ample_or_something_else_is_asked_f
 def test_where_memory_is_short_what_is_not_faster_than_another_kind_of_plan_is_left_out() -> None:
     """On one device 5,000 MiB of activations have to be recomputed."""
     profile, tight = sharing(keeping("a/net", 500)), cluster_of(1, memory_gib=3)
-    found = find(profile, tight, "spindle", 0)
+    found = find_asked(profile, tight, Asked(effort=0))
     assert found is not None and found.is_short
     seconds = found.best.prediction.iteration_s
     asked: list[float] = []
@@ -163,16 +155,16 @@ def test_where_memory_is_short_what_is_not_faster_than_another_kind_of_plan_is_l
         asked.append(known_s)
         return min(known_s, 0.9 * seconds)
 
-    assert find(profile, tight, "spindle", 0, or_less_s) is None
+    assert find_asked(profile, tight, Asked(effort=0), or_less_s) is None
     assert asked == [pytest.approx(seconds)]
-    assert find(profile, cluster_of(1, memory_gib=64), "spindle", 0, or_less_s) is not None
+    assert find_asked(profile, cluster_of(1, memory_gib=64), Asked(effort=0), or_less_s) is not None
     assert len(asked) == 1  # with room nobody is asked
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("activation_mib", "memory_gib", "is_of_teams", "recomputes"),
-    [(300, 1.5, True, False), (300, 1.0, True, True), (500, 0.6, False, True)],
+    [(300, 1.5, True, False), (300, 1.0, True, True), (500, 0.5, False, True)],
 )
 def test_leaving_out_what_teams_beat_changes_no_plan(
     monkeypatch: pytest.MonkeyPatch,
@@ -190,50 +182,3 @@ def test_leaving_out_what_teams_beat_changes_no_plan(
     assert any("recomputed" in note for note in plan.notes) is recomputes
     monkeypatch.setattr(InTeams, "or_less_s", lambda _, known_s: known_s)
     assert make_plan(profile, cluster).slices == plan.slices
-
-
-def test_micro_batches_are_asked_to_be_faster_than_another_kind_of_plan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[float] = []
-    monkeypatch.setattr("spindle_cli.plan.best.find_asked.quick_sharding", lambda *_: None)
-    monkeypatch.setattr(
-        "spindle_cli.plan.best.find_asked.in_best_micro_batches", lambda *given: asked.append(given[-1])
-    )
-    planner = OneTypeCutPlanner(two_nets(), SHORT, "spindle", 1)
-    sharing = SharedQuickly(two_nets(), SHORT, Asked(), ONE_TYPE, lambda known_s: min(known_s, 3.0))
-    with_less(two_nets(), SHORT, Asked(), None, planner, sharing, 1.0)
-    assert asked == [3.0]
-
-
-@pytest.mark.parametrize(("times", "is_left"), [(0.999, True), (1.021, False)])
-def test_a_sharding_whose_bound_is_no_less_is_not_planned_on_several_types(
-    monkeypatch: pytest.MonkeyPatch, times: float, *, is_left: bool
-) -> None:
-    profile, posing = profile_on_types(heavy(num_ops=1)), SeveralTypes()
-    asked = {"t/net": PARAMETERS}
-    shared = posing.posed(profile.sharded(asked), ONE_EACH)
-    than_s = times * shared.lower_bound_s
-    tried: list[int] = []
-    known = find_sharded._Trial.at
-
-    def at(self: Any, step: int) -> Any:
-        tried.append(step)
-        return known(self, step)
-
-    monkeypatch.setattr(find_sharded._Trial, "at", at)
-    found = quick_sharding(profile, ONE_EACH, "spindle", posing, None, asked, than_s)
-    assert (not tried) is is_left
-    assert (found is None) is is_left
-
-
-@pytest.mark.parametrize(("times", "is_taken"), [(0.999, True), (1.001, False)])
-def test_a_quick_sharding_far_from_another_kind_of_plan_is_not_searched_longer(
-    times: float, *, is_taken: bool
-) -> None:
-    profile = profile_on_types(heavy(num_ops=1))
-    quick = quick_sharding(profile, ONE_EACH, "spindle", SeveralTypes(), None, {"t/net": PARAMETERS})
-    assert quick is not None
-    than_s = quick.judged.prediction.iteration_s / (NEAR * times)
-    found = in_best_sharding(quick, "spindle", 0, None, than_s, is_asked=True)
-    assert (found is not None) is is_taken

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
-from types import SimpleNamespace
-from typing import NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -16,11 +14,8 @@ from spindle_cli.account import device_memory as memory_account
 from spindle_cli.account.device.account import Account
 from spindle_cli.account.device_memory import RolesOf, device_memory
 from spindle_cli.account.joint import joint_of
-from spindle_cli.plan.best import drafts, find_asked
-from spindle_cli.plan.best.asked import Asked
+from spindle_cli.plan.best import drafts
 from spindle_cli.plan.best.drafts import ONE_TYPE
-from spindle_cli.plan.best.find import Found
-from spindle_cli.plan.best.rounds import rounds_of
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.arrange import arrange
@@ -77,45 +72,6 @@ def test_what_devices_hold_is_that_of_where_they_are_after_exchanges(seed: int) 
         again = measure(problem, judged.strategy, judged.slices, judged.after)
         assert again is not None
         assert judged.memory == again.memory
-
-
-def test_micro_batches_take_so_many_times_the_device_seconds_of_one_of_each() -> None:
-    """At least 4 of a's (one device; two take 3 s each), three times, and 2 x 2 of b's, once: 16 of 8."""
-    a = metaop_of("a/net", 1, {1: 4.0, 2: 3.0})
-    b = metaop_of("b/net", 2, {1: 2.5, 2: 1.0})
-    problem = make_problem(profile_of(a, b), cluster_of(2))
-    assert rounds_of(problem, {"a": 3}) == pytest.approx(16 / 8)
-    assert rounds_of(problem, {"a": 3, "b": 2}) == pytest.approx(20 / 8)
-    assert rounds_of(problem, {}) == 1.0
-
-
-@pytest.mark.parametrize(("compute_s", "goes_on"), [(1.03, False), (1.031, True)])
-def test_memory_is_not_shared_out_otherwise_within_3_percent_of_the_bound(
-    monkeypatch: pytest.MonkeyPatch, compute_s: float, *, goes_on: bool
-) -> None:
-    class WentOnError(Exception):
-        pass
-
-    def go_on(*_: object) -> NoReturn:
-        raise WentOnError
-
-    monkeypatch.setattr(find_asked, "quick_sharding", go_on)
-    prediction = SimpleNamespace(compute_s=compute_s, iteration_s=2.0)
-    short = Found(SimpleNamespace(prediction=prediction), is_short=True)  # type: ignore[arg-type]  # stand-ins
-
-    def found(found: Found, bound_s: float) -> Found | None:
-        asked = Asked("spindle", 1)
-        profile, cluster = drawn(0), cluster_of(2)
-        sharing = find_asked.SharedQuickly(profile, cluster, asked, ONE_TYPE)
-        arguments = profile, cluster, asked, found, None, sharing, bound_s
-        return find_asked.with_less(*arguments)  # type: ignore[arg-type]
-
-    assert found(replace(short, is_short=False), 0.5) is not None
-    if not goes_on:
-        assert found(short, 1.0) is short
-        return
-    with pytest.raises(WentOnError):
-        found(short, 1.0)
 
 
 def split_beside_whole() -> Profile:

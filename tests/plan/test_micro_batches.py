@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import inf
-from types import SimpleNamespace
-
 import pytest
 
 from helpers.cut import cuttable, shares_of
@@ -15,11 +10,9 @@ from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError, UsageError
-from spindle_cli.plan.best.find import ALIKE, PATIENCE, Found, best_cut, in_best_micro_batches
 from spindle_cli.plan.best.micro_batches import (
     alike_micro_batches,
     in_micro_batches,
-    micro_batches_for,
     parse_counts,
 )
 from spindle_cli.plan.make import make_plan
@@ -168,24 +161,6 @@ def test_as_many_micro_batches_as_memory_asks_for() -> None:
     assert tighter.micro_batches == {"t": 4}
 
 
-def test_the_fewest_that_keep_little_enough_and_divide_the_devices_evenly() -> None:
-    def of(name: str, batch_size: int, kept: int, **more: object) -> object:
-        share_s = {n: 1.0 for n in range(1, batch_size + 1) if batch_size % n == 0}
-        return cuttable(name, 1, share_s, activation_bytes_per_op=kept, **more)
-
-    large, small = of("a/net", 24, 1000), of("b/net", 12, 400)
-    profile = profile_of(large, small)
-    assert micro_batches_for(profile, 1, 4) == {}
-    assert micro_batches_for(profile, 2, 4) == {"a": 2}  # 24 / 2 = 12, by four devices; 400 are within 500
-    assert micro_batches_for(profile, 2.5, 4) == {"a": 3}
-    assert micro_batches_for(profile, 2.6, 4) == {
-        "a": 3,
-        "b": 3,
-    }  # 2 would leave b 6 samples for four devices
-    assert micro_batches_for(profile, 2.6, 1) == {"a": 3, "b": 2}
-    assert micro_batches_for(profile, 25, 4) == {"b": 12}  # a cannot be cut so often
-
-
 def test_tasks_are_cut_alike_as_far_as_they_can_be() -> None:
     """Of 12 samples, and of 10; of 4; one needs its whole batch."""
     four = {n: 0.3 + 0.1 * n for n in (1, 2, 4)}
@@ -219,104 +194,9 @@ def test_rounds_in_which_every_task_has_a_part_are_found() -> None:
     assert plan.predicted.iteration_s == pytest.approx(1.9, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "count"),
-    [((3, 5, 2), 4), ((3, 5, 6, 1), 2), ((5, 3, 4, 4, 1), 3), ((None, 5, 6, 4), 6)],
-)
-def test_more_micro_batches_are_tried_until_two_in_a_row_gain_nothing(
-    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float | None, ...], count: int
-) -> None:
-    """In 2, 3, 4, 6 and 8; None: that does not fit."""
-
-    @dataclass(frozen=True)
-    class Quick:
-        seconds: float
-
-        def rank(self) -> float:
-            return self.seconds
-
-        @property
-        def prediction(self) -> SimpleNamespace:
-            return SimpleNamespace(iteration_s=self.seconds)
-
-    class Planner:
-        def cut(self, counts: Mapping[str, int]) -> int:
-            return counts["t"]
-
-        def quickly(self, cut: int, _: float) -> Quick | None:
-            found = dict(zip(ALIKE, seconds, strict=False)).get(cut)
-            return None if found is None else Quick(found)
-
-    monkeypatch.setattr("spindle_cli.plan.best.find.in_rounds", lambda _, one: one)
-    found = best_cut([{"t": count} for count in ALIKE], Planner(), PATIENCE)  # type: ignore[arg-type]  # stand-ins
-    assert found is not None
-    assert found[1] == count
-    in_vain = best_cut([{"t": count} for count in ALIKE], Planner(), 1, min(filter(None, seconds)) / 2)  # type: ignore[arg-type]
-    assert in_vain is not None
-    first = next(count for count, s in zip(ALIKE, seconds, strict=False) if s is not None)
-    assert in_vain[1] == first  # all are far from another kind's
-
-
-def taking(seconds: float) -> SimpleNamespace:
-    """A stand-in for a plan that takes so long."""
-    return SimpleNamespace(rank=lambda: seconds, prediction=SimpleNamespace(iteration_s=seconds))
-
-
-@pytest.mark.parametrize(("first", "second", "expected"), [(1.15, 1.14, 0.5), (1.16, 1.151, 1.0)])
-def test_micro_batches_are_left_that_take_over_15_percent_longer_than_whole_batches(
-    monkeypatch: pytest.MonkeyPatch, first: float, second: float, expected: float
-) -> None:
-    """Whole batches take 1 s; in 2, 3 and 4, of which the last would be fastest."""
-
-    class Planner:
-        def cut(self, counts: Mapping[str, int]) -> SimpleNamespace:
-            return SimpleNamespace(counts=counts)
-
-        def quickly(self, cut: SimpleNamespace, _: float) -> SimpleNamespace:
-            return taking({2: first, 3: second, 4: 0.5}.get(cut.counts["t"], 9.0))
-
-        def searched(self, cut: SimpleNamespace) -> None:
-            return None
-
-    monkeypatch.setattr("spindle_cli.plan.best.find.in_rounds", lambda _, one: one)
-    whole = Found(taking(1.0), is_short=True)  # type: ignore[arg-type]  # stand-ins
-    profile = profile_of(cuttable("t/net", 1, LINEAR, activation_bytes_per_op=MIB))
-    found = in_best_micro_batches(profile, 1, Planner(), whole)  # type: ignore[arg-type]
-    assert found is not None
-    assert found.best.prediction.iteration_s == expected
-
-
-@pytest.mark.parametrize(
-    ("quick_s", "than_s", "expected_s"),
-    [(1.05, inf, 0.9), (1.051, inf, 1.0), (1.05, 1.0, 0.9), (1.0, 0.96, 0.9), (1.0, 0.95, 1.0)],
-)
-def test_quick_micro_batches_are_searched_for_longer_where_they_come_near_what_is_known(
-    monkeypatch: pytest.MonkeyPatch, quick_s: float, than_s: float, expected_s: float
-) -> None:
-    """Whole batches take 1 s, micro-batches after a longer search 0.9 s; near is 5 % more."""
-
-    class Planner:
-        def cut(self, counts: Mapping[str, int]) -> SimpleNamespace:
-            return SimpleNamespace(counts=counts)
-
-        def quickly(self, cut: SimpleNamespace, _: float) -> SimpleNamespace:
-            return taking(quick_s)
-
-        def searched(self, cut: SimpleNamespace) -> Found:
-            return Found(taking(0.9), is_short=True)  # type: ignore[arg-type]  # stand-ins
-
-    monkeypatch.setattr("spindle_cli.plan.best.find.in_rounds", lambda _, one: one)
-    whole = Found(taking(1.0), is_short=True)  # type: ignore[arg-type]  # stand-ins
-    profile = profile_of(cuttable("t/net", 1, LINEAR, activation_bytes_per_op=MIB))
-    found = in_best_micro_batches(profile, 1, Planner(), whole, than_s)  # type: ignore[arg-type]
-    assert found is not None
-    assert found.best.prediction.iteration_s == expected_s
-
-
 def test_tasks_that_exchange_values_are_cut_alike() -> None:
     producer, consumer = cuttable("a/net", 1, LINEAR), cuttable("b/net", 1, LINEAR, inputs=("a/net",))
     profile = profile_of(producer, consumer)
-    assert micro_batches_for(profile, 2, 1) == {"a": 2, "b": 2}
     assert alike_micro_batches(profile, 2) == {"a": 2, "b": 2}
     with pytest.raises(NoPlanError, match="task 'b' has 1, and task 'a', whose values it exchanges, 2"):
         make_plan(profile, cluster_of(1), micro_batches={"a": 2})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,27 +10,17 @@ import pytest
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from plan.test_mixed_memory import split_by_two
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import CutPlanner, Found
-from spindle_cli.plan.best.rounds import rounds_of
 from spindle_cli.plan.bound.bound import lower_bound, lower_bound_under
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed import find as find_module
 from spindle_cli.plan.mixed import posed as posed_module
-from spindle_cli.plan.mixed.find import find_on_types
-from spindle_cli.plan.mixed.parts import worth
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.schedule import Draft
-from spindle_cli.plan.search import memory_fallback
 from spindle_cli.plan.search.memory_fallback import (
     ABOVE_BOUND,
-    NEAR,
     every_split,
-    least_fallback,
     may_be_faster,
     splits,
-    with_fallback,
 )
 from spindle_cli.plan.types import Plan
 from spindle_cli.plan.weights import choose
@@ -54,52 +43,8 @@ def test_a_plan_is_at_least_two_per_cent_above_its_bound_where_memory_is_short(b
     assert may_be_faster(posed, 8.0 * by) is may  # type: ignore[arg-type]  # a stand-in
 
 
-def test_where_memory_asks_for_micro_batches_it_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other ways to save memory may bring more; but not where the user asks for them."""
-    found = Found(SimpleNamespace(), is_short=False)  # type: ignore[arg-type]  # a stand-in
-    bound = lower_bound(SeveralTypes().problem(chain(), ONE_EACH))
-    planners: list[CutPlanner] = []
-    monkeypatch.setattr(find_module, "find_in_memory", lambda *_: found)
-    monkeypatch.setattr(find_module, "find_in_asked", lambda *_: found)
-    monkeypatch.setattr(find_module, "on_best_part", lambda *_: found)
-    monkeypatch.setattr(find_module, "with_less", lambda *given: planners.append(given[4]))
-    for micro_batches, is_short in (({"t": 2}, False), (None, True)):
-        asked = Asked(effort=0, micro_batches=micro_batches)
-        assert find_on_types(chain(), ONE_EACH, asked, bound) is None
-        searched = planners[-1].searched(SimpleNamespace(one=None))  # type: ignore[arg-type]  # a stand-in
-        assert searched is not None
-        assert searched.is_short is is_short
-
-
 def test_nothing_known_leaves_nothing_out_and_asks_for_no_bound() -> None:
     assert may_be_faster(SimpleNamespace(), float("inf"))  # type: ignore[arg-type]  # it has none
-
-
-def test_fallbacks_are_left_whose_bound_is_too_high() -> None:
-    """A chain of 2 ops takes 8 s whatever is recomputed of it, and more with that."""
-    posing = SeveralTypes()
-    found = least_fallback(chain(), ONE_EACH, "spindle", posing, recomputes=False)
-    assert found is not None
-    assert found.judged.prediction.compute_s == pytest.approx(8.0)
-    for than_s, is_found in ((8.15, False), (8.17, True)):
-        found = least_fallback(chain(), ONE_EACH, "spindle", posing, recomputes=False, than_s=than_s)
-        assert (found is not None) is is_found
-    # With an op recomputed 4/3 as long or more: 9.33 s.
-    assert least_fallback(chain(), ONE_EACH, "spindle", posing, than_s=8.2) is None
-    assert least_fallback(chain(), ONE_EACH, "spindle", posing, than_s=12.0) is not None
-
-
-@pytest.mark.parametrize(("times", "is_searched"), [(0.999, True), (1.001, False)])
-def test_a_quick_plan_is_searched_for_longer_where_it_comes_near(
-    monkeypatch: pytest.MonkeyPatch, times: float, is_searched: bool
-) -> None:
-    posing = SeveralTypes()
-    quick = least_fallback(chain(), ONE_EACH, "spindle", posing)
-    assert quick is not None
-    monkeypatch.setattr(memory_fallback, "least_fallback", lambda *_, **__: quick)
-    than_s = quick.judged.prediction.iteration_s / (NEAR * times)
-    found = with_fallback(chain(), ONE_EACH, "spindle", 0, posing, than_s)
-    assert (found is not None) is is_searched
 
 
 def test_prices_of_whole_layers_bound_those_that_are_split() -> None:
@@ -145,18 +90,6 @@ def test_splits_are_posed_where_their_bound_by_prices_leaves_them_a_chance() -> 
         found = splits(profile, TWO_EACH, posing, within_s)
         assert len(found) == count
         assert not found[0].fallback.split
-
-
-def test_rounds_are_counted_by_what_micro_batches_are_worth() -> None:
-    """t's 3 rounds of 4 s and u's only one, of 8 s: 20 of 12."""
-    t, u = (
-        metaop_on_types(f"{task}/net", num_ops, TIMES, batch_size=6) for task, num_ops in (("t", 1), ("u", 2))
-    )
-    posed = SeveralTypes().posed(profile_on_types(t, u), ONE_EACH)
-    by_price = partial(worth, prices=posed.bound.prices)
-    assert rounds_of(posed.problem, {"t": 3}, by_price) == pytest.approx(5 / 3)
-    assert rounds_of(posed.problem, {"t": 3, "u": 3}, by_price) == pytest.approx(3.0)
-    assert rounds_of(posed.problem, {}, by_price) == 1.0
 
 
 def test_baselines_that_end_later_than_the_best_iteration_are_not_placed(

@@ -98,13 +98,16 @@ def test_no_step_is_slower_than_with_what_the_plan_of_all_tasks_has_of_it() -> N
     assert plan.mean_iteration_s <= both.predicted.iteration_s
 
 
-def test_where_memory_is_short_ops_are_recomputed_and_batches_stay_whole() -> None:
-    """Of six ops of a the fast one, which has 7.2 of its 8 GiB, would keep 6 x 2 GiB."""
+def test_where_memory_is_short_ops_are_recomputed_and_batches_cut() -> None:
+    """Of six ops of a the fast one, which has 7.2 of its 8 GiB, would keep 6 x 2 GiB: in two micro-batches
+    half of them, of which one op recomputes, for 33.3 s with four of whole batches.
+    """
     keeps = {"activation_bytes_per_op": 3 * 1024 * MIB, "inner_output_bytes": MIB}
     profile = sampled(profile_on_types(net("a", 6, **keeps), net("b", 1)), ("ab", 0.5), ("a", 0.5))
     plan = make_plan(profile, cluster_of_types({"fast": 1, "slow": 1}, memory_gib=8))
     assert any(piece.recompute for piece in plan.slices)
-    assert not plan.micro_batches and not plan.sharding
+    assert plan.micro_batches == {"a": 2} and not plan.sharding
+    assert plan.predicted.iteration_s < 30
     assert check_plan(plan, profile) == ()
     with pytest.raises(
         NoPlanError, match=r"no plan fits .* neither with every op recomputed nor with layers"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,12 +13,12 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best.drafts import ONE_TYPE
-from spindle_cli.plan.best.micro_batches import cuts_of_parts
+from spindle_cli.plan.best.micro_batches import cuts_of_parts, in_micro_batches
 from spindle_cli.plan.best.sharding import on_all_devices, shardings_to_try
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.problem import MemoryFallback
+from spindle_cli.plan.problem import MemoryFallback, Point
 from spindle_cli.plan.search.room import CutPart, FittedPart, all_within
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+from spindle_cli.profile.types import MetaOpProfile, Profile
 
 MIB = 2**20
 PARAMETERS = Sharding.PARAMETERS
@@ -33,7 +34,7 @@ def net(name: str, num_ops: int, kept_mib: int, *, batch_size: int = 8) -> MetaO
 
 def way(metaop: MetaOpProfile, seconds: float, count: int = 1, *, dp: int = 1) -> CutPart:
     """One MetaOp whose ops take 1 s forward, in micro-batches of this size."""
-    point = CurvePoint(num_devices=dp, dp=dp, tp=1, forward_s=1.0, backward_s=2.0, source="measured")
+    point = Point(num_devices=dp, dp=dp, tp=1, forward_s=1.0, backward_s=2.0, op_s=3.0)
     return CutPart({metaop.task: count}, (metaop,), {metaop.name: point}, seconds)
 
 
@@ -67,6 +68,13 @@ def test_the_largest_share_counts() -> None:
     assert found.fallback.recompute == {"a/m": 4}  # 14.25 MiB of nine samples, 12.67 of eight
 
 
+def test_of_shares_by_speed_the_largest_counts() -> None:
+    """Of 8 samples one of two devices has 6: as if both had, 12 samples'."""
+    metaop = net("a/m", 10, 5)
+    point = Point(2, 2, 1, 1.0, 2.0, 3.0, counts=(1, 1), rows=(0, 6, 8))
+    assert CutPart({"a": 1}, (metaop,), {"a/m": point}, 30.0).kept_bytes == 50 * MIB * 12 / 8
+
+
 def test_each_part_does_what_is_fastest_in_the_same_room() -> None:
     """Of 50 MiB 10 remain: a recomputes for 10 s or takes 3 s longer in five; b, whose micro-batches take
     longer, recomputes. In 30 MiB a is as fast either way and stays whole; in 9 b has none.
@@ -94,11 +102,12 @@ def test_every_way_to_cut_a_part_on_all_devices() -> None:
     micro-batches 2 each, in four 1.5 each; one sample is not cut.
     """
     net = cuttable("t/net", 4, {1: 1.5, 2: 2.0, 4: 3.0, 8: 5.0}, activation_bytes_per_op=8 * MIB)
-    (ways,) = cuts_of_parts(shared(net).sharded({"t/net": PARAMETERS}), TWO)
+    cut = partial(in_micro_batches, cluster=TWO)
+    (ways,) = cuts_of_parts(shared(net).sharded({"t/net": PARAMETERS}), cut)
     assert [each.counts["t"] for each in ways] == [1, 2, 4]
     assert [each.kept_bytes for each in ways] == [32 * MIB, 16 * MIB, 8 * MIB]
     assert [each.seconds for each in ways] == pytest.approx([4 * 3.0, 2 * 4 * 2.0, 4 * 4 * 1.5], abs=0.02)
-    (ways,) = cuts_of_parts(shared(net), TWO, {"t": 2})
+    (ways,) = cuts_of_parts(shared(net), cut, {"t": 2})
     assert [each.counts["t"] for each in ways] == [2]
 
 

@@ -6,7 +6,8 @@ bound/              the linear program over the whole graph: lower bound and all
 strategies/         drafts: schedules without devices
 search/judge.py     placement, memory, predicted iteration; the best draft wins
 best/in_memory.py   the best inside of memory, by refine/search.py: a search over everything at once
-best/find_asked.py  the best plan of whole batches, of micro-batches, or with what devices share out
+best/find_asked.py  the best plan of what is asked for
+best/seeds.py       where memory is short: quick plans that give up something, and the search from the best
 teams/find.py       the best of these and of plans whose parameters teams of devices share out
 stages/pipelined.py the best of these and of pipelines of micro-batches
 mixed/find.py       the best plan on devices of several types, teams of which may share out parameters, too

@@ -6,9 +6,6 @@ from math import ceil, inf
 
 from spindle_cli.costs.shares import point_of_share, share_seconds
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.passes_apart import apart
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 
 
@@ -41,10 +38,3 @@ def _on_any_number(metaop: MetaOpProfile, cluster: Cluster) -> MetaOpProfile:
 def _fastest_s(metaop: MetaOpProfile, num_devices: int) -> float:
     """Of one op on at most so many devices."""
     return min((point.op_s for point in metaop.curve if point.num_devices <= num_devices), default=inf)
-
-
-def told_apart(problem: Problem, judged: Judged) -> Judged | None:
-    """A plan with the times of each pass, as one with `rows` has to say them; None if that does not fit."""
-    if judged.is_apart or all(piece.rows is None for piece in judged.slices):
-        return judged
-    return apart(problem, judged)

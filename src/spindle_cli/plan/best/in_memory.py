@@ -5,7 +5,7 @@ short and the search does not make up for it, what gives up speed first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.costs.recompute_and_offload import forwards_again
@@ -13,7 +13,7 @@ from spindle_cli.costs.shares import times_of
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import TightPlan, describe
+from spindle_cli.plan.search.memory_fallback import describe
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import Slice, StrategyName
 from spindle_cli.profile.types import MetaOpProfile
@@ -53,7 +53,6 @@ def in_memory(
     begins: Sequence[Judged],
     strategy: StrategyName,
     effort: int,
-    give_up: Callable[[Judged | None], TightPlan | None],
     *,
     all_fit: bool,
 ) -> InMemory | None:
@@ -62,7 +61,6 @@ def in_memory(
     Args:
         lower_bound_s: no schedule is shorter.
         begins: plans with nothing given up that fit, the best first.
-        give_up: the best plan that gives up speed for memory, if one is better than what it is called with.
         all_fit: whether memory stood in the way of none of the begins.
     """
     may_search = strategy == "spindle" and effort != NO_SEARCH
@@ -76,24 +74,22 @@ def in_memory(
         )
         best = searched or found.best
         found = InMemory(best, problem, describe(best.slices), is_near)
-    if found is not None and (all_fit or found.is_searched):
-        return found
-    tight = give_up(None if found is None else found.best)
-    if tight is None or (found is not None and found.best.rank() <= tight.judged.rank()):
-        return found
-    searched = _searched(problem, near_s, [tight.judged], effort) if may_search else None
-    if searched is not None:
-        return InMemory(searched, problem, describe(searched.slices))
-    return InMemory(tight.judged, tight.tight.problem, tight.note)
+    return found
 
 
 def _searched(problem: Problem, near_s: float, begins: Sequence[Judged], effort: int) -> Judged | None:
-    """A shorter plan than those that fit, found by a search over everything at once; None where there is
-    none, or where one takes no longer than `near_s`: there is little to gain. Loading what compiles it takes
-    a while, so it is loaded where it is needed.
+    """A shorter plan than those that fit, or None, also where one takes no longer than `near_s`: there is
+    little to gain.
     """
     if min(judged.prediction.iteration_s for judged in begins) <= near_s:
         return None
+    return searched_over_everything(problem, begins, effort)
+
+
+def searched_over_everything(problem: Problem, begins: Sequence[Judged], effort: int) -> Judged | None:
+    """A shorter plan than those that fit, found by the search over everything at once; None where there is
+    none. Loading what compiles it takes a while, so it is loaded where it is needed.
+    """
     from spindle_cli.plan.refine.search import refined
 
     return refined(problem, begins, effort)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil
+from typing import TypeAlias
 
 from spindle_cli.costs.same import Same
 from spindle_cli.costs.shares import KnownShares, point_of_share
@@ -20,6 +21,8 @@ from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile, ShareTime
 
 MakeProblem = Callable[[Profile, Cluster], Problem]
+# Cuts the tasks of a profile, or of a part of one; raises NoPlanError where they cannot be cut so.
+Cut: TypeAlias = "Callable[[Profile, Mapping[str, int]], MicroBatched]"
 # Of so many MetaOps and sizes of micro-batches curves are kept.
 _MOST_KEPT = 1024
 
@@ -126,28 +129,6 @@ def _numbered(metaop: MetaOpProfile, number: int) -> MetaOpProfile:
     )
 
 
-def micro_batches_for(profile: Profile, times: float, num_devices: int) -> dict[str, int]:
-    """Into how many micro-batches tasks are cut so that none of these keeps more than 1 / `times` of what the
-    batch does that keeps most; empty where none can be cut so.
-
-    The fewest that do, of those whose samples the devices divide evenly, where there are any. Tasks that
-    exchange values are cut alike.
-    """
-    members = in_parts(profile)
-    kept = {
-        part: sum(metaop.num_ops * metaop.activation_bytes_per_op for metaop in each)
-        for part, each in members.items()
-    }
-    at_most = max(kept.values()) / times
-    counts: dict[str, int] = {}
-    for part, each in members.items():
-        possible = [count for count in _cuts_of(each) if kept[part] <= count * at_most]
-        even = [count for count in possible if each[0].batch_size // count % num_devices == 0]
-        if (even or possible) and (count := min(even or possible)) > 1:
-            counts |= {metaop.task: count for metaop in each}
-    return counts
-
-
 def alike_micro_batches(profile: Profile, count: int) -> dict[str, int]:
     """All tasks in so many micro-batches, or in the most below that they can be cut into; empty where none
     can be. Then each round of micro-batches has the same work, and every task a part in it.
@@ -161,7 +142,7 @@ def alike_micro_batches(profile: Profile, count: int) -> dict[str, int]:
 
 
 def cuts_of_parts(
-    profile: Profile, cluster: Cluster, micro_batches: Mapping[str, int] | None = None
+    profile: Profile, cut: Cut, micro_batches: Mapping[str, int] | None = None
 ) -> list[list[CutPart]]:
     """Every way to cut each part of the MetaGraph, with what it takes where each MetaOp runs on its fastest
     allocation, or where the profile shares out its parameters on all devices; fewest micro-batches first.
@@ -173,31 +154,23 @@ def cuts_of_parts(
     for members in in_parts(profile).values():
         part = profile.with_metaops(members)
         wanted = _cuts_of(members) if micro_batches is None else [micro_batches.get(members[0].task, 1)]
-        ways = (_cut_part(part, count, cluster) for count in wanted)
+        ways = (_cut_part(part, count, cut) for count in wanted)
         found.append([way for way in ways if way is not None])
     return found
 
 
-def _cut_part(part: Profile, count: int, cluster: Cluster) -> CutPart | None:
+def _cut_part(part: Profile, count: int, cut: Cut) -> CutPart | None:
     """None where a MetaOp has no allocation."""
     counts = dict.fromkeys((metaop.task for metaop in part.metaops), count)
     try:
-        one = in_micro_batches(part, counts, cluster).one
+        micro_batched = cut(part, counts)
+        nodes = micro_batched.first.nodes
     except NoPlanError:
         return None
-    points = {
-        metaop.name: min(
-            (point for point in metaop.curve if point.num_devices <= cluster.num_devices),
-            key=lambda point: point.op_s,
-            default=None,
-        )
-        for metaop in one.metaops
-    }
-    chosen = {name: point for name, point in points.items() if point is not None}
-    if len(chosen) < len(points):
-        return None
-    seconds = sum(seconds_on(metaop, chosen[metaop.name], cluster, one) for metaop in one.metaops)
-    return CutPart(counts, one.metaops, chosen, count * seconds)
+    one, cluster = micro_batched.one, micro_batched.cluster
+    points = {node.metaop.name: min(node.points, key=lambda point: point.op_s) for node in nodes}
+    seconds = sum(seconds_on(metaop, points[metaop.name], cluster, one) for metaop in one.metaops)
+    return CutPart(counts, one.metaops, points, count * seconds)
 
 
 def in_parts(profile: Profile) -> dict[int, list[MetaOpProfile]]:

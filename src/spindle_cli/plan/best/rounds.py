@@ -4,14 +4,13 @@ same devices, so that no device holds more parameters for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from spindle_cli.account.activations import edges_between, pass_order
 from spindle_cli.account.types import Pass
 from spindle_cli.plan.best.micro_batches import MicroBatched
 from spindle_cli.plan.ordering.orders import as_they_come, in_groups, mirrored
 from spindle_cli.plan.ordering.timed import timed
-from spindle_cli.plan.problem import Point, Problem
 from spindle_cli.plan.schedule import placed_slices
 from spindle_cli.plan.search.judge import Judged, fastest
 from spindle_cli.plan.types import Slice
@@ -30,29 +29,6 @@ def in_rounds(cut: MicroBatched, one: Judged) -> Judged | None:
     ]
     candidates = (timed(cut.all, slices, order) for order in dict.fromkeys(orders))
     return fastest(cut.all, one.strategy, candidates)
-
-
-def _device_seconds(point: Point) -> float:
-    return point.num_devices * point.op_s
-
-
-def rounds_of(
-    problem: Problem, counts: Mapping[str, int], worth: Callable[[Point], float] = _device_seconds
-) -> float:
-    """How many times as much of the devices as one micro-batch of each task all of them take, each on the
-    allocations that take least.
-
-    Args:
-        problem: of one of each.
-        counts: of micro-batches, by task; of the others one.
-        worth: what an op on an allocation takes of the devices.
-    """
-    least = [
-        (counts.get(node.metaop.task, 1), node.num_ops * min(map(worth, node.points)))
-        for node in problem.nodes
-    ]
-    of_one = sum(each for _, each in least)
-    return sum(count * each for count, each in least) / of_one if of_one else 1.0
 
 
 def _repeated(cut: MicroBatched, one: Sequence[Slice]) -> tuple[Slice, ...]:

@@ -4,30 +4,23 @@ devices share out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found, find, find_in_asked, require_above
-from spindle_cli.plan.best.find_asked import SharedQuickly, or_moving, with_less
+from spindle_cli.plan.best.find import Found, find, find_in, require_above
+from spindle_cli.plan.best.find_asked import or_moving
 from spindle_cli.plan.best.in_memory import in_memory
-from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
-from spindle_cli.plan.best.rounds import rounds_of
+from spindle_cli.plan.best.micro_batches import in_micro_batches
+from spindle_cli.plan.best.seeds import Seeds
 from spindle_cli.plan.bound.bound import Bound
-from spindle_cli.plan.mixed.parts import on_best_part, worth
+from spindle_cli.plan.mixed.parts import on_best_part
 from spindle_cli.plan.mixed.posed import SeveralTypes
-from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import (
     OrLessS,
-    TightPlan,
     itself,
-    least_fallback,
-    with_fallback,
 )
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.search.posed import NO_SEARCH
@@ -74,52 +67,24 @@ def find_on_types(
         BelowBoundError: a bug of the planner.
     """
     cluster = asked.allowed(cluster)
-    shared_out = profile.sharded(asked.sharding or {})
+    profile = profile.sharded(asked.sharding or {})
     posing = SeveralTypes()
-    sharing = SharedQuickly(profile, cluster, asked, posing, or_less_s)
-    memory_asks = asked.micro_batches is None
-    planner = _CutPlanner(shared_out, cluster, asked.strategy, asked.effort, posing, memory_asks)
+    cut = partial(in_micro_batches, cluster=cluster, make=posing.problem)
+    seeds = Seeds(profile, cluster, asked, posing, cut)
+    search = partial(
+        find_in_memory, cluster=cluster, strategy=asked.strategy, effort=asked.effort, posing=posing
+    )
     if asked.micro_batches is not None:
-        found = find_in_asked(planner.cut(asked.micro_batches), planner)
+        asked_for = cut(profile, asked.micro_batches)
+        quick, _ = posing.posed(asked_for.one, cluster).best(asked.strategy, NO_SEARCH)
+        found = find_in(asked_for, search, quick)
     else:
-        found = find_in_memory(shared_out, cluster, asked.strategy, asked.effort, posing, sharing.or_less_s)
+        found = search(profile)
         may_leave = asked.strategy == "spindle" and asked.effort != NO_SEARCH and not asked.shares_out_more
         if found is not None and may_leave:
-            problem = posing.problem(shared_out, cluster)
-            found = on_best_part(problem, bound, found, partial(_on_part, shared_out, asked.effort, cluster))
-    if asked.gives_up:
-        found = with_less(profile, cluster, asked, found, planner, sharing, bound.lower_bound_s)
-    return or_moving(found, profile, cluster)
-
-
-@dataclass(frozen=True)
-class _CutPlanner:
-    """Plans micro-batches on devices of several types.
-
-    `memory_asks`: for them, so that memory is short, however near they come to what more of it would bring.
-    """
-
-    profile: Profile
-    cluster: Cluster
-    strategy: StrategyName
-    effort: int
-    posing: SeveralTypes
-    memory_asks: bool
-
-    def cut(self, counts: Mapping[str, int]) -> MicroBatched:
-        return in_micro_batches(self.profile, counts, self.cluster, self.posing.problem)
-
-    def quickly(self, cut: MicroBatched, than_s: float) -> Judged | None:
-        posed = self.posing.posed(cut.one, self.cluster)
-        rounds = rounds_of(posed.problem, cut.counts, partial(worth, prices=posed.bound.prices))
-        one = least_fallback(
-            cut.one, self.cluster, self.strategy, self.posing, recomputes=False, than_s=than_s / rounds
-        )
-        return None if one is None else one.judged
-
-    def searched(self, cut: MicroBatched) -> Found | None:
-        found = find_in_memory(cut.one, self.cluster, self.strategy, self.effort, self.posing)
-        return found and replace(found, is_short=found.is_short or self.memory_asks)
+            problem = posing.problem(profile, cluster)
+            found = on_best_part(problem, bound, found, partial(_on_part, profile, asked.effort, cluster))
+    return or_moving(seeds.or_better(found, bound.lower_bound_s, or_less_s), profile, cluster)
 
 
 def find_in_memory(
@@ -128,7 +93,6 @@ def find_in_memory(
     strategy: StrategyName,
     effort: int,
     posing: SeveralTypes,
-    or_less_s: OrLessS = itself,
 ) -> Found | None:
     """The best plan, its passes in the best order; where memory is short also of those that recompute ops or
     split layers. None if nothing fits, or what does is not faster than another kind of plan.
@@ -140,12 +104,8 @@ def find_in_memory(
     posed = posing.posed(profile, cluster)
     best, all_fit = posed.best(strategy, effort)
 
-    def give_up(than: Judged | None) -> TightPlan | None:
-        known_s = or_less_s(inf if than is None else than.prediction.iteration_s)
-        return with_fallback(profile, cluster, strategy, effort, posing, known_s)
-
     begins = [] if best is None else [best]
-    found = in_memory(posed.problem, posed.lower_bound_s, begins, strategy, effort, give_up, all_fit=all_fit)
+    found = in_memory(posed.problem, posed.lower_bound_s, begins, strategy, effort, all_fit=all_fit)
     if found is None:
         return None
     best, problem = found.best, found.problem

@@ -1,15 +1,12 @@
-"""What to give up when memory runs short, and the best plan that does: tensor parallelism and recomputation,
-where they cost least.
+"""What to give up when memory runs short: tensor parallelism and recomputation, where they cost least.
 
-A *split* makes MetaOps run with at least so much tensor parallelism. With each, activations are recomputed by
-as many ops as it takes, found by halving (`given_up`). Splits are tried by their lower bounds, the fastest
-first, up to the first that has a plan.
+A *split* makes MetaOps run with at least so much tensor parallelism.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
@@ -24,20 +21,13 @@ from spindle_cli.costs.recompute_and_offload import (
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import MemoryFallback, Problem
-from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.posed import NO_SEARCH, Posed, Posing
-from spindle_cli.plan.types import Slice, StrategyName
+from spindle_cli.plan.search.posed import Posed, Posing
+from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.units import counted
 
 # Shares of all parameters that are split, from the MetaOps that hold most.
 SPLIT_SHARES = (0.6, 1.0)
-# Recomputation is measured out in so many steps, a power of two.
-STEPS = 64
-# By how many steps more than least is recomputed, too.
-MORE_STEPS = (1, 2, 4, 8)
-# Of the nodes' memory for activations, what is planned for: devices do not have all alike.
-HOST_SHARE = 0.8
 # Where memory is short, the iteration of a plan is longer than the lower bound by at least this share of it.
 ABOVE_BOUND = 0.02
 # A longer search makes a quick plan that takes more than this many times as long as another no faster.
@@ -50,30 +40,11 @@ OrLessS: TypeAlias = Callable[[float], float]
 
 
 @dataclass(frozen=True)
-class TightProblem:
-    """A problem under some memory fallback. `posing`: what makes others like it."""
+class Split:
+    """Layers that are split, and the problem with these."""
 
     fallback: MemoryFallback
     posed: Posed
-    posing: Posing
-
-    @property
-    def problem(self) -> Problem:
-        """As it is posed."""
-        return self.posed.problem
-
-
-@dataclass(frozen=True)
-class TightPlan:
-    """A plan under some memory fallback."""
-
-    judged: Judged
-    tight: TightProblem
-
-    @property
-    def note(self) -> str | None:
-        """What it says of what it gives up."""
-        return describe(self.judged.slices, self.tight.fallback)
 
 
 def itself(known_s: float) -> float:
@@ -81,115 +52,12 @@ def itself(known_s: float) -> float:
     return known_s
 
 
-def with_fallback(
-    profile: Profile,
-    cluster: Cluster,
-    strategy: StrategyName,
-    effort: int,
-    posing: Posing,
-    than_s: float = inf,
-    or_less_s: OrLessS = itself,
-) -> TightPlan | None:
-    """The best plan of those that give up speed for memory, split and cheapest first: a quick one, or one of
-    a longer search, whose schedules may have no good place in memory. None if none fits, or comes near
-    `than_s`, or another kind of plan: what is not faster may be left out.
-    """
-    quick = least_fallback(profile, cluster, strategy, posing, than_s=than_s)
-    if quick is None:
-        return None
-    quick_s = quick.judged.prediction.iteration_s
-    if quick_s > NEAR * than_s or quick_s > NEAR * or_less_s(quick_s):
-        return None
-    searched, _ = quick.tight.posed.best(strategy, effort)
-    if searched is None or quick.judged.rank() <= searched.rank():
-        return quick
-    return replace(quick, judged=searched)
-
-
 def may_be_faster(posed: Posed, than_s: float) -> bool:
     """Whether a plan of a problem that memory is short for may take less than so long."""
     return than_s == inf or posed.lower_bound_s * (1 + ABOVE_BOUND) < than_s
 
 
-def least_fallback(
-    profile: Profile,
-    cluster: Cluster,
-    strategy: StrategyName,
-    posing: Posing,
-    *,
-    recomputes: bool = True,
-    than_s: float = inf,
-) -> TightPlan | None:
-    """The best of quick searches of the first split that has a plan: by the lower bounds the fastest. Without
-    `recomputes` layers may be split alone.
-
-    Args:
-        than_s: what is not faster may be left out.
-    """
-    for split in splits(profile, cluster, posing, than_s / (1 + ABOVE_BOUND)):
-        if not may_be_faster(split.posed, than_s):
-            break
-        least_of = _least_recomputing if recomputes else _recomputing_nothing
-        least = least_of(split, strategy, than_s)
-        if least is not None:
-            return least
-    return None
-
-
-def _recomputing_nothing(split: TightProblem, strategy: StrategyName, than_s: float) -> TightPlan | None:
-    return _quick_plan(split, strategy, than_s) if may_fit(split.problem) else None
-
-
-def _quick_plan(tight: TightProblem, strategy: StrategyName, than_s: float = inf) -> TightPlan | None:
-    judged, _ = tight.posed.best(strategy, NO_SEARCH, than_s)
-    return None if judged is None else TightPlan(judged, tight)
-
-
-def _least_recomputing(split: TightProblem, strategy: StrategyName, than_s: float) -> TightPlan | None:
-    """The plan that recomputes least of those that fit, found by halving, or one that recomputes a little
-    more, as what spreads memory less evenly fits only so, and may be faster; None if all of it does not fit,
-    or if what fits recomputes so much that it is not faster than `than_s`.
-
-    Whether any plan fits is asked of the baselines first, which take least time to find. What recomputes more
-    has other schedules, some of which find no place where one that recomputes less does: so a plan that
-    recomputes nothing is looked for by itself.
-    """
-    if split.fallback.split:  # without a split, that has been tried
-        nothing = _recomputing_nothing(split, strategy, than_s)
-        if nothing is not None:
-            return nothing
-    least: tuple[int, TightProblem, TightPlan | None] | None = None
-    low = 1
-    high = step = STEPS
-    while low <= high:
-        tight = recomputing(split, step)
-        if tight is not None and not may_be_faster(tight.posed, than_s):
-            high, step = step - 1, (low + step - 1) // 2
-            continue
-        by_baseline = tight is not None and _fits_by_baseline(tight, strategy)
-        plan = None if tight is None or by_baseline else _quick_plan(tight, strategy)
-        if tight is not None and (by_baseline or plan is not None):
-            least, high = (step, tight, plan), step - 1
-        else:
-            low = step + 1
-        step = (low + high) // 2
-    if least is None:
-        return None
-    step, tight, plan = least
-    plans = [plan or _quick_plan(tight, strategy)]
-    for more in MORE_STEPS:
-        tight_more = recomputing(split, step + more) if step + more <= STEPS else None
-        if tight_more is not None and may_be_faster(tight_more.posed, than_s):
-            plans.append(_quick_plan(tight_more, strategy, than_s))
-    fitting = (each for each in plans if each is not None)
-    return min(fitting, key=lambda each: each.judged.rank(), default=None)
-
-
-def _fits_by_baseline(tight: TightProblem, strategy: StrategyName) -> bool:
-    return any(tight.posed.by_baseline(name) is not None for name in tight.posed.baselines(strategy))
-
-
-def splits(profile: Profile, cluster: Cluster, posing: Posing, within_s: float = inf) -> list[TightProblem]:
+def splits(profile: Profile, cluster: Cluster, posing: Posing, within_s: float = inf) -> list[Split]:
     """Every split that there is, by their lower bounds, behind none; nothing is recomputed yet.
 
     Args:
@@ -197,7 +65,7 @@ def splits(profile: Profile, cluster: Cluster, posing: Posing, within_s: float =
     """
     none, *others = every_split(profile)
     whole = posing.posed(profile, cluster, none)
-    found: list[TightProblem] = []
+    found: list[Split] = []
     for fallback in others:
         if whole.least_s(fallback) >= within_s:
             continue
@@ -205,8 +73,8 @@ def splits(profile: Profile, cluster: Cluster, posing: Posing, within_s: float =
             posed = posing.posed(profile, cluster, fallback)
         except NoPlanError:  # an allocation of this degree needs more devices than there are
             continue
-        found.append(TightProblem(fallback, posed, posing))
-    return [TightProblem(none, whole, posing), *sorted(found, key=lambda tight: tight.posed.lower_bound_s)]
+        found.append(Split(fallback, posed))
+    return [Split(none, whole), *sorted(found, key=lambda split: split.posed.lower_bound_s)]
 
 
 def every_split(profile: Profile) -> Iterator[MemoryFallback]:
@@ -216,15 +84,6 @@ def every_split(profile: Profile) -> Iterator[MemoryFallback]:
     for degree in sorted({point.tp for metaop in profile.metaops for point in metaop.curve} - {1}):
         for names in dict.fromkeys(heaviest(parameters, share) for share in SPLIT_SHARES):
             yield MemoryFallback(degree, names)
-
-
-def recomputing(tight: TightProblem, step: int) -> TightProblem | None:
-    """The same with `step` of `STEPS` of all activations not kept on devices; None if it cannot fit so."""
-    profile, cluster = tight.problem.profile, tight.problem.cluster
-    less = given_up(profile, step / STEPS, tight.fallback.split)
-    fallback = keeping_less(tight.fallback, less)
-    posed = tight.posing.posed(profile, cluster, fallback)
-    return replace(tight, fallback=fallback, posed=posed) if may_fit(posed.problem) else None
 
 
 def may_fit(problem: Problem) -> bool:
@@ -243,11 +102,6 @@ def heaviest(num_bytes: Mapping[str, int], share: float) -> frozenset[str]:
         names.add(name)
         covered += num_bytes[name]
     return frozenset(names)
-
-
-def keeping_less(split: MemoryFallback, less: MemoryFallback) -> MemoryFallback:
-    """The same layers split, and what `less` has recomputed and moved to host memory."""
-    return replace(less, least_tp=split.least_tp, split=split.split)
 
 
 def given_up(profile: Profile, share: float, whole: Collection[str] = ()) -> MemoryFallback:

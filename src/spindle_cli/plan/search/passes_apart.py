@@ -57,6 +57,14 @@ def apart(problem: Problem, judged: Judged) -> Judged | None:
     return _best(problem, judged, [mirrored(range(len(judged.slices)))])
 
 
+def told_apart(problem: Problem, judged: Judged) -> Judged | None:
+    """A plan with the times of each pass, as one with `rows` or what is shared out has to say them; None if
+    that does not fit.
+    """
+    needs_times = bool(problem.profile.sharding) or any(piece.rows is not None for piece in judged.slices)
+    return judged if judged.is_apart or not needs_times else apart(problem, judged)
+
+
 def _best(
     problem: Problem, judged: Judged, orders: Iterable[Sequence[Pass]], within_s: float = inf
 ) -> Judged | None:

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
+from operator import sub
 
 from spindle_cli.costs.recompute_and_offload import share_again
-from spindle_cli.plan.problem import MemoryFallback
+from spindle_cli.plan.problem import MemoryFallback, Point
 from spindle_cli.plan.search.memory_fallback import savable_bytes, saving
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile
+from spindle_cli.profile.types import MetaOpProfile
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class CutPart:
 
     counts: Mapping[str, int]
     metaops: Sequence[MetaOpProfile]
-    points: Mapping[str, CurvePoint]
+    points: Mapping[str, Point]
     seconds: float
 
     @cached_property
@@ -44,11 +45,13 @@ class CutPart:
     @cached_property
     def _unevenness(self) -> float:
         """How many times the mean share the largest one has."""
-        return max(
-            ceil(each.batch_size / point.dp) * point.dp / each.batch_size
+        largest = (
+            (max(map(sub, point.rows[1:], point.rows)) if point.rows else ceil(each.batch_size / point.dp))
+            * (point.dp / each.batch_size)
             for each in self.metaops
             for point in [self.points[each.name]]
         )
+        return max(largest)
 
     def within(self, room_bytes: float) -> FittedPart | None:
         """As fast as it is with so much room for activations; None: it needs more."""

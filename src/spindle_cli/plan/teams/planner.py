@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import gcd, inf
+from math import inf
 
 from spindle_cli.account.types import Pass
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.drafts import ONE_TYPE
-from spindle_cli.plan.best.find import Found, find, in_best_micro_batches
+from spindle_cli.plan.best.find import Found, find
 from spindle_cli.plan.best.micro_batches import MicroBatched, cut_profile
-from spindle_cli.plan.best.rounds import rounds_of
+from spindle_cli.plan.best.seeds import Seeds
 from spindle_cli.plan.mixed.find import find_in_memory
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
-from spindle_cli.plan.search.memory_fallback import least_fallback
 from spindle_cli.plan.search.posed import Posing
 from spindle_cli.plan.slices import rows_of
 from spindle_cli.plan.teams.cluster import Team, cluster_of
@@ -79,12 +79,21 @@ class TeamsPlanner:
         """
         free_bytes = part * beside_bytes(self.profile, self.cluster)
         small = cluster_of(self.teams, self.cluster, free_bytes)
-        cutter = _CutPlanner(self.profile, self.teams, small, self.cluster, self.effort, _posing(small))
-        whole = _searched(self.seen, small, self.effort, cutter.posing, than_s)
+        posing = _posing(small)
+        whole = _searched(self.seen, small, self.effort, posing)
         if whole is not None and not whole.is_short:
             return whole
-        divisor = gcd(*(team.size for team in self.teams))
-        return in_best_micro_batches(self.profile, divisor, cutter, whole, than_s)
+
+        def cut(profile: Profile, counts: Mapping[str, int]) -> MicroBatched:
+            counts = {task: count for task, count in counts.items() if count > 1}
+            seen = on_teams(cut_profile(profile, counts, self.cluster), self.teams)
+            if seen is None:
+                raise NoPlanError("micro-batches: teams have more devices than these have samples")
+            return MicroBatched(seen, counts, small, posing.problem)
+
+        asked = Asked(effort=self.effort, sharding={})
+        seeds = Seeds(self.profile, small, asked, posing, cut)
+        return seeds.or_better(whole, 0.0, partial(min, than_s))
 
     def on_devices(self, of_teams: Found) -> Found | None:
         """A plan of teams on all of their devices; None: it does not fit."""
@@ -119,47 +128,11 @@ def _posing(cluster: Cluster) -> Posing:
     return SeveralTypes() if cluster.is_mixed else ONE_TYPE
 
 
-def _searched(
-    seen: Profile, small: Cluster, effort: int, posing: Posing, than_s: float = inf
-) -> Found | None:
-    """The best plan of teams as devices; None: nothing fits, or nothing that gives up speed is faster."""
-    or_less_s = partial(min, than_s)
+def _searched(seen: Profile, small: Cluster, effort: int, posing: Posing) -> Found | None:
+    """The best plan of teams as devices; None: nothing fits."""
     if isinstance(posing, SeveralTypes):
-        return find_in_memory(seen, small, "spindle", effort, posing, or_less_s)
-    return find(seen, small, "spindle", effort, or_less_s)
-
-
-@dataclass(frozen=True)
-class _CutPlanner:
-    """Plans micro-batches on teams.
-
-    Attributes:
-        profile: of the devices, with what teams share out.
-        small: the cluster of teams.
-        cluster: of the devices.
-    """
-
-    profile: Profile
-    teams: Sequence[Team]
-    small: Cluster
-    cluster: Cluster
-    effort: int
-    posing: Posing
-
-    def cut(self, counts: Mapping[str, int]) -> MicroBatched:
-        counts = {task: count for task, count in counts.items() if count > 1}
-        seen = on_teams(cut_profile(self.profile, counts, self.cluster), self.teams)
-        if seen is None:
-            raise NoPlanError("micro-batches: teams have more devices than these have samples")
-        return MicroBatched(seen, counts, self.small, self.posing.problem)
-
-    def quickly(self, cut: MicroBatched, than_s: float) -> Judged | None:
-        one_s = than_s / rounds_of(cut.first, cut.counts)
-        one = least_fallback(cut.one, self.small, "spindle", self.posing, recomputes=False, than_s=one_s)
-        return None if one is None else one.judged
-
-    def searched(self, cut: MicroBatched) -> Found | None:
-        return _searched(cut.one, self.small, self.effort, self.posing)
+        return find_in_memory(seen, small, "spindle", effort, posing)
+    return find(seen, small, "spindle", effort)
 
 
 def on_devices(problem: Problem, judged: Judged, teams: Sequence[Team]) -> Judged | None:

@@ -1,0 +1,334 @@
+"""Where memory is short: one quick plan for each kind of thing that plans can give up, and the search that
+goes on from the best of them.
+
+A *seed* cuts batches into micro-batches, shares out parameters or gradients, and recomputes, as far as
+devices have room for what activations are left. Each kind differs in what is shared out and in how tasks are
+cut; in the same room each part of the MetaGraph does what is fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import Sharding, ShardingOf
+from spindle_cli.plan.best.asked import Asked, gives_up_memory
+from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.in_memory import NEAR_BOUND, searched_over_everything
+from spindle_cli.plan.best.micro_batches import (
+    Cut,
+    MicroBatched,
+    alike_micro_batches,
+    cuts_of_parts,
+)
+from spindle_cli.plan.best.rounds import in_rounds
+from spindle_cli.plan.best.sharding import describe, shardings_to_try
+from spindle_cli.plan.problem import MemoryFallback
+from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.memory_fallback import (
+    ABOVE_BOUND,
+    NEAR,
+    OrLessS,
+    given_up,
+    itself,
+    may_be_faster,
+    may_fit,
+    splits,
+)
+from spindle_cli.plan.search.memory_fallback import describe as describe_fallback
+from spindle_cli.plan.search.passes_apart import told_apart, with_passes_apart
+from spindle_cli.plan.search.posed import NO_SEARCH, Posed, Posing
+from spindle_cli.plan.search.room import Fitted, all_within
+from spindle_cli.profile.types import Profile
+
+# How many micro-batches all tasks have alike; and after how many of these in a row that gain nothing to stop.
+ALIKE = (2, 3, 4, 6, 8, 12, 16)
+PATIENCE = 2
+# Of all seconds of compute, what MetaOps have that may run on fewer devices: with less a longer search of
+# drafts finds nothing.
+WORTH_A_SEARCH = 0.05
+# The room for activations is found to one of so many steps of what takes most of it, a power of two.
+ROOM_STEPS = 64
+# By how many steps less room is looked at, too: what spreads memory less evenly fits only so, and may be
+# faster.
+LESS_ROOM = (0, 1, 2, 4, 8)
+# Of the iteration, what transfers and gathers take at least where parameters that stay whole may gain.
+GATHERS_SHOW = 0.02
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to give up something.
+
+    Attributes:
+        fallback: what one micro-batch of each task gives up.
+        posed: of these.
+        cut: into which micro-batches; no task's: of whole batches.
+    """
+
+    fallback: MemoryFallback
+    posed: Posed
+    cut: MicroBatched
+
+    @property
+    def sharding(self) -> ShardingOf:
+        """What devices share out."""
+        return self.cut.one.sharding
+
+    @property
+    def shares_out(self) -> bool:
+        """Whether devices share out parameters or gradients."""
+        return gives_up_memory(self.sharding)
+
+    def of_all(self, one: Judged | None) -> Judged | None:
+        """The plan of all micro-batches by that of one of each task; None if there is none that fits."""
+        return one if one is None or not self.cut.counts else in_rounds(self.cut, one)
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A quick plan of all micro-batches that gives up something."""
+
+    judged: Judged
+    way: Way
+
+    @property
+    def seconds(self) -> float:
+        """The predicted iteration."""
+        return self.judged.prediction.iteration_s
+
+    def rank(self) -> tuple[float, float, int]:
+        return self.judged.rank()
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The seeds of a profile.
+
+    Attributes:
+        profile: that shares out what is asked for.
+        cut: cuts a profile, or a part of it.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    asked: Asked
+    posing: Posing
+    cut: Cut
+
+    def or_better(self, found: Found | None, bound_s: float, or_less_s: OrLessS = itself) -> Found | None:
+        """The best plan that the search finds from seeds that come near what is known, or `found` if none is
+        better, or memory is not short, or there is next to nothing to gain; None if nothing fits, or nothing
+        that comes near another kind of plan.
+
+        Args:
+            found: the best of other plans.
+            bound_s: before which no schedule of whole batches ends.
+            or_less_s: of the iteration of a plan that is known, that, or a shorter one of another kind.
+        """
+        if found is not None and not found.is_short:
+            return found
+        known_s = inf if found is None else found.best.prediction.iteration_s
+        if found is not None and found.best.prediction.compute_s <= NEAR_BOUND * bound_s:
+            return found
+        has_searched = found is not None and found.is_searched
+        made = [None if has_searched else self.sharing_no_more(known_s), self.sharing_out()]
+        seeds = sorted((each for each in made if each is not None), key=Seed.rank)
+        least_s = min([known_s, *(seed.seconds for seed in seeds)])
+        far_s = NEAR * or_less_s(least_s)
+        for seed in seeds:
+            searched = self._searched(seed) if seed.seconds <= far_s else None
+            if searched is not None and (found is None or searched.best.rank() < found.best.rank()):
+                found = searched
+        return found
+
+    def sharing_no_more(self, known_s: float) -> Seed | None:
+        """The best with what is asked to be shared out, and nothing more."""
+        whole = self.splitting(known_s)
+        if not self.asked.gives_up or self.asked.micro_batches is not None:
+            return whole
+        return _least(whole, self.in_room(self.profile, None), None if whole else self.alike())
+
+    def splitting(self, than_s: float) -> Seed | None:
+        """The one of whole batches, or of the micro-batches that are asked for, that splits layers with the
+        shortest bound of those that fit, and recomputes least.
+
+        Args:
+            than_s: what is not faster may be left out.
+        """
+        counts = self.asked.micro_batches or {}
+        one = self.cut(self.profile, counts).one
+        than_s = inf if counts else than_s
+        for split in splits(one, self.cluster, self.posing, than_s / (1 + ABOVE_BOUND)):
+            if not may_be_faster(split.posed, than_s):
+                break
+
+            def fitted(step: int, split: MemoryFallback = split.fallback) -> Fitted:
+                less = given_up(one, 1 - step / ROOM_STEPS, split.split)
+                return Fitted(counts, replace(less, least_tp=split.least_tp, split=split.split))
+
+            # That whole layers recompute nothing has been tried.
+            most = ROOM_STEPS if split.fallback.split else ROOM_STEPS - 1
+            found = _roomiest(fitted, lambda fitted: self._soonest(self.profile, fitted), most)
+            if found is not None:
+                step, seed = found
+                less = (fitted(step - steps) for steps in LESS_ROOM if steps <= step)
+                return _least(seed, *(self._quickly(self._way(self.profile, each)) for each in less))
+        return None
+
+    def alike(self) -> Seed | None:
+        """The best of those whose tasks are all cut alike and recompute nothing, as long as more
+        micro-batches gain.
+        """
+        best: Seed | None = None
+        worse = 0
+        known: list[Mapping[str, int]] = [{}]
+        is_free = not gives_up_memory(self.cut(self.profile, {}).one.sharding)
+        for counts in (alike_micro_batches(self.profile, count) for count in ALIKE if is_free):
+            if counts in known:
+                continue
+            known.append(counts)
+            way = self._way(self.profile, Fitted(counts, MemoryFallback()))
+            seed = _least(self._by_baseline(way), self._quickly(way))
+            if seed is not None and (best is None or seed.rank() < best.rank()):
+                best, worse = seed, 0
+            elif best is not None:
+                worse += 1
+            if worse == PATIENCE:
+                break
+        return best
+
+    def sharing_out(self) -> Seed | None:
+        """The best of those that share out what memory asks for; None where nothing more may be."""
+        if not self.asked.gives_up or self.asked.sharding is not None:
+            return None
+        found: Seed | None = None
+        for sharding in shardings_to_try(self.profile, self.cluster, self.posing):
+            if Sharding.PARAMETERS in sharding.values() or found is None or _shows_gathers(found):
+                seed = self.in_room(self.profile.sharded(sharding), self.asked.micro_batches)
+                if seed is not None and (found is None or seed.rank() < found.rank()):
+                    found = seed
+        return found
+
+    def in_room(self, profile: Profile, counts: Mapping[str, int] | None) -> Seed | None:
+        """The one in which each part of the MetaGraph does what is fastest with as much room for activations
+        as fits.
+
+        Args:
+            counts: of micro-batches, by task; None: as is fastest.
+        """
+        ways = cuts_of_parts(profile, self.cut, counts)
+        if not all(ways):
+            return None
+        most = max(way.kept_bytes for of_part in ways for way in of_part)
+
+        found = _roomiest(
+            lambda step: all_within(ways, most * step / ROOM_STEPS),
+            lambda fitted: self._by_baseline(self._way(profile, fitted)),
+        )
+        return found and _least(found[1], self._quickly(found[1].way))
+
+    def _way(self, profile: Profile, fitted: Fitted) -> Way | None:
+        """What gives up so much; None where devices have no room for it, or some component whose tasks are
+        cut so has no common degree on all devices.
+        """
+        try:
+            cut = self.cut(profile, fitted.counts)
+        except NoPlanError:
+            return None
+        posed = self.posing.posed(cut.one, self.cluster, fitted.fallback)
+        return Way(fitted.fallback, posed, cut) if may_fit(posed.problem) else None
+
+    def _soonest(self, profile: Profile, fitted: Fitted) -> Seed | None:
+        """A baseline, or where none fits the best that a quick look finds."""
+        way = self._way(profile, fitted)
+        return self._by_baseline(way) or self._quickly(way)
+
+    def _by_baseline(self, way: Way | None) -> Seed | None:
+        """The best of the baselines, which take least time to find."""
+        if way is None:
+            return None
+        names = way.posed.baselines(self.asked.strategy)
+        if way.shares_out and "sequential" in names:
+            names = ("sequential",)  # what is shared out runs on all devices in any case
+        plans = [judged for name in names if (judged := way.posed.by_baseline(name)) is not None]
+        return _seed(way, min(plans, key=Judged.rank, default=None))
+
+    def _quickly(self, way: Way | None) -> Seed | None:
+        """The best that a quick look finds; None if nothing fits, or what is shared out leaves no choice."""
+        if way is None or way.shares_out:
+            return None
+        return _seed(way, way.posed.best(self.asked.strategy, NO_SEARCH)[0])
+
+    def _searched(self, seed: Seed) -> Found | None:
+        """What the search makes of a seed; None if times for each pass, which what is shared out needs, do
+        not fit.
+        """
+        way, strategy, effort = seed.way, self.asked.strategy, self.asked.effort
+        problem, fallback = way.posed.problem, way.fallback
+        found: list[Judged | None] = [seed.judged]
+        free_s = sum(
+            node.num_ops * node.points[-1].op_s
+            for node in problem.nodes
+            if node.points[0].num_devices < problem.num_devices
+        )
+        if free_s > WORTH_A_SEARCH * problem.serial_s:
+            found.append(way.of_all(way.posed.best(strategy, effort)[0]))
+        if not way.cut.counts:
+            passes = [with_passes_apart(problem, each) for each in found if each is not None]
+            found = [told_apart(problem, each) for each in passes]
+        best = min((each for each in found if each is not None), key=Judged.rank, default=None)
+        if best is None:
+            return None
+        if strategy == "spindle" and effort != NO_SEARCH and not way.shares_out:
+            whole = way.cut.all if way.cut.counts else way.cut.first
+            searched = searched_over_everything(whole, [best], effort)
+            if searched is not None:  # it splits as is fastest
+                best, fallback = searched, MemoryFallback()
+        notes = [describe_fallback(best.slices, fallback)]
+        if self.asked.sharding is None and way.shares_out:
+            notes.insert(0, describe(way.sharding))
+        note = " ".join(each for each in notes if each is not None) or None
+        return Found(best, True, note, way.cut if way.cut.counts else None, way.sharding)
+
+
+def _roomiest(
+    within: Callable[[int], Fitted | None], plan: Callable[[Fitted], Seed | None], most: int = ROOM_STEPS
+) -> tuple[int, Seed] | None:
+    """The plan with as much room for activations as fits, and at which of `ROOM_STEPS` that is, found by
+    halving; None if nothing fits.
+
+    Args:
+        within: what is done in so much room; None: it is too little.
+        most: of the steps, that are asked for first.
+    """
+    found: tuple[int, Seed] | None = None
+    known: Fitted | None = None
+    low, high, step = 0, most, most
+    while low <= high:
+        fitted = within(step)
+        if fitted is None or fitted == known:  # too little room, or as fast as with less
+            low = step + 1
+        elif (seed := plan(fitted)) is not None:
+            found, known, low = (step, seed), fitted, step + 1
+        else:
+            high = step - 1
+        step = (low + high) // 2
+    return found
+
+
+def _seed(way: Way, one: Judged | None) -> Seed | None:
+    judged = way.of_all(one)
+    return None if judged is None else Seed(judged, way)
+
+
+def _least(*seeds: Seed | None) -> Seed | None:
+    return min((each for each in seeds if each is not None), key=Seed.rank, default=None)
+
+
+def _shows_gathers(seed: Seed) -> bool:
+    """Whether gathers may take so much of a plan that one without, which has less room, may be faster."""
+    return seed.judged.prediction.transfer_s > GATHERS_SHOW * seed.seconds
