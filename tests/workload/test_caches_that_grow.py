@@ -312,6 +312,21 @@ def test_functions_of_the_file_get_their_attributes_back(monkeypatch: pytest.Mon
         assert not changes
 
 
+class OfTheFile:
+    """No code of a layer names it."""
+
+    count = 0
+
+
+def test_a_class_of_the_file_that_a_layer_does_not_name_gets_its_values_back() -> None:
+    layer = InAnObject()
+    for _ in range(2):
+        with watching(layer) as changes:
+            OfTheFile.count = 1
+        assert [name.rpartition("OfTheFile")[2] for name in changes.elsewhere] == [".count"]
+        assert OfTheFile.count == 0
+
+
 def test_an_object_of_the_file_gets_its_attributes_back() -> None:
     layer: Any = InAnObject()
     before: Callable[[], object] = lambda: (layer.store.last, dict(layer.store.tables))  # noqa: E731
