@@ -164,11 +164,44 @@ def test_first_parameters_are_summed_behind_the_chain(is_sharded: bool) -> None:
     assert AnyCut(some, cluster_of(2)).with_links_s == pytest.approx(1 + quarter_s)
 
 
-def test_a_task_that_may_be_in_micro_batches_sums_nothing_for_certain() -> None:
-    """One device of two may run all of the micro-batches."""
-    net = cuttable("t/net", 1, {8: 2.0, 4: 1.0}, param_bytes_per_op=10**9)
-    bounds = AnyCut(profile_of(net), cluster_of(2))
-    assert bounds.with_links_s == bounds.lower_bound_s == pytest.approx(1.0)
+@pytest.mark.parametrize(("num_bytes", "seconds"), [(10**9, 1.2), (10**10, 2.0)])
+def test_a_task_that_may_be_in_micro_batches_runs_on_few_devices_or_sums(
+    num_bytes: int, seconds: float
+) -> None:
+    """One device of two runs all of the micro-batches in 2 s; both do in 1 s, and sum 1 GB in 0.2, or 10."""
+    net = cuttable("t/net", 1, {8: 2.0, 4: 1.0}, param_bytes_per_op=num_bytes)
+    cluster = with_links(cluster_of(2), latency_us=0)
+    bounds = AnyCut(profile_of(net), cluster)
+    assert bounds.lower_bound_s == pytest.approx(1.0)
+    assert bounds.with_links_s == pytest.approx(seconds, rel=1e-4)
+    # Of two ops each may have a device, and neither is summed.
+    two = net.model_copy(update={"num_ops": 2})
+    assert AnyCut(profile_of(two), cluster).with_links_s == pytest.approx(2.0, rel=1e-4)
+    frozen = net.model_copy(update={"trainable_fraction": 0.0})
+    assert AnyCut(profile_of(frozen), cluster).with_links_s == bounds.lower_bound_s
+
+
+@pytest.mark.parametrize("gigabytes", [50, 200])
+def test_many_devices_are_told_apart_as_far_as_it_matters(gigabytes: int) -> None:
+    """Of 64 samples of 1 s each, 64 / d are on each of d devices; links move 2 (d - 1) / d of all bytes."""
+    net = cuttable("t/net", 1, {64: 64.0, 8: 8.0, 1: 1.0}, param_bytes_per_op=gigabytes * 10**9)
+    cluster = with_links(cluster_of(64, devices_per_node=64), latency_us=0)
+    best_s = min(64 / d + 2 * (d - 1) / d * gigabytes * 1e9 / INSIDE for d in range(1, 65))
+    assert 0.98 * best_s <= AnyCut(profile_of(net), cluster).with_links_s <= best_s
+
+
+def test_micro_batches_that_are_asked_for_bound_what_a_plan_can_be() -> None:
+    """Halves of 8 take 1 s on both devices, with a sum of 0.2 s; quarters take 0.75 s each, as do those of
+    four micro-batches, one after another. By compute alone bounds are of every cut.
+    """
+    net = cuttable("t/net", 1, {8: 2.0, 4: 1.0, 2: 0.75}, param_bytes_per_op=10**9)
+    cluster = with_links(cluster_of(2), latency_us=0)
+    cases = (({"t": 1}, 1, 1.2), ({}, 1, 1.2), ({"t": 2}, 1, 1.2), ({"t": 4}, 1.5, 1.7))
+    for counts, memory_s, links_s in cases:
+        bounds = AnyCut(profile_of(net), cluster, counts)
+        assert bounds.lower_bound_s == pytest.approx(1.0)
+        assert bounds.with_memory_s == pytest.approx(memory_s), counts
+        assert bounds.with_links_s == pytest.approx(links_s, rel=1e-4), counts
 
 
 @pytest.mark.parametrize(("param_bytes", "ways"), [(0, 1), (8, 2)])

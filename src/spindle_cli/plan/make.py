@@ -231,7 +231,7 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
 def _found_on_one_type(profile: Profile, cluster: Cluster, asked: Asked) -> tuple[Found | None, Bounds]:
     """The best plan of those that may use all devices, or None, and what no plan is shorter than."""
     bound = lower_bound(make_problem(profile, cluster))
-    bounds = Bounds(bound.lower_bound_s, AnyCut(profile, cluster))
+    bounds = Bounds(bound.lower_bound_s, AnyCut(profile, asked.allowed(cluster), asked.micro_batches))
 
     def simulated_s(found: Found) -> float:
         return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
@@ -256,7 +256,7 @@ def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked
     """The plan of a step that runs all tasks, on devices of several types."""
     problem = make_mixed_problem(profile, cluster)
     bound = lower_bound(problem)
-    bounds = Bounds(bound.lower_bound_s, AnyCut(profile, cluster))
+    bounds = Bounds(bound.lower_bound_s, AnyCut(profile, asked.allowed(cluster), asked.micro_batches))
 
     def simulated_s(found: Found) -> float:
         return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s

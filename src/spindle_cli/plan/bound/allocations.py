@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.bound.pricing import hull
 from spindle_cli.plan.bound.program import Array
 from spindle_cli.plan.problem import SHORTEST_S
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, ShareTime
@@ -67,6 +68,16 @@ class Shares:
             at_least_s = np.minimum.accumulate(self.op_s[order][::-1])[::-1]
             found[own] = self.most[order][np.searchsorted(at_least_s, self.op_s[own], side="right") - 1]
         return found
+
+    @cached_property
+    def corners(self) -> npt.NDArray[np.intp]:
+        """Shares of which one is cheapest, whatever seconds of an op and of a device of each type cost."""
+        found = []
+        for kind in np.unique(self.kinds):
+            own = np.flatnonzero(self.kinds == kind)
+            own = own[np.lexsort((self.device_s[own], self.op_s[own]))]
+            found.append(own[hull(self.op_s[own].tolist(), self.device_s[own].tolist())])
+        return np.concatenate(found)
 
     def taken(self, numbers: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> Shares:
         """Some of the shares, by their numbers or by whether they are among these."""

@@ -27,9 +27,14 @@ more:
 * its sums and gathers make the op longer, if they take more than its times have of them;
 * it starts on all devices together, so behind what the one with most samples receives: b samples, less what
   it can have made itself, over its links to its node and to others; and less what its node can have made,
-  over that to others alone; and as much backward;
-* the gradients of the first op's parameters are summed behind the chain, and, where state is shared out, the
-  parameters gathered before it, over the shares of this op.
+  over that to others alone; and as much backward.
+
+The first op of a MetaOp without inputs runs on d devices in all: the busiest has 1 / d of the op's
+device-seconds to do or more, and behind that, and behind the chain, gradients of its parameters are summed
+over d devices, and what is updated is gathered where state is shared out. Where a task may be cut the program
+takes the best d; else sums are over the shares, and the busiest is so of all devices.
+
+With micro-batches that are asked for, shares of both are no larger than these, and other tasks are in one.
 """
 
 from __future__ import annotations
@@ -42,8 +47,8 @@ import numpy as np
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.bound.allocations import Shares, devices_of_kinds, first_of, shares_of
-from spindle_cli.plan.bound.over_links import OverLinks, Taken, starts_together
-from spindle_cli.plan.bound.program import FLOAT_SLACK, Array, Row, bounded, chain_rows, device_rows
+from spindle_cli.plan.bound.over_links import OverLinks, Spread, Taken, starts_together
+from spindle_cli.plan.bound.program import END, FLOAT_SLACK, Array, Row, bounded, chain_rows, device_rows
 from spindle_cli.plan.bound.room import fits_alone, keeping_less, room_beside_parameters
 from spindle_cli.plan.problem import SHORTEST_S
 from spindle_cli.profile.metagraph import topological_order
@@ -57,6 +62,8 @@ class _Stage:
     Attributes:
         longer_s: by share, seconds that an op is longer on its devices.
         beside_s: by share, seconds that the chain is longer besides.
+        spread: the MetaOp's shares that its own are, by how many devices an op has in all, if these are told
+            apart.
         uses: by a row beside those of chains and devices, what an op uses of it on each share.
         takes: what it waits for between the ends of some of these and its start.
         first: shares that the program begins with; none: as `first_of` says.
@@ -67,6 +74,7 @@ class _Stage:
     shares: Shares
     longer_s: Array | float = 0.0
     beside_s: Array | float = 0.0
+    spread: Spread | None = None
     uses: Mapping[str, Array] = field(default_factory=dict)
     takes: tuple[Taken, ...] = ()
     first: tuple[int, ...] = ()
@@ -86,8 +94,13 @@ class _Stage:
 class AnyCut:
     """The bounds of a profile on a cluster, each worked out when it is asked for."""
 
-    def __init__(self, profile: Profile, cluster: Cluster) -> None:
-        self._profile, self._cluster = profile, cluster
+    def __init__(
+        self, profile: Profile, cluster: Cluster, micro_batches: Mapping[str, int] | None = None
+    ) -> None:
+        """`micro_batches`: into how many each task's batch is cut, 1 where nothing is said; None: into any
+        number.
+        """
+        self._profile, self._cluster, self._micro_batches = profile, cluster, micro_batches
 
     @cached_property
     def work_or_chain_s(self) -> float:
@@ -124,19 +137,29 @@ class AnyCut:
     @cached_property
     def with_links_s(self) -> float:
         """Seconds before which no iteration ends."""
-        links = OverLinks(self._profile, self._cluster, self._shares)
+        counts = self._micro_batches
+        uncut = {
+            each.task
+            for each in self._profile.metaops
+            if counts is not None and counts.get(each.task, 1) == 1
+        }
+        links = OverLinks(self._profile, self._cluster, self._in_micro_batches, uncut)
         if not links.are_any:
             return self.lower_bound_s
         of = {}
         names = topological_order(self._profile.metaops)
         picked = dict(zip(names, self._without_more[1], strict=True))
         for metaop in self._profile.metaops:
-            shares, longer_s = self._shares[metaop.name], links.longer_s(metaop)
+            shares, longer_s = self._in_micro_batches[metaop.name], links.longer_s(metaop)
+            begin = picked[metaop.name] if shares is self._shares[metaop.name] else ()
             first, *others = (
-                _Stage(num_ops, shares, longer_s, first=picked[metaop.name])
-                for num_ops in links.parts(metaop)
+                _Stage(num_ops, shares, longer_s, first=begin) for num_ops in links.parts(metaop)
             )
-            first = replace(first, beside_s=links.updated_s(metaop), takes=links.takes(metaop))
+            first = replace(first, takes=links.takes(metaop))
+            if (spread := links.spread(metaop)) is not None:
+                each_s = np.broadcast_to(longer_s, shares.tp.shape)[spread.numbers]
+                own = shares.taken(spread.numbers)
+                first = _Stage(1, own, each_s, beside_s=spread.sum_s, spread=spread)
             of[metaop.name] = (first, *others)
         bound_s, _ = _least_s(self._stages(of), self._cluster)
         return max(self.lower_bound_s, bound_s)
@@ -144,6 +167,17 @@ class AnyCut:
     @cached_property
     def _shares(self) -> dict[str, Shares]:
         return {metaop.name: shares_of(metaop, self._cluster) for metaop in self._profile.metaops}
+
+    @cached_property
+    def _in_micro_batches(self) -> dict[str, Shares]:
+        """The shares that are no larger than the micro-batches that are asked for."""
+        found, counts = dict(self._shares), self._micro_batches or {}
+        for metaop in self._profile.metaops:
+            shares, count = self._shares[metaop.name], counts.get(metaop.task, 1)
+            is_within = shares.fewest <= metaop.batch_size / count
+            if count > 1 and is_within.any():
+                found[metaop.name] = shares.taken(is_within)
+        return found
 
     @cached_property
     def _without_more(self) -> tuple[float, tuple[tuple[int, ...], ...]]:
@@ -168,7 +202,7 @@ class AnyCut:
 
     def _fitting(self, metaop: MetaOpProfile) -> Shares:
         """The shares on which an op of a MetaOp fits; all of them where none does, and there is no plan."""
-        shares = self._shares[metaop.name]
+        shares = self._in_micro_batches[metaop.name]
         fits = fits_alone(metaop, shares, self._cluster)
         return shares if fits.all() or not fits.any() else shares.taken(np.flatnonzero(fits))
 
@@ -238,9 +272,12 @@ def _least_s(
     chains = chain_rows(consumers) if has_chains else [{} for _ in stages]
     devices = device_rows(numbers.tolist())
     rows = {name: row for own in chains for name, row in own.items()}
+    rows |= {f"busy_{n}": Row({END: -1.0}) for n, stage in enumerate(stages) if stage.spread is not None}
     uses: list[dict[str, Array]] = []
-    for stage, chain in zip(stages, chains, strict=True):
+    for number, (stage, chain) in enumerate(zip(stages, chains, strict=True)):
         uses.append(dict.fromkeys(chain, stage.chain_s / unit_s))
+        if stage.spread is not None:
+            uses[-1][f"busy_{number}"] = (stage.device_s / stage.spread.most + stage.beside_s) / unit_s
         for kind, name in enumerate(devices):
             uses[-1][name] = stage.device_s / unit_s * (stage.shares.kinds == kind)
         uses[-1].update(stage.uses)
@@ -249,7 +286,8 @@ def _least_s(
             producer, name = stage.inputs[taken.place], f"takes_{number}_{place}"
             before = stages[producer]
             rows[name] = Row({f"start_{producer}": 1.0, f"start_{number}": -1.0})
-            uses[producer][name] = (before.chain_s - taken.less_s) / unit_s
+            less_s = taken.less_s if before.spread is None else taken.less_s[before.spread.numbers]
+            uses[producer][name] = (before.chain_s - less_s) / unit_s
             uses[number][name] = taken.own_s / unit_s
     choices = [
         _OnShares(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property, lru_cache
+from math import log
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from spindle_cli.costs.parameters import BlockUse, blocks_of
 from spindle_cli.costs.work import reached_by_gradients
@@ -16,6 +18,9 @@ from spindle_cli.plan.bound.program import Array
 from spindle_cli.plan.problem import needs_whole_batch, parts_of
 from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.units import GB
+
+# Numbers of devices that an op may be spread over are told apart from one to so many times as many.
+SPREAD_STEP = 1.15
 
 
 class Taken(NamedTuple):
@@ -32,6 +37,20 @@ class Taken(NamedTuple):
     less_s: Array
 
 
+class Spread(NamedTuple):
+    """Shares of an op on numbers of devices in all.
+
+    Attributes:
+        numbers: the shares.
+        most: devices that all its shares have in all, at most.
+        sum_s: seconds that gradients of the op's parameters are summed, and what is updated is gathered.
+    """
+
+    numbers: npt.NDArray[np.intp]
+    most: Array
+    sum_s: Array
+
+
 def starts_together(metaop: MetaOpProfile) -> bool:
     """Whether all devices that run an op of a MetaOp start it together, with all samples there."""
     return metaop.coupled or any(each.forward > 0 for each in metaop.batch_sums)
@@ -40,14 +59,17 @@ def starts_together(metaop: MetaOpProfile) -> bool:
 class OverLinks:
     """What links add, by MetaOp."""
 
-    def __init__(self, profile: Profile, cluster: Cluster, shares: Mapping[str, Shares]) -> None:
-        self._profile, self._shares = profile, shares
+    def __init__(
+        self, profile: Profile, cluster: Cluster, shares: Mapping[str, Shares], uncut: Collection[str] = ()
+    ) -> None:
+        """`uncut`: tasks that are in one micro-batch as that is asked for."""
+        self._profile, self._shares, self._uncut = profile, shares, uncut
         self._least = LeastSeconds(cluster)
 
     @property
     def are_any(self) -> bool:
         """Whether anything is known of any MetaOp."""
-        return bool(self._whole)
+        return bool(self._whole) or any(map(self._is_summed, self._profile.metaops))
 
     def longer_s(self, metaop: MetaOpProfile) -> Array | float:
         """Seconds that an op's sums and gathers over its devices take more than its times say."""
@@ -89,24 +111,39 @@ class OverLinks:
         """Into how many ops a MetaOp is cut, so that its first op is apart, or its last one, where links ask
         for what these run on.
         """
-        is_first_apart = metaop.name in self._whole and (not metaop.inputs or starts_together(metaop))
+        is_first_apart = self._is_summed(metaop) or (metaop.name in self._whole and starts_together(metaop))
         num_ops = metaop.num_ops - is_first_apart
         is_last_apart = metaop.name in self._taken and num_ops > 0
         parts = (1,) * is_first_apart + (num_ops - is_last_apart,) + (1,) * is_last_apart
         return tuple(count for count in parts if count)
 
-    def updated_s(self, metaop: MetaOpProfile) -> Array | float:
-        """Seconds that gradients of the first op's parameters are summed, and what is updated is gathered,
-        by the share of this op; where its task is in one micro-batch, and nothing comes before it.
+    def spread(self, metaop: MetaOpProfile) -> Spread | None:
+        """How the first op of a MetaOp that takes no inputs may be spread over devices; None where nothing of
+        it is summed.
         """
-        if metaop.inputs or metaop.name not in self._whole:
-            return 0.0
-        shares, found = self._shares[metaop.name], np.zeros(len(self._shares[metaop.name].tp))
-        count = self._at_least(shares)
-        for tp in np.unique(shares.tp):
-            own = shares.tp == tp
-            found[own] = self._of(self._update_s(metaop, int(tp)), count[own])
-        return found
+        if not self._is_summed(metaop):
+            return None
+        shares, num_devices = self._shares[metaop.name], self._least.num_devices
+        if metaop.name in self._whole:  # all shares run at once, in groups of one size
+            every, tp, fewest = np.arange(len(shares.tp)), shares.tp, np.ones(1)
+            needed = np.minimum(self._at_least(shares) * tp, num_devices)
+        else:
+            # Of groups of several sizes, as micro-batches may have, the largest hold least of what is split.
+            every, tp = shares.corners, np.full_like(shares.tp, shares.tp.max())
+            fewest = np.unique(np.round(SPREAD_STEP ** np.arange(int(log(num_devices, SPREAD_STEP)) + 1)))
+            needed = np.ones_like(tp)
+        most = np.append(fewest[1:] - 1, num_devices)
+        numbers, places = np.repeat(every, len(most)), np.tile(np.arange(len(most)), len(every))
+        groups = np.ceil(np.maximum(fewest[places], needed[numbers]) / tp[numbers])
+        sum_s = np.zeros(len(groups))
+        for each in np.unique(tp):
+            own = tp[numbers] == each
+            sum_s[own] = self._of(self._update_s(metaop, int(each)), groups[own])
+        return Spread(numbers, most[places], sum_s)
+
+    def _is_summed(self, metaop: MetaOpProfile) -> bool:
+        block = None if metaop.inputs or self._least.num_devices == 1 else self._first_block(metaop)
+        return block is not None and block.trained_bytes > 0
 
     def _update_s(self, metaop: MetaOpProfile, tp: int) -> Array:
         """By the number of devices that have a part each of what a tensor-parallel group splits."""
@@ -133,7 +170,11 @@ class OverLinks:
     def _whole(self) -> frozenset[str]:
         """The MetaOps of tasks that are in one micro-batch, with those that they exchange values with."""
         part_of = parts_of(self._profile.metaops)
-        whole = {part_of[each.name] for each in self._profile.metaops if needs_whole_batch(each)}
+        whole = {
+            part_of[each.name]
+            for each in self._profile.metaops
+            if needs_whole_batch(each) or each.task in self._uncut
+        }
         return frozenset(name for name, part in part_of.items() if part in whole)
 
     @cached_property

@@ -119,7 +119,7 @@ def _solved(
     levels = {level: program.variable(level) for level in _levels(rows)}
     program.minimise({levels[END]: 1.0})
     terms = {name: {levels[level]: by for level, by in row.levels.items()} for name, row in rows.items()}
-    runs = []
+    runs, last = [], {name: number for number, choice in enumerate(choices) for name in choice.rows}
     for number, (choice, own) in enumerate(zip(choices, picked, strict=True)):
         runs.append([program.variable(f"x_{number}_{place}") for place in range(len(own))])
         program.equal(f"ops_{number}", dict.fromkeys(runs[-1], 1.0), choice.num_ops)
@@ -127,8 +127,11 @@ def _solved(
             for name, use in zip(choice.rows, choice.uses(allocation).tolist(), strict=True):
                 if use:
                     terms[name][x] = use
-    for name, row in rows.items():
-        program.at_most(name, terms[name], row.at_most)
+        # Of equally good optima the solver finds one by the order of rows, and searches begin with it: what a
+        # chain uses stands together.
+        for name in choice.rows:
+            if last[name] == number:
+                program.at_most(name, terms[name], rows[name].at_most)
     solution = program.solve()
     each = zip(picked, runs, strict=True)
     return Bounded(
