@@ -87,6 +87,37 @@ def test_the_least_recomputation_that_fits_any_plan_is_found(least: int, for_bas
     assert sum(found.way.fallback.recompute.values()) == least
 
 
+@pytest.mark.parametrize("least", [1, 2, 17, 31, 32, 33, 62, 64])
+def test_room_is_found_to_a_step(least: int) -> None:
+    """Of 64 ops, a step each."""
+    found = seeds_of(profile_of(net("a/m", 64, 5)), 2, FittingFrom(least, least)).splitting(inf)
+    assert found is not None
+    assert sum(found.way.fallback.recompute.values()) == least
+
+
+@dataclass(frozen=True)
+class SlowBaseline(FitsFrom):
+    """A problem whose baseline takes 100 s."""
+
+    def by_baseline(self, strategy: str) -> Judged | None:
+        return taking(100.0) if self.ops >= self.for_baselines else None
+
+
+class SlowBaselines(FittingFrom):
+    """Poses such problems."""
+
+    def posed(self, profile: Profile, cluster: Any, fallback: MemoryFallback | None = None) -> Any:
+        posed = super().posed(profile, cluster, fallback)
+        return SlowBaseline(posed.problem, posed.ops, posed.for_baselines, posed.for_search)
+
+
+def test_with_less_room_than_a_baseline_needs_what_is_faster_may_fit() -> None:
+    """From 4 of 16 ops on the baseline fits, and from 6 on what takes as many seconds."""
+    found = seeds_of(profile_of(net("a/m", 16, 5)), 2, SlowBaselines(4, 6)).splitting(inf)
+    assert found is not None
+    assert found.seconds == 6.0
+
+
 def test_where_nothing_fits_there_is_no_fallback() -> None:
     posing = FittingFrom(99, 99)
     assert seeds_of(profile_of(net("a/m", 16, 5)), 2, posing).splitting(inf) is None
