@@ -44,7 +44,7 @@ def compiled_into_callers(function: Function) -> Function:
 def compiled_and_kept(
     function: Function, calls: Sequence[ModuleType], takes_long: str | None = None
 ) -> Function:
-    """The same for one that Python calls, kept on disk beside its module or in the user's cache; where
+    """Compile a function that Python calls, kept on disk beside its module or in the user's cache; where
     nothing can be written, compiled in each run.
 
     numba looks only at the file of the function itself to see whether what it has kept is still right. So
@@ -67,7 +67,7 @@ def compiled_and_kept(
 
 
 def sources_digest(modules: Sequence[ModuleType]) -> str:
-    """Of the files of some modules, their texts together."""
+    """Return a digest of the texts of some modules' files."""
     digest = hashlib.sha256()
     for module in modules:
         if module.__file__ is not None:  # a frozen module has none, and does not change

@@ -36,5 +36,5 @@ def _on_any_number(metaop: MetaOpProfile, cluster: Cluster) -> MetaOpProfile:
 
 
 def _fastest_s(metaop: MetaOpProfile, num_devices: int) -> float:
-    """Of one op on at most so many devices."""
+    """Return the least seconds that one op takes on at most so many devices."""
     return min((point.op_s for point in metaop.curve if point.num_devices <= num_devices), default=inf)

@@ -49,12 +49,12 @@ class MicroBatched:
 
     @cached_property
     def first(self) -> Problem:
-        """Of `one`."""
+        """Return the problem of one micro-batch of each task."""
         return self.make(self.one, self.cluster)
 
     @cached_property
     def all(self) -> Problem:
-        """Of all micro-batches, with MetaOps for each."""
+        """Return the problem of all micro-batches, with MetaOps for each."""
         metaops = [
             _numbered(metaop, number)
             for metaop in self.one.metaops
@@ -192,7 +192,7 @@ def _cuts_of(metaops: Sequence[MetaOpProfile]) -> list[int]:
 
 
 def parse_counts(texts: Sequence[str]) -> dict[str, int]:
-    """Of 'task=count' texts, how many micro-batches each task has.
+    """Read how many micro-batches each task has from 'task=count' texts.
 
     Raises:
         UsageError: one is no such text, or a task is named twice.
@@ -298,7 +298,7 @@ def _curve_of_part(metaop: MetaOpProfile, count: int, cluster: Cluster) -> tuple
 def _points_of_part(
     shares: Same[tuple[ShareTime, ...]], samples: int, num_devices: int
 ) -> tuple[CurvePoint, ...]:
-    """The same object for the same shares. `samples`: of a micro-batch."""
+    """Return the allocations of a micro-batch of so many samples; one object for equal shares."""
     points: list[CurvePoint] = []
     for device in dict.fromkeys(share.device for share in shares.of):
         own = [share for share in shares.of if share.device == device]
@@ -308,7 +308,7 @@ def _points_of_part(
 
 
 def _points(shares: Sequence[ShareTime], samples: int, num_devices: int) -> Iterator[CurvePoint]:
-    """Of one type of device. `samples`: of a micro-batch."""
+    """Yield the allocations of a micro-batch of so many samples on one type of device."""
     for tp in sorted({share.tp for share in shares}):
         known = KnownShares(share for share in shares if share.tp == tp)
         for dp in range(1, min(samples, num_devices // tp) + 1):

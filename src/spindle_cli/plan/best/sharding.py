@@ -27,7 +27,7 @@ HEAVIEST_SHARE = 0.6
 
 
 def key_of(metaop: MetaOpProfile) -> str:
-    """Of a MetaOp's parameters, as plans name them under `sharding`."""
+    """Return the name that plans have under `sharding` for a MetaOp's parameters."""
     return metaop.parameters or metaop.name
 
 
@@ -126,7 +126,7 @@ def _users(profile: Profile) -> dict[str, list[MetaOpProfile]]:
 
 
 class _Size(NamedTuple):
-    """Of parameters."""
+    """How large parameters are, all and those that are trained."""
 
     num_bytes: int
     trained_bytes: int
@@ -184,7 +184,7 @@ def points_on_all(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[di
 
 
 def seconds_on(metaop: MetaOpProfile, point: CurvePoint | Point, cluster: Cluster, profile: Profile) -> float:
-    """Of all ops of a MetaOp on an allocation, with what is gathered and scattered on all devices."""
+    """Return what all ops of a MetaOp take on an allocation, with gathers and scatters over all devices."""
     is_reached = reached_by_gradients(profile.metaops)[metaop.name]
     longer_s = sum(longer_on(metaop, point, cluster, profile, is_reached=is_reached))
     return metaop.num_ops * (point.forward_s + point.backward_s) + longer_s
@@ -232,7 +232,7 @@ def _not_on_all(key: str, metaops: Sequence[MetaOpProfile], cluster: Cluster) ->
 
 
 def parse_levels(texts: Sequence[str]) -> dict[str, Sharding]:
-    """Of 'key=level' texts, what is shared out of which parameters.
+    """Read what is sharded of which parameters from 'key=level' texts.
 
     Raises:
         UsageError: one is no such text, or a key is named twice.

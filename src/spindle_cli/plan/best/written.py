@@ -102,6 +102,6 @@ def _predicted(best: Judged, cluster: Cluster, bounds: Bounds, assumed: Mapping[
 
 
 def _host_memory(memory: Sequence[DeviceMemory], cluster: Cluster) -> tuple[int, ...]:
-    """Of each node; nothing where no activations are moved there."""
+    """Return the host memory that activations take on each node; empty where none are moved there."""
     found = host_memory(memory, cluster)
     return found if any(found) else ()

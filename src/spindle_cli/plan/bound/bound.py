@@ -54,7 +54,7 @@ class Bound:
 
     @cached_property
     def op_s(self) -> tuple[float, ...]:
-        """Of each node, seconds of one op in the optimum, on average."""
+        """Return the seconds that an op of each node takes in the optimum, on average."""
         return tuple(
             sum(column.op_s * ops for column, ops in own) / sum(ops for _, ops in own) for own in self.ops
         )
@@ -93,7 +93,7 @@ def lower_bound_under(problem: Problem, bound: Bound, split: MemoryFallback) -> 
 
 
 def cheapest_columns(problem: Problem, bound: Bound) -> list[Column]:
-    """Of each node, the allocation that costs least by the bound's prices: none that a plan has of whole
+    """Return each node's allocation that costs least by the bound's prices: none that a plan has of whole
     batches costs less.
     """
     return proven(*_program(problem, problem.fallback), bound.row_prices)[1]

@@ -161,7 +161,7 @@ class OverLinks:
 
     @staticmethod
     def _first_block(metaop: MetaOpProfile) -> BlockUse | None:
-        """Of the blocks of its first op whose gradients are summed as they are, the one with most trained."""
+        """Return the first op's block with most trained whose gradients are summed as they are."""
         matrices = {each.parameter for each in metaop.matrices}
         blocks = [use for use in blocks_of(metaop, 0) if not use.is_gathered and use.block[0] not in matrices]
         return max(blocks, key=lambda use: use.trained_bytes, default=None)

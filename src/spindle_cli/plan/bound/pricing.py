@@ -94,12 +94,12 @@ def pricings(metaop: MetaOpProfile, cluster: Cluster, forwards: float, least_tp:
 
 @lru_cache(_MOST_KEPT)
 def pricing_of(times: ShareTimes, groups: tuple[int, ...]) -> Pricing:
-    """The same object for the same times and groups."""
+    """Return the pricing of these times and groups, one object for equal ones."""
     return Pricing(times, groups)
 
 
 class Pricing:
-    """Of one MetaOp at one degree of tensor parallelism, on so many groups of devices of each type."""
+    """The prices of one MetaOp's allocations at one tensor-parallel degree, by groups of each device type."""
 
     def __init__(self, times: ShareTimes, groups: Sequence[int]) -> None:
         self.tp, self._batch_size = times.tp, times.batch_size
@@ -127,7 +127,7 @@ class Pricing:
         return Column(float(self._op_s[place]), tuple(float(n) * self.tp for n in counts[:, place]))
 
     def _exact(self, prices: Seconds) -> Seconds:
-        """Of two types, every number of the first with the fewest of the second."""
+        """Price allocations on two types: every number of the first with the fewest of the second."""
         first, second = np.arange(self._groups[0] + 1)[:, None], self._second
         cost = np.where(second <= self._groups[1], prices[0] * first + prices[1] * second, np.inf)
         best = np.argmin(cost, axis=0)

@@ -166,7 +166,7 @@ def _levels(rows: Mapping[str, Row]) -> dict[str, None]:
 
 
 def chain_rows(consumers: Sequence[Sequence[int]]) -> list[dict[str, Row]]:
-    """Of each node the rows that say that it ends before others start, or the end.
+    """Return for each node the rows that say that it ends before others start, or the end.
 
     Args:
         consumers: of each node, those that start behind it.

@@ -50,8 +50,8 @@ def allocations(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> t
 
 @lru_cache(_MOST_KEPT)
 def _of_groups(of_degrees: tuple[ShareTimes, ...], groups: tuple[tuple[int, ...], ...]) -> tuple[Point, ...]:
-    """The same, of so many groups of devices of each type for each degree; the same object for the same
-    times.
+    """Return the allocations that no other beats, of so many groups of devices of each type for each degree;
+    one object for equal times.
     """
     each = zip(of_degrees, groups, strict=True)
     return unbeaten(point for times, room in each for point in _of_degree(times, room))
@@ -81,7 +81,7 @@ def unbeaten(points: Iterable[Point]) -> tuple[Point, ...]:
 
 
 def _fastest_first(points: Iterable[Point]) -> tuple[Point, ...]:
-    """The same, the fastest first. What beats one that is beaten beats those too that this one does."""
+    """Return allocations that no other beats, the fastest first; beating is transitive."""
     found: list[Point] = []
     in_order = sorted(points, key=lambda point: (point.op_s, point.num_devices))
     counts = np.array([point.counts for point in in_order])
@@ -132,7 +132,7 @@ def _counts(groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _sizes_up_to(groups: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-    """Of each type those that there is room for, none, and all."""
+    """Return each type's sizes that there is room for, with none and all."""
     return [sorted({0, most, *(size for size in sizes if size < most)}) for most in groups]
 
 

@@ -26,7 +26,7 @@ _MOST_KEPT = 2048
 
 @lru_cache(_MOST_KEPT)
 def cutter_of(times: ShareTimes) -> Cutter:
-    """The same object for the same times."""
+    """Return the cutter of these times, one object for equal ones."""
     return Cutter(times)
 
 

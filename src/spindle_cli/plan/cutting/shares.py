@@ -44,7 +44,7 @@ class TypeTimes:
 
 @dataclass(frozen=True)
 class ShareTimes:
-    """Of a MetaOp at one degree of tensor parallelism.
+    """What shares of a MetaOp take at one degree of tensor parallelism.
 
     `of_types`: in the order of the cluster's types.
     """
@@ -61,8 +61,8 @@ def share_times(
     forwards: float = 1,
     degrees: Collection[int] | None = None,
 ) -> tuple[ShareTimes, ...]:
-    """Of some degrees, or of each that shares or curve have, ascending; of the same curve and shares the same
-    objects.
+    """Return the times of shares for some degrees, or for each that shares or curve have, ascending; one
+    object for equal curves and shares.
 
     Args:
         forwards: how often an op runs forward: twice where it is recomputed, between where some ops are.

@@ -31,7 +31,7 @@ def _equal(entries: Sequence[OfDevice], num_types: int) -> bool:
 
 
 def as_one_type(cluster: Cluster) -> Cluster:
-    """The same with the first type's name for all devices."""
+    """Return the cluster with the first type's name for all devices."""
     labels = [group.label for group in cluster.nodes]
     # Links between groups go by their names; those without one were called by their type, maybe several.
     names = [

@@ -80,7 +80,7 @@ def on_best_part(problem: Problem, bound: Bound, whole: Found, plan_for: PlanFor
 
 
 def _with_idle_said(problem: Problem, whole: Found) -> Found:
-    """The same plan; if it leaves nodes idle that would compute if sums took no time, it says so."""
+    """Note in a plan that it leaves nodes idle, if these would compute if sums took no time."""
     draft = _draft_in_turn(problem, _everything(problem))
     busy = _nodes_of(problem, (piece.devices for piece in whole.best.slices))
     wanted = set() if draft is None else _nodes_of(problem, draft.devices or ())

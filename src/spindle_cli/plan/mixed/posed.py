@@ -78,7 +78,7 @@ class PosedOnTypes:
         return None if draft is None else judge(self.problem, draft)
 
     def best(self, strategy: StrategyName, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
-        """Of more effort the schedules of more searches, with NO_SEARCH those of none.
+        """Return the best plan; more effort has the schedules of more searches, NO_SEARCH those of none.
 
         The second says whether memory stood in the way of none: neither of a plain schedule of the search,
         nor of a baseline's that ends before the best iteration; or, of a search, not in the way of one that
@@ -143,7 +143,7 @@ class PosedOnTypes:
         return _shortest(plain), _shortest(mixing)
 
     def _baseline_drafts(self) -> list[Draft]:
-        """Of each baseline its own draft, and its schedule with the devices left to the placement."""
+        """Return the draft of each baseline, and its schedule with the devices left to the placement."""
         found = [draft for name in BASELINES if (draft := self._draft_of(name)) is not None]
         return [each for draft in found for each in (draft, Draft("spindle", draft.pieces))]
 

@@ -34,7 +34,7 @@ class KnownAllocations:
         return self._known[key][1]
 
     def _alike(self, metaop: MetaOpProfile, least_tp: int) -> tuple[Point, ...] | None:
-        """Of a MetaOp with equal curves."""
+        """Return the allocations known of a MetaOp with equal curves; None if there is none."""
         wanted = metaop.batch_size, metaop.curve, metaop.shares
         for (*_, known_tp), (other, points) in self._known.items():
             if known_tp == least_tp and wanted == (other.batch_size, other.curve, other.shares):

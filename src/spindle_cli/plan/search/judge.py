@@ -219,7 +219,7 @@ def _fits_in_groups(problem: Problem, slices: tuple[Slice, ...]) -> bool:
 def measure_as_they_are(
     problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None = None
 ) -> Judged | None:
-    """The same in the order of passes that the slices have."""
+    """Evaluate slices in the order of passes that they have; None if they do not fit."""
     memory = _memory_within(problem, slices)
     return None if memory is None else _measured(problem, strategy, slices, memory, after)
 

@@ -112,7 +112,7 @@ def given_up(profile: Profile, share: float, whole: Collection[str] = ()) -> Mem
 
 
 def savable_bytes(metaops: Sequence[MetaOpProfile]) -> int:
-    """Of the activations of some MetaOps, what need not be kept."""
+    """Return the bytes of activations of some MetaOps that need not be kept."""
     return sum(metaop.num_ops * saved_bytes(metaop) for metaop in metaops)
 
 
@@ -238,7 +238,7 @@ def describe(slices: Sequence[Slice], fallback: MemoryFallback | None = None) ->
 
 
 def _selectively(recomputed: int, selective: int) -> str:
-    """Of how many ops what takes longest is kept, as part of a note."""
+    """Say of how many ops what takes longest is kept, as part of a note."""
     if not selective:
         return ""
     which = "all" if selective == recomputed else f"{selective}"

@@ -19,7 +19,7 @@ WORTH_REORDERING = 0.002
 
 
 def with_passes_apart(problem: Problem, judged: Judged) -> Judged:
-    """The same placed slices with the best order of their passes; as it was where none gains enough."""
+    """Return the plan with the best order of its passes, or as it was where none gains enough."""
     orders = [
         *(as_they_come(problem, judged.slices, longest_first=longest) for longest in (True, False)),
         *in_groups(problem, judged.slices),

@@ -35,7 +35,7 @@ class Posed(Protocol):
         ...
 
     def baselines(self, strategy: StrategyName) -> tuple[StrategyName, ...]:
-        """Of the strategies that search nothing, those whose plans a strategy considers."""
+        """Return the strategies that search nothing whose plans a strategy considers."""
         ...
 
     def by_baseline(self, strategy: StrategyName) -> Judged | None:
@@ -57,7 +57,7 @@ class Posing(Protocol):
         ...
 
     def posed(self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Posed:
-        """The same, with how plans of it are found."""
+        """Pose the problem of a profile, with how plans of it are found."""
         ...
 
     def on_all(
@@ -69,5 +69,5 @@ class Posing(Protocol):
         ...
 
     def divisor(self, cluster: Cluster) -> int:
-        """Of a micro-batch's samples, where that can be: the number of devices that share them equally."""
+        """Return what divides a micro-batch's samples where it can: how many devices share them equally."""
         ...

@@ -39,7 +39,7 @@ class CutPart:
 
     @cached_property
     def kept_bytes(self) -> float:
-        """Of activations, on all devices if each keeps as many as the one with the largest share."""
+        """Return the bytes of activations on all devices if each keeps as many as the one with most."""
         return self._unevenness * sum(each.num_ops * each.activation_bytes_per_op for each in self.metaops)
 
     @cached_property

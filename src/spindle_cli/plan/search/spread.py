@@ -65,7 +65,7 @@ def all_spread_out(problem: Problem, found: Sequence[Judged]) -> list[Judged]:
 
 
 def spread_out(problem: Problem, judged: Judged) -> Judged:
-    """The same plan with ops spread over the devices of their inputs, or as it was where none gains by it."""
+    """Spread ops of a plan over the devices of their inputs; the plan as it was where nothing gains by it."""
     worth_s = WORTH_SPREADING * judged.prediction.iteration_s
     if judged.prediction.transfer_s < worth_s:
         return judged

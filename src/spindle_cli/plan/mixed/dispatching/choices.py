@@ -10,7 +10,7 @@ from spindle_cli.plan.bound.pricing import hull
 
 
 class Choices:
-    """Of a node's allocations those that some free devices have room for, by some prices.
+    """The allocations of a node that some free devices have room for, by some prices.
 
     Attributes:
         fastest_first: the allocations, of equally fast ones the first first.

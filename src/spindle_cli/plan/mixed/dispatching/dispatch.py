@@ -99,7 +99,7 @@ class MixedDispatcher:
         return _Priced([((counts @ prices) * np.array(op_s)).tolist() for counts, op_s in each], {})
 
     def choices(self, node: int, free: tuple[int, ...], priced: _Priced) -> Choices:
-        """Of a node, those that so many free devices of each type are enough for."""
+        """Return a node's allocations that so many free devices of each type are enough for."""
         key = node, free
         found = priced.choices.get(key)
         if found is None:
