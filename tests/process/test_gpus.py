@@ -80,7 +80,7 @@ def test_ranks_share_gpus_in_turn_and_their_memory(
 def test_a_launch_counts_places(monkeypatch: pytest.MonkeyPatch) -> None:
     _, plan = two_towers()
     node = plan.cluster.nodes[0].model_copy(update={"device": "h100"})
-    gpus = plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"nodes": (node,)})})
+    gpus = plan.model_copy(update={"cluster": plan.cluster.changed(nodes=(node,))})
     with pytest.raises(InputError, match=r"4 devices \(h100\) on this node; found 2"):
         missing_devices(gpus, 4)
     monkeypatch.setenv("SPINDLE_RANKS_PER_GPU", "2")

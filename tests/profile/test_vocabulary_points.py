@@ -76,7 +76,7 @@ def task(graph: WorkloadGraph) -> TaskGraph:
 def a800() -> Cluster:
     """A node of four."""
     whole = Cluster.read(CONFIGS / "clusters" / "a800-1x8.yaml")
-    return whole.model_copy(update={"nodes": (whole.nodes[0].model_copy(update={"devices": 4}),)})
+    return whole.changed(nodes=(whole.nodes[0].model_copy(update={"devices": 4}),))
 
 
 @pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.long), True])

@@ -145,7 +145,7 @@ def counted(profile: Profile, **environment: object) -> Profile:
 def of_h100s(profile: Profile, strategy: StrategyName) -> Plan:
     """A plan for two of them."""
     group = NodeGroup(count=1, devices=2, device="h100-80gb", memory_gib=80)
-    return make_plan(profile, cluster_of(2).model_copy(update={"nodes": (group,)}), strategy)
+    return make_plan(profile, cluster_of(2).changed(nodes=(group,)), strategy)
 
 
 def test_the_cluster_s_work_is_told_of_the_plan_and_of_sequential() -> None:
