@@ -28,7 +28,8 @@ from spindle_cli.analysis.tracing.trace import PART_HINT
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.artifact import sha256_of
 from spindle_cli.training.data.lengths import varying_dims
-from spindle_cli.workload.building.attributes import GoesOneWayError, values_kept
+from spindle_cli.workload.building.attributes import values_kept
+from spindle_cli.workload.building.contents import GoesOneWayError
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
 from spindle_cli.workload.outside import heard
 from spindle_cli.workload.parameters import root_of

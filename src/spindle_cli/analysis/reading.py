@@ -12,7 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from spindle_cli.workload.building.attributes import Memories, hooks_of_users, last_name
+from spindle_cli.workload.building.attributes import Memories
+from spindle_cli.workload.building.contents import last_name
+from spindle_cli.workload.building.hooks import hooks_of_users
 from spindle_cli.workload.fields import ASKS_ENVIRONMENT, OF_ENVIRONMENT
 from spindle_cli.workload.reads import Reads
 

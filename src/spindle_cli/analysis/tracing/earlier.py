@@ -28,7 +28,8 @@ from spindle_cli.analysis.tracing.proxies.counters import (
 from spindle_cli.analysis.tracing.proxies.scratch import SeenAttributes
 from spindle_cli.analysis.tracing.signature import place_of_function
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.attributes import Changes, Leftover, Memories, last_name
+from spindle_cli.workload.building.attributes import Changes, Memories
+from spindle_cli.workload.building.contents import Leftover, last_name
 from spindle_cli.workload.graph import CONSTANT
 from spindle_cli.workload.outside import Asked
 from spindle_cli.workload.own_draws import draws_by_itself

@@ -28,7 +28,7 @@ from spindle_cli.analysis.tracing.proxies.counters import SetsPlainError, Unknow
 from spindle_cli.analysis.tracing.proxies.grids import keeps_for_generating
 from spindle_cli.analysis.tracing.proxies.scratch import Scratch
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.attributes import give_hooks, hooks_of
+from spindle_cli.workload.building.hooks import give_hooks, hooks_of
 from spindle_cli.workload.building.writes import is_new, written_by
 from spindle_cli.workload.fields import OF_TORCH
 from spindle_cli.workload.graph import CONSTANT

@@ -49,11 +49,11 @@ from spindle_cli.analysis.unread import Unread
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import (
     Changes,
-    Leftover,
     noted_by_hooks_of_forward_replaced,
     swapped_tensors,
     watching,
 )
+from spindle_cli.workload.building.contents import Leftover
 from spindle_cli.workload.building.handed_out import handed_out
 from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.building.uncompiled import CALLS_COMPILED, LEAVE_OUT, is_of_compiled

@@ -67,12 +67,9 @@ from spindle_cli.analysis.unread import not_validated
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.wide import MadeInFloat64, forget_equal_twins, l1_loss_weight
 from spindle_cli.workload.arguments import arguments_of, call_forward
-from spindle_cli.workload.building.attributes import (
-    Changes,
-    Memories,
-    hooks_of_forward_left_alone,
-    last_name,
-)
+from spindle_cli.workload.building.attributes import Changes, Memories
+from spindle_cli.workload.building.contents import last_name
+from spindle_cli.workload.building.hooks import hooks_of_forward_left_alone
 from spindle_cli.workload.building.uncompiled import CALLS_COMPILED, LEAVE_OUT, is_of_compiled
 from spindle_cli.workload.graph import made_of as nodes_behind
 from spindle_cli.workload.graph import reached

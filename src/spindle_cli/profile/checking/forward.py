@@ -15,7 +15,8 @@ from spindle_cli.profile.checking.compare import Watch, first_line, relative_dif
 from spindle_cli.profile.checking.values import Values
 from spindle_cli.training.no_randomness import NoRandomness
 from spindle_cli.workload.arguments import call_forward
-from spindle_cli.workload.building.attributes import last_name, watching
+from spindle_cli.workload.building.attributes import watching
+from spindle_cli.workload.building.contents import last_name
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.types import Task

@@ -10,105 +10,59 @@ import argparse
 import contextlib
 import contextvars
 import functools
-import itertools
 import operator
 import os
-import re
 import sys
 import threading
 import types
-import weakref
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-import numpy as np
-from torch import Tensor, fx, nn, strided
+from torch import Tensor, nn, strided
 from torch.jit import ScriptModule
 from torch.utils import _pytree as pytree
 
-from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.contents import (
+    MISSING,
+    MOST_ENTRIES,
+    PLAIN,
+    FunctionsHeld,
+    Leftover,
+    Memory,
+    bound_arguments,
+    container_of,
+    contents_of,
+    goes_one_way,
+    has_other_entries,
+    has_tensors,
+    is_as_before,
+    is_left,
+    is_other_container,
+    is_plain_other,
+    is_small_array,
+    names_that_keep_nothing,
+    replace_plain,
+    value_of_variable,
+)
+from spindle_cli.workload.building.hooks import give_hooks, hooks_of, hooks_of_users, is_of_forward
 from spindle_cli.workload.building.source import settled_module_name
 from spindle_cli.workload.building.writes import copy_once_written, share_memory
 from spindle_cli.workload.fields import (
     ASKS_ENVIRONMENT,
     OF_ENVIRONMENT,
     OF_TORCH,
-    Environment,
-    attributes_of,
     fields_of,
 )
 from spindle_cli.workload.reads import Reads
 
-_PLAIN = (bool, int, float, complex, str, bytes)
-_HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "_hooks" in name and held == {})
 _DEPTH = 3  # of containers in containers, and in objects
-_MOST = 1000  # entries of a container that are looked into
-# By the first of these that something is, its contents are read and written, whatever its class does there.
-_CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
 # Objects of classes from there keep nothing of a user's, but for those that are made to.
 _NOT_OF_USERS = sys.stdlib_module_names | {"torch", "numpy", "spindle_cli"}
 _KEEP_OF_TORCH = frozenset({"torch.quasirandom"})  # files of torch's whose objects go on from call to call
 _EXACT = (list, dict, set, OrderedDict, defaultdict, Counter, deque)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, threading.local)
-# What holds one value, and is no name of anything itself.
-_VARIABLES = (types.CellType, contextvars.ContextVar)
-_MISSING = object()
-_MOST_ELEMENTS = 4096  # of an array of numpy's whose values are looked at
-_forward = threading.local()  # `hooks`: those that a forward which is traced has not set itself; None: all
-
-
-class GoesOneWayError(WorkloadError):
-    """A forward moves an iterator, which nothing moves back. `key`: the last name by which it has it."""
-
-    def __init__(self, name: str, holder: object) -> None:
-        hint = (
-            "Count in a number (self.calls += 1) and take what belongs to it from a list; or "
-            "declare what changes from step to step: Task(..., step_values={'beta': function})."
-        )
-        if isinstance(holder, contextvars.ContextVar):
-            hint = (
-                "Give it a value where it is made (ContextVar(name, default=...)), or let forward reset it "
-                "before it ends: token = variable.set(value), variable.reset(token)."
-            )
-        super().__init__(
-            f"forward goes on in {name}, a {type(holder).__name__}, from call to call; looking at a forward "
-            "moves it, and nothing moves it back",
-            hint=hint,
-        )
-        self.key = last_name(name)
-
-
-def last_name(path: str) -> str:
-    """The name that code has for something, of how it is come to ('self.layer.cache[2]': 'cache')."""
-    return str(re.findall(r"\w+", re.sub(r"\[.*?\]|'s default", "", path))[-1])
-
-
-@dataclass(frozen=True)
-class Leftover:
-    """What was found changed at one place. `put` lets it be there, and gives what puts back what was there;
-    `attribute`: of a module that holds it itself, the name; `has_tensors`: it is an object or container with
-    tensors in it.
-    """
-
-    name: str
-    holder: object
-    put: Callable[[], Callable[[], object]]
-    attribute: str = ""
-    has_tensors: bool = False
-
-    @property
-    def is_noted_by_hook(self) -> bool:
-        """Whether it is tensors that a hook has put into a container."""
-        is_of_hook = any(f"{name}[" in self.name for name in _HOOKS)
-        return is_of_hook and self.has_tensors and _container(self.holder) is not None
-
-    @classmethod
-    def of_attribute(cls, module: nn.Module, name: str, value: Any, dotted: str = "") -> Leftover:
-        """What an attribute of a module now is; `dotted`: its name for messages, if another."""
-        put = functools.partial(_set_entry, module.__dict__, name, value)
-        return cls(f"self.{dotted or name}", module, put, name)
 
 
 @dataclass
@@ -268,137 +222,6 @@ def _look(name: str, module: nn.Module, *, is_owner: bool = False) -> _Part:
     return _Part(module, name, *held, is_owner)
 
 
-class _Memory(NamedTuple):  # a thousand are made for each look at a layer
-    """A container, an object, a class or a file, and what it held.
-
-    Attributes:
-        path: how it is come to: the name of an attribute, a class or a file, then keys.
-        is_own: a module comes to it, not a class or a file alone.
-        by_names: its fields are meant, not its entries.
-        named: of a class or file, the names that are meant; None: all.
-    """
-
-    holder: Any
-    path: tuple[str, ...]
-    kept: Any
-    is_own: bool
-    by_names: bool
-    named: Collection[str] | None = None
-
-    @property
-    def held(self) -> Any:
-        """What it holds now."""
-        return _contents(self.holder, by_names=self.by_names)
-
-    @property
-    def is_attribute(self) -> bool:
-        """Whether it is a container that is an attribute of a module."""
-        return self.is_own and len(self.path) == 1 and not self.by_names and not self.is_of_hook
-
-    @property
-    def is_of_hook(self) -> bool:
-        """Whether a module comes to it by a hook."""
-        return self.is_own and self.path[0].rpartition(".")[2] in _HOOKS
-
-    @property
-    def name(self) -> str:
-        """As messages have it."""
-        return ("self." if self.is_own else "") + "".join(self.path)
-
-    @property
-    def changed(self) -> list[str]:
-        """What of it is another now: its fields where they are meant, otherwise all of it."""
-        if not self.by_names:
-            return [self.name]
-        held = self.held
-        fields = [
-            key
-            for key in {**self.kept, **held}
-            if not _is(held.get(key, _MISSING), self.kept.get(key, _MISSING))
-        ]
-        return [f"{self.name}.{key}" for key in fields]
-
-    @property
-    def leftovers(self) -> list[Leftover]:
-        """What of it is another now, to be put there once more: of a module, attributes one by one."""
-        held = self.held
-        if not isinstance(self.holder, nn.Module):
-            put = functools.partial(self.put, held)
-            return [Leftover(self.name, self.holder, put, has_tensors=_has_tensors(held))]
-        return [
-            Leftover.of_attribute(self.holder, name, value)
-            for name, value in held.items()
-            if not _is(value, self.kept.get(name, _MISSING))
-        ]
-
-    def put(self, held: Any) -> Callable[[], object]:
-        """Let what has come to it in `held`, or is another there, come to what it holds; gives what puts that
-        back.
-        """
-        before, kept = self.held, self.kept
-        now = held
-        if isinstance(held, dict) and kept.keys() <= held.keys():
-            new = {key: value for key, value in held.items() if not _is(value, kept.get(key, _MISSING))}
-            now = {**before, **new}
-        elif isinstance(held, list) and len(held) > len(kept) and _is_as(held[: len(kept)], kept):
-            now = before + held[len(kept) :]
-        self._replace(kept=now).restore()
-        return self._replace(kept=before).restore
-
-    def restore(self) -> None:
-        """Let it hold what it held.
-
-        Raises:
-            WorkloadError: it goes one way alone.
-        """
-        holder, kept = self.holder, self.kept
-        if self.by_names:
-            fields: Any = attributes_of(holder)
-            if isinstance(fields, Environment):
-                fields.become(kept)
-            else:
-                fields.clear()
-                fields.update(kept)
-        elif isinstance(holder, types.CellType) and kept[0] is _MISSING:
-            del holder.cell_contents
-        elif isinstance(holder, _VARIABLES) and kept[0] is not _MISSING:
-            _set_variable(holder, kept[0])
-        elif isinstance(holder, np.ndarray):
-            if not holder.flags.writeable:  # a view of what somebody else holds, and changes
-                return
-            holder[...] = np.frombuffer(kept[0], holder.dtype).reshape(holder.shape)
-        elif (kind := _container(holder)) is not None:
-            kind.clear(holder)
-            kind.extend(holder, kept) if kind in (list, deque) else kind.update(holder, kept)
-        else:
-            raise GoesOneWayError(self.name, holder)
-
-
-def _container(value: Any) -> Any:
-    """As which container something is read; None: it is none."""
-    if isinstance(value, _CONTAINERS):
-        return next(kind for kind in _CONTAINERS if isinstance(value, kind))
-    return None
-
-
-def _contents(value: Any, *, by_names: bool) -> Any:
-    """A copy of what something holds."""
-    if type(value) is dict and not by_names:
-        return value.copy()
-    if by_names:
-        return dict(attributes_of(value) or {})
-    if isinstance(value, _VARIABLES):
-        return [_inside(value, _MISSING)]
-    if isinstance(value, np.ndarray):
-        return [value.tobytes()]
-    kind = _container(value)
-    if kind is None:
-        return [_position(value)]
-    if kind in (list, deque):
-        return list(kind.__iter__(value))
-    return set(value) if kind is set else {key: kind.__getitem__(value, key) for key in kind.__iter__(value)}
-
-
 @dataclass(frozen=True)
 class Replaced:
     """What something else is in the place of: whether there was anything, and whether that is all that has
@@ -418,13 +241,13 @@ class Memories:
 
     def __init__(self, parts: Sequence[tuple[str, nn.Module]], classes: Sequence[type]) -> None:
         """`parts`: with their names below the module; `classes`: of all of them."""
-        self._memories: dict[tuple[object, bool], _Memory] = {}
+        self._memories: dict[tuple[object, bool], Memory] = {}
         # By id the dicts of functions without attributes, which most are; with paths, and `is_own`.
         self._bare: dict[object, tuple[dict[str, Any], tuple[str, ...], bool]] = {}
-        self._functions: list[_Functions] = []  # more of them, of classes and files
+        self._functions: list[FunctionsHeld] = []  # more of them, of classes and files
         self._hidden: list[tuple[str, Tensor]] = []  # of modules that are no parts, by how they are come to
         self._named_tensors: list[tuple[str, Tensor]] = []  # of classes and files
-        self._names: list[_Memory] = []  # of classes and files
+        self._names: list[Memory] = []  # of classes and files
         self._named_by: set[int] = set()  # the ids of these
         self._remembering: dict[int, tuple[Any, int]] = {}
         self._files = {cls.__module__ for cls in classes}
@@ -433,11 +256,11 @@ class Memories:
         self._parts = {id(module) for _, module in parts}
         for prefix, module in parts:
             for key, value in vars(module).items():
-                if key not in OF_TORCH and value is not None and not isinstance(value, _PLAIN):
+                if key not in OF_TORCH and value is not None and not isinstance(value, PLAIN):
                     self._look(value, (f"{prefix}.{key}" if prefix else key,), _DEPTH, is_own=True)
             for name, hooks in hooks_of_users(module).items():
                 for place, (number, hook) in enumerate(hooks.items()):
-                    if not _is_of_forward(module, name, number):
+                    if not is_of_forward(module, name, number):
                         path = (f"{prefix}.{name}" if prefix else name, f"[{place}]")
                         self._look(hook, path, _DEPTH, is_own=True)
         for cls in classes:
@@ -469,7 +292,7 @@ class Memories:
         for module in operator.modules():
             for name, hooks in hooks_of_users(module).items():
                 for number, hook in hooks.items():
-                    if _is_of_forward(module, name, number):
+                    if is_of_forward(module, name, number):
                         made._look(hook, (name,), _DEPTH, is_own=True)
         return made
 
@@ -478,7 +301,7 @@ class Memories:
         give the names of what holds them. `other`: see `changed_replaced`.
         """
         with contextlib.ExitStack() as undo:
-            found = [each for each in self._changed() if _replace_plain(each, other, undo, most=1)[0]]
+            found = [each for each in self._changed() if replace_plain(each, other, undo, most=1)[0]]
             undo.pop_all()
         return [each.name for each in found]
 
@@ -487,7 +310,7 @@ class Memories:
         for memory in self._changed():
             changes.within += memory.changed
             changes.leftovers += memory.leftovers
-            if not _counts(memory.held, memory.kept):
+            if not has_other_entries(memory.held, memory.kept):
                 changes.held.append(memory.name)
             elif memory.is_attribute:
                 changes.counted.append(memory.path[0])
@@ -495,16 +318,16 @@ class Memories:
                 changes.elsewhere.append(memory.name)
         for names in self._names:
             for name, value, old in _others(names):
-                is_plain = _is_plain_other(value, old)
-                if is_plain or _has_tensors([value]):
+                is_plain = is_plain_other(value, old)
+                if is_plain or has_tensors([value]):
                     (changes.elsewhere if is_plain else changes.held).append(f"{names.name}.{name}")
                     changes.within.append(f"{names.name}.{name}")
                     put = functools.partial(_set_name, names.holder, name, value)
                     changes.leftovers.append(Leftover(f"{names.name}.{name}", names.holder, put))
 
-    def _changed(self) -> list[_Memory]:
+    def _changed(self) -> list[Memory]:
         """Those that hold something else now."""
-        changed = [each for each in self._memories.values() if not _is_as(each.held, each.kept)]
+        changed = [each for each in self._memories.values() if not is_as_before(each.held, each.kept)]
         bare = {id(attributes): (attributes, path) for attributes, path in self._with_attributes()}
         changed += [
             _of_bare(*each, is_own=False) for key, each in bare.items() if (key, False) not in self._memories
@@ -565,10 +388,10 @@ class Memories:
             other: gives it, for who holds the value and by which name.
         """
         with contextlib.ExitStack() as undo:
-            found = [_replace_plain(memory, other, undo) for memory in self._changed()]
+            found = [replace_plain(memory, other, undo) for memory in self._changed()]
             for names in self._names:
                 for name, value, old in list(_others(names)):
-                    if _is_plain_other(value, old):
+                    if is_plain_other(value, old):
                         undo.callback(setattr, names.holder, name, value)
                         setattr(names.holder, name, other(names.holder, name))
                         found.append((True, True))
@@ -580,11 +403,11 @@ class Memories:
         became more.
         """
         for memory in self._changed():
-            if memory.is_own or _is_left(memory.held, memory.kept):
+            if memory.is_own or is_left(memory.held, memory.kept):
                 memory.restore()
         for names in self._names:
             for name, value, old in list(_others(names)):
-                if isinstance(value, _PLAIN) or _has_tensors([value]):
+                if isinstance(value, PLAIN) or has_tensors([value]):
                     _set_name(names.holder, name, old)
         for function, size in self._remembering.values():
             if function.cache_info().currsize != size:
@@ -599,10 +422,10 @@ class Memories:
         self._named_by.add(id(holder))
         own = settled_module_name(holder.__name__)
         kept = dict(names) if named is None else _named_in(names, named)
-        self._names.append(_Memory(holder, (own,), kept, is_own=False, by_names=True, named=named))
+        self._names.append(Memory(holder, (own,), kept, is_own=False, by_names=True, named=named))
         others: Iterable[tuple[str, Any]] = kept.items()
         if named is None:
-            empty, others = _empties().of(holder, own, kept)
+            empty, others = names_that_keep_nothing().of(holder, own, kept)
             for file in [file for file in empty.functions if file in self._files]:
                 self._look_into_functions(empty.functions[file])
             for cls in [cls for file, found in empty.classes.items() if file in self._files for cls in found]:
@@ -616,7 +439,7 @@ class Memories:
             elif not name.startswith("__") or isinstance(function, types.FunctionType):
                 self._look(function, (own, f".{name}"), _DEPTH, is_own=False)
 
-    def _look_into_functions(self, functions: _Functions) -> None:
+    def _look_into_functions(self, functions: FunctionsHeld) -> None:
         """Look at functions that have neither defaults nor variables around them: at their attributes."""
         self._functions.append(functions)
         if any(map(vars, functions.functions)):
@@ -625,7 +448,7 @@ class Memories:
                     self._look_into_function(each, path, _DEPTH, is_own=False)
 
     def _look(self, value: Any, path: tuple[str, ...], depth: int, *, is_own: bool) -> None:
-        if depth == 0 or value is None or isinstance(value, _PLAIN):
+        if depth == 0 or value is None or isinstance(value, PLAIN):
             return
         if type(value) is types.FunctionType:  # most of what classes and files have
             self._look_into_function(value, path, depth, is_own=is_own)
@@ -637,7 +460,11 @@ class Memories:
         if (id(value), False) in self._memories or (id(value), True) in self._memories:
             return
         if isinstance(value, (types.MethodType, functools.partial)):
-            held = (value.__func__, value.__self__) if isinstance(value, types.MethodType) else _bound(value)
+            held = (
+                (value.__func__, value.__self__)
+                if isinstance(value, types.MethodType)
+                else bound_arguments(value)
+            )
             for each in held:
                 self._look(each, path, depth, is_own=is_own)
         elif isinstance(value, nn.Module):
@@ -650,16 +477,16 @@ class Memories:
                 kept = self._keep(value, path, is_own=is_own, by_names=True)
                 self._look_inside(kept, path, depth, ".{}", is_own=is_own)
         elif type(value) is tuple:
-            for number, each in enumerate(value[:_MOST]):
+            for number, each in enumerate(value[:MOST_ENTRIES]):
                 self._look(each, (*path, f"[{number}]"), depth - 1, is_own=is_own)
         elif isinstance(value, contextvars.ContextVar):
             self._keep(value, path, is_own=is_own)
-            self._look(_inside(value), path, depth - 1, is_own=is_own)
-        elif isinstance(value, types.CellType) or _goes_one_way(value) or _is_small_array(value):
+            self._look(value_of_variable(value), path, depth - 1, is_own=is_own)
+        elif isinstance(value, types.CellType) or goes_one_way(value) or is_small_array(value):
             self._keep(value, path, is_own=is_own)
         else:
             files = None if is_own else self._files
-            if type(value) in _EXACT or (_container(value) is not None and _is_of(type(value), files)):
+            if type(value) in _EXACT or (container_of(value) is not None and _is_of(type(value), files)):
                 kept = self._keep(value, path, is_own=is_own)
                 self._look_inside(kept, path, depth, "[{!r:.40}]", is_own=is_own)
             if _is_of_users(value, files):
@@ -685,40 +512,30 @@ class Memories:
         for variable, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
             inside = (*path, f": {variable}")
             self._look(cell, inside, depth, is_own=is_own)
-            self._look(_inside(cell), inside, depth - 1, is_own=is_own)
+            self._look(value_of_variable(cell), inside, depth - 1, is_own=is_own)
 
     def _keep(self, value: Any, path: tuple[str, ...], *, is_own: bool, by_names: bool = False) -> Any:
-        kept = _contents(value, by_names=by_names)
-        self._memories[id(value), by_names] = _Memory(value, path, kept, is_own, by_names)
+        kept = contents_of(value, by_names=by_names)
+        self._memories[id(value), by_names] = Memory(value, path, kept, is_own, by_names)
         return kept
 
     def _look_inside(self, kept: Any, path: tuple[str, ...], depth: int, how: str, *, is_own: bool) -> None:
-        if depth > 1 and len(kept) <= _MOST:
+        if depth > 1 and len(kept) <= MOST_ENTRIES:
             for key, each in kept.items() if isinstance(kept, dict) else enumerate(kept):
-                if type(each) not in _PLAIN and each is not None:
+                if type(each) not in PLAIN and each is not None:
                     self._look(each, (*path, how.format(key)), depth - 1, is_own=is_own)
 
 
-def _of_bare(attributes: dict[str, Any], path: tuple[str, ...], is_own: bool) -> _Memory:
+def _of_bare(attributes: dict[str, Any], path: tuple[str, ...], is_own: bool) -> Memory:
     """The memory of a function that had no attributes."""
-    return _Memory(attributes, path, {}, is_own, by_names=False)
+    return Memory(attributes, path, {}, is_own, by_names=False)
 
 
 def _set_name(holder: Any, name: str, value: Any) -> Callable[[], object]:
     """Let a class or file have a name for a value, or no such name; gives what puts back what it has."""
-    before = vars(holder).get(name, _MISSING)
-    delattr(holder, name) if value is _MISSING else setattr(holder, name, value)
+    before = vars(holder).get(name, MISSING)
+    delattr(holder, name) if value is MISSING else setattr(holder, name, value)
     return functools.partial(_set_name, holder, name, before)
-
-
-def _set_entry(holder: dict[str, Any], name: str, value: Any) -> Callable[[], object]:
-    """Let a dict have an entry, or none; gives what puts back what it has."""
-    before = holder.get(name, _MISSING)
-    if value is _MISSING:
-        holder.pop(name, None)
-    else:
-        holder[name] = value
-    return functools.partial(_set_entry, holder, name, before)
 
 
 def _tensors_of(module: nn.Module) -> list[Tensor]:
@@ -747,14 +564,14 @@ def _files_of(reads: Reads) -> Iterator[tuple[types.ModuleType, set[str]]]:
             yield file, names
 
 
-def _others(names: _Memory) -> Iterator[tuple[str, Any, Any]]:
+def _others(names: Memory) -> Iterator[tuple[str, Any, Any]]:
     """Names of a class or file that stand for another value than before, with that and the one before."""
     held, kept = vars(names.holder), names.kept
     now = dict(held) if names.named is None else _named_in(held, names.named)
     if now.keys() == kept.keys() and all(map(operator.is_, now.values(), map(kept.get, now))):
         return
     for name, value in now.items():
-        old = kept.get(name, _MISSING)
+        old = kept.get(name, MISSING)
         if value is not old and not name.startswith("__"):
             yield name, value, old
 
@@ -764,151 +581,6 @@ def _named_in(held: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]
     if len(named) < len(held):
         return {name: held[name] for name in named if name in held}
     return {name: value for name, value in list(held.items()) if name in named}
-
-
-class _Functions(NamedTuple):
-    """Functions of a class or file, without defaults and variables around them, and how each is come to."""
-
-    functions: tuple[types.FunctionType, ...]
-    paths: tuple[tuple[str, ...], ...]
-
-    def with_paths(self) -> Iterator[tuple[types.FunctionType, tuple[str, ...]]]:
-        return zip(self.functions, self.paths, strict=True)
-
-
-class _Empty(NamedTuple):
-    """What names of a class or file stand for that keeps nothing, but for attributes and classes' own names.
-
-    Attributes:
-        values: by these names.
-        functions: those of `values`, by the file that they were written in.
-        classes: likewise.
-    """
-
-    values: dict[str, Any]
-    functions: dict[str, _Functions]
-    classes: dict[str, list[type]]
-
-
-class _Empties:
-    """What classes and files have that keeps nothing, as of the last look at each: most of what they have,
-    and a thousand looks at the same are taken while a workload is analysed.
-    """
-
-    def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[Any, _Empty] = weakref.WeakKeyDictionary()
-
-    def of(self, holder: Any, own: str, held: dict[str, Any]) -> tuple[_Empty, list[tuple[str, Any]]]:
-        """What of `held`, which a class or file called `own` holds, keeps nothing; and the rest."""
-        known = self._known.get(holder)
-        if known is not None:
-            get = known.values.get
-            others = [(name, value) for name, value in held.items() if get(name, _MISSING) is not value]
-            if len(others) + len(known.values) == len(held) and not any(_keeps_nothing(v) for _, v in others):
-                return known, others
-        values = {name: value for name, value in held.items() if _keeps_nothing(value)}
-        functions: dict[str, list[tuple[types.FunctionType, tuple[str, ...]]]] = {}
-        classes: dict[str, list[type]] = {}
-        for name, value in values.items():
-            function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-            if isinstance(function, types.FunctionType):
-                functions.setdefault(function.__module__ or "", []).append((function, (own, f".{name}")))
-            elif isinstance(value, type):
-                classes.setdefault(value.__module__ or "", []).append(value)
-        by_file = {
-            file: _Functions(tuple(each for each, _ in found), tuple(path for _, path in found))
-            for file, found in functions.items()
-        }
-        known = self._known[holder] = _Empty(values, by_file, classes)
-        return known, [(name, value) for name, value in held.items() if name not in values]
-
-
-@functools.cache
-def _empties() -> _Empties:
-    """Those of this process."""
-    return _Empties()
-
-
-_KEEP_NOTHING = (*_PLAIN, type(None), type, types.ModuleType, types.BuiltinFunctionType)
-
-
-def _keeps_nothing(value: Any) -> bool:
-    """Whether a look at a value, as a class or file has it by a name, finds nothing that is kept but by the
-    attributes of a function or the names of a class.
-    """
-    function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-    if type(function) is types.FunctionType:
-        return not (function.__defaults__ or function.__kwdefaults__ or function.__closure__)
-    return type(value) is property or isinstance(value, _KEEP_NOTHING)
-
-
-def _replace_plain(
-    memory: _Memory,
-    other: Callable[[object, str], object],
-    undo: contextlib.ExitStack,
-    most: int = _MOST,
-) -> tuple[bool, bool]:
-    """Put something else in the place of its plain values that have changed, and let a list that has grown be
-    `most` times as long; whether there was any, and whether that is known to be all that could be counted
-    there.
-    """
-    holder, held, kept = memory.holder, memory.held, memory.kept
-    if isinstance(holder, _VARIABLES):
-        is_some = _is_plain_other(held[0], kept[0])
-        if is_some:
-            undo.callback(_set_variable, holder, held[0])
-            _set_variable(holder, other(holder, last_name(memory.name)))
-        return is_some, True
-    kind = _container(holder)
-    if memory.by_names or isinstance(held, dict):
-        fields: Any = attributes_of(holder) if memory.by_names else holder
-        changed = {key: value for key, value in held.items() if _is_plain_other(value, kept.get(key))}
-        undo.callback(fields.update, changed)
-        fields.update({key: other(holder, str(key)) for key in changed})
-        return bool(changed), memory.by_names or held.keys() == kept.keys()
-    if kind not in (list, deque) or len(held) < len(kept):
-        return False, _is_as(held, kept)
-    before = kept + [_MISSING] * (len(held) - len(kept))
-    is_plain = [_is_plain_other(*pair) for pair in zip(held, before, strict=True)]
-    more = [other(holder, last_name(memory.name)) if is_plain[n] else held[n] for n in range(len(held))]
-    if len(held) > len(kept):
-        more = more * most
-    undo.callback(kind.extend, holder, held)
-    undo.callback(kind.clear, holder)
-    kind.clear(holder)
-    kind.extend(holder, more)
-    return any(is_plain) or len(held) > len(kept), True
-
-
-def _is_plain_other(value: Any, old: Any) -> bool:
-    """Whether a value is plain, and another than before."""
-    return isinstance(value, _PLAIN) and not (type(value) is type(old) and value == old)
-
-
-def _is_other_container(value: Any, old: Any) -> bool:
-    """Whether a value is a list, tuple or dict of plain values, and another than before."""
-    if type(value) not in (list, tuple, dict) or not _is_plain_inside(value):
-        return False
-    return not (type(value) is type(old) and _is_plain_inside(old) and value == old)
-
-
-def _is_plain_inside(value: Any) -> bool:
-    return all(isinstance(each, _PLAIN) for each in pytree.tree_leaves(value))
-
-
-def _inside(variable: types.CellType | contextvars.ContextVar[Any], nothing: Any = None) -> Any:
-    """What is in a variable that functions share, or in one of the context; `nothing`: nothing yet."""
-    try:
-        return variable.cell_contents if isinstance(variable, types.CellType) else variable.get()
-    except (ValueError, LookupError):
-        return nothing
-
-
-def _set_variable(variable: types.CellType | contextvars.ContextVar[Any], value: Any) -> None:
-    if isinstance(variable, types.CellType):
-        variable.cell_contents = value
-    else:
-        variable.set(value)
 
 
 def _is_of_users(value: Any, files: Collection[str] | None) -> bool:
@@ -934,71 +606,6 @@ def _is_of(code: type | types.FunctionType, files: Collection[str] | None) -> bo
     return file in _KEEP_OF_TORCH or file.partition(".")[0] not in _NOT_OF_USERS
 
 
-def _is_of_spindle(hook: Any) -> bool:
-    """Whether this package has set a hook, to see how a layer is called: what that notes is not the layer's,
-    and stays there when what the layer has changed is put back.
-    """
-    called = hook.func if isinstance(hook, functools.partial) else hook
-    return (getattr(called, "__module__", None) or "").partition(".")[0] == "spindle_cli"
-
-
-def _is_of_forward(module: nn.Module, name: str, number: int) -> bool:
-    """Whether a hook is one of those that `hooks_of_forward_left_alone` leaves alone."""
-    known: Collection[tuple[int, str, int]] | None = getattr(_forward, "hooks", None)
-    return known is not None and (id(module), name, number) not in known
-
-
-def _is_small_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype != object and value.size <= _MOST_ELEMENTS
-
-
-def _bound(value: functools.partial[Any]) -> tuple[Any, ...]:
-    return (value.func, *value.args, *value.keywords.values())
-
-
-def _goes_one_way(value: Any) -> bool:
-    """Whether it is one of Python's own iterators."""
-    return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
-
-
-def _position(value: Any) -> str:
-    """How far an iterator has come."""
-    if isinstance(value, types.GeneratorType):
-        if (frame := value.gi_frame) is None:
-            return "at its end"
-        return f"{frame.f_lasti} {[_told(each) for each in frame.f_locals.values()]}"
-    if isinstance(value, itertools.count | itertools.repeat):
-        return repr(value)
-    if (left := getattr(value, "__length_hint__", None)) is not None:
-        return f"{left()} left"
-    if not any("__reduce__" in vars(base) for base in type(value).__mro__[:-1]):  # it says nothing of itself
-        return type(value).__name__
-    # Of those that go through others (zip, enumerate, itertools.cycle): how far these have come.
-    parts = [part for part in value.__reduce__()[1:] if isinstance(part, tuple)]
-    return f"{[_told(each) for part in parts for each in part]}"
-
-
-def _told(value: Any) -> str:
-    """What tells a value of an iterator from another, without asking tensors."""
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    if _goes_one_way(value):
-        return _position(value)
-    return f"{id(value)} {len(value) if isinstance(value, list) else ''}"
-
-
-def _counts(held: Any, kept: Any) -> bool:
-    """Whether a container has more or fewer entries than it had, or others that are plain values."""
-    if len(held) != len(kept):
-        return True
-    pairs = (
-        [(held.get(key, _MISSING), old) for key, old in kept.items()]
-        if isinstance(kept, dict)
-        else list(zip(held, kept, strict=True))
-    )
-    return any(new is not old and isinstance(new, _PLAIN) and new != old for new, old in pairs)
-
-
 def _classes(modules: Iterable[nn.Module]) -> list[type]:
     """Those of modules, and what they derive from; none of torch's."""
     return [
@@ -1006,68 +613,6 @@ def _classes(modules: Iterable[nn.Module]) -> list[type]:
         for cls in {base: None for kind in dict.fromkeys(map(type, modules)) for base in kind.__mro__}
         if cls is not object and not f"{cls.__module__}.".startswith("torch.")
     ]
-
-
-def _is_left(held: Any, kept: Any) -> bool:
-    """Whether a container has got tensors, or nothing but plain values, since."""
-    pairs = held.items() if isinstance(held, dict) else enumerate(held)
-    before = kept if isinstance(kept, dict) else dict(enumerate(kept))
-    got = [value for key, value in pairs if not _is(value, before.get(key, _MISSING))]
-    return _has_tensors(held) or all(isinstance(value, _PLAIN) for value in got)
-
-
-def _has_tensors(held: Any) -> bool:
-    inside = list(held.values()) if isinstance(held, dict) else list(held)
-    return any(isinstance(leaf, Tensor | fx.Proxy) for leaf in pytree.tree_leaves(inside))
-
-
-def _is_as(held: Any, kept: Any) -> bool:
-    """Whether a container holds the same objects, in the same order, as it did."""
-    if len(held) != len(kept):
-        return False
-    if not kept or (type(held) is type(kept) is list and all(map(operator.is_, held, kept))):
-        return True
-    if isinstance(kept, dict):
-        if all(map(operator.is_, held, kept)) and all(map(operator.is_, held.values(), kept.values())):
-            return True
-        return all(
-            _is(key, known) and _is(value, old)
-            for (key, value), (known, old) in zip(held.items(), kept.items(), strict=True)
-        )
-    return bool(held == kept) if isinstance(kept, set) else all(map(_is, held, kept))
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and one == other)
-
-
-def hooks_of(module: nn.Module) -> dict[str, dict[int, Any]]:
-    """The hooks that a module has, by the attributes that hold them."""
-    held = module.__dict__
-    return {name: dict(held[name]) for name in _HOOKS if held.get(name)}
-
-
-def hooks_of_users(module: nn.Module) -> dict[str, dict[int, Any]]:
-    """The hooks of a module by their kind (`hooks_of`), but for those that this package has set."""
-    return {
-        name: {number: hook for number, hook in hooks.items() if not _is_of_spindle(hook)}
-        for name, hooks in hooks_of(module).items()
-    }
-
-
-@contextlib.contextmanager
-def hooks_of_forward_left_alone(root: nn.Module) -> Iterator[None]:
-    """Inside, what hooks note stays noted where forward itself has set them by now: forward goes on with it
-    when a layer was looked at in the midst of it, and is to meet the stand-ins there.
-    """
-    known = {
-        (id(module), name, number)
-        for module in root.modules()
-        for name, hooks in hooks_of(module).items()
-        for number in hooks
-    }
-    with _looked_into(known):
-        yield
 
 
 @contextlib.contextmanager
@@ -1083,32 +628,6 @@ def noted_by_hooks_of_forward_replaced(
     names += seen.replace_plain(other)
 
 
-def all_hooks_put_back() -> contextlib.AbstractContextManager[None]:
-    """Inside, what forward's own hooks note is put back as well: real tensors, which none would know from its
-    constants.
-    """
-    return _looked_into(None)
-
-
-@contextlib.contextmanager
-def _looked_into(hooks: Collection[tuple[int, str, int]] | None) -> Iterator[None]:
-    before = getattr(_forward, "hooks", None)
-    _forward.hooks = hooks  # no context variable: layers are looked at without those of forward
-    try:
-        yield
-    finally:
-        _forward.hooks = before
-
-
-def give_hooks(module: nn.Module, hooks: Mapping[str, Mapping[int, Any]]) -> None:
-    """Let a module have no hooks but these."""
-    for name in _HOOKS:
-        held = module.__dict__.get(name, {})
-        if held or name in hooks:
-            held.clear()
-            held.update(hooks.get(name, {}))
-
-
 def _compare(before: _Part, changes: Changes) -> None:
     prefix = f"{before.name}." if before.name else ""
     for key, value in before.module._buffers.items():
@@ -1120,9 +639,9 @@ def _compare(before: _Part, changes: Changes) -> None:
             continue
         if isinstance(value, Tensor):
             changes.tensors[prefix + key] = value
-        elif _is_plain_other(value, old) or _is_other_container(value, old):
+        elif is_plain_other(value, old) or is_other_container(value, old):
             changes.counted.append(prefix + key)
-        elif _has_tensors([value]):
+        elif has_tensors([value]):
             changes.held.append(f"self.{prefix}{key}")
             changes.within.append(f"self.{prefix}{key}")
         else:

@@ -16,7 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from spindle_cli.analysis.tracing.proxies.counters import PLAIN, Unknown
-from spindle_cli.workload.building.attributes import Changes, Leftover
+from spindle_cli.workload.building.attributes import Changes
+from spindle_cli.workload.building.contents import Leftover
 from spindle_cli.workload.refuse import place_of_caller, refusal
 
 
