@@ -509,13 +509,14 @@ def _require_alike(task: Task | FlowTask, items: list[Any]) -> None:
     missing = {key for entry in entries for key, value in entry if value is None}
     for key, value in itertools.chain.from_iterable(entries) if missing else ():
         if value is not None and key in missing:
+            entry = f"entry {key}" if isinstance(key, int) else repr(key)
             raise refusal(
                 task.name,
-                "the dataset's items cannot be put into one batch: "
-                f"{key!r} is None in some of them and a value in others",
+                f"the dataset's items cannot be put into one batch: {entry} is None in some of them and a "
+                "value in others",
                 None,
-                hint="Say what stands in its place: Task(..., absent={'image': torch.zeros(3, 224, 224)}), "
-                "and read `has_image`. Or give the task a `collate`.",
+                hint="Let items be dicts, and say what stands in its place: Task(..., absent={'image': "
+                "torch.zeros(3, 224, 224)}); read `has_image`. Or give the task a `collate`.",
             )
 
 

@@ -1,9 +1,8 @@
-"""Where memory is short: one quick plan for each kind of thing that plans can give up, and the search that
-goes on from the best of them.
+"""Where memory is short: one quick plan for each kind of saving, and the search that goes on from the best.
 
-A *seed* cuts batches into micro-batches, shares out parameters or gradients, and recomputes, as far as
-devices have room for what activations are left. Each kind differs in what is shared out and in how tasks are
-cut; in the same room each part of the MetaGraph does what is fastest.
+A *seed* cuts batches into micro-batches, shards parameters or gradients, and recomputes, as far as devices
+have room for what activations are left. Seeds differ in what is sharded and in how tasks are cut; in the same
+room each part of the MetaGraph does what is fastest.
 """
 
 from __future__ import annotations
@@ -60,13 +59,13 @@ GATHERS_SHOW = 0.02
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to give up something.
+class MemorySaving:
+    """What is done to save memory: micro-batches, sharding and recomputation.
 
     Attributes:
-        fallback: what one micro-batch of each task gives up.
-        posed: of these.
-        cut: into which micro-batches; no task's: of whole batches.
+        fallback: what one micro-batch of each task recomputes, moves to host memory or splits.
+        posed: the problem of one micro-batch of each task.
+        cut: the micro-batches; of no task where batches stay whole.
     """
 
     fallback: MemoryFallback
@@ -75,29 +74,29 @@ class Way:
 
     @property
     def sharding(self) -> ShardingOf:
-        """What devices share out."""
+        """Return what devices shard."""
         return self.cut.one.sharding
 
     @property
-    def shares_out(self) -> bool:
-        """Whether devices share out parameters or gradients."""
+    def is_sharded(self) -> bool:
+        """Tell whether devices shard parameters or gradients."""
         return gives_up_memory(self.sharding)
 
     def of_all(self, one: Judged | None) -> Judged | None:
-        """The plan of all micro-batches by that of one of each task; None if there is none that fits."""
+        """Return the plan of all micro-batches, given that of one of each task; None if it does not fit."""
         return one if one is None or not self.cut.counts else in_rounds(self.cut, one)
 
 
 @dataclass(frozen=True)
 class Seed:
-    """A quick plan of all micro-batches that gives up something."""
+    """A quick plan of all micro-batches that saves memory."""
 
     judged: Judged
-    way: Way
+    saving: MemorySaving
 
     @property
     def seconds(self) -> float:
-        """The predicted iteration."""
+        """Return the predicted iteration."""
         return self.judged.prediction.iteration_s
 
     def rank(self) -> tuple[float, float, int]:
@@ -106,10 +105,10 @@ class Seed:
 
 @dataclass(frozen=True)
 class Seeds:
-    """The seeds of a profile.
+    """Makes the seeds of a profile, and searches on from them.
 
     Attributes:
-        profile: that shares out what is asked for.
+        profile: sharded as is asked for.
         cut: cuts a profile, or a part of it.
     """
 
@@ -120,9 +119,9 @@ class Seeds:
     cut: Cut
 
     def or_better(self, found: Found | None, bound_s: float, or_less_s: OrLessS = itself) -> Found | None:
-        """The best plan that the search finds from seeds that come near what is known, or `found` if none is
-        better, or memory is not short, or there is next to nothing to gain; None if nothing fits, or nothing
-        that comes near another kind of plan.
+        """Return the best plan that the search finds from seeds that come near the best known, or `found` if
+        none is better, or memory is not short, or there is next to nothing to gain; None if nothing fits, or
+        nothing that comes near another kind of plan.
 
         Args:
             found: the best of other plans.
@@ -135,8 +134,8 @@ class Seeds:
         if found is not None and found.best.prediction.compute_s <= NEAR_BOUND * bound_s:
             return found
         has_searched = found is not None and found.is_searched
-        made = [None if has_searched else self.sharing_no_more(known_s), self.sharing_out()]
-        seeds = sorted((each for each in made if each is not None), key=Seed.rank)
+        kinds = [None if has_searched else self.sharded_as_asked(known_s), self.sharded_more()]
+        seeds = sorted((seed for seed in kinds if seed is not None), key=Seed.rank)
         least_s = min([known_s, *(seed.seconds for seed in seeds)])
         far_s = NEAR * or_less_s(least_s)
         for seed in seeds:
@@ -145,16 +144,16 @@ class Seeds:
                 found = searched
         return found
 
-    def sharing_no_more(self, known_s: float) -> Seed | None:
-        """The best with what is asked to be shared out, and nothing more."""
+    def sharded_as_asked(self, known_s: float) -> Seed | None:
+        """Return the best seed that shards what is asked for, and nothing more."""
         whole = self.splitting(known_s)
         if not self.asked.gives_up or self.asked.micro_batches is not None:
             return whole
         return _least(whole, self.in_room(self.profile, None), None if whole else self.alike())
 
     def splitting(self, than_s: float) -> Seed | None:
-        """The one of whole batches, or of the micro-batches that are asked for, that splits layers with the
-        shortest bound of those that fit, and recomputes least.
+        """Return the seed of whole batches, or of the micro-batches that are asked for, that splits layers
+        with the shortest bound of those that fit, and recomputes least.
 
         Args:
             than_s: what is not faster may be left out.
@@ -176,12 +175,12 @@ class Seeds:
             if found is not None:
                 step, seed = found
                 less = (fitted(step - steps) for steps in LESS_ROOM if steps <= step)
-                return _least(seed, *(self._quickly(self._way(self.profile, each)) for each in less))
+                return _least(seed, *(self._quickly(self._saving(self.profile, each)) for each in less))
         return None
 
     def alike(self) -> Seed | None:
-        """The best of those whose tasks are all cut alike and recompute nothing, as long as more
-        micro-batches gain.
+        """Return the best seed that cuts all tasks alike and recomputes nothing, trying ever more
+        micro-batches as long as they gain.
         """
         best: Seed | None = None
         worse = 0
@@ -191,8 +190,8 @@ class Seeds:
             if counts in known:
                 continue
             known.append(counts)
-            way = self._way(self.profile, Fitted(counts, MemoryFallback()))
-            seed = _least(self._by_baseline(way), self._quickly(way))
+            saving = self._saving(self.profile, Fitted(counts, MemoryFallback()))
+            seed = _least(self._by_baseline(saving), self._quickly(saving))
             if seed is not None and (best is None or seed.rank() < best.rank()):
                 best, worse = seed, 0
             elif best is not None:
@@ -201,8 +200,8 @@ class Seeds:
                 break
         return best
 
-    def sharing_out(self) -> Seed | None:
-        """The best of those that share out what memory asks for; None where nothing more may be."""
+    def sharded_more(self) -> Seed | None:
+        """Return the best seed that shards what memory asks for; None where nothing more may be sharded."""
         if not self.asked.gives_up or self.asked.sharding is not None:
             return None
         found: Seed | None = None
@@ -214,8 +213,8 @@ class Seeds:
         return found
 
     def in_room(self, profile: Profile, counts: Mapping[str, int] | None) -> Seed | None:
-        """The one in which each part of the MetaGraph does what is fastest with as much room for activations
-        as fits.
+        """Return the seed in which each part of the MetaGraph does what is fastest with as much room for
+        activations as fits.
 
         Args:
             counts: of micro-batches, by task; None: as is fastest.
@@ -227,48 +226,46 @@ class Seeds:
 
         found = _roomiest(
             lambda step: all_within(ways, most * step / ROOM_STEPS),
-            lambda fitted: self._by_baseline(self._way(profile, fitted)),
+            lambda fitted: self._by_baseline(self._saving(profile, fitted)),
         )
-        return found and _least(found[1], self._quickly(found[1].way))
+        return found and _least(found[1], self._quickly(found[1].saving))
 
-    def _way(self, profile: Profile, fitted: Fitted) -> Way | None:
-        """What gives up so much; None where devices have no room for it, or some component whose tasks are
-        cut so has no common degree on all devices.
+    def _saving(self, profile: Profile, fitted: Fitted) -> MemorySaving | None:
+        """Return what fits so much room; None where devices have no room for it, or some component whose
+        tasks are cut so has no common degree on all devices.
         """
         try:
             cut = self.cut(profile, fitted.counts)
         except NoPlanError:
             return None
         posed = self.posing.posed(cut.one, self.cluster, fitted.fallback)
-        return Way(fitted.fallback, posed, cut) if may_fit(posed.problem) else None
+        return MemorySaving(fitted.fallback, posed, cut) if may_fit(posed.problem) else None
 
     def _soonest(self, profile: Profile, fitted: Fitted) -> Seed | None:
-        """A baseline, or where none fits the best that a quick look finds."""
-        way = self._way(profile, fitted)
-        return self._by_baseline(way) or self._quickly(way)
+        """Return the best baseline, or where none fits the best that a quick search finds."""
+        saving = self._saving(profile, fitted)
+        return self._by_baseline(saving) or self._quickly(saving)
 
-    def _by_baseline(self, way: Way | None) -> Seed | None:
-        """The best of the baselines, which take least time to find."""
-        if way is None:
+    def _by_baseline(self, saving: MemorySaving | None) -> Seed | None:
+        """Return the best of the baselines, which take least time to find."""
+        if saving is None:
             return None
-        names = way.posed.baselines(self.asked.strategy)
-        if way.shares_out and "sequential" in names:
-            names = ("sequential",)  # what is shared out runs on all devices in any case
-        plans = [judged for name in names if (judged := way.posed.by_baseline(name)) is not None]
-        return _seed(way, min(plans, key=Judged.rank, default=None))
+        names = saving.posed.baselines(self.asked.strategy)
+        if saving.is_sharded and "sequential" in names:
+            names = ("sequential",)  # what is sharded runs on all devices in any case
+        plans = [judged for name in names if (judged := saving.posed.by_baseline(name)) is not None]
+        return _seed(saving, min(plans, key=Judged.rank, default=None))
 
-    def _quickly(self, way: Way | None) -> Seed | None:
-        """The best that a quick look finds; None if nothing fits, or what is shared out leaves no choice."""
-        if way is None or way.shares_out:
+    def _quickly(self, saving: MemorySaving | None) -> Seed | None:
+        """Return the best of a quick search; None if nothing fits, or what is sharded leaves no choice."""
+        if saving is None or saving.is_sharded:
             return None
-        return _seed(way, way.posed.best(self.asked.strategy, NO_SEARCH)[0])
+        return _seed(saving, saving.posed.best(self.asked.strategy, NO_SEARCH)[0])
 
     def _searched(self, seed: Seed) -> Found | None:
-        """What the search makes of a seed; None if times for each pass, which what is shared out needs, do
-        not fit.
-        """
-        way, strategy, effort = seed.way, self.asked.strategy, self.asked.effort
-        problem, fallback = way.posed.problem, way.fallback
+        """Search on from a seed; None if times for each pass, which what is sharded needs, do not fit."""
+        saving, strategy, effort = seed.saving, self.asked.strategy, self.asked.effort
+        problem, fallback = saving.posed.problem, saving.fallback
         found: list[Judged | None] = [seed.judged]
         free_s = sum(
             node.num_ops * node.points[-1].op_s
@@ -276,34 +273,35 @@ class Seeds:
             if node.points[0].num_devices < problem.num_devices
         )
         if free_s > WORTH_A_SEARCH * problem.serial_s:
-            found.append(way.of_all(way.posed.best(strategy, effort)[0]))
-        if not way.cut.counts:
+            found.append(saving.of_all(saving.posed.best(strategy, effort)[0]))
+        if not saving.cut.counts:
             passes = [with_passes_apart(problem, each) for each in found if each is not None]
             found = [told_apart(problem, each) for each in passes]
         best = min((each for each in found if each is not None), key=Judged.rank, default=None)
         if best is None:
             return None
-        if strategy == "spindle" and effort != NO_SEARCH and not way.shares_out:
-            whole = way.cut.all if way.cut.counts else way.cut.first
+        if strategy == "spindle" and effort != NO_SEARCH and not saving.is_sharded:
+            whole = saving.cut.all if saving.cut.counts else saving.cut.first
             searched = searched_over_everything(whole, [best], effort)
             if searched is not None:  # it splits as is fastest
                 best, fallback = searched, MemoryFallback()
         notes = [describe_fallback(best.slices, fallback)]
-        if self.asked.sharding is None and way.shares_out:
-            notes.insert(0, describe(way.sharding))
+        if self.asked.sharding is None and saving.is_sharded:
+            notes.insert(0, describe(saving.sharding))
         note = " ".join(each for each in notes if each is not None) or None
-        return Found(best, True, note, way.cut if way.cut.counts else None, way.sharding)
+        return Found(best, True, note, saving.cut if saving.cut.counts else None, saving.sharding)
 
 
 def _roomiest(
     within: Callable[[int], Fitted | None], plan: Callable[[Fitted], Seed | None], most: int = ROOM_STEPS
 ) -> tuple[int, Seed] | None:
-    """The plan with as much room for activations as fits, and at which of `ROOM_STEPS` that is, found by
-    halving; None if nothing fits.
+    """Find by halving the plan with as much room for activations as fits, and at which of `ROOM_STEPS` that
+    is; None if nothing fits.
 
     Args:
-        within: what is done in so much room; None: it is too little.
-        most: of the steps, that are asked for first.
+        within: gives what is done in so many steps of room; None if that is too little.
+        plan: gives the seed that does so; None if it does not fit.
+        most: the step to begin with.
     """
     found: tuple[int, Seed] | None = None
     known: Fitted | None = None
@@ -320,9 +318,9 @@ def _roomiest(
     return found
 
 
-def _seed(way: Way, one: Judged | None) -> Seed | None:
-    judged = way.of_all(one)
-    return None if judged is None else Seed(judged, way)
+def _seed(saving: MemorySaving, one: Judged | None) -> Seed | None:
+    judged = saving.of_all(one)
+    return None if judged is None else Seed(judged, saving)
 
 
 def _least(*seeds: Seed | None) -> Seed | None:
@@ -330,5 +328,5 @@ def _least(*seeds: Seed | None) -> Seed | None:
 
 
 def _shows_gathers(seed: Seed) -> bool:
-    """Whether gathers may take so much of a plan that one without, which has less room, may be faster."""
+    """Tell whether gathers may take so much that a plan without, which has less room, may be faster."""
     return seed.judged.prediction.transfer_s > GATHERS_SHOW * seed.seconds
