@@ -31,21 +31,21 @@ def find_following(workload: Workload, tasks: Mapping[str, TaskGraph]) -> tuple[
         WorkloadError: it cannot; with the parameter and what to do.
     """
     table = ParameterTable.of_tasks(tasks)
-    known = {id(parameter): name for name, parameter in table.parameters.items()}
-    found: list[Following] = []
+    names_by_id = {id(parameter): name for name, parameter in table.parameters.items()}
+    following: list[Following] = []
     for follows in workload.follows:
         pairs = tuple(
-            (_name(workload, slow, known, "slow"), _name(workload, fast, known, "fast"))
+            (_name(workload, slow, names_by_id, "slow"), _name(workload, fast, names_by_id, "fast"))
             for slow, fast in _pairs(workload, follows)
         )
         _require_used(_declared(workload), table, pairs)
         for names in pairs:
             _require_can_follow(_declared(workload), table, names)
-        found.append(Following(pairs, follows.decay, follows.when))
+        following.append(Following(pairs, follows.decay, follows.when))
     for task in tasks.values():
-        found += _made_by_forward(task, table)
-    _require_moved_once(workload, found, _moved_by_operators(tasks, table))
-    return tuple(found)
+        following += _made_by_forward(task, table)
+    _require_moved_once(workload, following, _moved_by_operators(tasks, table))
+    return tuple(following)
 
 
 def _declared(workload: Workload) -> str:
@@ -67,23 +67,23 @@ def _made_by_forward(task: TaskGraph, table: ParameterTable) -> Iterator[Followi
         _require_can_follow(
             f"{where}task {name!r}: forward moves {slow!r} between operators", table, (slow, fast)
         )
-        other = next((user for user, _ in table.users[slow] if user != name), None)
-        if other is not None:
+        second_user = next((user for user, _ in table.users[slow] if user != name), None)
+        if second_user is not None:
             raise WorkloadError(
-                f"{where}task {name!r}: forward moves {slow!r}, which task {other!r} uses too: whether moved "
-                "or not depends on the order in which they run",
+                f"{where}task {name!r}: forward moves {slow!r}, which task {second_user!r} uses too: whether "
+                "moved or not depends on the order in which they run",
                 hint="Declare it in the workload, to be done once a step: follows=[Follows(teacher, student, "
                 'decay, "before_forward")].',
             )
         pairs.setdefault(move.decay, []).append((slow, fast))
-    for decay, found in pairs.items():
-        yield Following(tuple(found), decay, "before_forward", name)
+    for decay, decay_pairs in pairs.items():
+        yield Following(tuple(decay_pairs), decay, "before_forward", name)
 
 
-def _require_moved_once(workload: Workload, found: Sequence[Following], by_operators: Set[str]) -> None:
+def _require_moved_once(workload: Workload, following: Sequence[Following], by_operators: Set[str]) -> None:
     """Refuse an average that is moved in two ways, or is itself followed."""
     seen: set[str] = set()
-    for slow, fast in (pair for each in found for pair in each.pairs):
+    for slow, fast in (pair for average in following for pair in average.pairs):
         if slow in seen or slow in by_operators:
             by = "by two of these" if slow in seen else "by an operator's forward too"
             raise _refusal(workload, f"{slow!r} is moved {by}", "Let one of them alone move it.")
@@ -94,7 +94,7 @@ def _require_moved_once(workload: Workload, found: Sequence[Following], by_opera
                 f"{slow!r} follows {fast!r}, which an operator's forward changes, maybe on another device",
                 "Let the operator compute with what it would become, without writing it.",
             )
-    for slow, fast in (pair for each in found for pair in each.pairs):
+    for slow, fast in (pair for average in following for pair in average.pairs):
         if fast in seen:
             raise _refusal(
                 workload,
@@ -128,8 +128,8 @@ def _pairs(workload: Workload, follows: Follows) -> Iterator[tuple[nn.Parameter,
     yield from ((slow[name], fast[name]) for name in slow)
 
 
-def _name(workload: Workload, parameter: nn.Parameter, known: Mapping[int, str], key: str) -> str:
-    name = known.get(id(parameter))
+def _name(workload: Workload, parameter: nn.Parameter, names_by_id: Mapping[int, str], key: str) -> str:
+    name = names_by_id.get(id(parameter))
     if name is None:
         raise _refusal(
             workload,
@@ -159,7 +159,8 @@ def _require_can_follow(where: str, table: ParameterTable, names: tuple[str, str
         )
     if (slow.shape, slow.is_complex()) != (fast.shape, fast.is_complex()):
         shapes = (
-            f"{str(each.dtype).removeprefix('torch.')} of shape {tuple(each.shape)}" for each in (slow, fast)
+            f"{str(parameter.dtype).removeprefix('torch.')} of shape {tuple(parameter.shape)}"
+            for parameter in (slow, fast)
         )
         raise WorkloadError(
             f"{where}: {names[0]!r} and {names[1]!r} are {' and '.join(shapes)}",
@@ -188,9 +189,9 @@ def hold_followed(tasks: Mapping[str, TaskGraph], following: tuple[Following, ..
     """
     table = ParameterTable.of_tasks(tasks)
     wanted: dict[tuple[str, int], dict[str, None]] = {}
-    for each in following:
-        first = next(user for slow, _ in each.pairs for user in table.users[slow])
-        for slow, fast in each.pairs:
+    for average in following:
+        first = next(user for slow, _ in average.pairs for user in table.users[slow])
+        for slow, fast in average.pairs:
             for user in table.users[slow] or (first,):
                 wanted.setdefault(user, {}).update(dict.fromkeys((slow, fast)))
     return {
@@ -203,8 +204,8 @@ def hold_followed(tasks: Mapping[str, TaskGraph], following: tuple[Following, ..
 
 
 def _holding(op: Op, task: TaskGraph, table: ParameterTable, names: Iterable[str]) -> Op:
-    own = table.of_op(task.task.name, op.parameters)
-    missing = [name for name in names if name not in own]
+    held = table.of_op(task.task.name, op.parameters)
+    missing = [name for name in names if name not in held]
     if not missing:
         return op
     dotted = {canonical: name for (owner, name), canonical in table.names.items() if owner == task.task.name}
@@ -227,10 +228,14 @@ def find_constraints(workload: Workload, tasks: Mapping[str, TaskGraph]) -> tupl
         WorkloadError: one is of nothing that is trained, or of a parameter without such a dimension.
     """
     table = ParameterTable.of_tasks(tasks)
-    known = {id(parameter): name for name, parameter in table.parameters.items()}
-    found: list[Constrained] = []
+    names_by_id = {id(parameter): name for name, parameter in table.parameters.items()}
+    constrained: list[Constrained] = []
     for constraint in workload.constraints:
-        names = [known[id(each)] for each in _constrained(constraint) if id(each) in known]
+        names = [
+            names_by_id[id(parameter)]
+            for parameter in _constrained(constraint)
+            if id(parameter) in names_by_id
+        ]
         trained = [name for name in names if table.is_trainable(name)]
         if not trained:
             raise WorkloadError(
@@ -241,8 +246,8 @@ def find_constraints(workload: Workload, tasks: Mapping[str, TaskGraph]) -> tupl
         for name in trained:
             _require_dimension(workload, name, table.parameters[name], constraint)
             clamp = None if constraint.clamp is None else (constraint.clamp[0], constraint.clamp[1])
-            found.append(Constrained(name, clamp, constraint.unit_norm))
-    return tuple(found)
+            constrained.append(Constrained(name, clamp, constraint.unit_norm))
+    return tuple(constrained)
 
 
 def _constrained(constraint: Constraint) -> Iterator[nn.Parameter]:
@@ -272,7 +277,8 @@ def _require_dimension(
 def described(following: tuple[Following, ...], constraints: tuple[Constrained, ...]) -> list[object]:
     """What a fingerprint says of them: whether a plan fits depends on who has what."""
     said: list[object] = [
-        ["follows", each.when, each.forwards_of, [list(pair) for pair in each.pairs]] for each in following
+        ["follows", average.when, average.forwards_of, [list(pair) for pair in average.pairs]]
+        for average in following
     ]
-    said += [["whole", each.name] for each in constraints if not each.treats_elements_alone]
+    said += [["whole", constraint.name] for constraint in constraints if not constraint.treats_elements_alone]
     return said

@@ -77,8 +77,8 @@ def analyse_for_others(
     analyst = _Analyst(memo)
     with StepValues.of(workload).asked():
         graph = analyst.analyse(workload, lengths or {}, evaluates=evaluates)
-    found = analyst.training.found()
-    return graph, found.with_more(analyst.evaluation.found()) if evaluates else found
+    training_memo = analyst.training.found()
+    return graph, training_memo.with_more(analyst.evaluation.found()) if evaluates else training_memo
 
 
 class _Analyst:
@@ -128,22 +128,22 @@ class _Analyst:
         # What training counts is not known in an evaluation either.
         counted = self.training.observer.attributes.counted
         self.evaluation.observer.attributes.counted.extend(counted)
-        found = trace_evaluations(graph, self.evaluation)
-        only = {task.name: found[task.name] for task in workload.evaluated}
+        evaluations = trace_evaluations(graph, self.evaluation)
+        only = {task.name: evaluations[task.name] for task in workload.evaluated}
         return replace(
             graph,
-            evaluations=found,
+            evaluations=evaluations,
             evaluated_metaops=_make_metaops(only, self.evaluation.observer.kinds),
         )
 
 
 def _reads(task: Task | FlowTask) -> Reads:
     """What a task's forward, and the modules in it, may read."""
-    found = Reads()
+    reads = Reads()
     for module in root_of(task).modules():
-        found.of_module(module)
-    found.finish()
-    return found
+        reads.of_module(module)
+    reads.finish()
+    return reads
 
 
 def _refuse_hidden(task: Task | FlowTask) -> None:
@@ -154,7 +154,7 @@ def _refuse_hidden(task: Task | FlowTask) -> None:
         WorkloadError: there is one with parameters or buffers of its own.
     """
     root = root_of(task)
-    own = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
+    registered = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
     hidden = [
         (module, key, part)
         for module in root.modules()
@@ -162,7 +162,7 @@ def _refuse_hidden(task: Task | FlowTask) -> None:
         if key not in OF_MODULES and isinstance(value, nn.Module | list | tuple | dict)
         for part in pytree.tree_leaves(value)
         if isinstance(part, nn.Module)
-        and not own.issuperset(id(each) for each in (*part.parameters(), *part.buffers()))
+        and not registered.issuperset(id(tensor) for tensor in (*part.parameters(), *part.buffers()))
     ]
     reads = _reads(task) if hidden else None
     for module, key, part in hidden:
@@ -229,10 +229,16 @@ def _make_metaops(tasks: dict[str, TaskGraph], kinds: Kinds) -> tuple[MetaOp, ..
     sharing = find_sharing([(task, run.ops, path) for (task, run), path in zip(runs, paths, strict=True)])
     metaops: list[MetaOp] = []
     for task in tasks.values():
-        own = [position for position, (owner, _) in enumerate(runs) if owner is task]
-        names = [f"{task.task.name}/{short}" for short in short_names([paths[position] for position in own])]
+        positions = [position for position, (owner, _) in enumerate(runs) if owner is task]
+        names = [
+            f"{task.task.name}/{short}" for short in short_names([paths[position] for position in positions])
+        ]
         metaops += _task_metaops(
-            task, [runs[p][1] for p in own], names, [paths[p] for p in own], [sharing[p] for p in own]
+            task,
+            [runs[p][1] for p in positions],
+            names,
+            [paths[p] for p in positions],
+            [sharing[p] for p in positions],
         )
     return tuple(metaops)
 

@@ -68,9 +68,9 @@ class LengthTracer:
         planned = self._planned.tasks[name]
         task = next(task for task in self._workload.tasks if task.name == name)
         with generators_kept(), heard():
-            found = analyse_task(task, self._workload, self._finder, shapes=shapes, like=planned)
-        require_same_ops(planned, found, shapes)
-        return TaskAtLength(found, constants_of(found))
+            traced = analyse_task(task, self._workload, self._finder, shapes=shapes, like=planned)
+        require_same_ops(planned, traced, shapes)
+        return TaskAtLength(traced, constants_of(traced))
 
 
 def module_over(graph: fx.Graph, constants: Mapping[str, Tensor], *holders: nn.Module) -> fx.GraphModule:
@@ -85,11 +85,11 @@ def module_over(graph: fx.Graph, constants: Mapping[str, Tensor], *holders: nn.M
     return fx.GraphModule(held, graph)
 
 
-def is_same_graph(one: fx.Graph, other: fx.Graph) -> bool:
+def is_same_graph(first: fx.Graph, second: fx.Graph) -> bool:
     """Whether two graphs of the same names compute the same, whatever the length; never where they have
     constants of their own.
     """
-    return str(one) == str(other) and CONSTANT not in str(one)
+    return str(first) == str(second) and CONSTANT not in str(first)
 
 
 def _found(target: str, holders: tuple[nn.Module, ...]) -> Any:
@@ -104,13 +104,13 @@ def _found(target: str, holders: tuple[nn.Module, ...]) -> Any:
     raise AttributeError(f"nothing has {target}")
 
 
-def require_same_ops(planned: TaskGraph, found: TaskGraph, shapes: Mapping[str, Shape]) -> None:
+def require_same_ops(planned: TaskGraph, at_length: TaskGraph, shapes: Mapping[str, Shape]) -> None:
     """Refuse what the plan does not fit.
 
     Raises:
         WorkloadError: the task has other ops or values at this length.
     """
-    what = _difference(planned, found)
+    what = _difference(planned, at_length)
     if what is not None:
         shown = ", ".join(f"{name} of {shape}" for name, shape in shapes.items())
         raise WorkloadError(
@@ -121,14 +121,14 @@ def require_same_ops(planned: TaskGraph, found: TaskGraph, shapes: Mapping[str, 
         )
 
 
-def _difference(planned: TaskGraph, found: TaskGraph) -> str | None:
-    ways = [[op.target or "its loss" for op in graph.ops] for graph in (planned, found)]
+def _difference(planned: TaskGraph, at_length: TaskGraph) -> str | None:
+    ways = [[op.target or "its loss" for op in graph.ops] for graph in (planned, at_length)]
     if ways[0] != ways[1]:
         return f"it runs {', '.join(ways[1])} in place of {', '.join(ways[0])}"
-    moves = [[(move.slow, move.fast, move.decay) for move in graph.moves] for graph in (planned, found)]
+    moves = [[(move.slow, move.fast, move.decay) for move in graph.moves] for graph in (planned, at_length)]
     if moves[0] != moves[1]:
         return "it moves parameters in another way"
-    for before, now in zip(planned.ops, found.ops, strict=True):
+    for before, now in zip(planned.ops, at_length.ops, strict=True):
         name = now.target or "its loss"
         if _outside(before) != _outside(now):
             return f"{name} takes or gives other values"
@@ -138,14 +138,14 @@ def _difference(planned: TaskGraph, found: TaskGraph) -> str | None:
         if _shares(before) != _shares(now):
             return f"what {name} is a sum or a mean over"
     for value, spec in planned.values.items():
-        other = found.values[value]
+        new_spec = at_length.values[value]
         if (spec.dtype, spec.batch_dim, spec.requires_grad, len(spec.shape)) != (
-            other.dtype,
-            other.batch_dim,
-            other.requires_grad,
-            len(other.shape),
+            new_spec.dtype,
+            new_spec.batch_dim,
+            new_spec.requires_grad,
+            len(new_spec.shape),
         ):
-            return f"the value {value} is {other.dtype} {other.shape} and was {spec.dtype} {spec.shape}"
+            return f"the value {value} is {new_spec.dtype} {new_spec.shape} and was {spec.dtype} {spec.shape}"
     return None
 
 

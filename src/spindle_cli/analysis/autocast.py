@@ -44,11 +44,11 @@ class AutocastSeen:
         return frozenset(device for device, enabled in dict(self._open).items() if not enabled)
 
     @contextlib.contextmanager
-    def seeing(self, asked: Callable[[str], None]) -> Iterator[None]:
+    def seeing(self, on_query: Callable[[str], None]) -> Iterator[None]:
         """See the contexts that are entered inside.
 
         Args:
-            asked: called with the name of torch's function where something else than torch asks for
+            on_query: called with the name of torch's function where something else than torch asks for
                 autocast's state: what it is while tracing is not what it is in training.
         """
         context: Any = torch.amp.autocast_mode.autocast
@@ -73,7 +73,7 @@ class AutocastSeen:
 
         context.__init__, context.__enter__, context.__exit__ = made, entered, left
         try:
-            with _questions_answered(asked):
+            with _questions_answered(on_query):
                 yield
         finally:
             context.__init__, context.__enter__, context.__exit__ = make, enter, leave
@@ -86,7 +86,7 @@ def _is_here(device: str) -> bool:
 
 
 @contextlib.contextmanager
-def _questions_answered(asked: Callable[[str], None]) -> Iterator[None]:
+def _questions_answered(on_query: Callable[[str], None]) -> Iterator[None]:
     originals: dict[str, Callable[..., Any]] = {name: getattr(torch, name) for name in _QUESTIONS}
 
     def answering(name: str) -> Callable[..., Any]:
@@ -95,7 +95,7 @@ def _questions_answered(asked: Callable[[str], None]) -> Iterator[None]:
             if caller.co_name == _SWITCHES_OFF_IF_ON:
                 return True
             if not caller.co_filename.startswith(_TORCH):
-                asked(name)
+                on_query(name)
             return originals[name](*args)
 
         return answer

@@ -86,8 +86,8 @@ class Needs:
 
 def needs_of(graph: WorkloadGraph, name: str) -> Needs:
     """The needs of one of the tasks that are only evaluated."""
-    own = graph.only_evaluated(name)
-    task = own.tasks[name]
+    evaluated = graph.only_evaluated(name)
+    task = evaluated.tasks[name]
     table = names_of_all(graph)
     held = {
         (metaop.name, position): _tensors(table, graph.tasks[metaop.task], index)
@@ -96,7 +96,9 @@ def needs_of(graph: WorkloadGraph, name: str) -> Needs:
     }
     trained = frozenset[str]().union(*held.values())
     places = {
-        index: (metaop.name, position) for metaop in own.metaops for position, index in enumerate(metaop.ops)
+        index: (metaop.name, position)
+        for metaop in evaluated.metaops
+        for position, index in enumerate(metaop.ops)
     }
     ops = tuple(
         NeededOp(
@@ -107,7 +109,7 @@ def needs_of(graph: WorkloadGraph, name: str) -> Needs:
         )
         for op in task.ops
     )
-    metaops = tuple(_needed(task, metaop) for metaop in own.metaops)
+    metaops = tuple(_needed(task, metaop) for metaop in evaluated.metaops)
     return Needs(name, task.task.batch_size, metaops, ops, held)
 
 
@@ -168,9 +170,9 @@ def analyse_evaluation(source: str, graph: WorkloadGraph, name: str) -> TaskGrap
     workload = load_abstract(source, reads_initial=False).workload
     task = next(task for task in workload.tasks if task.name == name)
     trained = graph.tasks[name]
-    found = _traced(task, workload, Finder(), trained)
-    hand_constants_on(found, trained.root)
-    return replace(found, task=trained.task, root=trained.root)
+    evaluated = _traced(task, workload, Finder(), trained)
+    hand_constants_on(evaluated, trained.root)
+    return replace(evaluated, task=trained.task, root=trained.root)
 
 
 def evaluated_on_its_own(task: Task | FlowTask) -> Task | FlowTask:
@@ -184,29 +186,29 @@ def _traced(
     with in_eval_mode(task):
         shapes = {field: trained.fields[field].shape[1:] for field in trained.varying} if trained else {}
         results = bool(task.metrics)
-        found = analyse_task(task, workload, finder, keeps_results=results, shapes=shapes, like=trained)
-    refuse_shared_state({task.name: found})
-    if found.moves:
+        graph = analyse_task(task, workload, finder, keeps_results=results, shapes=shapes, like=trained)
+    refuse_shared_state({task.name: graph})
+    if graph.moves:
         raise refusal(
             task.name,
-            f"forward moves {found.moves[0].slow!r} in eval mode too, so that to evaluate would change what "
+            f"forward moves {graph.moves[0].slow!r} in eval mode too, so that to evaluate would change what "
             "is trained",
-            found.moves[0].place,
+            graph.moves[0].place,
             "Move it in training alone: `if self.training:`.",
         )
     if trained is None:
-        return replace(found, varying=_padded(task, found))
-    _require_same_way(trained, found)
-    return replace(found, varying=trained.varying)
+        return replace(graph, varying=_padded(task, graph))
+    _require_same_way(trained, graph)
+    return replace(graph, varying=trained.varying)
 
 
-def _padded(task: Task | FlowTask, found: TaskGraph) -> dict[str, tuple[bool, ...]]:
+def _padded(task: Task | FlowTask, graph: TaskGraph) -> dict[str, tuple[bool, ...]]:
     """What may differ from batch to batch of a task that is only evaluated, of whose batches none was looked
     at: all sizes that a collate of its own makes.
     """
     if task.collate is None:
         return {}
-    return {name: (True,) * len(spec.shape[1:]) for name, spec in found.fields.items() if spec.shape[1:]}
+    return {name: (True,) * len(spec.shape[1:]) for name, spec in graph.fields.items() if spec.shape[1:]}
 
 
 @contextmanager
@@ -223,30 +225,30 @@ def in_eval_mode(task: Task | FlowTask) -> Iterator[None]:
             module.training = mode
 
 
-def _require_same_way(trained: TaskGraph, found: TaskGraph) -> None:
+def _require_same_way(trained: TaskGraph, evaluated: TaskGraph) -> None:
     name = trained.task.name
-    ways = [[op.target or "its loss" for op in graph.ops] for graph in (trained, found)]
+    ways = [[op.target or "its loss" for op in graph.ops] for graph in (trained, evaluated)]
     if ways[0] != ways[1]:
-        one, other = (", ".join(way) for way in ways)
+        trained_way, evaluated_way = (", ".join(way) for way in ways)
         raise WorkloadError(
-            f"task {name!r}: its forward in eval mode takes another way through its operators: {other}; "
-            f"in training it takes {one}",
+            f"task {name!r}: its forward in eval mode takes another way through its operators: "
+            f"{evaluated_way}; in training it takes {trained_way}",
             hint="Let forward call the same operators in both. " + _FROM_ONE,
         )
-    still = still_buffers(trained, found.root)
-    for before, now in zip(trained.ops, found.ops, strict=True):
-        known = {trained.producer[value] for value in before.inputs}
-        new = {found.producer[value] for value in now.inputs} - known
-        if new:
-            source = found.ops[min(new)].target
+    still = still_buffers(trained, evaluated.root)
+    for before, now in zip(trained.ops, evaluated.ops, strict=True):
+        trained_sources = {trained.producer[value] for value in before.inputs}
+        new_sources = {evaluated.producer[value] for value in now.inputs} - trained_sources
+        if new_sources:
+            source = evaluated.ops[min(new_sources)].target
             raise WorkloadError(
                 f"task {name!r}: in eval mode {now.target or 'its loss'} takes what {source} gives, which it "
                 "does not in training",
                 hint=_FROM_ONE,
             )
-        held = still.union(id(tensor) for _, tensor in tensors_of(found.root, before))
+        held = still.union(id(tensor) for _, tensor in tensors_of(evaluated.root, before))
         strange = [
-            tensor_name for tensor_name, tensor in tensors_of(found.root, now) if id(tensor) not in held
+            tensor_name for tensor_name, tensor in tensors_of(evaluated.root, now) if id(tensor) not in held
         ]
         if strange:
             raise WorkloadError(
@@ -282,7 +284,7 @@ class EvaluationTracer:
         if task.dataset is None:
             task = evaluated_on_its_own(task)
         with in_eval_mode(task), generators_kept():
-            found = analyse_task(
+            traced = analyse_task(
                 task,
                 self._workload,
                 self._finder,
@@ -290,21 +292,21 @@ class EvaluationTracer:
                 shapes=shapes,
                 like=planned,
             )
-        require_same_ops(planned, found, shapes)
-        _require_same_results(planned, found)
-        return found
+        require_same_ops(planned, traced, shapes)
+        _require_same_results(planned, traced)
+        return traced
 
 
-def _require_same_results(planned: TaskGraph, found: TaskGraph) -> None:
+def _require_same_results(planned: TaskGraph, at_length: TaskGraph) -> None:
     """Refuse results that make no one tensor of all samples."""
     for key, spec in planned.results.items():
-        other = found.results.get(key)
-        if other is None or (other.shape, other.dtype, other.batch_dim) != (
+        new_spec = at_length.results.get(key)
+        if new_spec is None or (new_spec.shape, new_spec.dtype, new_spec.batch_dim) != (
             spec.shape,
             spec.dtype,
             spec.batch_dim,
         ):
-            shown = "none" if other is None else f"{other.dtype} {other.shape}"
+            shown = "none" if new_spec is None else f"{new_spec.dtype} {new_spec.shape}"
             raise WorkloadError(
                 f"task {planned.task.name!r}: metrics are given one tensor with {key!r} of all samples, "
                 f"and for batches of different lengths forward gives {spec.dtype} {spec.shape} and {shown}",
@@ -425,11 +427,11 @@ class StreamInOrder:
 def stream_batches(task: Task | FlowTask, seed: int) -> Iterator[dict[str, Tensor]]:
     """The batches of one pass over a stream; the last has what is left."""
     passing = StreamPass(task, seed, 0, lambda read: read(), keeps_rest=True)
-    return (piece.made for piece in passing)
+    return (batch.made for batch in passing)
 
 
 def require_fields(
-    task: str, wanted: Mapping[str, ValueSpec], names: Collection[str], found: Mapping[str, Tensor]
+    task: str, wanted: Mapping[str, ValueSpec], names: Collection[str], batch: Mapping[str, Tensor]
 ) -> None:
     """Refuse data that are other than what a task is traced with.
 
@@ -437,12 +439,12 @@ def require_fields(
         WorkloadError: a field is missing, or has another shape or kind of numbers.
     """
     for name in names:
-        if name not in found:
+        if name not in batch:
             raise WorkloadError(
                 f"task {task!r}: the dataset to evaluate it on gives no field {name!r}",
                 hint="Its items need the fields of the dataset that the task is trained on.",
             )
-        spec, field = wanted[name], found[name]
+        spec, field = wanted[name], batch[name]
         shape = tuple(field.shape[1:])
         if shape != spec.shape[1:] or field.is_floating_point() != spec.dtype.is_floating_point:
             raise WorkloadError(
@@ -463,10 +465,10 @@ class _Numbered:
     def rows(self, first: int, last: int, fields: Collection[str]) -> Mapping[str, Tensor]:
         """See `ReadBatch`."""
         if self._data.reads_whole:
-            found = {name: field[first:last] for name, field in self._read().items()}
+            tensors = {name: field[first:last] for name, field in self._read().items()}
         else:
-            found = self._data.rows(self._number, first, last)
-        return {name: found[name] for name in fields if name in found}
+            tensors = self._data.rows(self._number, first, last)
+        return {name: tensors[name] for name in fields if name in tensors}
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """See `ReadBatch`."""

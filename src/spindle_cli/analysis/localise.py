@@ -43,12 +43,12 @@ from spindle_cli.workload.types import FlowTask, Task, Workload
 class LocalWorkload(LoadedWorkload):
     """A workload of which only some parameters are real, and its graph.
 
-    `own`: what there is of parameters of which only parts are wanted, by id; they themselves are on the meta
-    device.
+    `part_values`: by id, the values of the wanted parts of parameters that are not wanted whole; those
+    parameters are on the meta device.
     """
 
     graph: WorkloadGraph
-    own: Mapping[int, Sequence[OwnValues]]
+    part_values: Mapping[int, Sequence[OwnValues]]
 
 
 class _UnlocalisableError(Exception):
@@ -96,24 +96,24 @@ def load_local(
     Raises:
         InputError, WorkloadError: as `load` and `analyse` do.
     """
-    found = resolve(source, relative_to=relative_to)
+    resolved = resolve(source, relative_to=relative_to)
     try:
         find_graph = partial(analyse, memo=memo, lengths=lengths, evaluates=evaluates)
-        graph, own = _build_in_part(found, wanted, find_graph, parts_of, unused=unused)
+        graph, part_values = _build_in_part(resolved, wanted, find_graph, parts_of, unused=unused)
     except _UnlocalisableError:
-        graph = analyse(build(found), memo, lengths, evaluates=evaluates)
+        graph = analyse(build(resolved), memo, lengths, evaluates=evaluates)
         _keep_only(graph, wanted, unused=unused)
-        own = _taken_apart(graph, parts_of(graph))
+        part_values = _taken_apart(graph, parts_of(graph))
     initial = InitialValues()
     if reads_initial or graph.workload.evaluated:
-        initial = find_initial(found.init_from, graph.workload)
+        initial = find_initial(resolved.init_from, graph.workload)
     filled = _unused(graph) if unused else {}
     fill_whole(
         initial,
         graph.workload,
         where=lambda tensor: not isinstance(tensor, nn.Parameter) or id(tensor) in filled,
     )
-    return LocalWorkload(graph.workload, found.train, source, graph, own, initial=initial)
+    return LocalWorkload(graph.workload, resolved.train, source, graph, part_values, initial=initial)
 
 
 def _build_in_part(
@@ -129,10 +129,10 @@ def _build_in_part(
     if any(id(parameter) not in first.numbers for parameter in used.values()):
         raise _UnlocalisableError  # came to be in a way that we do not see
     kept = {first.numbers[id(parameter)] for parameter in used.values()}
-    parts = {first.numbers[key]: found for key, found in parts_of(graph).items()}
+    parts = {first.numbers[key]: own_parts for key, own_parts in parts_of(graph).items()}
     # Whole as long as there may be copies of them, or others are computed from them.
     copied = set(first.sources.values()).union(*first.derived.values())
-    ranged = {number: found for number, found in parts.items() if number not in copied}
+    ranged = {number: own_parts for number, own_parts in parts.items() if number not in copied}
     second, workload = _build_once_more(source, _with_sources(kept, first), ranged)
     if second is None and ranged:  # more of them is looked at than ranges
         second, workload = _build_once_more(source, _with_sources(kept, first), {})
@@ -145,12 +145,12 @@ def _build_in_part(
     there = {id(parameter) for root in _roots(bound) for parameter in root.parameters()}
     if any(id(second.parameters[number]) not in there for number in parts):
         raise _UnlocalisableError  # others have taken their places
-    own: dict[int, Sequence[OwnValues]] = {}
-    for number, found in parts.items():
+    part_values: dict[int, Sequence[OwnValues]] = {}
+    for number, own_parts in parts.items():
         parameter = second.parameters[number]
         values = second.ranged.values_of(parameter)
-        own[id(parameter)] = values or _taken_from(parameter, found)
-    return bound, own
+        part_values[id(parameter)] = values or _taken_from(parameter, own_parts)
+    return bound, part_values
 
 
 def _build_once_more(
@@ -177,7 +177,7 @@ def _taken_apart(
 ) -> dict[int, Sequence[OwnValues]]:
     """The parts of whole parameters, which go."""
     by_id = {id(parameter): parameter for root in _roots(graph) for parameter in root.parameters()}
-    return {key: _taken_from(by_id[key], found) for key, found in parts.items()}
+    return {key: _taken_from(by_id[key], own_parts) for key, own_parts in parts.items()}
 
 
 def _taken_from(parameter: nn.Parameter, parts: Sequence[OwnPart]) -> tuple[OwnValues, ...]:
@@ -203,11 +203,11 @@ def in_the_abstract(
 def _with_sources(kept: set[int], births: Births) -> set[int]:
     """The kept parameters and all that they were copied or computed from."""
     needed: set[int] = set()
-    found = set(kept)
-    while found:
-        needed |= found
-        copied = {births.sources[number] for number in found if number in births.sources}
-        found = copied.union(*(births.derived.get(number, ()) for number in found)) - needed
+    frontier = set(kept)
+    while frontier:
+        needed |= frontier
+        copied = {births.sources[number] for number in frontier if number in births.sources}
+        frontier = copied.union(*(births.derived.get(number, ()) for number in frontier)) - needed
     return needed
 
 
@@ -264,28 +264,28 @@ def rebind(graph: WorkloadGraph, workload: Workload) -> WorkloadGraph | None:
     given = {task.name: task for task in (*workload.tasks, *map(evaluated_on_its_own, workload.evaluated))}
     if not graph.evaluations.keys() <= given.keys():
         return None
-    evaluations = {name: _rebound(known, given[name]) for name, known in graph.evaluations.items()}
-    found = {name: task for name, task in tasks.items() if task is not None}
+    evaluations = {name: _rebound(task_graph, given[name]) for name, task_graph in graph.evaluations.items()}
+    rebound = {name: task for name, task in tasks.items() if task is not None}
     evaluated = {name: task for name, task in evaluations.items() if task is not None}
-    if len(found) + len(evaluated) < len(tasks) + len(evaluations):
+    if len(rebound) + len(evaluated) < len(tasks) + len(evaluations):
         return None
-    for task in found.values():
+    for task in rebound.values():
         give_modes(task.root, task.modes)
-    return replace(graph, workload=workload, tasks=found, evaluations=evaluated)
+    return replace(graph, workload=workload, tasks=rebound, evaluations=evaluated)
 
 
-def _rebound(known: TaskGraph, task: Task | FlowTask) -> TaskGraph | None:
-    if type(known.task) is not type(task):
+def _rebound(task_graph: TaskGraph, task: Task | FlowTask) -> TaskGraph | None:
+    if type(task_graph.task) is not type(task):
         return None
-    root = _root_of(task, known)
+    root = _root_of(task, task_graph)
     try:
-        _hand_on(known, root)
+        _hand_on(task_graph, root)
     except NoTwinError:
         return None
-    return replace(known, task=task, root=root) if _has_what_is_used(root, known) else None
+    return replace(task_graph, task=task, root=root) if _has_what_is_used(root, task_graph) else None
 
 
-def _hand_on(known: TaskGraph, root: nn.Module) -> None:
+def _hand_on(task_graph: TaskGraph, root: nn.Module) -> None:
     """Let a root hold what the trace has left on the other build's: tensors that forward has made of numbers,
     and regions, over the modules of its own.
 
@@ -293,25 +293,25 @@ def _hand_on(known: TaskGraph, root: nn.Module) -> None:
         NoTwinError: a region uses something of which nothing is known in this build.
     """
     left = {
-        name: getattr(known.root, name)
-        for op in known.ops
+        name: getattr(task_graph.root, name)
+        for op in task_graph.ops
         for graph in op.graphs
         for node in graph.nodes
         if node.op in ("get_attr", "call_module") and (name := str(node.target)).startswith((CONSTANT, NAME))
     }
-    twins = Twins(known.root, root) if left else None
+    twins = Twins(task_graph.root, root) if left else None
     for name, value in left.items():
         if isinstance(value, Tensor) and value.is_meta:
             raise NoTwinError
         vars(root)[name] = value.over(twins) if isinstance(value, Region) and twins else value
 
 
-def _root_of(task: Task | FlowTask, known: TaskGraph) -> nn.Module:
-    return flow_graph(task, tuple(known.fields)).root if isinstance(task, FlowTask) else task.module
+def _root_of(task: Task | FlowTask, task_graph: TaskGraph) -> nn.Module:
+    return flow_graph(task, tuple(task_graph.fields)).root if isinstance(task, FlowTask) else task.module
 
 
-def _has_what_is_used(root: nn.Module, known: TaskGraph) -> bool:
+def _has_what_is_used(root: nn.Module, task_graph: TaskGraph) -> bool:
     try:
-        return all(names_used(root, op.graph) == (op.computed_with, op.buffers) for op in known.ops)
+        return all(names_used(root, op.graph) == (op.computed_with, op.buffers) for op in task_graph.ops)
     except AttributeError:  # torch's for a name that is not there
         return False

@@ -139,10 +139,10 @@ class AnalysisMemo(Artifact):
         """Whether what was found holds here."""
         return self.torch_version == torch.__version__
 
-    def with_more(self, other: AnalysisMemo) -> AnalysisMemo:
+    def with_more(self, more: AnalysisMemo) -> AnalysisMemo:
         """This and what another has found beside it."""
         parts = {
-            name: {**getattr(self, name), **getattr(other, name)}
+            name: {**getattr(self, name), **getattr(more, name)}
             for name in ("observed", "findings", "mixes", "pairs", "flows")
         }
         return self.model_copy(update=parts)
@@ -194,15 +194,15 @@ def unpacked(record: Any, make: MakeTensor) -> Any:
     return {key: unpacked(item, make) for key, item in record["dict"].items()}
 
 
-def portable(known: Mapping[str, T], record: Callable[[T], R]) -> dict[str, R]:
+def portable(values: Mapping[str, T], record: Callable[[T], R]) -> dict[str, R]:
     """What is known that means the same in another process, by `key_of` its key."""
-    found: dict[str, R] = {}
-    for call, value in known.items():
+    records: dict[str, R] = {}
+    for call, value in values.items():
         key = key_of(call)
         if key is None:
             continue
         try:
-            found[key] = record(value)
+            records[key] = record(value)
         except NotPortableError:
             continue
-    return found
+    return records

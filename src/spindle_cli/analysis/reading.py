@@ -31,8 +31,8 @@ class Reader:
         reads = Reads(backward=backward)
         for module in called:
             for part in (module, *getattr(module, "owners", ())):
-                for each in part.modules():
-                    reads.of_module(each)
+                for submodule in part.modules():
+                    reads.of_module(submodule)
         reads.finish()
         self._reads = reads
         self._globals = {name for _, name in reads.globals}
@@ -55,8 +55,10 @@ class Reader:
             is_known = not self._globals.isdisjoint(path[-2:]) or not self._variables.isdisjoint(path[-2:-1])
             return path[-1] in self._names and is_known
         if not isinstance(place, tuple):  # a container, or a variable of functions
-            own = (memories.name_of(place) for memories in self._memories)
-            return any(each is not None and last_name(each) in self._names for each in own)
+            held_names = (memories.name_of(place) for memories in self._memories)
+            return any(
+                held_name is not None and last_name(held_name) in self._names for held_name in held_names
+            )
         holder, *keys = place
         if holder in self._parts:
             return keys[-1] in self._names
@@ -81,9 +83,9 @@ class Reader:
 def _loaded(code: CodeType) -> frozenset[str]:
     """The names and texts that code takes the values of."""
     return frozenset(
-        each.argval
-        for each in dis.get_instructions(code)
-        if each.opname.startswith("LOAD_") and isinstance(each.argval, str)
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.startswith("LOAD_") and isinstance(instruction.argval, str)
     )
 
 

@@ -115,5 +115,5 @@ def saved_behind(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
         values = [*(getattr(node, name) for name in names), *(getattr(node, "saved_tensors", None) or ())]
         for value in values:
             several = value if isinstance(value, tuple) else (value,)
-            yield from (each for each in several if isinstance(each, Tensor))
+            yield from (saved for saved in several if isinstance(saved, Tensor))
         waiting.extend(following for following, _ in node.next_functions)

@@ -78,14 +78,14 @@ def _gaussian_nll_loss(
         return functional.gaussian_nll_loss(input, target, var, full, eps, reduction)
     if var.shape != input.shape and var.shape == input.shape[:-1]:
         var = var.unsqueeze(-1)
-    unlike = [own for size, own in zip(input.shape, var.shape, strict=True) if size != own]
+    unlike = [var_size for size, var_size in zip(input.shape, var.shape, strict=True) if size != var_size]
     if unlike not in ([], [1]):
         raise ValueError("var is of incorrect size")
     variance = var.clamp(min=eps)
-    each = 0.5 * (variance.log() + (input - target) ** 2 / variance)
+    losses = 0.5 * (variance.log() + (input - target) ** 2 / variance)
     if full:
-        each = each + 0.5 * math.log(2 * math.pi)
-    return _reduced(each, reduction)
+        losses = losses + 0.5 * math.log(2 * math.pi)
+    return _reduced(losses, reduction)
 
 
 def _ctc_loss(
@@ -113,10 +113,10 @@ def _is_row(lengths: Any) -> bool:
     return isinstance(lengths, Tensor) and lengths.dim() == 1
 
 
-def _reduced(each: Tensor, reduction: str) -> Tensor:
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
     if reduction == "mean":
-        return each.mean()
-    return each.sum() if reduction == "sum" else each
+        return losses.mean()
+    return losses.sum() if reduction == "sum" else losses
 
 
 _UNREAD: Mapping[Any, Callable[..., Tensor]] = {
@@ -175,12 +175,12 @@ class _Unpacked:
     def __torch_function__(
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name, own = getattr(func, "__name__", ""), args[0] if len(args) > 2 else None
-        if isinstance(own, _Unpacked) and isinstance(args[1], _Sizes) and not kwargs:
+        name, packed = getattr(func, "__name__", ""), args[0] if len(args) > 2 else None
+        if isinstance(packed, _Unpacked) and isinstance(args[1], _Sizes) and not kwargs:
             if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-                return own.recurrent(func, args)
+                return packed.recurrent(func, args)
             if name == "_pad_packed_sequence":
-                return own.pad(*args[2:])
+                return packed.pad(*args[2:])
         raise _reads_lengths()
 
 

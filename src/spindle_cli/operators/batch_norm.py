@@ -56,10 +56,10 @@ class OverShares(nn.Module):
         """The op as a function that is called twice: the second call takes the statistics that the first one
         has found, so that nothing is summed and no running statistic changes again.
         """
-        found: list[Statistics] = []
+        recorded: list[Statistics] = []
 
         def call(*arguments: Any) -> Any:
-            run = _Run(self._group, found, replays=bool(found))
+            run = _Run(self._group, recorded, replays=bool(recorded))
             return self._run(run, arguments)
 
         return call
@@ -102,10 +102,10 @@ def over_shares(op: nn.Module, module: nn.Module, group: TensorGroup | None) -> 
 
 @dataclass
 class _Run:
-    """One run of an op. `found`: the statistics of its batch norms in the order of their calls."""
+    """One run of an op. `recorded`: the statistics of its batch norms in the order of their calls."""
 
     group: TensorGroup | None
-    found: list[Statistics] = field(default_factory=list)
+    recorded: list[Statistics] = field(default_factory=list)
     replays: bool = False
     _next: int = 0
 
@@ -115,11 +115,11 @@ class _Run:
             return _BatchNorm.forward(norm, tensor)
         norm._check_input_dim(tensor)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if self.replays:
-            statistics = self.found[self._next]
+            statistics = self.recorded[self._next]
             self._next += 1
         else:
             statistics = find_statistics(tensor, self.group)
-            self.found.append(statistics)
+            self.recorded.append(statistics)
             update_running(norm, statistics)
         return applied(_Normalised, tensor, norm.weight, norm.bias, statistics, norm.eps, self.group)
 
@@ -134,9 +134,11 @@ def find_statistics(tensor: Tensor, group: TensorGroup | None) -> Statistics:
     wide, channels = _wide(tensor), tensor.shape[1]
     entries = tensor.numel() // channels
     dims = [0, *range(2, tensor.dim())]
-    own, own_mean = torch.var_mean(tensor.detach().to(wide), dims, correction=0)
-    mean = own_mean.to(torch.float64)
-    sums = torch.cat([mean, torch.addcmul(own.to(torch.float64), mean, mean), mean.new_ones(1)]).mul_(entries)
+    share_variance, share_mean = torch.var_mean(tensor.detach().to(wide), dims, correction=0)
+    mean = share_mean.to(torch.float64)
+    sums = torch.cat(
+        [mean, torch.addcmul(share_variance.to(torch.float64), mean, mean), mean.new_ones(1)]
+    ).mul_(entries)
     if group is not None:
         group.sum_(sums, is_gradient=False)
     total = sums[-1]
@@ -199,7 +201,7 @@ class _Normalised(torch.autograd.Function):
         tensor, weight, mean, variance, entries = ctx.saved_tensors
         scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
         # As if the statistics were fixed; what comes through them is taken off below.
-        own, of_scale, of_shift = _aten.native_batch_norm_backward(
+        of_input, of_scale, of_shift = _aten.native_batch_norm_backward(
             gradients[0], tensor, scale, mean, variance, None, None, False, ctx.eps, [True, True, True]
         )
         if ctx.needs_input_grad[0]:
@@ -212,9 +214,9 @@ class _Normalised(torch.autograd.Function):
             level = torch.addcmul(level, mean, slope, value=-1)
             shape = (1, -1, *(1,) * (tensor.dim() - 2))
             through = torch.addcmul(level.view(shape), tensor.to(mean.dtype), slope.view(shape))
-            own = own.to(mean.dtype).sub_(through).to(tensor.dtype)
+            of_input = of_input.to(mean.dtype).sub_(through).to(tensor.dtype)
         return (
-            own if ctx.needs_input_grad[0] else None,
+            of_input if ctx.needs_input_grad[0] else None,
             of_scale.to(weight.dtype) if ctx.needs_input_grad[1] else None,
             of_shift.to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None,
             None,

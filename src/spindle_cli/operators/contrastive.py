@@ -94,10 +94,10 @@ class PairsOverShares(nn.Module):
         is told its own part of the samples; what is recorded is the whole batch's loss.
         """
         count = len(self._described.fields) + len(self._described.inputs)
-        tensors, own_part, counts = arguments[:count], arguments[count], arguments[count + 1 :]
+        tensors, share_part, counts = arguments[:count], arguments[count], arguments[count + 1 :]
         member = self._group.member
-        own = self._cuts[member + 1] - self._cuts[member]
-        return tensors, own_part * self._cuts[-1] / own, counts
+        share_rows = self._cuts[member + 1] - self._cuts[member]
+        return tensors, share_part * self._cuts[-1] / share_rows, counts
 
     def _recipe(self, tensors: Sequence[Tensor], share: float) -> Recipe:
         autocast = tuple(
@@ -155,33 +155,33 @@ class _ShareRun:
             self._do(action)
             for key in ended:
                 self._known.pop(key, None)
-        found: Tensor = self._known[self._recipe.loss]
-        return found
+        loss: Tensor = self._known[self._recipe.loss]
+        return loss
 
     def _do(self, action: Action) -> None:
-        known, rows = self._known, self._rows
+        tensors, rows = self._known, self._rows
         match action:
             case Run():
                 self._call(action)
             case Gather():
-                known[action.result] = gather_rows(known[action.source], action.dim, rows)
+                tensors[action.result] = gather_rows(tensors[action.source], action.dim, rows)
             case Number():
-                known[action.result] = self._numbers(action)
+                tensors[action.result] = self._numbers(action)
             case Share():
-                known[action.result] = known[action.source] * (rows.count / rows.size)
+                tensors[action.result] = tensors[action.source] * (rows.count / rows.size)
             case Count():
-                device = known[action.source].device
-                known[action.result] = torch.full((), rows.size, dtype=torch.int64, device=device)
+                device = tensors[action.source].device
+                tensors[action.result] = torch.full((), rows.size, dtype=torch.int64, device=device)
             case Diagonal():
                 first = rows.first if action.cut == 0 else -rows.first
-                known[action.result] = torch.diagonal(known[action.source], first)
+                tensors[action.result] = torch.diagonal(tensors[action.source], first)
             case Eye():
                 device = action.named.get("device")
-                own = torch.arange(rows.first, rows.first + rows.count, device=device)
-                every = torch.arange(rows.size, device=own.device)
-                pairs = (own[:, None], every) if action.cut == 0 else (every[:, None], own)
+                row_numbers = torch.arange(rows.first, rows.first + rows.count, device=device)
+                every = torch.arange(rows.size, device=row_numbers.device)
+                pairs = (row_numbers[:, None], every) if action.cut == 0 else (every[:, None], row_numbers)
                 dtype = action.named.get("dtype") or torch.get_default_dtype()
-                known[action.result] = (pairs[0] == pairs[1]).to(dtype)
+                tensors[action.result] = (pairs[0] == pairs[1]).to(dtype)
 
     def _call(self, action: Run) -> None:
         arguments, named = filled(
@@ -220,11 +220,11 @@ class ShareRows:
         self._gathered = gathered
         self._replayed = iter(tuple(gathered)) if gathered else None
 
-    def gather(self, own: Tensor) -> Tensor:
+    def gather(self, shard: Tensor) -> Tensor:
         """Give the rows of all shares, along the first dimension, for this share's own."""
         if self._replayed is not None:
             return next(self._replayed)
-        whole = self._group.gather(own, self.per_share)
+        whole = self._group.gather(shard, self.per_share)
         if self._gathered is not None:
             self._gathered.append(whole)
         return whole
@@ -234,16 +234,16 @@ class ShareRows:
         return self._group.scatter_sum(whole, self.per_share)
 
 
-def gather_rows(own: Tensor, dim: int, rows: ShareRows) -> Tensor:
+def gather_rows(shard: Tensor, dim: int, rows: ShareRows) -> Tensor:
     """The rows of all shares, which lie along a dimension; differentiable."""
-    return applied(_Gathered, own, dim, rows)
+    return applied(_Gathered, shard, dim, rows)
 
 
 class _Gathered(Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, dim: int, rows: ShareRows) -> Tensor:
+    def forward(ctx: Any, shard: Tensor, dim: int, rows: ShareRows) -> Tensor:
         ctx.dim, ctx.rows = dim, rows
-        return rows.gather(own.detach().movedim(dim, 0).contiguous()).movedim(0, dim)
+        return rows.gather(shard.detach().movedim(dim, 0).contiguous()).movedim(0, dim)
 
     @staticmethod
     @once_differentiable

@@ -20,11 +20,11 @@ class PlanSplits:
 
     def split_names(self, plan: Plan) -> dict[tuple[str, int], frozenset[str]]:
         """(MetaOp, op of it) -> the dotted names of its parameters that some slice splits."""
-        found: dict[tuple[str, int], frozenset[str]] = {}
+        names: dict[tuple[str, int], frozenset[str]] = {}
         for (index, position), split in self.by_op.items():
             key = (plan.every_slice[index].metaop, position)
-            found[key] = found.get(key, frozenset()) | frozenset(split.dims)
-        return found
+            names[key] = names.get(key, frozenset()) | frozenset(split.dims)
+        return names
 
     def split_parameters(self, plan: Plan, graph: WorkloadGraph, table: ParameterTable) -> frozenset[str]:
         """Canonical names of all parameters that some slice splits."""
@@ -47,26 +47,26 @@ def plan_splits(plan: Plan, graph: WorkloadGraph, where: str, *, only_evaluated:
         InputError: the plan splits a layer that cannot be split so many ways.
         WorkloadError: a tensor-parallel plan does not fit its layer.
     """
-    found: dict[tuple[int, int], LayerSplit] = {}
-    for index, piece in enumerate(plan.every_slice):
-        if piece.tp == 1:
+    splits: dict[tuple[int, int], LayerSplit] = {}
+    for index, slice_ in enumerate(plan.every_slice):
+        if slice_.tp == 1:
             continue
-        metaop = graph.by_name[piece.metaop]
+        metaop = graph.by_name[slice_.metaop]
         task = graph.tasks[metaop.task]
-        for position in range(*piece.ops):
+        for position in range(*slice_.ops):
             op = task.ops[metaop.ops[position]]
-            split = layer_split(graph.workload, task, op, piece.tp)
+            split = layer_split(graph.workload, task, op, slice_.tp)
             if split is None and only_evaluated and op.target is None:
-                split = LayerSplit(piece.tp, {}, (), ())
+                split = LayerSplit(slice_.tp, {}, (), ())
             if split is None:
-                raise _refusal(where, piece, graph, task, op)
-            found[index, position] = split
-    return PlanSplits(found)
+                raise _refusal(where, slice_, graph, task, op)
+            splits[index, position] = split
+    return PlanSplits(splits)
 
 
-def _refusal(where: str, piece: Slice, graph: WorkloadGraph, task: TaskGraph, op: Op) -> InputError:
+def _refusal(where: str, slice_: Slice, graph: WorkloadGraph, task: TaskGraph, op: Op) -> InputError:
     return InputError(
-        f"{where}: {piece.label} is split {piece.tp} ways by tensor parallelism, but its layers cannot be: "
+        f"{where}: {slice_.label} is split {slice_.tp} ways by tensor parallelism, but its layers cannot be: "
         f"{describe_ways(graph.workload, task, op)}",
         hint="Give the layer's class a plan in Workload.tp_plans, or plan from a profile without tp > 1.",
     )

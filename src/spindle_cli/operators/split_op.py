@@ -208,8 +208,8 @@ class _RegionRun:
         return sum_forward(output, self.group)
 
     def _entered(self, tensor: Tensor) -> Tensor:
-        for known, inside in self._inputs:
-            if known is tensor:
+        for entered, inside in self._inputs:
+            if entered is tensor:
                 return inside
         inside = sum_backward(tensor, self.group)
         self._inputs.append((tensor, inside))

@@ -54,15 +54,15 @@ class TensorGroup:
         with _losing_peers():
             dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._joined())
 
-    def gather(self, own: Tensor, per_share: Sequence[int]) -> Tensor:
+    def gather(self, shard: Tensor, per_share: Sequence[int]) -> Tensor:
         """The rows of all members, in their order, which have `per_share` of them; of a contiguous tensor.
 
         Raises:
             PeerLostError: as `sum_`.
         """
         most, order = max(per_share), self._order()
-        every = own.new_empty((len(self.ranks), most, *own.shape[1:]))
-        padded = functional.pad(own, (*(0, 0) * (own.dim() - 1), 0, most - len(own)))
+        every = shard.new_empty((len(self.ranks), most, *shard.shape[1:]))
+        padded = functional.pad(shard, (*(0, 0) * (shard.dim() - 1), 0, most - len(shard)))
         with _losing_peers():
             _all_gather(as_sent(every.flatten(0, 1)), as_sent(padded), group=self._joined())
         parts = [every[order[share], :rows] for share, rows in enumerate(per_share)]
@@ -75,11 +75,11 @@ class TensorGroup:
         Raises:
             PeerLostError: as `sum_`.
         """
-        own = parts.view(len(self.ranks), -1)[self._order()[self.member]]
+        shard = parts.view(len(self.ranks), -1)[self._order()[self.member]]
         if dist.get_backend(self._joined()) != "nccl":  # which alone knows that a part is in its place
-            own = own.clone()
+            shard = shard.clone()
         with _losing_peers():
-            _all_gather(as_sent(parts), as_sent(own), group=self._joined())
+            _all_gather(as_sent(parts), as_sent(shard), group=self._joined())
 
     def scatter_sum(self, whole: Tensor, per_share: Sequence[int]) -> Tensor:
         """Sum over the members rows like those that `gather` gives, and give this one's own.
@@ -96,21 +96,21 @@ class TensorGroup:
             laid = laid.flatten(0, 1)
         with _losing_peers():
             if dist.get_backend(self._joined()) == "nccl":
-                own = laid.new_empty((most, *laid.shape[1:]))
-                _reduce_scatter(as_summed(own), as_summed(laid), group=self._joined())
+                shard = laid.new_empty((most, *laid.shape[1:]))
+                _reduce_scatter(as_summed(shard), as_summed(laid), group=self._joined())
             else:  # what gloo calls a reduce-scatter is an all-reduce: twice the bytes
                 parts = torch.empty_like(laid)
                 dist.all_to_all_single(parts, laid, group=self._joined())
-                own = (
+                shard = (
                     parts.view(len(self.ranks), most, *laid.shape[1:])
                     .sum(0, dtype=_wide(laid))
                     .to(laid.dtype)
                 )
-        return own[: per_share[self.member]]
+        return shard[: per_share[self.member]]
 
     def gather_along(
         self,
-        own: Tensor,
+        shard: Tensor,
         dim: int,
         sizes: Sequence[int],
         *,
@@ -122,9 +122,9 @@ class TensorGroup:
         Raises:
             PeerLostError: as `sum_`.
         """
-        if own.shape[:dim].numel() == 1:  # its memory is that of rows
-            return self.gather(own.movedim(dim, 0).contiguous(), sizes).movedim(0, dim)
-        every = self.gather(padded(own, dim, max(sizes)).unsqueeze(0), (1,) * len(sizes))
+        if shard.shape[:dim].numel() == 1:  # its memory is that of rows
+            return self.gather(shard.movedim(dim, 0).contiguous(), sizes).movedim(0, dim)
+        every = self.gather(padded(shard, dim, max(sizes)).unsqueeze(0), (1,) * len(sizes))
         parts = [part.narrow(dim, 0, size) for part, size in zip(every.unbind(), sizes, strict=True)]
         return torch.cat(parts, dim)
 
@@ -145,12 +145,12 @@ class TensorGroup:
             return self.scatter_sum(whole.movedim(dim, 0).contiguous(), sizes).movedim(0, dim).contiguous()
         most = max(sizes)
         parts = [padded(part, dim, most) for part in torch.split(whole, list(sizes), dim)]
-        own = self.scatter_sum(torch.stack(parts), (1,) * len(sizes))[0]
-        return own.narrow(dim, 0, sizes[self.member]).contiguous()
+        shard = self.scatter_sum(torch.stack(parts), (1,) * len(sizes))[0]
+        return shard.narrow(dim, 0, sizes[self.member]).contiguous()
 
     def exchange(
         self,
-        own: Tensor,
+        shard: Tensor,
         cut: tuple[int, Sequence[int]],
         joined: tuple[int, Sequence[int]],
         *,
@@ -160,7 +160,7 @@ class TensorGroup:
         another, its own part along the first and all along the second.
 
         Args:
-            own: this member's.
+            shard: this member's tensor.
             cut: a dimension, and how much of it each member gets.
             joined: another one, and how much of it each member has.
 
@@ -168,11 +168,11 @@ class TensorGroup:
             PeerLostError: as `sum_`.
         """
         (cut_dim, cut_sizes), (dim, sizes) = cut, joined
-        parts = torch.split(own, list(cut_sizes), cut_dim)
+        parts = torch.split(shard, list(cut_sizes), cut_dim)
         at_place = sorted(range(len(self.ranks)), key=self._order().__getitem__)
         shapes = []
         for member in at_place:
-            shape = list(own.shape)
+            shape = list(shard.shape)
             shape[cut_dim], shape[dim] = cut_sizes[self.member], sizes[member]
             shapes.append(torch.Size(shape))
         sent = torch.cat([parts[member].flatten() for member in at_place])

@@ -138,8 +138,8 @@ def _has_hook(parameter: nn.Parameter) -> bool:
 
 def _any_split(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerSplit | None:
     layer = _by_plan(workload, task, op, degree)
-    found = found_words(workload, task, op)
-    names = found.names if found.fewest >= degree else frozenset()
+    vocabulary = found_words(workload, task, op)
+    names = vocabulary.names if vocabulary.fewest >= degree else frozenset()
     if not names:
         return layer
     layer = layer or LayerSplit(degree, {}, (), ())
@@ -325,7 +325,7 @@ def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
     """For people: classes of layers that have a plan which cannot be followed, heads over many words that
     cannot be split, and why.
     """
-    found: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for metaop in graph.metaops:
         task = graph.tasks[metaop.task]
         op = task.ops[metaop.ops[0]]
@@ -336,19 +336,19 @@ def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
         can_be_split = has_parts and not op.coupled and not op.talks
         is_whole = can_be_split and (_has_own_gradients(op) or runs_again(task, op))
         if is_whole or unknown_ways(graph.workload, layer) or adapted(graph.workload, layer):
-            found.setdefault(f"tensor parallelism: {describe_ways(graph.workload, task, op)}; it stays whole")
+            lines.setdefault(f"tensor parallelism: {describe_ways(graph.workload, task, op)}; it stays whole")
         elif why := _why_whole_experts(graph.workload, task, op):
             kind = type(layer).__name__
-            found.setdefault(
+            lines.setdefault(
                 f"tensor parallelism: the experts of {kind} are not shared out: {why}; it stays whole"
             )
         elif why := _why_whole_sequence(graph.workload, task, op):
             kind = type(layer).__name__
-            found.setdefault(f"tensor parallelism: each device has the whole sequence in {kind}: {why}")
+            lines.setdefault(f"tensor parallelism: each device has the whole sequence in {kind}: {why}")
     for name, task in graph.tasks.items():
         for why in found_words(graph.workload, task, task.ops[-1]).why_not:
-            found.setdefault(f"tensor parallelism: {name}: the head {why}; it stays whole")
-    return tuple(found)
+            lines.setdefault(f"tensor parallelism: {name}: the head {why}; it stays whole")
+    return tuple(lines)
 
 
 def runs_again(task: TaskGraph, op: Op) -> bool:
@@ -365,13 +365,13 @@ def runs_again(task: TaskGraph, op: Op) -> bool:
 
 
 def _runs_again(task: TaskGraph, op: Op, layer: nn.Module) -> bool:
-    found = False
+    ran_again = False
 
     def called(*_: Any) -> None:
-        nonlocal found
+        nonlocal ran_again
         # With `use_reentrant=True` the first pass has no gradients, else hooks for what it saves.
         saving = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        found = found or saving is not None or not torch.is_grad_enabled()
+        ran_again = ran_again or saving is not None or not torch.is_grad_enabled()
 
     specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
     holders = [module for module in layer.modules() if module._parameters]
@@ -386,5 +386,5 @@ def _runs_again(task: TaskGraph, op: Op, layer: nn.Module) -> bool:
     except NotBySequenceError:
         return False
     except Exception:  # the user's code, which may not do without data
-        return found
-    return found
+        return ran_again
+    return ran_again

@@ -87,9 +87,9 @@ def unknown_ways(workload: Workload, layer: nn.Module) -> dict[str, str]:
 
 def adapted(workload: Workload, layer: nn.Module) -> tuple[str, ...]:
     """What a plan of a whole model would split of the layer, but what PEFT has put adapters on."""
-    found = dict(layer.named_modules())
+    modules = dict(layer.named_modules())
     wanted = (path for path, way in _matched(layer, _given(workload, layer) or {}).items() if _splits(way))
-    return tuple(path for path in wanted if hasattr(found.get(path), "base_layer"))
+    return tuple(path for path in wanted if hasattr(modules.get(path), "base_layer"))
 
 
 def _splits(way: object) -> bool:
@@ -114,13 +114,13 @@ def _of_config(layer: nn.Module) -> Mapping[str, Any] | None:
 def _matched(layer: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a plan of a whole model says of this layer's submodules and parameters."""
     patterns = {path.rpartition("*.")[2]: (path, way) for path, way in given.items() if "*." in path}
-    found: dict[str, Any] = {}
+    matched: dict[str, Any] = {}
     for name in (*dict(layer.named_modules()), *dict(layer.named_parameters())):
         generic = re.sub(r"\b\d+\b", "*", name)
         path, way = patterns.get(generic.rpartition("*.")[2], ("", None))
         if path.endswith(f"*.{generic}"):
-            found[name] = way
-    return found
+            matched[name] = way
+    return matched
 
 
 def _spoken(way: object) -> str:
@@ -152,15 +152,15 @@ def _require_fitting(layer: nn.Module, path: str, way: Way | None) -> None:
 
 def _misfit(layer: nn.Module, path: str, way: Way | None) -> str | None:
     """What a plan's name stands for, where it cannot be split in this way."""
-    found = dict(layer.named_modules()).get(path)
-    if found is None:
+    module = dict(layer.named_modules()).get(path)
+    if module is None:
         return "nothing"
     if way == "expertwise":
         return (
             None
-            if experts_of(found)
-            else f"a {type(found).__name__} without one entry for each expert in all its parameters"
+            if experts_of(module)
+            else f"a {type(module).__name__} without one entry for each expert in all its parameters"
         )
-    if way != "partial" and not isinstance(found, nn.Linear):
-        return f"a {type(found).__name__}"
+    if way != "partial" and not isinstance(module, nn.Linear):
+        return f"a {type(module).__name__}"
     return None

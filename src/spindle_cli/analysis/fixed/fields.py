@@ -35,14 +35,14 @@ def with_fixed(
         seen = more()
     except WorkloadError:  # samples of several lengths, which make no batch
         return None
-    found = {
+    fixable = {
         name
         for name in read
         if name in samples and not is_fixed(samples[name]) and name in seen and _may_be_fixed(seen[name])
     }
-    if not found:
+    if not fixable:
         return None
-    return {name: fix(value.clone()) if name in found else value for name, value in samples.items()}
+    return {name: fix(value.clone()) if name in fixable else value for name, value in samples.items()}
 
 
 def _may_be_fixed(field: Tensor) -> bool:
@@ -72,9 +72,9 @@ def same_in_every_sample(field: Tensor, name: str, shape: tuple[int, ...], row: 
 
 def unlike(name: str, sample: Tensor, row: tuple[int, ...]) -> WorkloadError:
     """What is said of a sample that has other values of a fixed field."""
-    own = _shown(sample.flatten().tolist())
+    shown = _shown(sample.flatten().tolist())
     return WorkloadError(
-        f"field {name!r} is {own} in a sample, and {_shown(row)} in the dataset's first ones: its "
+        f"field {name!r} is {shown} in a sample, and {_shown(row)} in the dataset's first ones: its "
         "values are read by forward, so that it is taken as the same in every sample",
         hint="Give every sample the same (images of one size), a task for each kind of sample, or compute "
         "what depends on it in the dataset.",
@@ -93,7 +93,7 @@ def add_checks(graph: fx.Graph, samples: Mapping[str, Tensor]) -> list[fx.Node]:
         row = None if field is None else one_row(field)
         if field is None or row is None:
             continue
-        last = [each for each in graph.nodes if each.op == "placeholder"][-1]
+        last = [placeholder for placeholder in graph.nodes if placeholder.op == "placeholder"][-1]
         with graph.inserting_after(last):
             arguments = (node, str(node.target), tuple(field.shape[1:]), row)
             check = graph.call_function(same_in_every_sample, arguments)

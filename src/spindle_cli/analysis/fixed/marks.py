@@ -175,8 +175,8 @@ def _grown(values: Sequence[Tensor], sizes: Sequence[int]) -> int | None:
     return dim if fits and first.shape[dim] % sizes[0] == 0 else None
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
+def _is_same(first: Tensor, second: Tensor) -> bool:
+    return first.dtype == second.dtype and torch.equal(first, second)
 
 
 def _stand_in(value: Any) -> Any:
@@ -213,7 +213,7 @@ def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
         return {key: _mapped(function, item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [_mapped(function, item) for item in value]
-        if all(item is own for item, own in zip(items, value, strict=True)):
+        if all(item is original for item, original in zip(items, value, strict=True)):
             return value  # it may be of a class of torch's own
         return items if isinstance(value, list) else tuple(items)
     return function(value)

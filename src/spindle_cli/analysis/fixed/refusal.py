@@ -55,7 +55,7 @@ def fields_behind(node: fx.Node) -> frozenset[str]:
             if source not in seen:
                 seen.add(source)
                 left.append(source)
-    return frozenset(str(each.target) for each in seen if each.op == "placeholder")
+    return frozenset(str(ancestor.target) for ancestor in seen if ancestor.op == "placeholder")
 
 
 def reads_values(error: Exception) -> bool:

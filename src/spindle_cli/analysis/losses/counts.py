@@ -128,8 +128,8 @@ class Counts:
             return node.all_input_nodes if answer is None else [answer]
 
         copied = (part.node for part in parts_of(list(expressions)) if isinstance(part, Copy))
-        found = reached(copied, needs)
-        return [node for node in next(iter(found)).graph.nodes if node in found] if found else []
+        needed = reached(copied, needs)
+        return [node for node in next(iter(needed)).graph.nodes if node in needed] if needed else []
 
 
 def _is_constant(root: nn.Module, name: str) -> bool:
@@ -165,8 +165,8 @@ class LossCounter:
         """
         given = [_exact(fields[name]) for name in self.fields]
         with torch.no_grad():
-            found = torch.func.functional_call(self._module, self._held, (*given, share))
-        return torch.stack([torch.as_tensor(count, dtype=torch.float64) for count in found])
+            counts = torch.func.functional_call(self._module, self._held, (*given, share))
+        return torch.stack([torch.as_tensor(count, dtype=torch.float64) for count in counts])
 
 
 def _exact(tensor: Tensor) -> Tensor:

@@ -57,9 +57,11 @@ _EXPRESSIONS = (Copy, Share, Count, Attribute, Call)
 
 def parts_of(item: Any) -> Iterator[Expression]:
     """Every expression in a structure of arguments, and those that it is made of."""
-    found: list[Expression] = []
-    fx.node.map_aggregate(item, lambda leaf: found.append(leaf) if isinstance(leaf, _EXPRESSIONS) else None)
-    for expression in found:
+    expressions: list[Expression] = []
+    fx.node.map_aggregate(
+        item, lambda leaf: expressions.append(leaf) if isinstance(leaf, _EXPRESSIONS) else None
+    )
+    for expression in expressions:
         yield expression
         if isinstance(expression, Call):
             yield from parts_of((expression.args, expression.kwargs))
@@ -69,10 +71,10 @@ def without_autocast(
     expression: Expression | Any, device_types: frozenset[str], made_before: Collection[Expression | Any]
 ) -> Expression | Any:
     """Switch autocast off in an expression, but for the expressions in it that were `made_before`."""
-    known = {id(each) for each in made_before}
+    made_ids = {id(made) for made in made_before}
 
     def switched(item: Any) -> Any:
-        if not isinstance(item, Call) or id(item) in known:
+        if not isinstance(item, Call) or id(item) in made_ids:
             return item
         args, kwargs = fx.node.map_aggregate((item.args, item.kwargs), switched)
         return Call(WithoutAutocast(item.target, device_types), args, dict(kwargs))

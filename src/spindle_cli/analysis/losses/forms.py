@@ -48,15 +48,15 @@ class NotKnownError(Exception):
         self.reason = why if place is None else f"{why} ({place})"
 
 
-def plus(one: int | None, other: int | None, sign: int = 1) -> int | None:
+def plus(first: int | None, second: int | None, sign: int = 1) -> int | None:
     """The degree of a product, or with sign -1 of a quotient."""
-    return None if one is None or other is None else one + sign * other
+    return None if first is None or second is None else first + sign * second
 
 
 def highest(degrees: set[int | None]) -> int | None:
     """The degree of a sum of values that all shares know."""
-    known = [degree for degree in degrees if degree is not None]
-    return max(known, default=0) if len(known) == len(degrees) else None
+    known_degrees = [degree for degree in degrees if degree is not None]
+    return max(known_degrees, default=0) if len(known_degrees) == len(degrees) else None
 
 
 def most(kinds: set[Kind]) -> Kind:

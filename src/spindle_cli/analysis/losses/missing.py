@@ -68,8 +68,8 @@ class Missing:
             NotKnownError: nothing is known of what becomes of missing entries on the way to it, or it lacks
                 the same for all samples.
         """
-        found = self._in_value(node)
-        return None if found is None else self._expanded(found, node)
+        absence = self._in_value(node)
+        return None if absence is None else self._expanded(absence, node)
 
     def _expanded(self, missing: Absence, node: fx.Node) -> Expression:
         dim = self._shapes.batch_dim(node).dim
@@ -97,20 +97,20 @@ class Missing:
         if node.target in _FILLS and len(node.args) == 3 and isinstance(node.args[1], fx.Node):
             source, mask, value = node.args
             return self._in_choice(node, mask, value, source)
-        found = [item for item in map(self._in_value, node.all_input_nodes) if item is not None]
-        if not found or node.target in _ENTRY_BY_ENTRY:
-            return _any_of(found)
+        absences = [item for item in map(self._in_value, node.all_input_nodes) if item is not None]
+        if not absences or node.target in _ENTRY_BY_ENTRY:
+            return _any_of(absences)
         if node.target in MEANS | SUMS and len(node.all_input_nodes) == 1 and self._has_samples(node):
-            rows = self._expanded(found[0], node.all_input_nodes[0])
+            rows = self._expanded(absences[0], node.all_input_nodes[0])
             return Absence(Call(missing_in_sum, (rows, *node.args[1:]), dict(node.kwargs)), True)
         raise NotKnownError(f"{node.name!r} may be made of entries that are missing", node)
 
     def _has_samples(self, node: fx.Node) -> bool:
         return self._shapes.batch_dim(node).dim is not None
 
-    def _in_choice(self, node: fx.Node, condition: Any, one: Any, other: Any) -> Absence | None:
-        """Find what may be missing in torch.where(condition, one, other)."""
-        chosen = [self._in_item(one), self._in_item(other)]
+    def _in_choice(self, node: fx.Node, condition: Any, if_true: Any, if_false: Any) -> Absence | None:
+        """Find what may be missing in torch.where(condition, if_true, if_false)."""
+        chosen = [self._in_item(if_true), self._in_item(if_false)]
         if chosen == [False, False]:
             return None
         if not self._counts.is_of_fields(Copy(condition)):
@@ -125,13 +125,13 @@ class Missing:
         return isinstance(item, float) and math.isnan(item)
 
 
-def _any_of(found: list[Absence]) -> Absence | None:
-    if not found:
+def _any_of(absences: list[Absence]) -> Absence | None:
+    if not absences:
         return None
-    joined = found[0].expression
-    for other in found[1:]:
-        joined = Call(torch.logical_or, (joined, other.expression))
-    return Absence(joined, any(each.by_sample for each in found))
+    joined = absences[0].expression
+    for absence in absences[1:]:
+        joined = Call(torch.logical_or, (joined, absence.expression))
+    return Absence(joined, any(absence.by_sample for absence in absences))
 
 
 def sum_present(value: torch.Tensor, missing: torch.Tensor) -> torch.Tensor:

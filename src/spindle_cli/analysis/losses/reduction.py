@@ -119,7 +119,7 @@ class LossForms:
         if value not in self._known:
             form = self._find_or_whole(value)
             if NO_AUTOCAST in value.meta:
-                made_before = [known.expression for known in self._known.values()]
+                made_before = [earlier.expression for earlier in self._known.values()]
                 expression = without_autocast(form.expression, value.meta[NO_AUTOCAST], made_before)
                 form = replace(form, expression=expression)
             self._known[value] = form
@@ -231,11 +231,12 @@ class LossForms:
         source = node.args[0]
         if not isinstance(source, fx.Node):
             return self._of_other(node)
-        others = {other: self.of(other) for other in node.all_input_nodes if other is not source}
+        others = {operand: self.of(operand) for operand in node.all_input_nodes if operand is not source}
         form = self.of(source)
-        if any(other.kind is not Kind.EQUAL or other.degree != 0 for other in others.values()) or (
-            form.kind is Kind.ROWS and not self._keeps_rows(node)
-        ):
+        if any(
+            operand_form.kind is not Kind.EQUAL or operand_form.degree != 0
+            for operand_form in others.values()
+        ) or (form.kind is Kind.ROWS and not self._keeps_rows(node)):
             return self._of_other(node)
         return Form(form.kind, form.degree, Call(_target(node), *self._arguments(node, {source: form})))
 
@@ -290,8 +291,8 @@ class LossForms:
         if len({part.degree for part in parts if not is_zero(part)}) == 1:
             return parts
         equal = [self._equal_or_none(form, node) for form in forms]
-        known = [form for form in equal if form is not None]
-        return known if len(known) == len(forms) else parts
+        known_forms = [form for form in equal if form is not None]
+        return known_forms if len(known_forms) == len(forms) else parts
 
     def _of_product(self, node: fx.Node) -> Form:
         left, right = (self.of(item) for item in node.args)
@@ -337,13 +338,13 @@ class LossForms:
         forms = {source: self.of(source) for source in node.all_input_nodes}
         if any(form.kind is Kind.ROWS for form in forms.values()):
             raise NotKnownError(f"nothing is known of {_name(node, self._root)!r} over the batch", node)
-        found = {source: self._equal_or_none(form, node) for source, form in forms.items()}
-        if None in found.values() or node.op == "call_module":
+        equal_or_none = {source: self._equal_or_none(form, node) for source, form in forms.items()}
+        if None in equal_or_none.values() or node.op == "call_module":
             raise NotKnownError(
                 f"{_name(node, self._root)!r} is applied to what is made of all samples, and is not linear",
                 node,
             )
-        equal = {source: form for source, form in found.items() if form is not None}
+        equal = {source: form for source, form in equal_or_none.items() if form is not None}
         degrees = {form.degree for form in equal.values()} - {0}
         degree = None
         if not degrees:

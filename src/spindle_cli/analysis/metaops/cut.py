@@ -67,18 +67,18 @@ class Cutter:
         the op has
         another tensor to ask: a field or a value is not handed over for that alone.
         """
-        own, taken = self._closure(op, lambda node: question_of(node, self._trace.shapes) is not None)
+        inside, taken = self._closure(op, lambda node: question_of(node, self._trace.shapes) is not None)
         unanswered = {
             node
-            for node in own
-            if question_of(node, self._trace.shapes) is not None and self._asked(node, own, taken) is None
+            for node in inside
+            if question_of(node, self._trace.shapes) is not None and self._asked(node, inside, taken) is None
         }
         if unanswered:
-            own, taken = self._closure(
+            inside, taken = self._closure(
                 op, lambda node: node not in unanswered and question_of(node, self._trace.shapes) is not None
             )
         key = self._order.__getitem__
-        return sorted(own, key=key), sorted(taken, key=key)
+        return sorted(inside, key=key), sorted(taken, key=key)
 
     def _closure(self, op: int, is_leaf: Callable[[fx.Node], bool]) -> tuple[set[fx.Node], set[fx.Node]]:
         first = [node for node, home in self._homes.op.items() if home == op]
@@ -91,12 +91,14 @@ class Cutter:
         def is_taken(node: fx.Node) -> bool:
             return self._homes.op.get(node, op) != op
 
-        found = reached(first, lambda node: () if is_taken(node) or is_leaf(node) else node.all_input_nodes)
-        return {node for node in found if not is_taken(node)}, {node for node in found if is_taken(node)}
+        needed = reached(first, lambda node: () if is_taken(node) or is_leaf(node) else node.all_input_nodes)
+        return {node for node in needed if not is_taken(node)}, {node for node in needed if is_taken(node)}
 
-    def _asked(self, question: fx.Node, own: Iterable[fx.Node], taken: Iterable[fx.Node]) -> fx.Node | None:
+    def _asked(
+        self, question: fx.Node, inside: Iterable[fx.Node], taken: Iterable[fx.Node]
+    ) -> fx.Node | None:
         """A tensor that comes into the op from outside and can answer a question."""
-        fields = sorted((node for node in own if node.op == "placeholder"), key=self._order.__getitem__)
+        fields = sorted((node for node in inside if node.op == "placeholder"), key=self._order.__getitem__)
         for node in (*sorted(taken, key=self._order.__getitem__), *fields):
             if can_answer(question, node, self._trace.shapes):
                 return node
@@ -116,9 +118,9 @@ class Cutter:
         """The op with its graph: placeholders are fields then inputs; the output is the tuple of outputs, or
         the loss.
         """
-        own, taken = self._needs(index)
-        fields = [node for node in own if node.op == "placeholder"]
-        graph, copies = self._copied(own, fields, taken)
+        inside, taken = self._needs(index)
+        fields = [node for node in inside if node.op == "placeholder"]
+        graph, copies = self._copied(inside, fields, taken)
         outputs = [] if self._is_loss(index) else self._handed_on.get(index, [])
         given = tuple(copies[node] for node in self._results.get(index, {}).values())
         result: Any = tuple(copies[node] for node in outputs) + given
@@ -127,20 +129,20 @@ class Cutter:
         graph.output(result)
         operators = self._trace.operators
         target = str(operators[index].target) if index < len(operators) else None
-        shares = self._loss_shares(index, own, fields, taken) if self._is_loss(index) else None
+        shares = self._loss_shares(index, inside, fields, taken) if self._is_loss(index) else None
         made = self._describe(index, target, graph, fields, taken, outputs, shares)
         samples = self._trace.samples
         return replace(
             made,
-            changes=self._of_nodes(own, samples.changed, (*made.parameters, *made.buffers)),
-            reads=self._of_nodes(own, samples.reads, made.buffers),
-            draws_own=any(samples.draws_own(node) for node in own),
-            kept=tuple(dict.fromkeys(name for node in own for name in samples.kept(node))),
-            left=tuple(dict.fromkeys(name for node in own for name in samples.left(node))),
+            changes=self._of_nodes(inside, samples.changed, (*made.parameters, *made.buffers)),
+            reads=self._of_nodes(inside, samples.reads, made.buffers),
+            draws_own=any(samples.draws_own(node) for node in inside),
+            kept=tuple(dict.fromkeys(name for node in inside for name in samples.kept(node))),
+            left=tuple(dict.fromkeys(name for node in inside for name in samples.left(node))),
         )
 
     def _copied(
-        self, own: Sequence[fx.Node], fields: Sequence[fx.Node], taken: Sequence[fx.Node], *more: str
+        self, inside: Sequence[fx.Node], fields: Sequence[fx.Node], taken: Sequence[fx.Node], *more: str
     ) -> tuple[fx.Graph, dict[fx.Node | str, fx.Node]]:
         """A graph with placeholders for fields, values of other ops and `more`, and copies of an op's nodes;
         and what stands for each.
@@ -150,14 +152,16 @@ class Cutter:
             node: graph.placeholder(node.name) for node in (*fields, *taken)
         }
         copies.update((name, graph.placeholder(name)) for name in more)
-        for node in own:
+        for node in inside:
             if node in copies:
                 continue
-            asked = (
-                self._asked(node, own, taken) if question_of(node, self._trace.shapes) is not None else None
+            answerer = (
+                self._asked(node, inside, taken)
+                if question_of(node, self._trace.shapes) is not None
+                else None
             )
-            if asked is not None:
-                copies[node] = ask(graph, node, copies[asked], asked, self._trace.shapes)
+            if answerer is not None:
+                copies[node] = ask(graph, node, copies[answerer], answerer, self._trace.shapes)
             elif NO_AUTOCAST in node.meta:
                 copies[node] = copy_without_autocast(graph, node, copies.__getitem__, node.meta[NO_AUTOCAST])
             else:
@@ -165,28 +169,28 @@ class Cutter:
         return graph, copies
 
     def _loss_shares(
-        self, index: int, own: Sequence[fx.Node], fields: Sequence[fx.Node], taken: Sequence[fx.Node]
+        self, index: int, inside: Sequence[fx.Node], fields: Sequence[fx.Node], taken: Sequence[fx.Node]
     ) -> LossShares:
         """The loss op as its shares compute it."""
         loss = self._homes.loss
         assert loss is not None, "every loss has a part, if only that of the whole batch"
         used = sorted({part.index for part in parts_of(loss.part) if isinstance(part, Count)})
         names = {index: f"spindle_count_{index}" for index in used}
-        graph, copies = self._copied(own, fields, taken, SHARE, *names.values())
+        graph, copies = self._copied(inside, fields, taken, SHARE, *names.values())
         counts = {index: copies[name] for index, name in names.items()}
         part: Any = Writer(graph, copies.__getitem__, copies[SHARE], counts).write(loss.part)
         given = tuple(copies[node] for node in self._results.get(index, {}).values())
         graph.output((part, *given) if given else part)
         graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or is_check(node))
-        trusted = self._labels_inside(own, fields)
+        trusted = self._labels_inside(inside, fields)
         if not used:
             return LossShares(graph, all_must_count=trusted)
         counting, read = loss.counts.graph(used)
         return LossShares(graph, counting, tuple(str(node.target) for node in read), len(used), trusted)
 
-    def _labels_inside(self, own: Sequence[fx.Node], fields: Sequence[fx.Node]) -> tuple[str, ...]:
+    def _labels_inside(self, inside: Sequence[fx.Node], fields: Sequence[fx.Node]) -> tuple[str, ...]:
         """The whole-numbered fields of an operator that gives a mean over the labels that count."""
-        if not any(self._trace.samples.counts(node) for node in own if node in self._trace.operators):
+        if not any(self._trace.samples.counts(node) for node in inside if node in self._trace.operators):
             return ()
         values = self._trace.shapes.values
         return tuple(str(node.target) for node in fields if values[node].dtype == torch.int64)
@@ -204,7 +208,7 @@ class Cutter:
         root = self._trace.root
         parameters, buffers = names_used(root, graph)
         layer = None if target is None else root.get_submodule(target)
-        own = {id(parameter) for parameter in layer.parameters()} if layer is not None else set()
+        in_layer = {id(parameter) for parameter in layer.parameters()} if layer is not None else set()
         reason = self._homes.coupled.get(index)
         glue = nodes_signature(list(graph.nodes), root, target, self._kinds)
         kind = "/".join(("none" if layer is None else self._kinds.of(layer), glue, str(reason is not None)))
@@ -218,7 +222,7 @@ class Cutter:
             outputs=tuple(node.name for node in outputs),
             parameters=parameters,
             buffers=buffers,
-            layer_parameters=tuple(name for name in parameters if id(root.get_parameter(name)) in own),
+            layer_parameters=tuple(name for name in parameters if id(root.get_parameter(name)) in in_layer),
             coupled=reason is not None,
             coupled_because=None if reason == LISTED else reason,
             is_loss=self._is_loss(index),
@@ -228,12 +232,12 @@ class Cutter:
         )
 
     def _of_nodes(
-        self, own: Sequence[fx.Node], of_node: Callable[[fx.Node], Sequence[str]], names: Sequence[str]
+        self, inside: Sequence[fx.Node], of_node: Callable[[fx.Node], Sequence[str]], names: Sequence[str]
     ) -> tuple[str, ...]:
         """Those of an op's parameters and buffers that `of_node` gives for one of its nodes."""
         root = self._trace.root
-        found = {id(_held(root, name)) for node in own for name in of_node(node)}
-        return tuple(name for name in names if id(_held(root, name)) in found)
+        tensor_ids = {id(_held(root, name)) for node in inside for name in of_node(node)}
+        return tuple(name for name in names if id(_held(root, name)) in tensor_ids)
 
 
 def _held(root: nn.Module, name: str) -> Tensor:
@@ -244,12 +248,12 @@ def _held(root: nn.Module, name: str) -> Tensor:
 
 def norms_used(root: nn.Module, graph: fx.Graph) -> tuple[str, ...]:
     """Dotted names of the batch norms that a graph uses and whose statistics can be summed, each once."""
-    found: dict[int, str] = {}
+    norm_names: dict[int, str] = {}
     for node in graph.nodes:
         if node.op == "call_module":
             for name, norm in shared_norms(root.get_submodule(str(node.target))).items():
-                found.setdefault(id(norm), f"{node.target}.{name}" if name else str(node.target))
-    return tuple(found.values())
+                norm_names.setdefault(id(norm), f"{node.target}.{name}" if name else str(node.target))
+    return tuple(norm_names.values())
 
 
 def names_used(root: nn.Module, graph: fx.Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -262,10 +266,10 @@ def names_used(root: nn.Module, graph: fx.Graph) -> tuple[tuple[str, ...], tuple
         owner, _, name = str(node.target).rpartition(".")
         value, prefix = getattr(root.get_submodule(owner), name), f"{node.target}."
         if isinstance(value, Region):
-            own, kept = names_of(value, root)
-            for inside in own:
+            region_parameters, region_buffers = names_of(value, root)
+            for inside in region_parameters:
                 parameters.setdefault(id(root.get_parameter(inside)), inside)
-            for inside in kept:
+            for inside in region_buffers:
                 buffers.setdefault(id(root.get_buffer(inside)), inside)
         elif isinstance(value, nn.Module):
             for inside, parameter in value.named_parameters():

@@ -28,7 +28,7 @@ class Finder:
 
     def found(self) -> AnalysisMemo:
         """What others need not find again: the memo and more."""
-        found = AnalysisMemo(
+        memo = AnalysisMemo(
             torch_version=torch.__version__,
             observed=self.observer.observed(),
             findings=self.independence.verdicts.findings(),
@@ -36,4 +36,4 @@ class Finder:
             pairs=self.pairs.found(),
             flows=self.flows.found(),
         )
-        return found if self.observer.memo is None else self.observer.memo.with_more(found)
+        return memo if self.observer.memo is None else self.observer.memo.with_more(memo)

@@ -138,9 +138,9 @@ class _Placement:
             if node.op == "output" or node in self._home or not self._happens_once(node):
                 continue
             users = reached(node.users, lambda user: () if user in self._home else user.users)
-            found = {self._home[user] for user in users if user in self._home}
-            if len(found) > 1:
-                self._home[node] = min(found)
+            homes = {self._home[user] for user in users if user in self._home}
+            if len(homes) > 1:
+                self._home[node] = min(homes)
 
     def _couple_whole_outputs(self) -> None:
         """Shares of an op would each hand on another value without a batch dimension: then there is one
@@ -203,8 +203,9 @@ class _Placement:
         """
         root = self._trace.root
         if any(
-            draws_random_numbers(each, root) and (each is node or changed_in_place(each, root) is node)
-            for each in (node, *node.users)
+            draws_random_numbers(candidate, root)
+            and (candidate is node or changed_in_place(candidate, root) is node)
+            for candidate in (node, *node.users)
         ):
             return True
         if node.op != "call_module":
@@ -307,13 +308,13 @@ class _Placement:
                 self._coupled.setdefault(loss_op, reason)
             return
         producers = {self._home[source] for node in mixed for source in self._homed_inputs(node)}
-        own = self._loss_home
-        home = max(producers, default=own)
-        if home != own and (len(producers) > 1 and not self._has_all(home, mixed)):
-            home = own
+        loss_home = self._loss_home
+        home = max(producers, default=loss_home)
+        if home != loss_home and (len(producers) > 1 and not self._has_all(home, mixed)):
+            home = loss_home
         reason = self._why_whole()
         if (reason is not None and home not in self._coupled) or self._trains_own_loss():
-            home = own
+            home = loss_home
         for node in mixed or [self._trace.loss]:
             self._home[node] = home
         reason = reason or self._why_whole_in_sum(home)
@@ -338,8 +339,10 @@ class _Placement:
         return WHOLE_IN_SUM if self._trace.task.reduction == "sum" and self._takes_whole(op) else None
 
     def _find_part(self) -> LossPart:
-        own = self._own_losses()
-        return find_part(self._trace, self._mixed | own | self._fixed_of_all(), self._reordering, own)
+        own_losses = self._own_losses()
+        return find_part(
+            self._trace, self._mixed | own_losses | self._fixed_of_all(), self._reordering, own_losses
+        )
 
     def _fixed_of_all(self) -> set[fx.Node]:
         """What is made of fixed fields of all samples, computed where it is used: a share has another."""

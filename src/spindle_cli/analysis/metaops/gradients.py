@@ -52,8 +52,8 @@ class Flows:
                 sees = flow.is_seen and (op.is_loss or all(op.outputs[n] in certain for n in wanted))
                 live.update(given)
                 certain.update(given if sees else ())
-                found = replace(op, asks_gradients=flow.asks, changes_gradients=flow.others)
-                ops.append(replace(found, gradients=given, sees_gradients=sees))
+                marked = replace(op, asks_gradients=flow.asks, changes_gradients=flow.others)
+                ops.append(replace(marked, gradients=given, sees_gradients=sees))
         return replace(task, ops=tuple(reversed(ops)))
 
     def _of(self, task: TaskGraph, op: Op, code: tuple[str, str], wanted: Sequence[int]) -> FlowRecord:

@@ -44,7 +44,7 @@ def short_names(paths: Sequence[str]) -> list[str]:
     names: list[str] = []
     for parts in split:
         name = short[tuple(parts)]
-        count = sum(other == parts for other in split[: len(names)])
+        count = sum(earlier == parts for earlier in split[: len(names)])
         names.append(name if count == 0 else f"{name}-{count + 1}")
     return _unique(names)
 
@@ -52,7 +52,7 @@ def short_names(paths: Sequence[str]) -> list[str]:
 def _shortest(parts: tuple[str, ...], others: set[tuple[str, ...]], shared: int) -> str:
     for length in range(shared + 1, len(parts)):
         head = parts[:length]
-        if all(other == parts or other[:length] != head for other in others):
+        if all(peer == parts or peer[:length] != head for peer in others):
             return ".".join(parts[shared:length])
     return ".".join(parts[shared:])
 

@@ -158,11 +158,11 @@ def _refuse_unused(
     unused = unused_in(graph, shapes)
     if not any(_holds_something(root, node) for node in unused):
         return
-    found = samples()
+    observed = samples()
     for node in unused:
         module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
         statistics = () if module is None else [f"{node.target}.{name}" for name in statistics_of(module)]
-        changed = [*statistics, *found.changed(node)]
+        changed = [*statistics, *observed.changed(node)]
         if changed:
             what = node.name if module is None else f"{node.target} ({type(module).__name__})"
             raise refusal(

@@ -70,5 +70,5 @@ def _outermost(
     if type(module) in classes:
         yield name, module
         return
-    for own, child in module.named_children():
-        yield from _outermost(child, classes, f"{name}.{own}")
+    for child_name, child in module.named_children():
+        yield from _outermost(child, classes, f"{name}.{child_name}")

@@ -46,9 +46,11 @@ def find_sharing(runs: Sequence[tuple[TaskGraph, Sequence[int], str]]) -> list[S
         if group is None:
             result.append(SharedBlocks(None, None))
             continue
-        known = numbers[group]
-        found = tuple(known.setdefault(block, len(known)) for block in used)
-        result.append(SharedBlocks(keys[group], None if found == tuple(range(len(found))) else found))
+        block_numbers = numbers[group]
+        numbered = tuple(block_numbers.setdefault(block, len(block_numbers)) for block in used)
+        result.append(
+            SharedBlocks(keys[group], None if numbered == tuple(range(len(numbered))) else numbered)
+        )
     return result
 
 
@@ -131,9 +133,12 @@ class AtHand:
             module = self.root.get_submodule(str(node.target))
             yield from module.parameters()
             yield from module.buffers()
-        for each in (node, *node.all_input_nodes):
-            if each.op == "get_attr":
-                value, owner = _tensor(self.root, str(each.target)), str(each.target).rpartition(".")[0]
+        for candidate in (node, *node.all_input_nodes):
+            if candidate.op == "get_attr":
+                value, owner = (
+                    _tensor(self.root, str(candidate.target)),
+                    str(candidate.target).rpartition(".")[0],
+                )
                 buffers = self.root.get_submodule(owner)._buffers.values()
                 # Tensors that forward has made of numbers are wherever they are needed.
                 if isinstance(value, nn.Parameter) or any(value is buffer for buffer in buffers):
@@ -162,6 +167,6 @@ def tensors_of(root: nn.Module, op: Op) -> Iterator[tuple[str, Tensor]]:
 
 
 def _tensor(root: nn.Module, name: str) -> Tensor:
-    owner, _, own = name.rpartition(".")
-    found: Tensor = getattr(root.get_submodule(owner), own)
-    return found
+    owner, _, attribute = name.rpartition(".")
+    tensor: Tensor = getattr(root.get_submodule(owner), attribute)
+    return tensor

@@ -62,10 +62,10 @@ def analyse_task(
     first: ReadsValuesError | None = None
     while True:
         try:
-            found = _analyse_with(
+            graph = _analyse_with(
                 task, samples, workload, finder, regions, keeps_results=keeps_results, like=like
             )
-            return replace(found, left_out_of_items=left_out)
+            return replace(graph, left_out_of_items=left_out)
         except ReadsValuesError as error:
             first = first or error
             read = error.fields - set(shapes or {})
@@ -173,8 +173,8 @@ def better_opened(task: TaskGraph, samples: Mapping[str, Tensor]) -> list[tuple[
     inside = () if task.loss_inside is None else (task.loss_inside,)
     last = inside if inside and _is_last_better_opened(task, samples) else ()
     terms = [op.target for op in task.ops[:-1] if op.target is not None and _gives_terms(task, op)]
-    found = [tuple(dict.fromkeys([*terms, *more])) for more in (last, inside)] if terms else []
-    return [names for names in dict.fromkeys([*found, last]) if names]
+    choices = [tuple(dict.fromkeys([*terms, *more])) for more in (last, inside)] if terms else []
+    return [names for names in dict.fromkeys([*choices, last]) if names]
 
 
 def said_why(task: TaskGraph, why: str) -> TaskGraph:
@@ -201,4 +201,4 @@ def _gives_terms(task: TaskGraph, op: Op) -> bool:
     if any(task.values[name].shape != () for name in op.outputs):
         return False
     given = set(op.outputs)
-    return all(other.is_loss for other in task.ops if given & set(other.inputs))
+    return all(user.is_loss for user in task.ops if given & set(user.inputs))

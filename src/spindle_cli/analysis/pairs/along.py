@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from spindle_cli.analysis.pairs.judged import BOTH_WAYS, NO_SUM, Along, Judged, broadcast, joined
+from spindle_cli.analysis.pairs.op_split import BOTH_WAYS, NO_SUM, Along, OpSplit, broadcast, joined
 from spindle_cli.analysis.rules.states import UNUSED, Batch, MixesError, Pairs, Part
 from spindle_cli.analysis.rules.tape import Call, Operand
 from spindle_cli.analysis.rules.views import positive
 
 _SOME = "it takes some of the pairs alone"
-Rule = Callable[[Call], Judged]
+Rule = Callable[[Call], OpSplit]
 
 
 def _dims(call: Call, operand: Operand) -> list[int]:
@@ -23,7 +23,7 @@ def _dims(call: Call, operand: Operand) -> list[int]:
     return [positive(dim, operand.ndim) for dim in (given if isinstance(given, list) else [given])]
 
 
-def _softmax(call: Call) -> Judged:
+def _softmax(call: Call) -> OpSplit:
     """Along a dimension, which stays and is whole from then on."""
     operand: Operand = call["self"]
     state = operand.state
@@ -32,13 +32,13 @@ def _softmax(call: Call) -> Judged:
     if call.varies or not cuts:
         raise MixesError(BOTH_WAYS)
     along = tuple((dim, dim) for dim in state.dims)
-    return Judged((replace(state, cuts=cuts),) * len(call.results), (along,))
+    return OpSplit((replace(state, cuts=cuts),) * len(call.results), (along,))
 
 
 def _reduction(linear: int | None) -> Rule:
     """A reduction along rows or columns; over both it has to be a sum (`linear` 1) or a mean (0)."""
 
-    def rule(call: Call) -> Judged:
+    def rule(call: Call) -> OpSplit:
         operand: Operand = call["self"]
         state = operand.state
         assert isinstance(state, Pairs)
@@ -49,29 +49,29 @@ def _reduction(linear: int | None) -> Rule:
         if not kept:
             if linear is None:
                 raise MixesError(NO_SUM)
-            return Judged((Part(),) * len(call.results), ((),), linear == 0, state.cuts[0])
+            return OpSplit((Part(),) * len(call.results), ((),), linear == 0, state.cuts[0])
         if not set(kept) & set(state.cuts):
             raise MixesError(BOTH_WAYS)
         gone = [] if call["keepdim"] else dims
-        along = tuple((dim, dim - sum(other < dim for other in gone)) for dim in kept)
+        along = tuple((dim, dim - sum(removed < dim for removed in gone)) for dim in kept)
         made = joined(call, [along])
-        return Judged((made,) * len(call.results), (along,))
+        return OpSplit((made,) * len(call.results), (along,))
 
     return rule
 
 
-def _entry_loss(call: Call) -> Judged:
+def _entry_loss(call: Call) -> OpSplit:
     """Losses of entries that are lined up, reduced or not: binary_cross_entropy_with_logits, mse_loss."""
     along = tuple(broadcast(operand, call["self"].ndim) for operand in call.operands)
     state = joined(call, along)
     if call.varies or not isinstance(state, Pairs) or call["target"].shapes != call["self"].shapes:
         raise MixesError("it compares tensors of different shapes")
     if call["reduction"] == 0:
-        return Judged((state,), along)
-    return Judged((Part(),), along, call["reduction"] == 1, state.cuts[0])
+        return OpSplit((state,), along)
+    return OpSplit((Part(),), along, call["reduction"] == 1, state.cuts[0])
 
 
-def _nll(call: Call) -> Judged:
+def _nll(call: Call) -> OpSplit:
     """nll_loss_forward: of each row the entry of its own number."""
     given, target = call["self"], call["target"]
     state = given.state
@@ -82,22 +82,24 @@ def _nll(call: Call) -> Judged:
         raise MixesError("its labels are not the numbers of the samples")
     along: tuple[Along, ...] = (((0, 0),), ((0, 0),))
     if call["reduction"] == 0:
-        return Judged((Batch(0), UNUSED), along)
-    return Judged((Part(), UNUSED), along, call["reduction"] == 1, 0)
+        return OpSplit((Batch(0), UNUSED), along)
+    return OpSplit((Part(), UNUSED), along, call["reduction"] == 1, 0)
 
 
-def _own_entry(call: Call) -> Judged:
+def _own_entry(call: Call) -> OpSplit:
     """self[i, i] by the samples' own numbers: of each sample the pair with itself."""
     operand: Operand = call["self"]
     state, indices = operand.state, call["indices"]
     assert isinstance(state, Pairs)
-    own = [isinstance(i, Operand) and i.ndim == 1 and i.state == Batch(0, numbered=1) for i in indices]
-    if operand.ndim != 2 or own != [True, True]:
+    are_own_numbers = [
+        isinstance(i, Operand) and i.ndim == 1 and i.state == Batch(0, numbered=1) for i in indices
+    ]
+    if operand.ndim != 2 or are_own_numbers != [True, True]:
         raise MixesError(_SOME)
-    return Judged((Batch(0),), (tuple((dim, 0) for dim in state.cuts[:1]), (), ()))
+    return OpSplit((Batch(0),), (tuple((dim, 0) for dim in state.cuts[:1]), (), ()))
 
 
-def _set_own(call: Call) -> Judged:
+def _set_own(call: Call) -> OpSplit:
     """scatter of a number to the column of each sample's own number (SupCon's mask of others)."""
     operand, index = call["self"], call["index"]
     state = operand.state
@@ -107,16 +109,16 @@ def _set_own(call: Call) -> Judged:
         raise MixesError(_SOME)
     if not isinstance(state, Pairs) or 0 not in state.cuts:
         raise MixesError(BOTH_WAYS)
-    return Judged((replace(state, cuts=(0,)),), (((0, 0), (1, 1)), ((0, 0),)))
+    return OpSplit((replace(state, cuts=(0,)),), (((0, 0), (1, 1)), ((0, 0),)))
 
 
-def _log_sigmoid(call: Call) -> Judged:
+def _log_sigmoid(call: Call) -> OpSplit:
     """Entry by entry; it gives something for its own backward pass as well."""
     state = call["self"].state
-    return Judged((state, UNUSED), (tuple((dim, dim) for dim in state.dims),))
+    return OpSplit((state, UNUSED), (tuple((dim, dim) for dim in state.dims),))
 
 
-def _diagonal(call: Call) -> Judged:
+def _diagonal(call: Call) -> OpSplit:
     """Judge what takes of each sample the pair with itself."""
     operand: Operand = call["self"]
     state = operand.state
@@ -124,7 +126,7 @@ def _diagonal(call: Call) -> Judged:
     taken = tuple(sorted(positive(call[name], operand.ndim) for name in ("dim1", "dim2")))
     if taken != state.dims or call["offset"] != 0 or operand.ndim != 2:
         raise MixesError(_SOME)
-    return Judged((Batch(0),), (tuple((dim, 0) for dim in state.cuts[:1]),))
+    return OpSplit((Batch(0),), (tuple((dim, 0) for dim in state.cuts[:1]),))
 
 
 RULES: dict[str, Rule] = {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from spindle_cli.analysis.memo import key_of, portable
-from spindle_cli.analysis.pairs.judged import NO_ROW
+from spindle_cli.analysis.pairs.op_split import NO_ROW
 from spindle_cli.analysis.pairs.recipe import Gather, recipe_of_share
 from spindle_cli.analysis.pairs.record import arguments_of
 from spindle_cli.analysis.rules.states import MixesError
@@ -68,14 +68,14 @@ def split_pairs(task: TaskGraph, workload: Workload, verdicts: PairVerdicts) -> 
         return task
     why = verdicts.why_not(task, loss)
     if why is None:
-        found = replace(loss, coupled=False, coupled_because=None, contrasts=True)
+        marked = replace(loss, coupled=False, coupled_because=None, contrasts=True)
     elif loss.target is not None and isinstance(task.root.get_submodule(loss.target), workload.contrastive):
-        found = replace(loss, coupled_because=NAMED.format(why=why))
+        marked = replace(loss, coupled_because=NAMED.format(why=why))
     else:
         if not why.startswith(NO_ROW):
             return task
-        found = replace(loss, coupled_because=_TWO_VIEWS.format(before=loss.coupled_because, why=why))
-    return replace(task, ops=(*task.ops[:-1], found))
+        marked = replace(loss, coupled_because=_TWO_VIEWS.format(before=loss.coupled_because, why=why))
+    return replace(task, ops=(*task.ops[:-1], marked))
 
 
 def _why_not(task: TaskGraph, loss: Op) -> str | None:
@@ -116,11 +116,11 @@ def _counts_add_up(task: TaskGraph, shares: LossShares) -> bool:
     def counted(fields: Sequence[Tensor], share: float) -> list[Any]:
         return list(module(*fields, share))
 
-    def known(tensor: Tensor) -> Tensor:
+    def made_real(tensor: Tensor) -> Tensor:
         return drawn(tensor.shape, tensor.dtype) if tensor.is_meta else tensor
 
     try:
-        with torch.no_grad(), swapped_tensors(module, known):
+        with torch.no_grad(), swapped_tensors(module, made_real):
             for _ in range(_DRAWS):
                 fields = [drawn((_SAMPLES, *spec.shape[1:]), spec.dtype) for spec in specs]
                 first, second = ([field[part] for field in fields] for part in _PARTS)
@@ -130,7 +130,7 @@ def _counts_add_up(task: TaskGraph, shares: LossShares) -> bool:
                     strict=True,
                 )
                 pairs = zip(counted(fields, 1.0), parts, strict=True)
-                if not all(math.isclose(whole, one + other, rel_tol=1e-4) for whole, (one, other) in pairs):
+                if not all(math.isclose(whole, left + right, rel_tol=1e-4) for whole, (left, right) in pairs):
                     return False
     except Exception:  # of what runs on real samples alone, it is not known
         return False
@@ -140,8 +140,8 @@ def _counts_add_up(task: TaskGraph, shares: LossShares) -> bool:
 def _described(task: TaskGraph, loss: Op, kinds: Kinds) -> str:
     """A text that two losses share if the same holds of them."""
     assert loss.shares is not None, "the last op holds the loss"
-    known = loss.shares.num_counts, bool(loss.shares.all_must_count), len(loss.inputs)
-    lines = [f"{task.task.batch_size} {known} {arguments_of(task, loss)} {loss.shares.count_fields}"]
+    facts = loss.shares.num_counts, bool(loss.shares.all_must_count), len(loss.inputs)
+    lines = [f"{task.task.batch_size} {facts} {arguments_of(task, loss)} {loss.shares.count_fields}"]
     for graph in (loss.shares.graph, loss.shares.counts):
         lines += [] if graph is None else [described(graph, task, kinds)]
     return "\n".join(lines)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spindle_cli.analysis.pairs.judged import Judged, have_all_samples
-from spindle_cli.analysis.pairs.rules import judge
+from spindle_cli.analysis.pairs.op_split import OpSplit, have_all_samples
+from spindle_cli.analysis.pairs.rules import split_of
 from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, MixesError, Pairs, Part, State
 from spindle_cli.analysis.rules.tape import Call, Entry, Operand, Tape, tensors_in
 from spindle_cli.analysis.splitting.follow import Follower, UnlikeError, check_shapes
@@ -54,7 +54,7 @@ class Step:
     arguments: dict[str, Any]
     operands: tuple[int, ...]
     results: tuple[int, ...]
-    judged: Judged
+    split: OpSplit
     shape: tuple[int, ...]
     grad: bool
 
@@ -159,23 +159,23 @@ class PairsFollower(Follower):
         call = Call(func, self.sizes, self._bound(entries), shapes)
         numbers = tuple(operand.number for operand in call.operands if isinstance(operand, Numbered))
         try:
-            judged = self._counted(call, numbers) or judge(call)
-            for state, seen in zip(judged.states, shapes, strict=True):
+            split = self._counted(call, numbers) or split_of(call)
+            for state, seen in zip(split.states, shapes, strict=True):
                 _check(state, seen, self.sizes)
         except MixesError as error:
-            judged = Judged((Mixed(str(error), first.place),) * len(shapes))
+            split = OpSplit((Mixed(str(error), first.place),) * len(shapes))
         results = tuple(
             self._add(tensor, state)
-            for tensor, state in zip(tensors_in(first.result), judged.states, strict=True)
+            for tensor, state in zip(tensors_in(first.result), split.states, strict=True)
         )
         certain = _certain(call, [self._certain.get(number) for number in numbers])
         if certain is not None:
             self._certain[results[0]] = certain
         shape = shapes[0][-1] if shapes else ()
-        self.recording.steps.append(Step(func, call.arguments, numbers, results, judged, shape, first.grad))
+        self.recording.steps.append(Step(func, call.arguments, numbers, results, split, shape, first.grad))
 
-    def _counted(self, call: Call, numbers: Sequence[int]) -> Judged | None:
-        """Judge a sum of what is true of every sample as the number of samples, else None: a cross entropy
+    def _counted(self, call: Call, numbers: Sequence[int]) -> OpSplit | None:
+        """Take a sum of what is true of every sample for the number of samples; else None. A cross entropy
         with label smoothing counts the labels that are not ignored, of labels that are the samples' own
         numbers.
         """
@@ -185,7 +185,7 @@ class PairsFollower(Follower):
         (operand,) = call.operands
         if operand.ndim != 1 or operand.state != Batch(0) or call["dtype"] is not None:
             return None
-        return Judged((WHOLE,), ((),), counts=True)
+        return OpSplit((WHOLE,), ((),), counts=True)
 
     def _without_writes(self, entry: Entry) -> Any:
         """The operator, or for one that changes its first argument the one that gives the result anew.
@@ -213,9 +213,9 @@ def _certain(call: Call, operands: Sequence[bool | None]) -> bool | None:
     not), and the opposite of what is known; None: nothing is known.
     """
     if call.name == "eq" and len(operands) == 1:
-        state, other = call.operands[0].state, call["other"]
+        state, compared = call.operands[0].state, call["other"]
         numbered = isinstance(state, Batch) and state.numbered > 0
-        return False if numbered and isinstance(other, int) and other < 0 else None
+        return False if numbered and isinstance(compared, int) and compared < 0 else None
     if call.name in ("bitwise_not", "logical_not") and operands[0] is not None:
         return not operands[0]
     return None

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from spindle_cli.analysis.pairs.follow import Numbered, Recording, Step
-from spindle_cli.analysis.pairs.judged import BOTH_WAYS, Along
+from spindle_cli.analysis.pairs.op_split import BOTH_WAYS, Along
 from spindle_cli.analysis.pairs.record import arguments_of, record_share
 from spindle_cli.analysis.pairs.rules import ADDS
 from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, MixesError, Pairs, Part
@@ -207,9 +207,9 @@ def _ended(actions: list[Action], loss: Key) -> tuple[tuple[Key, ...], ...]:
 def _keys_of(action: Action) -> list[Key]:
     """The keys of what an action takes and gives."""
     if isinstance(action, Run):
-        found: list[Key] = [key for key in action.results if key is not None]
-        filled(action, lambda slot: found.append(slot.key), lambda _: 0)
-        return found
+        keys: list[Key] = [key for key in action.results if key is not None]
+        filled(action, lambda slot: keys.append(slot.key), lambda _: 0)
+        return keys
     source = () if isinstance(action, Eye) else (action.source,)
     return [*source, action.result]
 
@@ -247,11 +247,11 @@ class _Maker:
         """Run a step so that its results are in this form."""
         results = tuple(
             None if isinstance(state, Mixed) else (number, form)
-            for number, state in zip(step.results, step.judged.states, strict=True)
+            for number, state in zip(step.results, step.split.states, strict=True)
         )
         self._known.update(key for key in results if key is not None)
-        along, name = step.judged.along, step.func.overloadpacket.__name__
-        if step.judged.counts:
+        along, name = step.split.along, step.func.overloadpacket.__name__
+        if step.split.counts:
             assert results[0] is not None
             self.actions.append(Count(self.need(step.operands[0], OWN), results[0]))
             return
@@ -259,24 +259,24 @@ class _Maker:
             self._append(step, results, [(number, OWN) for number in step.operands], _linear(self._recording))
             return
         cut = form if form >= 0 else self._cut_of(step)
-        if name in ("diagonal", "diagonal_copy", "index") and isinstance(step.judged.states[0], Batch):
-            ((own, _),) = along[0]
-            source = self.need(step.operands[0], own)
+        if name in ("diagonal", "diagonal_copy", "index") and isinstance(step.split.states[0], Batch):
+            ((cut_dim, _),) = along[0]
+            source = self.need(step.operands[0], cut_dim)
             assert results[0] is not None
-            self.actions.append(Diagonal(source, results[0], own))
+            self.actions.append(Diagonal(source, results[0], cut_dim))
         elif name == "eye":
             assert results[0] is not None
             named = {n: v for n, v in step.arguments.items() if n not in ("n", "m", "out")}
             self.actions.append(Eye(results[0], cut, named))
         else:
             operands = self._forms(step, along, cut)
-            state = step.judged.states[0]
+            state = step.split.states[0]
             sized = cut if isinstance(state, Pairs | Batch) else None
             self._append(step, results, operands, lambda varying: varying.values[-1], sized)
 
     def _forms(self, step: Step, along: tuple[Along, ...], cut: int) -> list[Key]:
         """What a step takes, in the forms that it takes it in where its result is cut along `cut`."""
-        adds = isinstance(step.judged.states[0], Part) and step.func.overloadpacket.__name__ in ADDS
+        adds = isinstance(step.split.states[0], Part) and step.func.overloadpacket.__name__ in ADDS
         return [
             (number, PARTED)
             if adds and self._recording.states[number] == WHOLE
@@ -286,19 +286,19 @@ class _Maker:
 
     def _cut_of(self, step: Step) -> int:
         """The dimension of a step's result, or of what it sums up, that is cut."""
-        state = step.judged.states[0]
+        state = step.split.states[0]
         if isinstance(state, Batch):
             return state.dim
-        return OWN if step.judged.cut is None else step.judged.cut
+        return OWN if step.split.cut is None else step.split.cut
 
     def _form_of(self, number: int, along: dict[int, int], cut: int) -> int:
         """The form in which a step takes a tensor where its result is cut along `cut`."""
         state = self._recording.states[number]
         if isinstance(state, Pairs):
-            own = [dim for dim, result in along.items() if result == cut] or [cut]
-            if own[0] not in state.cuts:
+            source_dims = [dim for dim, result in along.items() if result == cut] or [cut]
+            if source_dims[0] not in state.cuts:
                 raise MixesError(BOTH_WAYS)
-            return own[0]
+            return source_dims[0]
         if isinstance(state, Batch):
             ((_, result),) = along.items()
             if result != cut:
@@ -341,7 +341,7 @@ class _Maker:
                 named[argument.name] = value
             else:
                 arguments.append(value)
-        scaled = step.judged.is_mean
+        scaled = step.split.is_mean
         self.actions.append(Run(step.func, tuple(arguments), named, results, step.grad, scaled))
 
 
@@ -353,9 +353,9 @@ def _linear(recording: Recording) -> Callable[[Varying], Grows]:
         values = varying.values
         if all(isinstance(value, int) for value in values):
             slope = (values[1] - values[0]) // (sizes[1] - sizes[0])
-            found = Grows(values[0] - slope * sizes[0], slope)
-            if all(found.fixed + slope * s == v for s, v in zip(sizes, values, strict=True)):
-                return found
+            growth = Grows(values[0] - slope * sizes[0], slope)
+            if all(growth.fixed + slope * s == v for s, v in zip(sizes, values, strict=True)):
+                return growth
         raise MixesError("it computes with the size of the batch")
 
     return grows

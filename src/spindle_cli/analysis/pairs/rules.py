@@ -13,12 +13,12 @@ from contextlib import suppress
 import torch
 
 from spindle_cli.analysis.pairs import along
-from spindle_cli.analysis.pairs.judged import (
+from spindle_cli.analysis.pairs.op_split import (
     NO_ROW,
     NO_SUM,
     SIZED,
     Along,
-    Judged,
+    OpSplit,
     broadcast,
     growing,
     have_all_samples,
@@ -30,7 +30,7 @@ from spindle_cli.analysis.rules.table import POINTWISE, states_of
 from spindle_cli.analysis.rules.tape import Call, Operand, Varying
 from spindle_cli.analysis.rules.views import positive
 
-Rule = Callable[[Call], Judged]
+Rule = Callable[[Call], OpSplit]
 _RANDOM = "it draws random numbers"
 _UNKNOWN = "nothing is known of how {name} treats pairs of samples"
 ADDS = frozenset({"add", "sub", "rsub"})
@@ -41,8 +41,8 @@ _LINEAR = frozenset(
 )
 
 
-def judge(call: Call) -> Judged:
-    """What an operator makes of samples, pairs of them, and sums over them.
+def split_of(call: Call) -> OpSplit:
+    """How an operator treats samples, pairs of them, and sums over them.
 
     Raises:
         MixesError: it cannot be run by shares, or nothing is known of it.
@@ -50,13 +50,13 @@ def judge(call: Call) -> Judged:
     states = [operand.state for operand in call.operands]
     mixed = next((state for state in states if isinstance(state, Mixed)), None)
     if mixed is not None:
-        return Judged((mixed,) * len(call.results))
+        return OpSplit((mixed,) * len(call.results))
     if torch.Tag.nondeterministic_seeded in call.func.tags:
         raise MixesError(_RANDOM)
     if any(isinstance(state, Part) for state in states):
         return _of_parts(call)
     if all(state == WHOLE for state in states) and not call.varies:
-        return Judged((WHOLE,) * len(call.results))
+        return OpSplit((WHOLE,) * len(call.results))
     if call.name in POINTWISE or torch.Tag.pointwise in call.func.tags:
         return _pointwise(call)
     if any(isinstance(state, Pairs) for state in states):
@@ -69,22 +69,22 @@ def judge(call: Call) -> Judged:
     return made or _of_samples(call)
 
 
-def _of_samples(call: Call) -> Judged:
+def _of_samples(call: Call) -> OpSplit:
     """By the rules for samples one by one; their sums and means are parts of those of the batch."""
     states = states_of(call)
     reduced = [state for state in states if isinstance(state, Reduced)]
     if not reduced:
-        return Judged(tuple(states))
+        return OpSplit(tuple(states))
     if any(state.counted for state in reduced):
         raise MixesError("it is a mean over the labels that count")
     degrees = {state.degree for state in reduced}
     if degrees not in ({0}, {1}):
         raise MixesError(NO_SUM)
     parts = tuple(Part() if isinstance(state, Reduced) else state for state in states)
-    return Judged(parts, is_mean=degrees == {0})
+    return OpSplit(parts, is_mean=degrees == {0})
 
 
-def _pointwise(call: Call) -> Judged:
+def _pointwise(call: Call) -> OpSplit:
     """Entries one by one, all tensors broadcast against each other."""
     if not any(isinstance(operand.state, Pairs) for operand in call.operands):
         with suppress(MixesError):
@@ -92,31 +92,31 @@ def _pointwise(call: Call) -> Judged:
     ndim = len(call.results[0][0])
     along = tuple(broadcast(operand, ndim) for operand in call.operands)
     state = joined(call, along)
-    return Judged((state,) * len(call.results), along)
+    return OpSplit((state,) * len(call.results), along)
 
 
-def _moved(call: Call) -> Judged:
+def _moved(call: Call) -> OpSplit:
     """Views that keep the dimensions of samples, in their order or not."""
     operand: Operand = call["self"]
     state = operand.state
     assert isinstance(state, Pairs)
     result = call.results[0]
-    found = growing(result)
+    result_dims = growing(result)
     if call.name == "t":
-        found = [1 - dim for dim in state.dims]
+        result_dims = [1 - dim for dim in state.dims]
     elif call.name == "transpose":
         one, two = (positive(call[name], operand.ndim) for name in ("dim0", "dim1"))
-        found = [{one: two, two: one}.get(dim, dim) for dim in state.dims]
+        result_dims = [{one: two, two: one}.get(dim, dim) for dim in state.dims]
     elif call.name == "permute":
         order = [positive(dim, operand.ndim) for dim in call["dims"]]
-        found = [order.index(dim) for dim in state.dims]
-    if len(found) != 2 or not have_all_samples(found, result, call.sizes):
+        result_dims = [order.index(dim) for dim in state.dims]
+    if len(result_dims) != 2 or not have_all_samples(result_dims, result, call.sizes):
         raise MixesError(NO_ROW)
-    along = tuple(zip(state.dims, found, strict=True))
-    return Judged((joined(call, [along]),) * len(call.results), (along,))
+    along = tuple(zip(state.dims, result_dims, strict=True))
+    return OpSplit((joined(call, [along]),) * len(call.results), (along,))
 
 
-def _sliced(call: Call) -> Judged:
+def _sliced(call: Call) -> OpSplit:
     """All of it, or a part along another dimension."""
     operand: Operand = call["self"]
     state = operand.state
@@ -125,23 +125,23 @@ def _sliced(call: Call) -> Judged:
         operand.shapes == call.results[0] and call["start"] in (None, 0) and call["step"] == 1
     ):
         raise MixesError("it takes some of the pairs alone")
-    return Judged((state,), (tuple((dim, dim) for dim in state.dims),))
+    return OpSplit((state,), (tuple((dim, dim) for dim in state.dims),))
 
 
-def _like(call: Call) -> Judged:
+def _like(call: Call) -> OpSplit:
     if call.varies:
         raise MixesError(SIZED)
     state: State = call["self"].state
     assert isinstance(state, Pairs)
-    return Judged((state,), (tuple((dim, dim) for dim in state.dims),))
+    return OpSplit((state,), (tuple((dim, dim) for dim in state.dims),))
 
 
-def _of_parts(call: Call) -> Judged:
+def _of_parts(call: Call) -> OpSplit:
     """Parts of sums and means: again parts under linear operations only."""
     along = ((),) * len(call.operands)
     parts = [operand for operand in call.operands if isinstance(operand.state, Part)]
     others = [operand for operand in call.operands if not isinstance(operand.state, Part)]
-    made = Judged((Part(),) * len(call.results), along)
+    made = OpSplit((Part(),) * len(call.results), along)
     if any(operand.state != WHOLE for operand in others):
         raise MixesError(NO_SUM)
     if call.name in _LINEAR and (not others or call.name in ADDS):
@@ -164,7 +164,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-MakingRule = Callable[[Call], Judged | None]  # None: it makes no pairs
+MakingRule = Callable[[Call], OpSplit | None]  # None: it makes no pairs
 
 
 def _product(**letters: str) -> MakingRule:
@@ -174,7 +174,7 @@ def _product(**letters: str) -> MakingRule:
     out = letters.pop("out")
     names = {name.rstrip("_"): dims for name, dims in letters.items()}
 
-    def rule(call: Call) -> Judged | None:
+    def rule(call: Call) -> OpSplit | None:
         if sum(operand.state != WHOLE for operand in call.operands) < 2:
             return None
         along: list[Along] = []
@@ -184,17 +184,17 @@ def _product(**letters: str) -> MakingRule:
             if name not in names:
                 along.append(broadcast(value, len(out)))
                 continue
-            own = [(dim, names[name][dim]) for dim in sample_dims(value.state)]
-            if any(letter not in out for _, letter in own):
+            lettered = [(dim, names[name][dim]) for dim in sample_dims(value.state)]
+            if any(letter not in out for _, letter in lettered):
                 raise MixesError("it sums over the batch")
-            along.append(tuple((dim, out.index(letter)) for dim, letter in own))
+            along.append(tuple((dim, out.index(letter)) for dim, letter in lettered))
         state = joined(call, along)
-        return Judged((state,), tuple(along)) if isinstance(state, Pairs) else None
+        return OpSplit((state,), tuple(along)) if isinstance(state, Pairs) else None
 
     return rule
 
 
-def _sized(call: Call) -> Judged | None:
+def _sized(call: Call) -> OpSplit | None:
     """Entries for all pairs, by the batch's size: full and its like, eye, expanded numbers."""
     shapes = call.results[0]
     dims = growing(shapes)
@@ -206,7 +206,7 @@ def _sized(call: Call) -> Judged | None:
     if any(isinstance(value, Varying) for value in others):
         raise MixesError(SIZED)
     along = tuple(broadcast(operand, len(shapes[0])) for operand in call.operands)
-    return Judged((Pairs.of(*dims),), along)
+    return OpSplit((Pairs.of(*dims),), along)
 
 
 MAKING: dict[str, MakingRule] = {

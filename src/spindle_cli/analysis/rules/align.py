@@ -48,16 +48,16 @@ def labelled(inputs: Sequence[tuple[Operand, str]], result: str, *, may_sum: boo
     Raises:
         MixesError: it sums over samples, or puts different samples together.
     """
-    found: set[tuple[str, int, int]] = set()
+    batch_letters: set[tuple[str, int, int]] = set()
     for operand, letters in inputs:
         if isinstance(operand.state, Batch):
             state = operand.state
-            found.add((letters[state.dim], state.outer, state.inner))
-    if not found:
+            batch_letters.add((letters[state.dim], state.outer, state.inner))
+    if not batch_letters:
         return WHOLE
-    if len(found) > 1:
+    if len(batch_letters) > 1:
         raise MixesError(DIFFERENT)
-    letter, outer, inner = found.pop()
+    letter, outer, inner = batch_letters.pop()
     if letter not in result and may_sum:
         return Reduced(1)
     if letter not in result:

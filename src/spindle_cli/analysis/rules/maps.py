@@ -105,7 +105,7 @@ def _batch_norm(call: Call) -> list[State]:
     if isinstance(state, Batch) and state.dim == 1:
         along = [replace(state, dim=0)]
         others = [operand.state for operand in call.operands if operand is not call["input"]]
-        if all(other in (WHOLE, *along) for other in others):
+        if all(operand_state in (WHOLE, *along) for operand_state in others):
             return [state, *along * (len(call.results) - 1)]
     if training or not isinstance(state, Batch) or state.dim == 1:
         raise MixesError(NORMALISES)

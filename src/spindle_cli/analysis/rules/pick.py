@@ -121,11 +121,11 @@ def _picked(operand: Operand, indices: Sequence[Operand | None], ndim: int) -> S
     plain = (state.outer, state.inner, state.numbered) == (1, 1, 0)
     if not plain or not isinstance(rows, Batch) or rows.numbered != 1:
         raise MixesError(_OTHER_SAMPLES)
-    found = replace(rows, dim=rows.dim + ndim - at_batch.ndim, numbered=0)
+    picked = replace(rows, dim=rows.dim + ndim - at_batch.ndim, numbered=0)
     others = [item for item in numbers if item is not at_batch]
     if any(isinstance(item.state, Batch) and item.state.numbered for item in others):
         raise MixesError(_OTHER_SAMPLES)
-    return joined([found, *[aligned(item, ndim) for item in others]])
+    return joined([picked, *[aligned(item, ndim) for item in others]])
 
 
 def _own_values(numbers: Sequence[Operand], ndim: int) -> State:

@@ -145,8 +145,8 @@ def _equal(call: Call) -> State:
     if any(isinstance(number, Varying) for number in numbers) or len(degrees) > 1:
         raise MixesError(_WITH_STATISTIC)
     degree = degrees.pop()
-    other = call["other"]
-    if degree and isinstance(other, int | float) and other != 0:
+    addend = call["other"]
+    if degree and isinstance(addend, int | float) and addend != 0:
         raise MixesError(_WITH_STATISTIC)
     return Reduced(degree, counted)
 

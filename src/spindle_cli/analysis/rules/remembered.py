@@ -123,11 +123,11 @@ class Remembering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             if kwargs:
                 given.describe(tuple(kwargs.items()), parts)
             key = tuple(parts)
-            known = self._results.get(key)
+            remembered = self._results.get(key)
         except (_NotKnownError, TypeError):  # TypeError: an argument has no hash
             return func(*args, **(kwargs or {}))
-        if known is not None:
-            return _made(known, given)
+        if remembered is not None:
+            return _made(remembered, given)
         out = _by_kernel(func, args, kwargs or {}, given)
         if out is None:
             out = func(*args, **(kwargs or {}))
@@ -201,8 +201,8 @@ def _gives_new_tensors(func: Any) -> bool:
     return (
         any("Tensor" in str(argument.type) for argument in schema.arguments)
         and bool(schema.returns)
-        and all(str(each.type) in ("Tensor", "List[Tensor]") for each in schema.returns)
-        and not any(each.alias_info for each in (*schema.arguments, *schema.returns))
+        and all(str(returned.type) in ("Tensor", "List[Tensor]") for returned in schema.returns)
+        and not any(declared.alias_info for declared in (*schema.arguments, *schema.returns))
     )
 
 
@@ -217,7 +217,7 @@ def _is_view(func: Any) -> bool:
         (func.is_view or func is torch.ops.aten._unsafe_view.default)
         and len(tensors) == 1
         and tensors[0] is schema.arguments[0]
-        and [str(each.type) for each in schema.returns] == ["Tensor"]
+        and [str(returned.type) for returned in schema.returns] == ["Tensor"]
     )
 
 
@@ -237,8 +237,8 @@ def _by_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: 
     with in_kernel_invocation_manager(given.mode):
         out = func(*args, **kwargs)
     made = [
-        FakeTensor(given.mode, each, device) if isinstance(each, Tensor) else each  # a gradient may be None
-        for each in ([out] if isinstance(out, Tensor) else out)
+        FakeTensor(given.mode, item, device) if isinstance(item, Tensor) else item  # a gradient may be None
+        for item in ([out] if isinstance(out, Tensor) else out)
     ]
     return made[0] if isinstance(out, Tensor) else type(out)(made)
 
@@ -283,11 +283,11 @@ def _result_of(out: Any, given: _Given) -> _Result | None:
     specs = tuple(_Spec(tuple(t.shape), t.stride(), t.dtype, t.device) for t in made)
     result = _Result(specs, kind if kind in (tuple, list) else None)
     again = _made(result, given)
-    for one, other in zip(made, again if result.kind else [again], strict=True):
+    for original, remade in zip(made, again if result.kind else [again], strict=True):
         if (
-            one.untyped_storage().nbytes() != other.untyped_storage().nbytes()
-            or one.storage_offset()
-            or one.requires_grad
+            original.untyped_storage().nbytes() != remade.untyped_storage().nbytes()
+            or original.storage_offset()
+            or original.requires_grad
         ):
             return None
     return result

@@ -74,9 +74,9 @@ class Pairs:
     cuts: tuple[int, ...]
 
     @classmethod
-    def of(cls, one: int, other: int) -> Pairs:
+    def of(cls, first: int, second: int) -> Pairs:
         """Every entry by itself, so that either dimension may be cut."""
-        dims = (min(one, other), max(one, other))
+        dims = (min(first, second), max(first, second))
         return cls(dims, dims)
 
 

@@ -166,8 +166,8 @@ def _strided(call: Call) -> list[State]:
     if not rows or state.inner % rows or size[dim].values != tuple(rows * count for count in call.sizes):
         raise MixesError(_INSIDE)
     step, length = _row_in_memory(operand, state, state.inner // rows)
-    others = [other for other in range(len(size)) if other != dim]
-    reach = sum((size[other] - 1) * stride[other] for other in others)
+    other_axes = [axis for axis in range(len(size)) if axis != dim]
+    reach = sum((size[axis] - 1) * stride[axis] for axis in other_axes)
     if stride[dim] != step or reach >= length:
         raise MixesError("its rows reach into other samples")
     return [Batch(dim, 1, rows)]
@@ -180,7 +180,7 @@ def _row_in_memory(operand: Operand, state: Batch, inner: int) -> tuple[int, int
     Raises:
         MixesError: rows have gaps, overlap, or lie in another way for another size of the batch.
     """
-    found = set()
+    steps_and_lengths = set()
     for shape, strides in zip(operand.shapes, operand.strides, strict=True):
         row = [*shape[: state.dim], inner, *shape[state.dim + 1 :]]
         length = 1
@@ -188,10 +188,10 @@ def _row_in_memory(operand: Operand, state: Batch, inner: int) -> tuple[int, int
             if stride != length:
                 raise MixesError(_INSIDE)
             length *= count
-        found.add((strides[state.dim] * inner, length))
-    if len(found) != 1:
+        steps_and_lengths.add((strides[state.dim] * inner, length))
+    if len(steps_and_lengths) != 1:
         raise MixesError(_INSIDE)
-    step, length = found.pop()
+    step, length = steps_and_lengths.pop()
     if step < length:
         raise MixesError(_INSIDE)
     return step, length

@@ -40,17 +40,17 @@ def reshaped(state: Batch, shape: Sequence[int], sizes: Sequence[int], result: S
     """
     inner = state.inner * prod(shape[state.dim + 1 :])
     outer = state.outer * prod(shape[: state.dim])
-    moved = [dim for dim in range(len(result[0])) if len({one[dim] for one in result}) > 1]
+    moved = [dim for dim in range(len(result[0])) if len({shape_at[dim] for shape_at in result}) > 1]
     if len(moved) != 1:
         raise MixesError(_NO_PLACE)
     dim = moved[0]
     behind, before = prod(result[0][dim + 1 :]), prod(result[0][:dim])
     if not behind or not before or inner % behind or outer % before:
         raise MixesError(_NO_PLACE)
-    found = replace(state, dim=dim, outer=outer // before, inner=inner // behind)
-    if result[0][dim] != found.outer * found.inner * sizes[0]:
+    laid_out = replace(state, dim=dim, outer=outer // before, inner=inner // behind)
+    if result[0][dim] != laid_out.outer * laid_out.inner * sizes[0]:
         raise MixesError(_NO_PLACE)
-    return found
+    return laid_out
 
 
 def _view(call: Call) -> list[State]:

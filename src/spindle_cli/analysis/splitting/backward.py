@@ -93,27 +93,31 @@ def why_coupled_backwards(follower: Follower, backwards: Sequence[Backward], tap
         backwards: the backward passes, for each of the follower's sizes.
         tape: of the forward, for the first of them.
     """
-    failed = next((each.failed for each in backwards if each.failed is not None), None)
+    failed = next((backward.failed for backward in backwards if backward.failed is not None), None)
     if failed is not None or not backwards[0].segments:
         return failed
-    if len({len(each.segments) for each in backwards}) > 1:
+    if len({len(backward.segments) for backward in backwards}) > 1:
         return Mixed(_OTHER)
-    known = _States(follower, tape)
-    for segments in zip(*(each.segments for each in backwards), strict=True):
+    forward_states = _States(follower, tape)
+    for segments in zip(*(backward.segments for backward in backwards), strict=True):
         first = segments[0]
         for position, (result, gradient) in enumerate(first.given):
-            shapes = [each.given[position][1].shape for each in segments if len(each.given) > position]
-            follower.give(gradient, known.of_gradient(result, shapes))
-        why = follower.follow([each.entries for each in segments])
+            shapes = [
+                segment.given[position][1].shape for segment in segments if len(segment.given) > position
+            ]
+            follower.give(gradient, forward_states.of_gradient(result, shapes))
+        why = follower.follow([segment.entries for segment in segments])
         if why is not None:
             return Mixed(f"in its backward pass {why.why.removeprefix('its ')}", why.place)
         for position, (result, gradient) in enumerate(first.taken):
-            shapes = [each.taken[position][1].shape for each in segments if len(each.taken) > position]
-            found, expected = follower.state_of(gradient), known.of_gradient(result, shapes)
-            if isinstance(found, Mixed):
-                return Mixed(f"in its backward pass {found.why}", found.place)
-            if found != expected:
-                return Mixed(_COUPLES, next((each.place for each in first.entries if each.place), None))
+            shapes = [
+                segment.taken[position][1].shape for segment in segments if len(segment.taken) > position
+            ]
+            observed, expected = follower.state_of(gradient), forward_states.of_gradient(result, shapes)
+            if isinstance(observed, Mixed):
+                return Mixed(f"in its backward pass {observed.why}", observed.place)
+            if observed != expected:
+                return Mixed(_COUPLES, next((entry.place for entry in first.entries if entry.place), None))
     return None
 
 
@@ -191,7 +195,9 @@ class _Recorder:
 
     def _begin(self, node: Any) -> Callable[[Sequence[Tensor | None]], None]:
         def begin(gradients: Sequence[Tensor | None]) -> None:
-            taken = [((node, place), each) for place, each in enumerate(gradients) if each is not None]
+            taken = [
+                ((node, place), gradient) for place, gradient in enumerate(gradients) if gradient is not None
+            ]
             self.segments[-1].taken.extend(taken)
             self._keep()
 
@@ -201,7 +207,7 @@ class _Recorder:
         def end(gradients: Sequence[Tensor | None], _: Any) -> None:
             self._tape.entries = []
             pairs = zip(node.next_functions, gradients, strict=True)
-            self.segments.append(_Segment([(to, each) for to, each in pairs if each is not None]))
+            self.segments.append(_Segment([(to, gradient) for to, gradient in pairs if gradient is not None]))
 
         return end
 
@@ -212,7 +218,9 @@ class _Recorder:
     def run(self, ends: Sequence[Tensor]) -> None:
         """Run it from these tensors."""
         gradients = [torch.empty_like(end) for end in ends]
-        given = [((end.grad_fn, end.output_nr), each) for end, each in zip(ends, gradients, strict=True)]
+        given = [
+            ((end.grad_fn, end.output_nr), gradient) for end, gradient in zip(ends, gradients, strict=True)
+        ]
         self.segments.append(_Segment(list(given)))
         with Remembering(), self._tape, Unread():
             torch.autograd.backward(ends, gradients)
@@ -220,14 +228,14 @@ class _Recorder:
 
 def _nodes(ends: Sequence[Tensor]) -> list[Any]:
     """The nodes that autograd has for some tensors, in an order that the graph alone decides."""
-    found: dict[Any, None] = {}
+    ordered: dict[Any, None] = {}
     left = [end.grad_fn for end in reversed(ends)]
     while left:
         node = left.pop()
-        if node is not None and node not in found:
-            found[node] = None
-            left += [each for each, _ in reversed(node.next_functions)]
-    return list(found)
+        if node is not None and node not in ordered:
+            ordered[node] = None
+            left += [source for source, _ in reversed(node.next_functions)]
+    return list(ordered)
 
 
 def _is_of_others(node: Any) -> bool:

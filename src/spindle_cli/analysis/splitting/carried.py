@@ -54,12 +54,12 @@ class Left:
         self._tape = tape
         self._names = {id(tensor): f"self.{name}" for name, tensor in _kept_by(module)}
         self._otherwise = next(iter((*changes.held, *changes.elsewhere)), SOMETHING)
-        own = [*given, *module.parameters()]
+        own_tensors = [*given, *module.parameters()]
         # What is written into parameters and buffers is looked at elsewhere.
         self._buffers = set(map(memory_of, module.buffers()))
-        self._written = lasting(tape) - set(map(memory_of, own)) - self._buffers
+        self._written = lasting(tape) - set(map(memory_of, own_tensors)) - self._buffers
         self._is_some = bool(changes or self._written)
-        self._of_step = _made_of(tape, own) if self._is_some else set()
+        self._of_step = _made_of(tape, own_tensors) if self._is_some else set()
 
     def read_by(self, again: Callable[[], Any]) -> Iterator[Carried]:
         """What the next forward reads of it, or writes again; `again`: runs it."""
@@ -68,13 +68,15 @@ class Left:
         tape = Tape()
         with Remembering(), tape, Unread():
             again()
-        made, own = _made(self._tape), _made(tape)
+        made, made_again = _made(self._tape), _made(tape)
         written = self._written & (self._of_step | lasting(tape))
         for entry in tape.entries:
             for tensor in tensors_in([*entry.args, *entry.kwargs.values()]):
                 is_written = memory_of(tensor) in written
                 is_left = (
-                    id(tensor) in made and id(tensor) not in own and memory_of(tensor) not in self._buffers
+                    id(tensor) in made
+                    and id(tensor) not in made_again
+                    and memory_of(tensor) not in self._buffers
                 )
                 if is_written or (is_left and memory_of(tensor) in self._of_step):
                     name = self._names.get(id(tensor), self._otherwise)
@@ -103,13 +105,13 @@ def _made(tape: Tape) -> set[int]:
 
 def lasting(tape: Tape) -> set[int]:
     """The storages that a forward has written into and that were there before it."""
-    own: set[int] = set()
-    found: set[int] = set()
+    created: set[int] = set()
+    written: set[int] = set()
     for entry in tape.entries:
-        found |= set(map(memory_of, written_by(entry.func, entry.args, entry.kwargs))) - own
+        written |= set(map(memory_of, written_by(entry.func, entry.args, entry.kwargs))) - created
         if all(result.alias_info is None for result in entry.func._schema.returns):
-            own |= set(map(memory_of, tensors_in(entry.result)))
-    return found
+            created |= set(map(memory_of, tensors_in(entry.result)))
+    return written
 
 
 def is_no_matter(
@@ -150,11 +152,11 @@ def _finds_the_same(
 
 def _work(tape: Tape, others: Sequence[Tensor]) -> list[tuple[Any, ...]]:
     """What is done to these tensors and what is made of them, in order."""
-    own = _made_of(tape, others)
+    derived = _made_of(tape, others)
     return [
         (entry.func, pytree.tree_map(_as_shape, (entry.args, entry.kwargs)))
         for entry in tape.entries
-        if own & set(map(memory_of, tensors_in(entry.result)))
+        if derived & set(map(memory_of, tensors_in(entry.result)))
     ]
 
 
@@ -171,7 +173,7 @@ def _is_unread(module: nn.Module, names: Sequence[str], again: Callable[[], Any]
     """
     with watching(module):
         before, first, second = Memories.of(module), Tape(), Tape()
-        dotted = [each.rpartition(".") for each in names]
+        dotted = [split_name.rpartition(".") for split_name in names]
         places = [(module.get_submodule(owner), name) for owner, _, name in dotted]
         held = [vars(part).get(name) for part, name in places]
         with Remembering(), first, Unread():
@@ -199,15 +201,15 @@ def _is_unknown(value: Any, old: Any) -> bool:
 
 def _made_of(tape: Tape, others: Sequence[Tensor]) -> set[int]:
     """The storages of tensors, and of all that is made of them, written from them or drawn."""
-    found = set(map(memory_of, others))
+    storages = set(map(memory_of, others))
     for entry in tape.entries:
         if is_by_shape(entry.func):
             continue
         given = set(map(memory_of, tensors_in([*entry.args, *entry.kwargs.values()])))
-        if given & found or torch.Tag.nondeterministic_seeded in entry.func.tags:
-            found |= set(map(memory_of, tensors_in(entry.result)))
-            found |= set(map(memory_of, written_by(entry.func, entry.args, entry.kwargs)))
-    return found
+        if given & storages or torch.Tag.nondeterministic_seeded in entry.func.tags:
+            storages |= set(map(memory_of, tensors_in(entry.result)))
+            storages |= set(map(memory_of, written_by(entry.func, entry.args, entry.kwargs)))
+    return storages
 
 
 def goes_into(results: Any, tape: Tape, held: Mapping[int, str]) -> tuple[str, ...]:
@@ -229,20 +231,22 @@ def goes_into(results: Any, tape: Tape, held: Mapping[int, str]) -> tuple[str, .
             continue
         filled = overwritten_by(entry.func, entry.args, entry.kwargs)
         unread = set(map(id, filled))
-        read = [each for each in tensors_in([*entry.args, *entry.kwargs.values()]) if id(each) not in unread]
-        names = nothing.union(*(inside.get(memory_of(each), nothing) for each in read))
-        for each in filled:
-            is_whole = each.numel() * each.element_size() == each.untyped_storage().nbytes()
-            inside[memory_of(each)] = names if is_whole else names | inside.get(memory_of(each), nothing)
-        for each in (*written_by(entry.func, entry.args, entry.kwargs), *tensors_in(entry.result)):
-            if id(each) not in unread:
-                inside[memory_of(each)] = names | inside.get(memory_of(each), nothing)
-    return tuple(sorted(nothing.union(*(inside.get(memory_of(each), nothing) for each in given))))
+        read = [
+            tensor for tensor in tensors_in([*entry.args, *entry.kwargs.values()]) if id(tensor) not in unread
+        ]
+        names = nothing.union(*(inside.get(memory_of(tensor), nothing) for tensor in read))
+        for target in filled:
+            is_whole = target.numel() * target.element_size() == target.untyped_storage().nbytes()
+            inside[memory_of(target)] = names if is_whole else names | inside.get(memory_of(target), nothing)
+        for tensor in (*written_by(entry.func, entry.args, entry.kwargs), *tensors_in(entry.result)):
+            if id(tensor) not in unread:
+                inside[memory_of(tensor)] = names | inside.get(memory_of(tensor), nothing)
+    return tuple(sorted(nothing.union(*(inside.get(memory_of(tensor), nothing) for tensor in given))))
 
 
 def _has_own_backward(results: Iterable[Tensor]) -> bool:
     """Whether a `torch.autograd.Function` is among what made some tensors."""
-    pending = [each.grad_fn for each in results if each.grad_fn is not None]
+    pending = [result.grad_fn for result in results if result.grad_fn is not None]
     seen = set(pending)
     while pending:
         node = pending.pop()

@@ -115,6 +115,6 @@ def is_same_for_all(trace: Trace, node: fx.Node) -> bool:
         if source not in trace.operators:
             if draws_random_numbers(source, trace.root):
                 return False
-            left += [each for each in source.all_input_nodes if each not in seen]
+            left += [earlier for earlier in source.all_input_nodes if earlier not in seen]
             seen.update(left)
     return True

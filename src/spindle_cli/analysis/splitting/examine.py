@@ -81,8 +81,10 @@ class Findings:
         why_not = None if record.why_not is None else _state(record.why_not)
         assert why_not is None or isinstance(why_not, Mixed)
         return cls(
-            None if record.results is None else tuple(unpacked(each, _on_meta) for each in record.results),
-            tuple(_state(each) for each in record.states),
+            None
+            if record.results is None
+            else tuple(unpacked(result, _on_meta) for result in record.results),
+            tuple(_state(state) for state in record.states),
             why_not,
             record.changed,
             record.reads,
@@ -122,23 +124,23 @@ def examine(
         module: whose forward it is, if any.
         held: of the arguments' tensors, in order, those that are parameters or buffers.
     """
-    with _meta_parameters(module) as own:
-        watched = {**own, **_given(inputs[0], held)}
-        found = _examine(run, inputs, states, sizes, watched, module)
-    if found.results is not None:
-        return found
+    with _meta_parameters(module) as parameters:
+        watched = {**parameters, **_given(inputs[0], held)}
+        findings = _examine(run, inputs, states, sizes, watched, module)
+    if findings.results is not None:
+        return findings
     # The meta device is quick, but not all can run on it (constants that are elsewhere): then as on a CPU.
-    with observer.mode, failures_unlogged(), _fake_parameters(module, observer) as own:
+    with observer.mode, failures_unlogged(), _fake_parameters(module, observer) as parameters:
         faked = pytree.tree_map(lambda item: empty_like(item, "cpu"), list(inputs))
-        watched = {**own, **_given(faked[0], held)}
-        found = _examine(run, faked, states, sizes, watched, module)
-    if found.results is None:
+        watched = {**parameters, **_given(faked[0], held)}
+        findings = _examine(run, faked, states, sizes, watched, module)
+    if findings.results is None:
         seen = None if module is None else observer.left.get(observer.kinds.behaviour(module))
         if seen is None:
-            return found
-        return replace(found, changed=seen.changed, kept=seen.kept, left=seen.left)
-    results = pytree.tree_map(lambda item: empty_like(item, "meta"), found.results)
-    return replace(found, results=results)
+            return findings
+        return replace(findings, changed=seen.changed, kept=seen.kept, left=seen.left)
+    results = pytree.tree_map(lambda item: empty_like(item, "meta"), findings.results)
+    return replace(findings, results=results)
 
 
 def _examine(
@@ -200,9 +202,11 @@ def _examine_with(
     for tensor, state in zip(given, states, strict=True):
         follower.give(tensor, state)
     why_not = follower.follow([tape.entries for tape in tapes[:-1]])
-    found = _result_states(follower, results, sizes)
+    result_states = _result_states(follower, results, sizes)
     if module is not None and _draws_for_all(follower, tapes[0]):
-        found = tuple(Mixed(_DRAWN_FOR_ALL) if isinstance(state, Whole) else state for state in found)
+        result_states = tuple(
+            Mixed(_DRAWN_FOR_ALL) if isinstance(state, Whole) else state for state in result_states
+        )
     why_not = (
         _draws_the_same(draws)
         or why_not
@@ -213,9 +217,9 @@ def _examine_with(
         or (why_coupled_backwards(follower, backwards, tapes[0]) if module is not None else None)
     )
     changed = _changed(module, watched, tapes, changes)
-    kept = tuple(dict.fromkeys((*changes.kept, *(each.name for each in carried))))
+    kept = tuple(dict.fromkeys((*changes.kept, *(item.name for item in carried))))
     reads = goes_into(results[0], tapes[0], watched)
-    return Findings(tuple(results), found, why_not, changed, reads, draws.follows, kept, left)
+    return Findings(tuple(results), result_states, why_not, changed, reads, draws.follows, kept, left)
 
 
 def _run_watched(
@@ -277,12 +281,12 @@ def _changed(
         for tensor in written_by(entry.func, entry.args, entry.kwargs)
     }
     now = {} if module is None else _by_storage(module)
-    found = [name for storage, name in watched.items() if storage in written]
+    changed = [name for storage, name in watched.items() if storage in written]
     others = [name for storage, name in now.items() if storage not in watched]
-    if (found or others) and module is not None and (is_cut_short or changes.counted or changes.elsewhere):
+    if (changed or others) and module is not None and (is_cut_short or changes.counted or changes.elsewhere):
         # What it may move besides, behind where it stopped or in other steps than this one.
         others += [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
-    return tuple(dict.fromkeys(found + others + changes.buffers))
+    return tuple(dict.fromkeys(changed + others + changes.buffers))
 
 
 def _may_read(module: nn.Module | None, watched: Mapping[int, str]) -> tuple[str, ...]:
@@ -294,20 +298,20 @@ def _may_read(module: nn.Module | None, watched: Mapping[int, str]) -> tuple[str
 def _result_states(follower: Follower, results: Sequence[Any], sizes: Sequence[int]) -> tuple[State, ...]:
     """States of the results' tensors, which must have the sizes to be expected, for one sample too."""
     leaves = [[leaf for leaf in leaves_of(result) if isinstance(leaf, Tensor)] for result in results]
-    found: list[State] = []
+    state_list: list[State] = []
     if len({len(tensors) for tensors in leaves}) > 1:
         return (Mixed("it gives other results for another size of the batch"),) * len(leaves[0])
     for tensors in zip(*leaves, strict=True):
         if all(is_fixed(tensor) for tensor in tensors):
-            found.append(state_of_values(tensors, sizes))
+            state_list.append(state_of_values(tensors, sizes))
             continue
         state = follower.state_of(tensors[0])
         try:
             check_shapes(state, [tuple(tensor.shape) for tensor in tensors], sizes)
         except MixesError as error:
             state = Mixed(str(error))
-        found.append(state)
-    return tuple(found)
+        state_list.append(state)
+    return tuple(state_list)
 
 
 def _normalises_other(follower: Follower, normalised: Sequence[Tensor]) -> Mixed | None:
@@ -339,12 +343,12 @@ def _changes_given(follower: Follower) -> Mixed | None:
 
 def _carries(follower: Follower, carried: Sequence[Carried]) -> Mixed | None:
     """Why what a call leaves for the next one forbids to split it."""
-    for each in carried:
-        is_own = each.is_written or not isinstance(follower.state_of(each.tensor), Whole)
+    for item in carried:
+        is_own = item.is_written or not isinstance(follower.state_of(item.tensor), Whole)
         of_what = "its own batch" if is_own else "parameters, or drawn"
-        made = "written into with" if each.is_written else "made of"
-        why = f"its forward reads {each.name}, which an earlier one has {made} {of_what}"
-        return Mixed(why, each.place)
+        made = "written into with" if item.is_written else "made of"
+        why = f"its forward reads {item.name}, which an earlier one has {made} {of_what}"
+        return Mixed(why, item.place)
     return None
 
 

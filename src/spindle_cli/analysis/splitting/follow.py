@@ -140,9 +140,9 @@ class Follower:
             raise UnlikeError
         if isinstance(first, Tensor):
             shapes = tuple(entry.given[id(value)] for entry, value in zip(entries, values, strict=True))
-            known = [values_of(value) for value in values]
-            if any(each is not None for each in known):
-                return self._known(known, shapes, first.dtype)
+            value_list = [values_of(value) for value in values]
+            if any(tensor_values is not None for tensor_values in value_list):
+                return self._known(value_list, shapes, first.dtype)
             if self._loops is not None and self._loops.is_whole(values):
                 return Operand(WHOLE, shapes, first.dtype)
             strides = tuple(entry.strides[id(value)] for entry, value in zip(entries, values, strict=True))
@@ -159,11 +159,11 @@ class Follower:
         self, values: Sequence[Tensor | None], shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype
     ) -> Operand:
         """A tensor whose values are known for every size of the batch."""
-        found = [value for value in values if value is not None]
-        if len(found) < len(values):
+        known_values = [value for value in values if value is not None]
+        if len(known_values) < len(values):
             raise UnlikeError
-        state = state_of_values(found, self.sizes)
-        return Operand(state, shapes, dtype, rows_within(found, self.sizes))
+        state = state_of_values(known_values, self.sizes)
+        return Operand(state, shapes, dtype, rows_within(known_values, self.sizes))
 
     def _note_writes(self, entry: Entry, states: Sequence[State]) -> None:
         """Follow changes in place: into views of other tensors, and into parameters and buffers."""
@@ -186,9 +186,9 @@ class UnlikeError(Exception):
     """The tapes differ."""
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(first: Any, second: Any) -> bool:
     """Whether two constants are equal; NaN is as itself."""
-    return one is other or one == other or bool(one != one and other != other)
+    return first is second or first == second or bool(first != first and second != second)
 
 
 def _kind(value: Any) -> str:

@@ -80,15 +80,15 @@ class Loops:
             self._wholes = [{} for _ in self._sizes]
         self._count += 1
         tensors = [tensors_in(entry.result) for entry in entries]
-        for position, each in enumerate(zip(*tensors, strict=True)):
-            if self._state_of(each[0]) == WHOLE and not self._is_spoiled(each[0]):
-                for wholes, tensor in zip(self._wholes, each, strict=True):
+        for position, alike in enumerate(zip(*tensors, strict=True)):
+            if self._state_of(alike[0]) == WHOLE and not self._is_spoiled(alike[0]):
+                for wholes, tensor in zip(self._wholes, alike, strict=True):
                     wholes[id(tensor)] = ("made", self._count, position)
 
     def is_whole(self, tensors: Sequence[Tensor]) -> bool:
         """Whether tensors, one of each tape, were made in a loop from nothing of any sample's."""
-        found = [wholes.get(id(tensor)) for wholes, tensor in zip(self._wholes, tensors, strict=True)]
-        return found[0] is not None and all(each == found[0] for each in found)
+        origins = [wholes.get(id(tensor)) for wholes, tensor in zip(self._wholes, tensors, strict=True)]
+        return origins[0] is not None and all(origin == origins[0] for origin in origins)
 
     def skip(self, tape: int, entries: Sequence[Entry], position: int) -> int:
         """Follow what a tape does to parts of single samples; the position of the next other entry."""
@@ -141,12 +141,12 @@ class Loops:
         if any(map(self._is_spoiled, entries[0].args[0])):
             raise UnlikeLoopError
         for tape, (entry, size) in enumerate(zip(entries, self._sizes, strict=True)):
-            found = [self._parts[tape].get(id(tensor)) for tensor in entry.args[0]]
-            each = len(found) // size
-            own = tuple(part.formula for part in found[:each] if part is not None)
-            formulas = formulas or own
+            parts = [self._parts[tape].get(id(tensor)) for tensor in entry.args[0]]
+            per_sample = len(parts) // size
+            first_formulas = tuple(part.formula for part in parts[:per_sample] if part is not None)
+            formulas = formulas or first_formulas
             expected = [_Part(sample, formula) for sample in range(size) for formula in formulas]
-            if found != expected:
+            if parts != expected:
                 raise UnlikeLoopError
         assert formulas is not None
         dim = positive(_dim(entries[0]), len(entries[0].made[0]))

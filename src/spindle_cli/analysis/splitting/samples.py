@@ -68,14 +68,14 @@ class Verdicts:
     ) -> Findings:
         described = pytree.tree_map(_describe, (inputs[0], inputs[-2]))
         unnumbered, numbered = (f"{code} {described} {states} {sizes}" for code in codes)
-        found = self._calls.of(
+        findings = self._calls.of(
             (unnumbered, numbered),
             module,
             lambda: examine(run, inputs, states, sizes, self.observer, module, held),
-            lambda found: found.results is not None,
+            lambda findings: findings.results is not None,
         )
-        results = None if found.results is None else pytree.tree_map(again, found.results)
-        return replace(found, results=results)
+        results = None if findings.results is None else pytree.tree_map(again, findings.results)
+        return replace(findings, results=results)
 
     def findings(self) -> dict[str, FindingsRecord]:
         """What was found, for another process (see `AnalysisMemo`)."""
@@ -124,10 +124,10 @@ class Samples:
 
     def why_not(self, node: fx.Node) -> Mixed | None:
         """Why a node does not act on samples one by one; None if it does."""
-        found = self._why_not.get(node)
-        if found is None:
-            found = next((state for state in self._states[node] if isinstance(state, Mixed)), None)
-        return None if found is None else Mixed(found.why, found.place or node.meta.get("place"))
+        mixed = self._why_not.get(node)
+        if mixed is None:
+            mixed = next((state for state in self._states[node] if isinstance(state, Mixed)), None)
+        return None if mixed is None else Mixed(mixed.why, mixed.place or node.meta.get("place"))
 
     def states(self, node: fx.Node) -> tuple[State, ...]:
         """The state of every tensor that a node gives, in order."""
@@ -187,23 +187,23 @@ class Samples:
         states = [state for leaf in self._input_nodes(node) for state in self._assumed(leaf)]
         if node.op == "call_module":
             module = self._root.get_submodule(str(node.target))
-            found = self._verdicts.of_module(module, inputs, states, self._sizes)
-            self._changed[node] = tuple(f"{node.target}.{name}" for name in found.changed)
-            self._reads[node] = tuple(f"{node.target}.{name}" for name in found.reads)
+            findings = self._verdicts.of_module(module, inputs, states, self._sizes)
+            self._changed[node] = tuple(f"{node.target}.{name}" for name in findings.changed)
+            self._reads[node] = tuple(f"{node.target}.{name}" for name in findings.reads)
             # Code that runs as it is written is the task's own: it has these by their names there.
             owner = "" if getattr(module, "owners", ()) else f"{node.target}."
-            for names, given in ((found.kept, self._kept), (found.left, self._left)):
+            for names, given in ((findings.kept, self._kept), (findings.left, self._left)):
                 given[node] = tuple(re.sub(r"^self\.", owner, name) for name in names)
         else:
             held = self._held(inputs[0], node)
             run = _function(node)
-            found = self._verdicts.of_call(node.target, run, inputs, states, self._sizes, tuple(held))
-            self._changed[node] = tuple(held[int(place)] for place in found.changed)
-            self._reads[node] = tuple(held[int(place)] for place in found.reads)
+            findings = self._verdicts.of_call(node.target, run, inputs, states, self._sizes, tuple(held))
+            self._changed[node] = tuple(held[int(place)] for place in findings.changed)
+            self._reads[node] = tuple(held[int(place)] for place in findings.reads)
         if any(self._grows(source) for source in self._input_nodes(node)):  # of which no other size is known
-            why = found.why_not or Mixed("it takes a list with an entry for each sample")
-            found = replace(found, results=None, why_not=why)
-        self._take(node, found)
+            why = findings.why_not or Mixed("it takes a list with an entry for each sample")
+            findings = replace(findings, results=None, why_not=why)
+        self._take(node, findings)
 
     def _grows(self, node: fx.Node) -> bool:
         """Whether it gives more tensors for more samples, as `[latents] * len(x)` does."""
@@ -211,36 +211,38 @@ class Samples:
 
     def _held(self, inputs: Inputs, node: fx.Node) -> dict[int, str]:
         """The parameters and buffers among the tensors that a node is given, by their places."""
-        own = {
+        sources = {
             id(self._values[source][0]): source for source in node.all_input_nodes if source.op == "get_attr"
         }
         given = [leaf for leaf in leaves_of(inputs) if isinstance(leaf, Tensor)]
-        return {place: str(own[id(leaf)].target) for place, leaf in enumerate(given) if id(leaf) in own}
+        return {
+            place: str(sources[id(leaf)].target) for place, leaf in enumerate(given) if id(leaf) in sources
+        }
 
     def _input_nodes(self, node: fx.Node) -> list[fx.Node]:
         """The nodes among the arguments, once for each time that they occur."""
-        found: list[fx.Node] = []
-        fx.node.map_arg((node.args, node.kwargs), lambda source: found.append(source) or source)  # type: ignore[func-returns-value]  # append gives None
-        return found
+        nodes: list[fx.Node] = []
+        fx.node.map_arg((node.args, node.kwargs), lambda source: nodes.append(source) or source)  # type: ignore[func-returns-value]  # append gives None
+        return nodes
 
     def _inputs(self, node: fx.Node, position: int) -> Inputs:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda s: self._values[s][position])
         return tuple(args), dict(kwargs)
 
-    def _take(self, node: fx.Node, found: Findings) -> None:
+    def _take(self, node: fx.Node, findings: Findings) -> None:
         value = self._shapes.values[node]
         count = len(_tensors(value))
-        if found.why_not is not None:
-            self._why_not[node] = found.why_not
-        if found.draws_own:
+        if findings.why_not is not None:
+            self._why_not[node] = findings.why_not
+        if findings.draws_own:
             self._drawing.add(node)
-        if found.results is None or len(found.states) != count or self._grows(node):
-            why = found.why_not or Mixed("it gives other results for another size of the batch")
+        if findings.results is None or len(findings.states) != count or self._grows(node):
+            why = findings.why_not or Mixed("it gives other results for another size of the batch")
             self._states[node] = (why,) * count
             self._values[node] = tuple(self._stand_in(node, size) for size in self._sizes)
             return
-        self._values[node] = found.results
-        pairs = zip(found.states, _tensors(value), _tensors(self._shapes.doubled[node]), strict=True)
+        self._values[node] = findings.results
+        pairs = zip(findings.states, _tensors(value), _tensors(self._shapes.doubled[node]), strict=True)
         self._states[node] = tuple(self._confirmed(*pair) for pair in pairs)
 
     def _confirmed(self, state: State, value: Tensor, doubled: Tensor) -> State:

@@ -48,18 +48,18 @@ def refuse_shared_state(tasks: Mapping[str, TaskGraph]) -> None:
             for name in op.kept:
                 if name == SOMETHING:
                     continue
-                other = keepers.setdefault(place_of(task.root, name), (task, op))
-                if other[1] is not op:
-                    raise _goes_on(task, op, f"keeps {name}", other, f"{_OF_ITS_OWN} {_UNREAD}")
+                first_keeper = keepers.setdefault(place_of(task.root, name), (task, op))
+                if first_keeper[1] is not op:
+                    raise _goes_on(task, op, f"keeps {name}", first_keeper, f"{_OF_ITS_OWN} {_UNREAD}")
             leavers += [(task, op, name) for name in op.left]
     if leavers:
         _refuse_readers(tasks, leavers)
 
 
 def _refuse_changed(
-    tasks: Mapping[str, TaskGraph], table: ParameterTable, task: TaskGraph, op: Op, own: str
+    tasks: Mapping[str, TaskGraph], table: ParameterTable, task: TaskGraph, op: Op, local_name: str
 ) -> None:
-    name = table.names[task.task.name, own]
+    name = table.names[task.task.name, local_name]
     users = [(tasks[user], tasks[user].ops[index]) for user, index in table.users[name]]
     others = [user for user in users if user[1] is not op]
     if not others:
@@ -67,12 +67,18 @@ def _refuse_changed(
     if name in table.parameters:
         raise _moves_parameter(task, op, name, table.is_trainable(name), others[0])
     readers = [
-        user for user in users if any(table.names[user[0].task.name, each] == name for each in user[1].reads)
+        user
+        for user in users
+        if any(table.names[user[0].task.name, read_name] == name for read_name in user[1].reads)
     ]
     if readers:
-        hint = f"{_OF_ITS_OWN} {_NO_SPECTRAL_NORM}" if _is_of_spectral_norm(task.root, own) else _OF_ITS_OWN
-        other = next((user for user in others if user[1] in [reader for _, reader in readers]), others[0])
-        raise _goes_on(task, op, f"changes the buffer {name!r}", other, hint)
+        hint = (
+            f"{_OF_ITS_OWN} {_NO_SPECTRAL_NORM}"
+            if _is_of_spectral_norm(task.root, local_name)
+            else _OF_ITS_OWN
+        )
+        peer = next((user for user in others if user[1] in [reader for _, reader in readers]), others[0])
+        raise _goes_on(task, op, f"changes the buffer {name!r}", peer, hint)
 
 
 def _refuse_readers(tasks: Mapping[str, TaskGraph], leavers: Sequence[tuple[TaskGraph, Op, str]]) -> None:
@@ -92,29 +98,29 @@ def _refuse_readers(tasks: Mapping[str, TaskGraph], leavers: Sequence[tuple[Task
     for task in tasks.values():
         for op in task.ops:
             for place, left in by_place.items():
-                if any(each[1] is op for each in left):
+                if any(leftover[1] is op for leftover in left):
                     continue  # what it leaves itself and reads is known to come before it, or kept
-                for leaver, other, name in left:
-                    if reader_of(task, op).reads(name, place, reader_of(leaver, other)):
+                for leaver, leaving_op, name in left:
+                    if reader_of(task, op).reads(name, place, reader_of(leaver, leaving_op)):
                         raise refusal(
                             leaver.task.name,
-                            f"the forward of {other.target or 'glue'!r} leaves {name}, which "
+                            f"the forward of {leaving_op.target or 'glue'!r} leaves {name}, which "
                             f"{op.target or 'glue'!r} of task {task.task.name!r} reads, maybe on another "
                             "device, where that is not",
-                            other.place,
+                            leaving_op.place,
                             "Let the operator return it, and give it to the other as an argument; or let one "
                             "operator do both.",
                         )
 
 
 def _moves_parameter(
-    task: TaskGraph, op: Op, name: str, is_trained: bool, other: tuple[TaskGraph, Op]
+    task: TaskGraph, op: Op, name: str, is_trained: bool, peer: tuple[TaskGraph, Op]
 ) -> WorkloadError:
     which = "are trained" if is_trained else "are not trained"
     return refusal(
         task.task.name,
         f"the forward of {op.target or 'glue'!r} changes parameters that {which}, {name!r} among them, "
-        f"and {other[1].target or 'glue'!r} of task {other[0].task.name!r} uses it too, maybe on another "
+        f"and {peer[1].target or 'glue'!r} of task {peer[0].task.name!r} uses it too, maybe on another "
         "device, which would not see it changed",
         op.place,
         "Let one operator, called once, do both: change them and compute with them."
@@ -127,21 +133,21 @@ def _moves_parameter(
     )
 
 
-def _goes_on(task: TaskGraph, op: Op, does: str, other: tuple[TaskGraph, Op], hint: str) -> WorkloadError:
+def _goes_on(task: TaskGraph, op: Op, does: str, peer: tuple[TaskGraph, Op], hint: str) -> WorkloadError:
     """The refusal of what goes on from what another op has left."""
     return refusal(
         task.task.name,
-        f"the forward of {op.target or 'glue'!r} {does}, from which {_who(task, op, other)} on, maybe on "
+        f"the forward of {op.target or 'glue'!r} {does}, from which {_who(task, op, peer)} on, maybe on "
         "another device, which would not see it changed",
         op.place,
         hint,
     )
 
 
-def _who(task: TaskGraph, op: Op, other: tuple[TaskGraph, Op]) -> str:
-    if other[0] is task and other[1].target == op.target:
+def _who(task: TaskGraph, op: Op, peer: tuple[TaskGraph, Op]) -> str:
+    if peer[0] is task and peer[1].target == op.target:
         return "another call of it goes"
-    return f"{other[1].target or 'glue'!r} of task {other[0].task.name!r} goes"
+    return f"{peer[1].target or 'glue'!r} of task {peer[0].task.name!r} goes"
 
 
 def _is_of_spectral_norm(root: nn.Module, buffer: str) -> bool:

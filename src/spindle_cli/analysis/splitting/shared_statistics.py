@@ -17,16 +17,16 @@ from spindle_cli.workload.parameters import ParameterTable
 def shared_statistics(graph: WorkloadGraph) -> tuple[str, ...]:
     """What becomes of buffers that several ops change, as lines for people; one for each set of ops."""
     table = ParameterTable.of(graph)
-    found: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    names_by_users: dict[tuple[tuple[str, int], ...], list[str]] = {}
     for name in table.buffers:
         users = table.users[name]
         if len(users) > 1 and any(_changes(graph, table, (task, op), name) for task, op in users):
-            found.setdefault(users, []).append(name)
+            names_by_users.setdefault(users, []).append(name)
     return tuple(
         f"{', '.join(names)}: changed by the forward passes of {_who(users)}, of which each device keeps its "
         "own: where several devices run these, they will not be those of one process, nor what a model gives "
         f"by them (of a batch norm, in eval mode); {_advice(users)}"
-        for users, names in found.items()
+        for users, names in names_by_users.items()
     )
 
 

@@ -61,13 +61,13 @@ def name_of(target: Any) -> str:
     shows it.
     """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
-    found: Any = sys.modules.get(module) if isinstance(module, str) else None
+    resolved: Any = sys.modules.get(module) if isinstance(module, str) else None
     for part in name.split(".") if isinstance(name, str) else ():
-        found = getattr(found, part, None)
-    if found is not None and found is target:
+        resolved = getattr(resolved, part, None)
+    if resolved is not None and resolved is target:
         return f"{module}.{name}"
-    own = getattr(target, "__name__", "")  # torch.arange and its like name no module
-    return f"torch.{own}" if getattr(torch, str(own), None) is target else repr(target)
+    short_name = getattr(target, "__name__", "")  # torch.arange and its like name no module
+    return f"torch.{short_name}" if getattr(torch, str(short_name), None) is target else repr(target)
 
 
 def _text(value: Any, depth: int) -> str:
@@ -155,8 +155,8 @@ class Kinds:
     def behaviours(self, module: nn.Module) -> tuple[str, str]:
         """Describe how a module behaves, without the numbers of layers and with them."""
         if id(module) not in self._behaviours:
-            found = behaviour_of(module, numbered=False), behaviour_of(module)
-            self._behaviours[id(module)] = (module, found)
+            described = behaviour_of(module, numbered=False), behaviour_of(module)
+            self._behaviours[id(module)] = (module, described)
         return self._behaviours[id(module)][1]
 
 

@@ -26,24 +26,26 @@ class NoTwinError(Exception):
 class Twins:
     """What stands for what: all that is come to from two modules by the same names."""
 
-    def __init__(self, root: nn.Module, other: nn.Module) -> None:
-        """`root`: of one build; `other`: of another one, of the same workload."""
+    def __init__(self, root: nn.Module, other_root: nn.Module) -> None:
+        """`root`: of one build; `other_root`: of another build of the same workload."""
         self._of: dict[int, tuple[Any, Any]] = {}
-        waiting: deque[tuple[Any, Any]] = deque([(root, other)])
+        waiting: deque[tuple[Any, Any]] = deque([(root, other_root)])
         while waiting:
-            one, twin = waiting.popleft()
-            if one is twin or type(one) is not type(twin) or isinstance(one, (*_PLAIN, type)):
+            original, twin = waiting.popleft()
+            if original is twin or type(original) is not type(twin) or isinstance(original, (*_PLAIN, type)):
                 continue
-            if id(one) in self._of:
+            if id(original) in self._of:
                 continue
-            self._of[id(one)] = one, twin
-            if isinstance(one, dict):
-                waiting.extend((one[key], twin[key]) for key in one if key in twin)
-            elif isinstance(one, list | tuple) and len(one) == len(twin) <= _MOST:
-                waiting.extend(zip(one, twin, strict=True))
-            fields, others = fields_of(one), fields_of(twin)
-            if fields is not None and others is not None and not isinstance(one, Tensor):
-                waiting.extend((fields[name], others[name]) for name in list(fields) if name in others)
+            self._of[id(original)] = original, twin
+            if isinstance(original, dict):
+                waiting.extend((original[key], twin[key]) for key in original if key in twin)
+            elif isinstance(original, list | tuple) and len(original) == len(twin) <= _MOST:
+                waiting.extend(zip(original, twin, strict=True))
+            fields, twin_fields = fields_of(original), fields_of(twin)
+            if fields is not None and twin_fields is not None and not isinstance(original, Tensor):
+                waiting.extend(
+                    (fields[name], twin_fields[name]) for name in list(fields) if name in twin_fields
+                )
 
     def of(self, value: Any, depth: int = _DEPTH) -> Any:
         """What stands for a value: itself, where no build has a part in it.
@@ -78,7 +80,7 @@ class Twins:
         elif isinstance(value, nn.Module | type | Tensor) or not _shows_what_it_holds(value):
             raise NoTwinError
         held += (fields_of(value) or {}).values()
-        if any(self.of(each, depth - 1) is not each for each in held):
+        if any(self.of(item, depth - 1) is not item for item in held):
             raise NoTwinError
         return value
 
@@ -97,4 +99,4 @@ def _is_found_again(cls: type) -> bool:
 def _same_or(made: Any, value: Any) -> Any:
     """The value itself, where what was made of it holds the same."""
     inside = (made.values(), value.values()) if isinstance(value, dict) else (made, value)
-    return value if all(one is other for one, other in zip(*inside, strict=True)) else made
+    return value if all(item is original for item, original in zip(*inside, strict=True)) else made

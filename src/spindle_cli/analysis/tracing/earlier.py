@@ -57,15 +57,15 @@ def says_what_operators_leave(
     except WorkloadError as error:
         if not operators.leftovers:
             raise
-        found: WorkloadError = error
+        reported: WorkloadError = error
         with _there_once_more(root, operators.leftovers):
             try:
                 again()
             except ReadsUnknownError as read:
-                found = read
+                reported = read
             except (WorkloadError, SetsPlainError):  # which has been said
                 pass
-        raise found from None
+        raise reported from None
 
 
 def refuse_earlier(
@@ -93,9 +93,9 @@ def refuse_earlier(
         return
     after = Memories.of(task.module)
     with _there_once_more(task.module, leftovers):
-        found, moved = Memories.of(task.module), Changes()
+        memories, moved = Memories.of(task.module), Changes()
         is_same, read = _is_same(task.module, first, again), None
-        found.compare(moved)
+        memories.compare(moved)
         _refuse_read_by_operators(task, first, moved, operators.leftovers)
         try:
             with _replaced(task, operators.leftovers, after) as is_some:
@@ -109,29 +109,29 @@ def refuse_earlier(
     _forget_others(first)
     if not is_same:
         names = [*left.elsewhere, *left.held, *(f"self.{name}" for name in left.counted)]
-        names += [each.name for each in kept]
+        names += [leftover.name for leftover in kept]
         raise _refusal(task, names, operators, read)
 
 
-def refuse_outside(task: Task, first: fx.Graph, asked: Asked, again: Callable[[], fx.Graph]) -> None:
+def refuse_outside(task: Task, first: fx.Graph, queries: Asked, again: Callable[[], fx.Graph]) -> None:
     """Refuse a forward that computes between operators with what it has asked the world around it: a clock,
     the number of its process, a file.
 
     Args:
-        asked: what it has asked while it was traced.
+        queries: what it has asked while it was traced.
         again: traces it once more.
 
     Raises:
         WorkloadError: with the place where it asks, and what to do.
     """
-    for file, place in asked.files.items():
+    for file, place in queries.files.items():
         what = f"forward reads the file {file!r} between operators, of which a trace has what was in it then"
         raise refusal(task.name, what, place, f"Read it where the model is built. {_OUTSIDE}")
-    with asked.moved(1) if asked.places else contextlib.nullcontext():
-        is_same = not asked.places or _is_same(task.module, first, again)
+    with queries.moved(1) if queries.places else contextlib.nullcontext():
+        is_same = not queries.places or _is_same(task.module, first, again)
     _forget_others(first)
     if not is_same:
-        name, place = next(iter(asked.places.items()))
+        name, place = next(iter(queries.places.items()))
         what = (
             f"forward asks {name} between operators and computes with the answer, which a trace has once and "
             "for all"
@@ -142,7 +142,7 @@ def refuse_outside(task: Task, first: fx.Graph, asked: Asked, again: Callable[[]
 def _forget_others(graph: fx.Graph) -> None:
     """Let no nodes of another graph be users of this one's, as those are which compute with what was left."""
     for node in graph.nodes:
-        for user in [each for each in node.users if each.graph is not graph]:
+        for user in [user for user in node.users if user.graph is not graph]:
             del node.users[user]
 
 
@@ -153,7 +153,7 @@ def _refuse_written(task: Task, graph: fx.Graph, operators: SeenAttributes) -> N
         WorkloadError: with the place where it is read.
     """
     root = task.module
-    written = {each.untyped_storage()._cdata for each in operators.written}
+    written = {tensor.untyped_storage()._cdata for tensor in operators.written}
     named = (*root.named_parameters(), *root.named_buffers()) if written else ()
     held = {name for name, _ in named if not name.startswith(CONSTANT)}
     for node in graph.find_nodes(op="get_attr") if written else ():
@@ -182,10 +182,12 @@ def _refuse_read_by_operators(
         WorkloadError: with what it leaves, and what to do.
     """
     root = task.module
-    own = {id(each.holder) for each in leftovers}, {each.name for each in leftovers}
-    found = {name: place_of(root, name) for name in left.within}
+    own = {id(leftover.holder) for leftover in leftovers}, {leftover.name for leftover in leftovers}
+    all_places = {name: place_of(root, name) for name in left.within}
     places = {
-        name: place for name, place in found.items() if _holder(place) not in own[0] and name not in own[1]
+        name: place
+        for name, place in all_places.items()
+        if _holder(place) not in own[0] and name not in own[1]
     }
     if not places:
         return
@@ -213,7 +215,7 @@ def _refusal(
     place = read.place if read is not None else None
     place = place or place_of_function(type(task.module).forward)
     if not names:
-        of_operators = [*operators.noted, *(each.name for each in operators.leftovers)]
+        of_operators = [*operators.noted, *(leftover.name for leftover in operators.leftovers)]
         return refusal(task.name, of_operator(last_name(of_operators[0])), place, OF_OPERATOR)
     return refusal(
         task.name,
@@ -235,9 +237,9 @@ def _is_same(root: nn.Module, first: fx.Graph, again: Callable[[], fx.Graph]) ->
     try:
         second = again()
         return _work(second) == _work(first) and all(
-            torch.equal(one, other)
-            for one, other in zip(_numbers(first, root), _numbers(second, root), strict=True)
-            if one is not None and other is not None and one.shape == other.shape
+            torch.equal(before, after)
+            for before, after in zip(_numbers(first, root), _numbers(second, root), strict=True)
+            if before is not None and after is not None and before.shape == after.shape
         )
     except Exception:  # of what it finds there
         return False
@@ -245,12 +247,12 @@ def _is_same(root: nn.Module, first: fx.Graph, again: Callable[[], fx.Graph]) ->
 
 def _numbers(graph: fx.Graph, root: nn.Module) -> list[Tensor | None]:
     """The tensors of numbers that are computed with; None in the place of what is no such tensor."""
-    known: dict[fx.Node, bool] = {}
-    used = [each for node in graph.nodes if _is_of_step(node, known) for each in node.all_input_nodes]
-    found = [getattr(root, str(node.target), None) if _is_constant(node) else None for node in used]
+    of_step: dict[fx.Node, bool] = {}
+    used = [source for node in graph.nodes if _is_of_step(node, of_step) for source in node.all_input_nodes]
+    constants = [getattr(root, str(node.target), None) if _is_constant(node) else None for node in used]
     return [
-        each if isinstance(each, Tensor) and not is_fake(each) and not each.is_meta else None
-        for each in found
+        constant if isinstance(constant, Tensor) and not is_fake(constant) and not constant.is_meta else None
+        for constant in constants
     ]
 
 
@@ -262,14 +264,14 @@ def _is_constant(node: fx.Node) -> bool:
 @contextlib.contextmanager
 def _there_once_more(root: nn.Module, leftovers: Sequence[Leftover]) -> Iterator[None]:
     """Inside is there what operators leave; constants that are made inside go."""
-    known = set(vars(root))
+    names_before = set(vars(root))
     try:
         with contextlib.ExitStack() as undo:
-            for each in leftovers:
-                undo.callback(each.put())
+            for leftover in leftovers:
+                undo.callback(leftover.put())
             yield
     finally:
-        for name in [name for name in vars(root) if name.startswith(CONSTANT) and name not in known]:
+        for name in [name for name in vars(root) if name.startswith(CONSTANT) and name not in names_before]:
             delattr(root, name)
 
 
@@ -278,28 +280,28 @@ def _replaced(task: Task, leftovers: Sequence[Leftover], after: Memories) -> Ite
     """Inside, something unknown is in the place of plain values that operators leave, and of those that were
     changed after the first forward, and lists that have grown are long; gives whether there was any.
     """
-    holders = {id(each.holder) for each in leftovers}
+    holders = {id(leftover.holder) for leftover in leftovers}
 
     def unknown(holder: object, name: str) -> Unknown:
         return Unknown(task.name, holder, name, is_of_operator=id(holder) in holders)
 
     with contextlib.ExitStack() as undo:
         is_some = undo.enter_context(after.changed_replaced(unknown)).is_some
-        for each in leftovers:
-            held = vars(each.holder) if isinstance(each.holder, nn.Module) else {}
-            if isinstance(held.get(each.attribute), PLAIN):
-                undo.callback(held.__setitem__, each.attribute, held[each.attribute])
-                held[each.attribute] = unknown(each.holder, each.attribute)
+        for leftover in leftovers:
+            held = vars(leftover.holder) if isinstance(leftover.holder, nn.Module) else {}
+            if isinstance(held.get(leftover.attribute), PLAIN):
+                undo.callback(held.__setitem__, leftover.attribute, held[leftover.attribute])
+                held[leftover.attribute] = unknown(leftover.holder, leftover.attribute)
                 is_some = True
         yield is_some
 
 
 def _work(graph: fx.Graph) -> list[Any]:
     """What is computed of fields, parameters and chance, in order."""
-    known: dict[fx.Node, bool] = {}
+    of_step: dict[fx.Node, bool] = {}
 
     def as_text(value: fx.Node) -> str:
-        if not _is_of_step(value, known):
+        if not _is_of_step(value, of_step):
             return "numbers"
         return "of this step" if value.graph is graph else "of an earlier step"
 
@@ -311,31 +313,31 @@ def _work(graph: fx.Graph) -> list[Any]:
             _texts(node.kwargs, as_text),
         )
         for node in graph.nodes
-        if _is_of_step(node, known)
+        if _is_of_step(node, of_step)
     ]
 
 
 def _outputs(node: fx.Node) -> list[fx.Node]:
     """What forward returns, without the numbers and texts that it has beside tensors: nobody takes them."""
-    found: list[fx.Node] = []
-    fx.node.map_arg(node.args, found.append)
-    return found
+    outputs: list[fx.Node] = []
+    fx.node.map_arg(node.args, outputs.append)
+    return outputs
 
 
 def _texts(arguments: Any, as_text: Callable[[fx.Node], str]) -> str:
     return repr(fx.node.map_arg(arguments, as_text))
 
 
-def _is_of_step(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
+def _is_of_step(node: fx.Node, of_step: dict[fx.Node, bool]) -> bool:
     """Whether something that steps differ in has a part in a node."""
-    if node not in known:
+    if node not in of_step:
         of_itself = node.op in ("placeholder", "call_module", "get_attr") and not _is_constant(node)
-        known[node] = (
+        of_step[node] = (
             of_itself
             or draws_by_itself(node)
             or (
                 not asks_no_values(node)
-                and any(_is_of_step(source, known) for source in node.all_input_nodes)
+                and any(_is_of_step(source, of_step) for source in node.all_input_nodes)
             )
         )
-    return known[node]
+    return of_step[node]

@@ -152,8 +152,8 @@ def nothing_is_frozen(
             give_hooks(module, hooks)
     if (drawn := draws.what()) is not None:
         what = f"forward draws random numbers by {drawn} between operators"
-        own = re.findall(r"\w+", drawn.partition(" (")[0])[-1]  # how code names it
-        raise _frozen(task, what, Reader([root]).place_of(own) or place_of_chance(), DRAW_WITH_TORCH)
+        name_in_code = re.findall(r"\w+", drawn.partition(" (")[0])[-1]  # how code names it
+        raise _frozen(task, what, Reader([root]).place_of(name_in_code) or place_of_chance(), DRAW_WITH_TORCH)
 
 
 def refuse_seeding(task: str) -> None:
@@ -180,10 +180,10 @@ def _attributes_kept(
     """
     module_class: Any = nn.Module
     original = module_class.__setattr__
-    own = {id(module) for module in root.modules()}
+    module_ids = {id(module) for module in root.modules()}
 
     def assign(module: nn.Module, name: str, value: Any) -> None:
-        if id(module) in own and not is_looking():
+        if id(module) in module_ids and not is_looking():
             _check_assignment(task, module, name, value, scratch)
         original(module, name, value)
 
@@ -320,9 +320,9 @@ class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         result = self._moves.run(func, args, kwargs or {})
         if is_new(func):
             self._made |= {
-                each.untyped_storage()._cdata
-                for each in pytree.tree_leaves(result)
-                if isinstance(each, Tensor) and each.layout is torch.strided
+                leaf.untyped_storage()._cdata
+                for leaf in pytree.tree_leaves(result)
+                if isinstance(leaf, Tensor) and leaf.layout is torch.strided
             }
         return result
 

@@ -88,10 +88,10 @@ def _last(task: FlowTask, names: Mapping[nn.Module, str]) -> nn.Module:
     producers = {flow.producer for flow in task.flows if isinstance(flow.producer, nn.Module)}
     ends = [module for module in names if module not in producers]
     if len(ends) != 1:
-        found = ", ".join(names[module] for module in ends) or "none"
+        shown = ", ".join(names[module] for module in ends) or "none"
         raise WorkloadError(
             f"task {task.name!r}: expected one module whose output no other consumes (it returns the loss), "
-            f"found {found}"
+            f"found {shown}"
         )
     return ends[0]
 

@@ -143,16 +143,16 @@ class Modes:
             return
         seen.set_by.update(dict.fromkeys(self._set, self._task))
         for uses in (self._called, self._read):
-            for module, own in uses.items():
-                if not all(use.was_set for use in own):
+            for module, module_uses in uses.items():
+                if not all(use.was_set for use in module_uses):
                     seen.used_by[module] = self._task
         for module, task in seen.set_by.items():
-            other = seen.used_by.get(module, task)
-            if other != task:
+            other_task = seen.used_by.get(module, task)
+            if other_task != task:
                 raise refusal(
                     self._task,
                     f"the forward of task {task!r} sets the mode of {type(module).__name__}, which that of "
-                    f"{other!r} uses in the mode that it has",
+                    f"{other_task!r} uses in the mode that it has",
                     None,
                     "Set it in both before it is called, or where it is built.",
                 )

@@ -38,7 +38,9 @@ class Moves:
         self._root = root
         self._graph = nodes
         self._parameters = dict(root.named_parameters())
-        self._names = {each.untyped_storage()._cdata: name for name, each in self._parameters.items()}
+        self._names = {
+            parameter.untyped_storage()._cdata: name for name, parameter in self._parameters.items()
+        }
         self._now: dict[str, Sum] = {}  # of those that are changed
         self._places: dict[str, str | None] = {}
         self._made: dict[int, tuple[Tensor, Sum]] = {}  # by storage, with the tensor, so that it stays
@@ -83,23 +85,23 @@ class Moves:
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: list[Tensor]) -> Any:
         name = func._schema.name.removeprefix("aten::")
-        found = self._sums(name.removesuffix("_"), args, kwargs) if self._takes_known(args) else None
+        sums = self._sums(name.removesuffix("_"), args, kwargs) if self._takes_known(args) else None
         if not any(self.holds(tensor) for tensor in written):
             result = func(*args, **kwargs)
-            self._note(written or result, found)
+            self._note(written or result, sums)
             return result
         for number, tensor in enumerate(written):
-            self._write(tensor, None if found is None else found[number])
+            self._write(tensor, None if sums is None else sums[number])
         return None if name.startswith("_foreach") else args[0]
 
     def assign(self, name: str, value: Any) -> bool:
         """Forward gives a parameter other memory (`slow.data = value`). Whether that is a sum of parameters,
         which is then noted.
         """
-        found = self._sum_of(value) if isinstance(value, Tensor) and name in self._parameters else None
-        if found is None:
+        sum_ = self._sum_of(value) if isinstance(value, Tensor) and name in self._parameters else None
+        if sum_ is None:
             return False
-        self._set(name, found)
+        self._set(name, sum_)
         return True
 
     @property
@@ -126,24 +128,24 @@ class Moves:
             )
         return Move(slow, others[0], sum_.get(slow, 0.0), self._places[slow])
 
-    def _write(self, tensor: Tensor, found: Sum | None) -> None:
+    def _write(self, tensor: Tensor, sum_: Sum | None) -> None:
         name = self._names.get(tensor.untyped_storage()._cdata)
         if name is None:
             return
-        if found is None or not _is_all_of(tensor, self._parameters[name]) or self._would_be_trained(name):
+        if sum_ is None or not _is_all_of(tensor, self._parameters[name]) or self._would_be_trained(name):
             raise refusal(
                 self._task,
                 f"forward changes {name!r} between operators, which a trace does once and for all",
                 place_of_caller(),
                 DECLARE,
             )
-        self._set(name, found)
+        self._set(name, sum_)
 
     def _would_be_trained(self, name: str) -> bool:
         """Whether autograd would see what is written."""
         return torch.is_grad_enabled() and self._parameters[name].requires_grad
 
-    def _set(self, name: str, found: Sum) -> None:
+    def _set(self, name: str, sum_: Sum) -> None:
         if self._is_used(name):
             raise refusal(
                 self._task,
@@ -151,14 +153,14 @@ class Moves:
                 place_of_caller(),
                 "Change it at the start of forward. " + DECLARE,
             )
-        self._now[name] = found
+        self._now[name] = sum_
         self._places[name] = place_of_caller()
 
     def _is_used(self, name: str) -> bool:
         parameter = self._parameters[name]
         for node in self._graph().nodes:
             if node.op == "call_module":
-                if any(each is parameter for each in self._root.get_submodule(str(node.target)).parameters()):
+                if any(held is parameter for held in self._root.get_submodule(str(node.target)).parameters()):
                     return True
             elif node.op == "get_attr" and self._parameters.get(str(node.target)) is parameter:
                 return True
@@ -179,34 +181,34 @@ class Moves:
         made = self._made.get(storage)
         return made[1] if made is not None and _is_all_of(tensor, made[0]) else None
 
-    def _note(self, given: Any, found: list[Sum | None] | None) -> None:
+    def _note(self, given: Any, sums: list[Sum | None] | None) -> None:
         for number, tensor in enumerate(_tensors(given)):
             storage = tensor.untyped_storage()._cdata
             if storage in self._names:
                 continue
-            known = None if found is None or number >= len(found) else found[number]
-            if known is None:
+            sum_ = None if sums is None or number >= len(sums) else sums[number]
+            if sum_ is None:
                 self._made.pop(storage, None)
             else:
-                self._made[storage] = tensor, known
+                self._made[storage] = tensor, sum_
 
     def _sums(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Sum | None] | None:
         """What a call gives, of each tensor; None: nothing is known of such calls."""
         if name.startswith("_foreach_"):
-            lists = [each for each in args if isinstance(each, list | tuple)]
-            if any(len(each) != len(lists[0]) for each in lists):
+            lists = [argument for argument in args if isinstance(argument, list | tuple)]
+            if any(len(items) != len(lists[0]) for items in lists):
                 return None
-            one = name.removeprefix("_foreach_")
-            each_args = (
+            single = name.removeprefix("_foreach_")
+            calls = (
                 tuple(arg[number] if isinstance(arg, list | tuple) else arg for arg in args)
                 for number in range(len(lists[0]))
             )
-            return [self._sum(one, own, kwargs) for own in each_args]
+            return [self._sum(single, item_args, kwargs) for item_args in calls]
         return [self._sum(name, args, kwargs)]
 
     def _sum(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sum | None:
-        sums = [self._sum_of(each) for each in args]
-        numbers = [each if isinstance(each, int | float) else None for each in args]
+        sums = [self._sum_of(argument) for argument in args]
+        numbers = [argument if isinstance(argument, int | float) else None for argument in args]
         first = sums[0]
         match name, len(args):
             case (("detach" | "clone" | "alias" | "view_as" | "lift_fresh"), _):
@@ -216,8 +218,8 @@ class Moves:
             case "copy", (2 | 3):
                 return sums[1]
             case "mul", 2:
-                known, factor = (first, numbers[1]) if first is not None else (sums[1], numbers[0])
-                return None if known is None or factor is None else _times(known, factor)
+                term, factor = (first, numbers[1]) if first is not None else (sums[1], numbers[0])
+                return None if term is None or factor is None else _times(term, factor)
             case "div", 2 if not kwargs:
                 return None if first is None or not numbers[1] else _times(first, 1 / numbers[1])
             case (("add" | "sub"), (2 | 3)):
@@ -243,16 +245,16 @@ def _is_all_of(tensor: Tensor, whole: Tensor) -> bool:
 
 
 def _times(sum_: Sum, factor: float) -> Sum:
-    return {name: factor * each for name, each in sum_.items()}
+    return {name: factor * coefficient for name, coefficient in sum_.items()}
 
 
-def _added(one: Sum, other: Sum) -> Sum:
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in (*one, *other)}
+def _added(first: Sum, second: Sum) -> Sum:
+    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in (*first, *second)}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
+        for item in value:
+            yield from _tensors(item)

@@ -189,10 +189,10 @@ class Observer:
         described = pytree.tree_map(_describe, (args, kwargs))
         unnumbered, numbered = (f"{text} {described}" for text in self.kinds.behaviours(module))
         with asked():  # no question of forward's own
-            found, left = self._calls.of((unnumbered, numbered), module, find)
+            output, left = self._calls.of((unnumbered, numbered), module, find)
         if left is not None:
             self.left[self.kinds.behaviour(module)] = LeftBehind(*left)
-        return pytree.tree_map(again, found)
+        return pytree.tree_map(again, output)
 
     def _like(self, value: Any) -> Any:
         """A fake tensor like a real one that was computed."""
@@ -265,9 +265,9 @@ class Observer:
         self.attributes.note(module, changes)
         self.attributes.written.extend(written)
         self.attributes.leftovers.extend(leftovers)
-        for each in leftovers if self.is_tracing else ():
-            if each.is_noted_by_hook:
-                each.put()
+        for leftover in leftovers if self.is_tracing else ():
+            if leftover.is_noted_by_hook:
+                leftover.put()
 
     def memory_of(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[list[int], list[int], set[int]]:
         """Say in which memory each tensor lies that a module gives, and each that it is given, and which
@@ -277,12 +277,12 @@ class Observer:
             given, more = pytree.tree_map(again, (args, kwargs))
             with swapped_tensors(module, self.fake):
                 result = module(*given, **more)
-        own = {storage_of(self.fake(tensor)) for tensor in (*module.parameters(), *module.buffers())}
+        held = {storage_of(self.fake(tensor)) for tensor in (*module.parameters(), *module.buffers())}
         gives, takes = (
             [storage_of(leaf) for leaf in leaves_of(tree) if isinstance(leaf, Tensor)]
             for tree in (result, [given, more])
         )
-        return gives, takes, own
+        return gives, takes, held
 
     def observed(self) -> dict[str, JsonValue]:
         """What was observed, for another process (see `AnalysisMemo`)."""
@@ -311,18 +311,18 @@ class Observer:
 
 def _others(root: nn.Module, module: nn.Module) -> list[tuple[str, Tensor]]:
     """The parameters and buffers of a task's module that another one of it does not hold."""
-    own = set(map(id, (*module.parameters(), *module.buffers())))
+    held_ids = set(map(id, (*module.parameters(), *module.buffers())))
     named = [*root.named_parameters(), *root.named_buffers()]
-    return [(name, tensor) for name, tensor in named if id(tensor) not in own]
+    return [(name, tensor) for name, tensor in named if id(tensor) not in held_ids]
 
 
 def _buffers_around(root: nn.Module, module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor | None]]:
     """The buffers of a task's module that another one of it does not hold, with who holds them. (Those that a
     part of forward has which runs as it is written are put back when it has run.)
     """
-    own = set(module.modules())
+    inside = set(module.modules())
     for part in root.modules():
-        if part not in own and not isinstance(part, torch.jit.ScriptModule):
+        if part not in inside and not isinstance(part, torch.jit.ScriptModule):
             yield from ((part, name, buffer) for name, buffer in part._buffers.items())
 
 
@@ -479,11 +479,11 @@ class Run(fx.Interpreter):
             seen = seen_result(node, module, self._more_samples, self._count, self.env, guard)
         except WorkloadError:
             raise
-        except OtherShapesError as other:
+        except OtherShapesError as differs:
             made = refusal(
                 self._task,
                 f"{self._called(node)} decides by the values of its batch, so that it runs whole and as it "
-                f"is written; but {other}",
+                f"is written; but {differs}",
                 node.meta.get("place"),
                 "What goes on to other operators has one shape, whichever samples a batch has: give packed "
                 "sequences total_length, pad to a fixed length, and return tensors alone.",
@@ -493,7 +493,7 @@ class Run(fx.Interpreter):
             raise error from None
         if not hasattr(module, "owners"):
             # What hooks have seen here are real tensors, of which only shapes have a meaning.
-            leftovers = [each for each in seen.changes.leftovers if not each.is_noted_by_hook]
+            leftovers = [leftover for leftover in seen.changes.leftovers if not leftover.is_noted_by_hook]
             self._observer.note(module, seen.changes, leftovers, seen.written)
         return seen.result, seen.left
 

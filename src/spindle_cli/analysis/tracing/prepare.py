@@ -85,9 +85,9 @@ def ask_for_types(graph: fx.Graph, shapes: Shapes) -> None:
         if node.op != "call_method" or not isinstance(node.args[0], fx.Node):
             continue
         if node.target in ("type_as", "to") and len(node.args) == 2 and not node.kwargs:
-            source, asked = node.args
-            if isinstance(asked, fx.Node) and shapes.is_tensor(asked):
-                kinds = _asked_kinds(graph, node, asked, shapes)
+            source, like = node.args
+            if isinstance(like, fx.Node) and shapes.is_tensor(like):
+                kinds = _asked_kinds(graph, node, like, shapes)
                 node.target, node.args = "to", (source, kinds["device"], kinds["dtype"])
         elif _makes_alone(node, shapes):
             kinds = _asked_kinds(graph, node, node.args[0], shapes)
@@ -101,18 +101,22 @@ def _makes_alone(node: fx.Node, shapes: Shapes) -> bool:
     """
     if node.target not in _MADE_LIKE or not isinstance(node.args[0], fx.Node):
         return False
-    given = [shapes.values[each] if isinstance(each, fx.Node) else each for each in node.args[1:]]
-    is_size = all(isinstance(each, int) for each in given) or [type(each) for each in given] == [torch.Size]
+    given = [
+        shapes.values[argument] if isinstance(argument, fx.Node) else argument for argument in node.args[1:]
+    ]
+    is_size = all(isinstance(argument, int) for argument in given) or [
+        type(argument) for argument in given
+    ] == [torch.Size]
     return shapes.is_tensor(node.args[0]) and (node.target != "new" or is_size)
 
 
-def _ask_for_shape(graph: fx.Graph, node: fx.Node, asked: fx.Node, shapes: Shapes) -> None:
+def _ask_for_shape(graph: fx.Graph, node: fx.Node, like: fx.Node, shapes: Shapes) -> None:
     """Let what is as large as some of a batch's samples take that size as it is: it is the same for all."""
-    if _picked_from(asked, shapes) is asked or "memory_format" in node.kwargs:
+    if _picked_from(like, shapes) is like or "memory_format" in node.kwargs:
         return
-    kinds = _asked_kinds(graph, node, asked, shapes)
+    kinds = _asked_kinds(graph, node, like, shapes)
     node.target = _SHAPED_LIKE[node.target]
-    node.args = (tuple(shapes.values[asked].shape), *node.args[1:])
+    node.args = (tuple(shapes.values[like].shape), *node.args[1:])
     node.kwargs = {**kinds, **{name: value for name, value in node.kwargs.items() if value is not None}}
 
 
@@ -120,29 +124,29 @@ def _picked_from(node: fx.Node, shapes: Shapes) -> fx.Node:
     """The batch that some samples are taken out of by number; of anything else the node itself."""
     if not shapes.is_tensor(node):
         return node
-    found = node
-    while found.target is operator.getitem:
-        source = found.args[0]
+    batch = node
+    while batch.target is operator.getitem:
+        source = batch.args[0]
         if not isinstance(source, fx.Node) or not shapes.is_tensor(source):
             break
-        found = source
-    has_samples = shapes.batch_dim(found).dim is not None
+        batch = source
+    has_samples = shapes.batch_dim(batch).dim is not None
     is_one = shapes.batch_dim(node) == BatchDim(None)
-    return found if has_samples and is_one else node
+    return batch if has_samples and is_one else node
 
 
-def _asked_kinds(graph: fx.Graph, node: fx.Node, asked: fx.Node, shapes: Shapes) -> dict[str, fx.Node]:
+def _asked_kinds(graph: fx.Graph, node: fx.Node, like: fx.Node, shapes: Shapes) -> dict[str, fx.Node]:
     """A tensor's dtype and device, asked for in front of a node; of samples that are taken out of a batch,
     those of the batch.
     """
-    asked = _picked_from(asked, shapes)
+    like = _picked_from(like, shapes)
     kinds: dict[str, fx.Node] = {}
     with graph.inserting_before(node):
         for kind in ("dtype", "device"):
-            kinds[kind] = graph.call_function(builtins.getattr, (asked, kind))
+            kinds[kind] = graph.call_function(builtins.getattr, (like, kind))
             kinds[kind].meta = dict(node.meta)
-            shapes.values[kinds[kind]] = getattr(shapes.values[asked], kind)
-            shapes.doubled[kinds[kind]] = getattr(shapes.doubled[asked], kind)
+            shapes.values[kinds[kind]] = getattr(shapes.values[like], kind)
+            shapes.doubled[kinds[kind]] = getattr(shapes.doubled[like], kind)
     return kinds
 
 
@@ -151,7 +155,7 @@ def cut_gradients(graph: fx.Graph, shapes: Shapes) -> bool:
 
     The shapes are then to be observed again.
     """
-    found = False
+    has_cut = False
     for node in list(graph.nodes):
         if not node.meta.get(NO_GRAD):
             continue
@@ -162,8 +166,8 @@ def cut_gradients(graph: fx.Graph, shapes: Shapes) -> bool:
                     user.meta[NO_GRAD] = True
         elif value.requires_grad and node.op not in ("placeholder", "get_attr"):
             _detach(graph, node)
-            found = True
-    return found
+            has_cut = True
+    return has_cut
 
 
 def _detach(graph: fx.Graph, node: fx.Node) -> None:
@@ -201,18 +205,18 @@ NO_RESULTS = Results({})
 def find_results(graph: fx.Graph, shapes: Shapes) -> Results:
     """What forward returns in its dict beside the loss, before all but the loss is dropped."""
     result = next(node for node in graph.nodes if node.op == "output").args[0]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if isinstance(result, fx.Node) and isinstance(shapes.values[result], Mapping):
         tensors = {key: value for key, value in shapes.values[result].items() if isinstance(value, Tensor)}
-        found = {
+        results = {
             str(key): _project(graph, result, operator.getitem, key, shapes)
             for key in tensors
             if key != "loss"
         }
     elif isinstance(result, Mapping):
-        found = {str(key): node for key, node in result.items() if key != "loss"}
-    nodes = {key: node for key, node in found.items() if _has_rows(node, shapes)}
-    return Results(nodes, tuple(key for key in found if key not in nodes))
+        results = {str(key): node for key, node in result.items() if key != "loss"}
+    nodes = {key: node for key, node in results.items() if _has_rows(node, shapes)}
+    return Results(nodes, tuple(key for key in results if key not in nodes))
 
 
 def _has_rows(node: Any, shapes: Shapes) -> bool:
@@ -294,9 +298,9 @@ def split_container(graph: fx.Graph, node: fx.Node, shapes: Shapes) -> None:
         return
     parts = _take_apart(graph, node, shapes)
     for user in users:
-        own = _put_together(graph, user, shapes.values[node], parts, shapes)
-        user.args = _replaced(user.args, node, own)
-        user.kwargs = _replaced(user.kwargs, node, own)
+        rebuilt = _put_together(graph, user, shapes.values[node], parts, shapes)
+        user.args = _replaced(user.args, node, rebuilt)
+        user.kwargs = _replaced(user.kwargs, node, rebuilt)
 
 
 def _put_together(graph: fx.Graph, user: fx.Node, value: Any, parts: Any, shapes: Shapes) -> Any:
@@ -309,14 +313,14 @@ def _put_together(graph: fx.Graph, user: fx.Node, value: Any, parts: Any, shapes
     entries = entries_of(value) if is_record(value) else value
     if not isinstance(entries, dict) or not isinstance(parts, dict):
         return parts
-    own = {key: _put_together(graph, user, entry, parts[key], shapes) for key, entry in entries.items()}
+    rebuilt = {key: _put_together(graph, user, entry, parts[key], shapes) for key, entry in entries.items()}
     if entries is value and not _is_made_by_names(value):
-        return own
+        return rebuilt
     with graph.inserting_before(user):
-        made = graph.call_function(type(value), (), own)
+        made = graph.call_function(type(value), (), rebuilt)
     made.meta = {"place": user.meta.get("place")}
     for seen in (shapes.values, shapes.doubled):
-        seen[made] = type(value)(**fx.node.map_arg(own, seen.__getitem__))
+        seen[made] = type(value)(**fx.node.map_arg(rebuilt, seen.__getitem__))
     return made
 
 

@@ -32,16 +32,16 @@ def can_answer(question: fx.Node, tensor: fx.Node, shapes: Shapes) -> bool:
     """Whether a tensor has the answer to a question."""
     if not isinstance(shapes.values[tensor], Tensor):
         return False
-    asked = question_of(question, shapes)
-    if asked == "size":
+    kind = question_of(question, shapes)
+    if kind == "size":
         batch = shapes.batch_dim(tensor)
         return batch.dim is not None and batch.rows == 1
-    return asked == "device" or shapes.values[tensor].dtype == shapes.values[question]
+    return kind == "device" or shapes.values[tensor].dtype == shapes.values[question]
 
 
 def ask(graph: fx.Graph, question: fx.Node, copy: fx.Node, tensor: fx.Node, shapes: Shapes) -> fx.Node:
     """Put the question into a graph that holds a copy of `tensor`, which can answer it."""
-    asked = question_of(question, shapes)
-    if asked == "size":
+    kind = question_of(question, shapes)
+    if kind == "size":
         return graph.call_method("size", (copy, shapes.batch_dim(tensor).dim))
-    return graph.call_function(builtins.getattr, (copy, asked))
+    return graph.call_function(builtins.getattr, (copy, kind))

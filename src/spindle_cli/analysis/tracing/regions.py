@@ -100,19 +100,19 @@ class Regions:
         again.
         """
         frames = [replace(frame, code=self._before.get(frame.code, frame.code)) for frame in error.frames]
-        own = [frame for frame in frames if is_of_the_user(frame.code)]
+        user_frames = [frame for frame in frames if is_of_the_user(frame.code)]
         if isinstance(error, UnfitError):
-            if self._moved(own[-1], starts=error.starts, ends=error.ends):
+            if self._moved(user_frames[-1], starts=error.starts, ends=error.ends):
                 return True
-            self.unfit.add(own[-1].code)
-            self.cuts.pop(own[-1].code, None)
-        return any(self._covers(frame) for frame in reversed(own))
+            self.unfit.add(user_frames[-1].code)
+            self.cuts.pop(user_frames[-1].code, None)
+        return any(self._covers(frame) for frame in reversed(user_frames))
 
     def _moved(self, frame: Frame, *, starts: bool, ends: bool) -> bool:
         """Whether the region that begins in a line can have another end or beginning."""
         body = _body_of(frame.code)
         at = _statement_at(body, frame.line)
-        cut = next(each for each in self.cuts[frame.code] if at is not None and each.has(at))
+        cut = next(candidate for candidate in self.cuts[frame.code] if at is not None and candidate.has(at))
         if ends and cut.end < len(body):
             self._put(frame.code, replace(cut, end=cut.end + 1))
             return True
@@ -126,7 +126,7 @@ class Regions:
         if frame.code in self.unfit or self._function_of(frame.code) is None:
             return False
         at = _statement_at(_body_of(frame.code), frame.line)
-        if at is None or any(each.has(at) for each in self.cuts.get(frame.code, ())):
+        if at is None or any(cut.has(at) for cut in self.cuts.get(frame.code, ())):
             return False
         self._put(frame.code, Cut(at, at + 1))
         return True
@@ -147,12 +147,12 @@ class Regions:
         """Add a cut, and take those in that it overlaps."""
         cut = _whole(_body_of(code), cut, self._buffers())
         others = []
-        for each in self.cuts.get(code, ()):
-            if each.start < cut.end and cut.start < each.end:
-                cut = Cut(min(cut.start, each.start), max(cut.end, each.end))
+        for existing in self.cuts.get(code, ()):
+            if existing.start < cut.end and cut.start < existing.end:
+                cut = Cut(min(cut.start, existing.start), max(cut.end, existing.end))
             else:
-                others.append(each)
-        self.cuts[code] = tuple(sorted([*others, cut], key=lambda each: each.start))
+                others.append(existing)
+        self.cuts[code] = tuple(sorted([*others, cut], key=lambda existing: existing.start))
 
     @contextlib.contextmanager
     def called_by(self, call: Callable[[Region, Sequence[Any]], Any]) -> Iterator[None]:
@@ -174,8 +174,8 @@ class Regions:
 
 
 def _statement_at(body: Sequence[ast.stmt], line: int) -> int | None:
-    own = range(_first(body), len(body))
-    return next((i for i in own if body[i].lineno <= line <= _end(body[i])), None)
+    indices = range(_first(body), len(body))
+    return next((i for i in indices if body[i].lineno <= line <= _end(body[i])), None)
 
 
 def _body_of(code: types.CodeType) -> list[ast.stmt]:
@@ -202,7 +202,7 @@ def _whole(body: Sequence[ast.stmt], cut: Cut, buffers: frozenset[str]) -> Cut:
     while end < len(body) and body[end].lineno <= _end(body[end - 1]):
         end += 1
     cut = Cut(start, end)
-    inside = [node for each in body[cut.start : cut.end] for node in _walk(each)]
+    inside = [node for statement in body[cut.start : cut.end] for node in _walk(statement)]
     leaves = any(isinstance(node, ast.Return) for node in inside)
     stored = [node for node in inside if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
     sets = any(node.attr not in buffers for node in stored)
@@ -228,26 +228,26 @@ def _function_of(code: types.CodeType, root: nn.Module | None) -> types.Function
         tree = _tree_of(code)
     except (OSError, SyntaxError, TypeError, IndexError):
         return None
-    if any(isinstance(node, _LEAVES[1:]) for each in tree.body for node in _walk(each)):
+    if any(isinstance(node, _LEAVES[1:]) for statement in tree.body for node in _walk(statement)):
         return None
     if (named := _named_function_of(code)) is not None:
         return named
     # Last, as all objects that there are are looked at.
-    functions = [each for each in _referrers(code) if isinstance(each, types.FunctionType)]
-    functions = [each for each in functions if each.__code__ is code]
+    functions = [referrer for referrer in _referrers(code) if isinstance(referrer, types.FunctionType)]
+    functions = [function for function in functions if function.__code__ is code]
     if len(functions) > 1 and root is not None:
-        functions = [each for each in _methods_of(root) if each.__code__ is code]
+        functions = [method for method in _methods_of(root) if method.__code__ is code]
     return functions[0] if len(functions) == 1 else None
 
 
 def _methods_of(root: nn.Module) -> Iterator[types.FunctionType]:
     """The methods of the classes of a module and its parts, under whatever decorators."""
     for cls in dict.fromkeys(base for module in root.modules() for base in type(module).__mro__):
-        for found in vars(cls).values():
-            while found is not None:
-                if isinstance(found, types.FunctionType):
-                    yield found
-                found = _decorated(found)
+        for attribute in vars(cls).values():
+            while attribute is not None:
+                if isinstance(attribute, types.FunctionType):
+                    yield attribute
+                attribute = _decorated(attribute)
 
 
 def _named_function_of(code: types.CodeType) -> types.FunctionType | None:
@@ -258,13 +258,13 @@ def _named_function_of(code: types.CodeType) -> types.FunctionType | None:
         names = getattr(module, "__dict__", {})
         if names.get("__file__") != code.co_filename:
             continue
-        found: Any = module
+        resolved: Any = module
         for name in code.co_qualname.split("."):
-            found = getattr(found, "__dict__", {}).get(name)
-        while found is not None and getattr(found, "__code__", None) is not code:
-            found = _decorated(found)
-        if isinstance(found, types.FunctionType):
-            return found
+            resolved = getattr(resolved, "__dict__", {}).get(name)
+        while resolved is not None and getattr(resolved, "__code__", None) is not code:
+            resolved = _decorated(resolved)
+        if isinstance(resolved, types.FunctionType):
+            return resolved
     return None
 
 
@@ -284,10 +284,10 @@ def _referrers(value: object) -> list[Any]:
     is_frozen = gc.get_freeze_count() > 0
     if is_frozen:
         gc.unfreeze()
-    found = gc.get_referrers(value)
+    referrers = gc.get_referrers(value)
     if is_frozen:
         gc.freeze()
-    return found
+    return referrers
 
 
 def _tree_of(code: types.CodeType) -> ast.FunctionDef:
@@ -323,14 +323,14 @@ class _Mangled(ast.NodeTransformer):
 
 
 def _names(nodes: Sequence[ast.AST], kinds: type | tuple[type, ...]) -> list[str]:
-    found = (node for each in nodes for node in ast.walk(each) if isinstance(node, ast.Name))
-    return list(dict.fromkeys(node.id for node in found if isinstance(node.ctx, kinds)))
+    name_nodes = (node for root in nodes for node in ast.walk(root) if isinstance(node, ast.Name))
+    return list(dict.fromkeys(node.id for node in name_nodes if isinstance(node.ctx, kinds)))
 
 
 def _changed(nodes: Sequence[ast.AST]) -> list[str]:
     """Names whose objects statements may change in place: `x[i] = y`, `x += y`, `x.add_(y)`."""
-    found: dict[str, None] = {}
-    for node in (inner for each in nodes for inner in ast.walk(each)):
+    changed: dict[str, None] = {}
+    for node in (inner for root in nodes for inner in ast.walk(root)):
         target: ast.AST | None = None
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
             target = node
@@ -341,8 +341,8 @@ def _changed(nodes: Sequence[ast.AST]) -> list[str]:
         while isinstance(target, ast.Subscript | ast.Attribute):
             target = target.value
         if isinstance(target, ast.Name):
-            found[target.id] = None
-    return list(found)
+            changed[target.id] = None
+    return list(changed)
 
 
 @dataclass(frozen=True)
@@ -391,13 +391,13 @@ class Part:
         tree = copy.deepcopy(self.tree)
         body = tree.body[self.cut.start : self.cut.end]
         if self.gives is not None:
-            bound: list[ast.expr] = [ast.Name(each, ast.Load()) for each in self.gives]
+            bound: list[ast.expr] = [ast.Name(variable, ast.Load()) for variable in self.gives]
             body.append(ast.Return(ast.Tuple(bound, ast.Load())))
         tree.body = body
-        tree.args = ast.arguments([], [ast.arg(each) for each in takes], None, [], [], None, [])
+        tree.args = ast.arguments([], [ast.arg(variable) for variable in takes], None, [], [], None, [])
         code = _compiled(self.function, tree)
-        own = dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True))
-        cells = tuple(own[name] for name in code.co_freevars)
+        closure = dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True))
+        cells = tuple(closure[name] for name in code.co_freevars)
         return types.FunctionType(code, self.function.__globals__, code.co_name, None, cells)
 
     def caller(self, call: Callable[[Region, Sequence[Any]], Any]) -> Callable[[dict[str, Any]], Any]:
@@ -422,16 +422,16 @@ def _rewritten(function: types.FunctionType, parts: Mapping[str, Part]) -> types
     """A function's code, with calls of these names in the places of its regions."""
     tree = _tree_of(function.__code__)
     for name, part in reversed(list(parts.items())):
-        own = tree.body[part.cut.start : part.cut.end]
+        statements = tree.body[part.cut.start : part.cut.end]
         call = ast.Call(ast.Name(name, ast.Load()), [ast.Call(ast.Name("locals", ast.Load()), [], [])], [])
         made: ast.stmt = ast.Return(call)
         if part.gives is not None:
-            names: list[ast.expr] = [ast.Name(each, ast.Store()) for each in part.gives]
+            names: list[ast.expr] = [ast.Name(statement, ast.Store()) for statement in part.gives]
             made = ast.Assign([ast.Tuple(names, ast.Store())], call) if names else ast.Expr(call)
         # What the region alone takes of the functions around stays known to the code.
-        kept = ast.If(ast.Constant(False), own, [])
-        for each in (kept, made):
-            ast.copy_location(each, own[0])
+        kept = ast.If(ast.Constant(False), statements, [])
+        for statement in (kept, made):
+            ast.copy_location(statement, statements[0])
         tree.body[part.cut.start : part.cut.end] = [kept, made]
     code = _compiled(function, tree)
     assert code.co_freevars == function.__code__.co_freevars
@@ -456,20 +456,25 @@ def _compiled(function: types.FunctionType, tree: ast.FunctionDef) -> types.Code
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled = compile(module, code.co_filename, "exec", flags, dont_inherit=True)
-    (outer,) = (each for each in compiled.co_consts if isinstance(each, types.CodeType))
-    (found,) = (
-        each for each in outer.co_consts if isinstance(each, types.CodeType) and each.co_name == tree.name
+    (outer,) = (constant for constant in compiled.co_consts if isinstance(constant, types.CodeType))
+    (inner,) = (
+        constant
+        for constant in outer.co_consts
+        if isinstance(constant, types.CodeType) and constant.co_name == tree.name
     )
-    return found.replace(co_qualname=code.co_qualname)
+    return inner.replace(co_qualname=code.co_qualname)
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """In the place of a traced value; `mask`: the place of one that selects rows of it, `each`: entries."""
+    """Stands for a traced value among the leaves of a structure, at `place` in the list of them.
+
+    `mask`: the place of the mask that selects rows of it; `by_entry`: that one selects entries.
+    """
 
     place: int
     mask: int | None = None
-    each: bool = False
+    by_entry: bool = False
 
 
 @dataclass(frozen=True)
@@ -493,14 +498,14 @@ def _taken_apart(value: Any, leaves: list[Any]) -> Any:
 
     if type(value) is Selected:
         where = value.__dict__["where"]
-        return _Leaf(place(value.__dict__["values"]), place(where.mask), where.each != 1)
+        return _Leaf(place(value.__dict__["values"]), place(where.mask), where.repeats != 1)
     if isinstance(value, fx.Proxy):
         return _Leaf(place(value))
     if isinstance(value, dict):
         return {key: _taken_apart(item, leaves) for key, item in value.items()}
     if isinstance(value, tuple | list):
         items = [_taken_apart(item, leaves) for item in value]
-        if all(item is own for item, own in zip(items, value, strict=True)):
+        if all(item is original for item, original in zip(items, value, strict=True)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, types.FunctionType | types.MethodType):
@@ -509,14 +514,16 @@ def _taken_apart(value: Any, leaves: list[Any]) -> Any:
         if any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves(held)):
             raise UnfitError.here("a function that is made before takes traced values along", starts=True)
         return value
-    own = fields_of(value)
-    if own is not None and not isinstance(value, nn.Module | type | types.ModuleType):
-        found = {name: _taken_apart(item, leaves) for name, item in own.items() if _is_traced(item)}
-        if not found:
+    fields = fields_of(value)
+    if fields is not None and not isinstance(value, nn.Module | type | types.ModuleType):
+        traced_fields = {
+            name: _taken_apart(item, leaves) for name, item in fields.items() if _is_traced(item)
+        }
+        if not traced_fields:
             return value
         bare = copy.copy(value)
-        (fields_of(bare) or {}).update(dict.fromkeys(found))
-        return _Object(bare, found)
+        (fields_of(bare) or {}).update(dict.fromkeys(traced_fields))
+        return _Object(bare, traced_fields)
     return value
 
 
@@ -527,15 +534,15 @@ def _is_traced(value: Any) -> bool:
 def _put_together(value: Any, given: Sequence[Any]) -> Any:
     """The value again, with these in the places of the traced ones."""
     if isinstance(value, _Leaf):
-        found = given[value.place]
+        tensor = given[value.place]
         if value.mask is None:
-            return found
+            return tensor
         mask = given[value.mask]
-        return torch.masked_select(found, mask) if value.each else found[mask]
+        return torch.masked_select(tensor, mask) if value.by_entry else tensor[mask]
     if isinstance(value, _Object):
         made = copy.copy(value.like)
-        own = {name: _put_together(item, given) for name, item in value.attributes.items()}
-        (fields_of(made) or {}).update(own)
+        attributes = {name: _put_together(item, given) for name, item in value.attributes.items()}
+        (fields_of(made) or {}).update(attributes)
         return made
     if isinstance(value, dict):
         items = {key: _put_together(item, given) for key, item in value.items()}
@@ -622,11 +629,11 @@ class Region(nn.Module):
         made.owners = tuple(twins.of(owner) for owner in self.owners)
         for name, module in self._modules.items():
             made.add_module(name, twins.of(module))
-        for owner, name, own, tensor in self._places:
+        for owner, name, held_name, tensor in self._places:
             twin = twins.of(tensor)
-            kind = made.register_parameter if own in self._parameters else made.register_buffer
-            kind(own, twin)
-            made._places.append((twins.of(owner), name, own, twin))
+            kind = made.register_parameter if held_name in self._parameters else made.register_buffer
+            kind(held_name, twin)
+            made._places.append((twins.of(owner), name, held_name, twin))
         return made
 
     @property
@@ -665,18 +672,18 @@ class Region(nn.Module):
         Raises:
             WorkloadError: they change one of them in place, where that could not be seen before.
         """
-        versions = [each._version if isinstance(each, Tensor) else 0 for each in given]
-        own: Sequence[Any] = given
+        versions = [argument._version if isinstance(argument, Tensor) else 0 for argument in given]
+        unshared: Sequence[Any] = given
         if self._changed:
-            own = [each.clone() if isinstance(each, Tensor) else each for each in given]
+            unshared = [argument.clone() if isinstance(argument, Tensor) else argument for argument in given]
         values = {
-            name: _put_together(item, own if name in self._changed else given)
+            name: _put_together(item, unshared if name in self._changed else given)
             for name, item in self._values.items()
         }
         with self._tensors_held():
             result = self._run(**values)
-        for each, version in zip(given, versions, strict=True):
-            if isinstance(each, Tensor) and each._version != version:
+        for argument, version in zip(given, versions, strict=True):
+            if isinstance(argument, Tensor) and argument._version != version:
                 raise WorkloadError(
                     f"{self.place}: code that runs whole changes in place what was computed before it",
                     hint="Use what returns a new tensor (add instead of add_, x = x + y instead of x += y).",
@@ -685,9 +692,9 @@ class Region(nn.Module):
 
     def place_of(self, owner: nn.Module, name: str) -> tuple[nn.Module, str] | None:
         """Where this one holds a buffer of a module: in which module, by which name; None: it does not."""
-        for module, attribute, own, _ in self._places:
+        for module, attribute, held_name, _ in self._places:
             if module is owner and attribute == name:
-                return self, own
+                return self, held_name
         return (owner, name) if any(part is owner for part in self.modules()) else None
 
     @contextlib.contextmanager
@@ -697,21 +704,21 @@ class Region(nn.Module):
         """
         undo: list[tuple[dict[str, Any], str, Any]] = []
         try:
-            for owner, name, own, before in self._places:
-                kind = "_parameters" if own in self._parameters else "_buffers"
+            for owner, name, held_name, before in self._places:
+                kind = "_parameters" if held_name in self._parameters else "_buffers"
                 theirs, ours = getattr(owner, kind), getattr(self, kind)
-                if ours[own] is not before:
+                if ours[held_name] is not before:
                     undo.append((theirs, name, theirs[name]))
-                    theirs[name] = ours[own]
+                    theirs[name] = ours[held_name]
             begun = [owner._buffers.get(name) for owner, name, _, _ in self._places]
             yield
-            for number, (owner, name, own, before) in enumerate(self._places):
+            for number, (owner, name, held_name, before) in enumerate(self._places):
                 now = owner._buffers.get(name)
                 if now is begun[number] or now is None:
                     continue
-                if self._buffers[own] is before:
-                    self._places[number] = (owner, name, own, now)
-                self._buffers[own] = now
+                if self._buffers[held_name] is before:
+                    self._places[number] = (owner, name, held_name, now)
+                self._buffers[held_name] = now
         finally:
             for theirs, name, held in undo:
                 theirs[name] = held
@@ -742,9 +749,9 @@ def _held(code: Part, given: Mapping[str, Any]) -> _Held:
 
 def _note(nodes: Sequence[ast.AST], given: Mapping[str, Any], held: _Held) -> None:
     parents = {
-        child: node for each in nodes for node in ast.walk(each) for child in ast.iter_child_nodes(node)
+        child: node for root in nodes for node in ast.walk(root) for child in ast.iter_child_nodes(node)
     }
-    for node in (inner for each in nodes for inner in ast.walk(each)):
+    for node in (inner for root in nodes for inner in ast.walk(root)):
         if not isinstance(node, ast.Name) or node.id not in given:
             continue
         value, parent = given[node.id], parents.get(node)
@@ -825,15 +832,15 @@ def place_of_buffer(module: nn.Module, root: nn.Module, dotted: str) -> tuple[nn
     owner, _, name = dotted.rpartition(".")
     if dotted not in dict(module.named_buffers(remove_duplicate=False)):
         for region in module.modules():
-            found = region.place_of(root.get_submodule(owner), name) if isinstance(region, Region) else None
-            if found is not None:
-                return found
+            place = region.place_of(root.get_submodule(owner), name) if isinstance(region, Region) else None
+            if place is not None:
+                return place
     return module.get_submodule(owner), name
 
 
 def names_of(region: Region, root: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The parameters and the buffers that a region may use, by their names in the task's module."""
-    own = {id(each) for each in region.parameters()}
-    parameters = tuple(name for name, each in root.named_parameters() if id(each) in own)
-    kept = {id(each) for each in region.buffers()}
-    return parameters, tuple(name for name, each in root.named_buffers() if id(each) in kept)
+    parameter_ids = {id(parameter) for parameter in region.parameters()}
+    parameters = tuple(name for name, parameter in root.named_parameters() if id(parameter) in parameter_ids)
+    buffer_ids = {id(buffer) for buffer in region.buffers()}
+    return parameters, tuple(name for name, buffer in root.named_buffers() if id(buffer) in buffer_ids)

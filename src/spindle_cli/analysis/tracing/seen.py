@@ -85,7 +85,7 @@ def seen_result(
         OtherShapesError: it differs from samples to samples.
         Exception: the module fails on real samples, too.
     """
-    found: Any = None
+    merged: Any = None
     with plainly(), all_hooks_put_back(), held_for_real(module) as held:
         few, before, changes, writes = samples(), Before(module), Changes(), NotingWrites()
         for shift in range(_TRIED):
@@ -97,11 +97,11 @@ def seen_result(
             odd = next((leaf for leaf in leaves_of(result) if not isinstance(leaf, Tensor | None)), None)
             if odd is not None:
                 raise OtherShapesError(f"it gives {odd!r}, which may be another one for other samples")
-            found = result if shift == 0 else _alike(found, result)
-        changed = [n for n, each in _named(module) if held.get(n) is not each or writes.has(each)]
+            merged = result if shift == 0 else _alike(merged, result)
+        changed = [n for n, tensor in _named(module) if held.get(n) is not tensor or writes.has(tensor)]
         before.compare(changes)
         changes.within += before.written(writes.has)
-    return Seen(found, LeftBehind(tuple(changed), changes.kept, changes.left), changes, writes.tensors)
+    return Seen(merged, LeftBehind(tuple(changed), changes.kept, changes.left), changes, writes.tensors)
 
 
 def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -116,24 +116,26 @@ def _taken(field: Tensor, count: int, shift: int) -> Tensor:
     return field.index_select(0, rows)
 
 
-def _alike(one: Any, other: Any) -> Any:
+def _alike(first: Any, second: Any) -> Any:
     """The first of two results, which differ in nothing but the values of tensors; a gradient that either has
     it has.
     """
-    leaves, structure = pytree.tree_flatten(one)
-    others, other_structure = pytree.tree_flatten(other)
-    if structure != other_structure:
+    leaves, structure = pytree.tree_flatten(first)
+    second_leaves, second_structure = pytree.tree_flatten(second)
+    if structure != second_structure:
         raise OtherShapesError("it gives other things for other samples")
-    return pytree.tree_unflatten([_leaf(*pair) for pair in zip(leaves, others, strict=True)], structure)
+    return pytree.tree_unflatten(
+        [_leaf(*pair) for pair in zip(leaves, second_leaves, strict=True)], structure
+    )
 
 
-def _leaf(one: Any, other: Any) -> Any:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if (one.shape, one.dtype) != (other.shape, other.dtype):
-            shapes = " and ".join(f"{each.dtype} {tuple(each.shape)}" for each in (one, other))
+def _leaf(first: Any, second: Any) -> Any:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        if (first.shape, first.dtype) != (second.shape, second.dtype):
+            shapes = " and ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (first, second))
             raise OtherShapesError(f"for as many other samples it gives another shape: {shapes}")
-        return other if other.requires_grad else one
-    if one is None and other is None:
+        return second if second.requires_grad else first
+    if first is None and second is None:
         return None
     raise OtherShapesError("it gives a tensor for some samples and none for others")
 

@@ -112,19 +112,19 @@ def is_record(value: Any) -> bool:
     cls = type(value)
     if not dataclasses.is_dataclass(cls) or is_more_than_its_fields(cls):
         return False
-    return set(getattr(value, "__dict__", ())) <= {each.name for each in dataclasses.fields(cls)}
+    return set(getattr(value, "__dict__", ())) <= {field.name for field in dataclasses.fields(cls)}
 
 
 def is_more_than_its_fields(cls: type) -> bool:
     """Whether a dataclass computes something when it is made, so that its fields do not say all of it."""
     if not dataclasses.is_dataclass(cls):
         return False
-    return hasattr(cls, "__post_init__") or not all(each.init for each in dataclasses.fields(cls))
+    return hasattr(cls, "__post_init__") or not all(field.init for field in dataclasses.fields(cls))
 
 
 def entries_of(record: Any) -> dict[str, Any]:
     """The fields of an object of a dataclass, by name."""
-    return {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
 def show_records(value: Any) -> None:
@@ -133,7 +133,7 @@ def show_records(value: Any) -> None:
         if is_record(leaf):
             entries = list(entries_of(leaf).values())
             show_records(entries)
-            if any(isinstance(each, Tensor) for each in pytree.tree_leaves(entries)):
+            if any(isinstance(entry, Tensor) for entry in pytree.tree_leaves(entries)):
                 pytree.register_dataclass(type(leaf))
 
 
@@ -159,8 +159,8 @@ def _records_in(value: Any) -> Iterator[Any]:
         inside = entries_of(value).values()
     elif isinstance(value, tuple | list | Mapping):
         inside = value.values() if isinstance(value, Mapping) else value
-    for each in inside:
-        yield from _records_in(each)
+    for item in inside:
+        yield from _records_in(item)
 
 
 def leaves_of(value: Any) -> list[Any]:

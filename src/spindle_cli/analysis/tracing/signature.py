@@ -33,11 +33,11 @@ def check_signature(task: Task, arguments: Arguments | None) -> None:
         )
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        known = None
+        accepted = None
     else:
-        known = {parameter.name for parameter in parameters}
+        accepted = {parameter.name for parameter in parameters}
     named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    unknown = [] if known is None else [name for name in fields if name not in known]
+    unknown = [] if accepted is None else [name for name in fields if name not in accepted]
     missing = [p.name for p in named if p.default is p.empty and p.name not in fields]
     if not unknown and not missing:
         return

@@ -143,7 +143,7 @@ class OperatorTracer(fx.Tracer):
         self.autocast = AutocastSeen()
         self.selections = 0  # by masks
         self.regions = HeldRegions(task.module)
-        others = [root_of(each) for each in workload.all_tasks if each.name != task.name]
+        others = [root_of(other_task) for other_task in workload.all_tasks if other_task.name != task.name]
         self.scratch = Scratch(task.name, task.module, self._leaves, observer.attributes, others)
         self.modes = Modes(
             task.name, task.module, observer.modes, self.is_looking, evaluates=not task.module.training
@@ -223,7 +223,7 @@ class OperatorTracer(fx.Tracer):
             )
         self._refuse_writing(kind, target, args)
         selected = None
-        if any(type(each) is Selected for each in (*args, *kwargs.values())):
+        if any(type(argument) is Selected for argument in (*args, *kwargs.values())):
             made = made_of(kind, target, args, kwargs)
             if made is not NotImplemented:
                 return made
@@ -262,8 +262,10 @@ class OperatorTracer(fx.Tracer):
     def _is_parameter(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in the memory of one of the task's parameters, as its `data` does."""
         storage = tensor.untyped_storage()._cdata
-        own = (tensor, *self.root.parameters())
-        return any(isinstance(each, nn.Parameter) and _lies_in(each, storage) for each in own)
+        candidates = (tensor, *self.root.parameters())
+        return any(
+            isinstance(candidate, nn.Parameter) and _lies_in(candidate, storage) for candidate in candidates
+        )
 
     def run_region(self, region: Region, given: Sequence[Any]) -> Any:
         """What a region gives, as traced values.
@@ -276,8 +278,8 @@ class OperatorTracer(fx.Tracer):
         tensors = region.tensors()
         if self.moves is not None and any(map(self.moves.source_of, tensors)):
             raise UnfitError.here("it takes a copy of a parameter's values", starts=True)
-        own = {id(each) for each in (*self.root.parameters(), *self.root.buffers())}
-        if any(each.is_meta and id(each) not in own for each in tensors):
+        held_ids = {id(tensor) for tensor in (*self.root.parameters(), *self.root.buffers())}
+        if any(tensor.is_meta and id(tensor) not in held_ids for tensor in tensors):
             raise UnfitError.here("it computes with a layer that is no part of the model")
         if any(self.known.shares_memory(given[place]) for place in region.changed_places()):
             raise UnfitError.here("it changes in place what lies in the memory of others", starts=True)
@@ -287,13 +289,13 @@ class OperatorTracer(fx.Tracer):
         try:
             name = f"region_{len(self.regions.names)}"
             made = super().create_proxy("call_module", target, tuple(given), {}, name)
-            found = self.known.unpacked(made)
+            outputs = self.known.unpacked(made)
         except WorkloadError as error:
             raise UnfitError.here(str(error), starts=True, ends=True) from error
-        plain = [leaf for leaf in leaves_of(found) if leaf is not None and not self._is_traced_tensor(leaf)]
+        plain = [leaf for leaf in leaves_of(outputs) if leaf is not None and not self._is_traced_tensor(leaf)]
         if plain:
             raise UnfitError.here(f"it gives {plain[0]!r}, which is no tensor", ends=True)
-        return found
+        return outputs
 
     def _is_traced_tensor(self, value: Any) -> bool:
         return isinstance(value, fx.Proxy) and self.is_tensor(value)
@@ -431,7 +433,7 @@ class OperatorTracer(fx.Tracer):
         """
         if self.is_looking() or m not in (self.submodule_paths or {}):
             return forward(*args, **kwargs)
-        if not isinstance(m, self._leaves) and any(type(each) is Selected for each in args):
+        if not isinstance(m, self._leaves) and any(type(argument) is Selected for argument in args):
             return forward(*args, **kwargs)  # torch's own, for each row
         if self.is_leaf_module(m, self.path_of_module(m)):
             self._refuse_others_tensors(m)
@@ -644,9 +646,9 @@ def _refuse_kept_apart(task: Task, node: fx.Node, region: Region, observer: Obse
     """
     left = observer.left.get(observer.kinds.behaviour(region))
     for name in () if left is None else left.kept:
-        own = last_name(name)
-        is_around = own in region.names_around()
-        if is_around or own in _names_elsewhere(task.module, region):
+        attribute = last_name(name)
+        is_around = attribute in region.names_around()
+        if is_around or attribute in _names_elsewhere(task.module, region):
             made = refusal(
                 task.name,
                 f"forward keeps {name} for the next one in what runs as it is written, where it decides by "
@@ -669,8 +671,8 @@ def _names_elsewhere(root: nn.Module, region: Region) -> set[str]:
     inside.of_function(region.function)
     all_.finish()
     inside.finish()
-    own = {code.co_qualname for code in inside.codes} | {region.part_of}
-    return {name for code in all_.codes if code.co_qualname not in own for name in code.co_names}
+    region_code = {code.co_qualname for code in inside.codes} | {region.part_of}
+    return {name for code in all_.codes if code.co_qualname not in region_code for name in code.co_names}
 
 
 def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> None:
@@ -746,15 +748,15 @@ def _own_gradients_refused(task: str) -> Iterator[None]:
     original = vars(function)["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        found: list[fx.Proxy] = []
+        proxies: list[fx.Proxy] = []
         fx.node.map_aggregate(
-            (args, kwargs), lambda item: found.append(item) if isinstance(item, fx.Proxy) else None
+            (args, kwargs), lambda item: proxies.append(item) if isinstance(item, fx.Proxy) else None
         )
-        if found and is_of_distributed(cls):
+        if proxies and is_of_distributed(cls):
             refuse_call(cls.__name__, place_of_caller())
-        if found and cls is _SAVES_INPUTS:
+        if proxies and cls is _SAVES_INPUTS:
             return torch.empty(0)  # without a graph, which torch takes for: nothing to recompute
-        if found:
+        if proxies:
             hint = _CHECKPOINT if issubclass(cls, CheckpointFunction) else _IN_OPERATOR
             raise refusal(
                 task,

@@ -42,9 +42,9 @@ class SamplePart(SequencePart):
             whole = torch.cat([whole, *[again] * missing], self.dim)
         return super().own(whole)
 
-    def join(self, own: Tensor, size: int, *, is_gradient: bool) -> Tensor:
+    def join(self, tensor: Tensor, size: int, *, is_gradient: bool) -> Tensor:
         """All `size` samples of what each device has its own of."""
-        whole = super().join(own, max(size, self.degree), is_gradient=is_gradient)
+        whole = super().join(tensor, max(size, self.degree), is_gradient=is_gradient)
         return whole.narrow(self.dim, 0, size)
 
     def sizes(self, size: int) -> tuple[int, ...]:
@@ -60,38 +60,40 @@ class Dispatch:
     samples: tuple[int, ...]
     experts: tuple[int, ...]
 
-    def to_experts(self, own: Tensor, *, is_gradient: bool = False) -> Tensor:
+    def to_experts(self, tensor: Tensor, *, is_gradient: bool = False) -> Tensor:
         """Exchange [own samples, all experts, ...], which each device has, for [all samples, own experts,
         ...].
         """
         return self.group.exchange(
-            own, (EXPERTS_DIM, self.experts), (SAMPLES_DIM, self.samples), is_gradient=is_gradient
+            tensor, (EXPERTS_DIM, self.experts), (SAMPLES_DIM, self.samples), is_gradient=is_gradient
         )
 
-    def to_samples(self, own: Tensor, *, is_gradient: bool = False) -> Tensor:
+    def to_samples(self, tensor: Tensor, *, is_gradient: bool = False) -> Tensor:
         """The way back."""
         return self.group.exchange(
-            own, (SAMPLES_DIM, self.samples), (EXPERTS_DIM, self.experts), is_gradient=is_gradient
+            tensor, (SAMPLES_DIM, self.samples), (EXPERTS_DIM, self.experts), is_gradient=is_gradient
         )
 
 
-def dispatched(own: Tensor, dispatch: Dispatch) -> Tensor:
+def dispatched(tensor: Tensor, dispatch: Dispatch) -> Tensor:
     """`Dispatch.to_experts`, differentiable."""
-    return applied(_Exchanged, own, dispatch.to_experts, dispatch.to_samples)
+    return applied(_Exchanged, tensor, dispatch.to_experts, dispatch.to_samples)
 
 
-def combined(own: Tensor, dispatch: Dispatch) -> Tensor:
+def combined(tensor: Tensor, dispatch: Dispatch) -> Tensor:
     """`Dispatch.to_samples`, differentiable."""
-    return applied(_Exchanged, own, dispatch.to_samples, dispatch.to_experts)
+    return applied(_Exchanged, tensor, dispatch.to_samples, dispatch.to_experts)
 
 
 class _Exchanged(torch.autograd.Function):
     """What an exchange gives; its gradient goes the way back."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, there: Callable[..., Tensor], back: Callable[..., Tensor]) -> Tensor:
+    def forward(
+        ctx: Any, tensor: Tensor, there: Callable[..., Tensor], back: Callable[..., Tensor]
+    ) -> Tensor:
         ctx.back = back
-        return there(own)
+        return there(tensor)
 
     @staticmethod
     @once_differentiable

@@ -64,23 +64,23 @@ def find_experts(task: TaskGraph, op: Op, modules: Mapping[str, int]) -> ExpertS
         for buffer, _ in task.root.get_submodule(name).named_buffers():
             raise NotByExpertsError(f"{name} has a buffer, {buffer}, which is not cut with its parameters")
     inside = {name.removeprefix(f"{op.target}."): count for name, count in modules.items()}
-    found = _found(task, op, layer, inside)
-    if beside := sorted(_parameters_of(layer, str(op.target)) & parameters_beside(task, op, calls[0])):
-        raise NotByExpertsError(f"{beside[0]} is used outside of it, too")
-    taken, kept = _handed_over(op, calls[0], found)
+    in_layer = _found(task, op, layer, inside)
+    if outside := sorted(_parameters_of(layer, str(op.target)) & parameters_beside(task, op, calls[0])):
+        raise NotByExpertsError(f"{outside[0]} is used outside of it, too")
+    taken, kept = _handed_over(op, calls[0], in_layer)
     return ExpertSplit(
         layer=str(op.target),
         modules=dict(modules),
-        arguments=found.arguments,
-        shared=found.shared,
-        results=found.results,
+        arguments=in_layer.arguments,
+        shared=in_layer.shared,
+        results=in_layer.results,
         taken=taken,
         kept=kept,
     )
 
 
 def _parameters_of(layer: nn.Module, name: str) -> set[str]:
-    return {own for own, _ in layer.named_parameters(prefix=name, remove_duplicate=False)}
+    return {parameter for parameter, _ in layer.named_parameters(prefix=name, remove_duplicate=False)}
 
 
 def _found(task: TaskGraph, op: Op, layer: nn.Module, inside: Mapping[str, int]) -> _InLayer:
@@ -97,11 +97,11 @@ def _found(task: TaskGraph, op: Op, layer: nn.Module, inside: Mapping[str, int])
             task.findings[key] = _compared(*runs)
         except (NotByExpertsError, NotBySequenceError) as error:
             task.findings[key] = str(error)
-    found = task.findings[key]
-    if isinstance(found, str):
-        raise NotByExpertsError(found)
-    assert isinstance(found, _InLayer)
-    return found
+    finding = task.findings[key]
+    if isinstance(finding, str):
+        raise NotByExpertsError(finding)
+    assert isinstance(finding, _InLayer)
+    return finding
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _results(result: Any) -> Iterator[tuple[Result, Tensor]]:
     if isinstance(result, Tensor):
         yield None, result
         return
-    if type(result) not in (tuple, list) or not all(isinstance(each, Tensor) for each in result):
+    if type(result) not in (tuple, list) or not all(isinstance(item, Tensor) for item in result):
         raise NotByExpertsError("it gives something else than tensors")
     yield from enumerate(result)
 
@@ -178,8 +178,8 @@ def _check_call(
     for what, value in (("takes", first), ("gives", output)):
         shape = tuple(value.shape) if isinstance(value, Tensor) else None
         if shape is None or len(shape) <= EXPERTS_DIM or shape[SAMPLES_DIM] != samples or shape[1] != count:
-            found = "no tensor" if shape is None else f"{shape} for {samples} samples"
-            raise NotByExpertsError(f"{name} {what} {found}, not [samples, {count} experts, ...]")
+            shown = "no tensor" if shape is None else f"{shape} for {samples} samples"
+            raise NotByExpertsError(f"{name} {what} {shown}, not [samples, {count} experts, ...]")
     if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(args[1:])):
         raise NotByExpertsError(f"{name} takes several tensors")
 
@@ -222,13 +222,13 @@ def _samples_dim(what: str, small: Tensor, large: Tensor, few: int, many: int) -
     return grown[0]
 
 
-def _handed_over(op: Op, call: fx.Node, found: _InLayer) -> tuple[dict[int, int], frozenset[Result]]:
+def _handed_over(op: Op, call: fx.Node, in_layer: _InLayer) -> tuple[dict[int, int], frozenset[Result]]:
     """What the op takes, and hands on, as it is."""
     taken: dict[int, int] = {}
     kept: frozenset[Result] = frozenset()
-    for place, dim in found.arguments.items():
+    for place, dim in in_layer.arguments.items():
         if isinstance(argument(place, call.args, call.kwargs), fx.Node):
-            number, kept = as_they_are(op, call, place, tuple(found.results))
+            number, kept = as_they_are(op, call, place, tuple(in_layer.results))
             # Fields come whole to every device.
             if number is not None and number >= len(op.fields):
                 taken[number] = dim

@@ -130,8 +130,8 @@ class _LayerRun:
                 hint="It may use that module's parameters itself: call the module, or give it no plan.",
             )
 
-    def _handed(self, own: Tensor, place: int | None) -> Tensor | Shared:
-        shared = Shared(own, self.size, self._part(self.split.results[place]))
+    def _handed(self, part: Tensor, place: int | None) -> Tensor | Shared:
+        shared = Shared(part, self.size, self._part(self.split.results[place]))
         return shared if place in self.split.kept else shared.whole()
 
     def _part(self, dim: int) -> SamplePart:

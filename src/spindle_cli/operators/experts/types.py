@@ -42,5 +42,5 @@ class ExpertSplit:
 def expert_sizes(count: int, degree: int) -> tuple[int, ...]:
     """How many of `count` experts each device has: consecutive ones, cut as parameters are."""
     return tuple(
-        last - first for first, last in pairwise(count * each // degree for each in range(degree + 1))
+        last - first for first, last in pairwise(count * rank // degree for rank in range(degree + 1))
     )

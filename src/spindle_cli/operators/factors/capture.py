@@ -126,10 +126,14 @@ def capture(modules: Iterable[nn.Module], takers: Mapping[int, Taker]) -> None:
     """
     seen: set[int] = set()
     for module in modules:
-        own = {id(each): takers[id(each)] for each in module.parameters() if id(each) in takers}
-        if own and id(module) not in seen:
+        module_takers = {
+            id(parameter): takers[id(parameter)]
+            for parameter in module.parameters()
+            if id(parameter) in takers
+        }
+        if module_takers and id(module) not in seen:
             seen.add(id(module))
-            _Switch(own).put_on(module)
+            _Switch(module_takers).put_on(module)
 
 
 class _Switch:

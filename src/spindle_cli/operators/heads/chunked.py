@@ -49,7 +49,7 @@ class LossInChunks:
 
 
 def loss_in_chunks(
-    task: TaskGraph, op: Op, rows: int, setting: LossChunks, own: OwnWords | None = None
+    task: TaskGraph, op: Op, rows: int, setting: LossChunks, words: OwnWords | None = None
 ) -> LossInChunks:
     """An op as a share of `rows` samples computes it: of a loss, its widest part in chunks.
 
@@ -57,7 +57,7 @@ def loss_in_chunks(
         setting: of the workload. 'auto': chunks of no more elements than the parameters of the widest part
             have (so that adding up their gradients costs less time than making them), and of 64 MiB at least.
             A number: so many, as far as there are rows or positions.
-        own: the words of a device that shares out the op's vocabulary with others.
+        words: the shard of the vocabulary that the device has, where several devices split it.
     """
     module = share_module(task, op)
     can_be_cut = (
@@ -66,15 +66,15 @@ def loss_in_chunks(
         and op.shares is not None
         and not (op.talks or op.asks_gradients or op.changes_gradients)
     )
-    if own is None and (setting == 1 or not can_be_cut):
+    if words is None and (setting == 1 or not can_be_cut):
         return LossInChunks(module)
     # A share of fewer rows has no wider values.
     narrow = "as narrow as any chunk", op.graph
-    if own is None and setting == "auto" and rows <= task.findings.get(narrow, 0):
+    if words is None and setting == "auto" and rows <= task.findings.get(narrow, 0):
         return LossInChunks(module)
     values = values_of(task, op, module, rows)
-    edits = {} if own is None else own.edits(module, values)
-    degree = 1 if own is None else own.part.degree
+    edits = {} if words is None else words.edits(module, values)
+    degree = 1 if words is None else words.part.degree
     whole = LossInChunks(with_edits(module, edits))
     widest = widest_value(module.graph, values, op.target) if can_be_cut and setting != 1 else None
     if widest is None:
@@ -138,27 +138,29 @@ class _AsWholeBatch(nn.Module):
         return self.module(*arguments, *self._op.more_arguments(arguments[0].device))
 
 
-def timed_op(task: TaskGraph, op: Op, rows: int, setting: LossChunks, own: OwnWords | None = None) -> TimedOp:
-    """An op as a share of `rows` samples runs it, its loss in chunks where `setting` says so; with `own`: as
-    one device of those that share out its vocabulary.
+def timed_op(
+    task: TaskGraph, op: Op, rows: int, setting: LossChunks, words: OwnWords | None = None
+) -> TimedOp:
+    """An op as a share of `rows` samples runs it, its loss in chunks where `setting` says so; with `words`:
+    as one of the devices that split its vocabulary.
     """
-    found = loss_in_chunks(task, op, rows, setting, own)
+    chunked = loss_in_chunks(task, op, rows, setting, words)
     if op.shares is None:
-        return TimedOp(found.module)
-    if found.count == 1 and own is None and not op.contrasts:
+        return TimedOp(chunked.module)
+    if chunked.count == 1 and words is None and not op.contrasts:
         return TimedOp(op_module(task, op))
-    return TimedOp(found.module, op.shares.num_counts, found.count)
+    return TimedOp(chunked.module, op.shares.num_counts, chunked.count)
 
 
 def whole_losses(graph: WorkloadGraph, setting: LossChunks) -> tuple[str, ...]:
     """For people: losses with values wide enough for chunks that are computed in one go, and why."""
     lines: list[str] = []
     for name, task in graph.tasks.items():
-        found = loss_in_chunks(task, task.ops[-1], task.task.batch_size, setting)
-        if found.why_whole is not None:
+        chunked = loss_in_chunks(task, task.ops[-1], task.task.batch_size, setting)
+        if chunked.why_whole is not None:
             lines.append(
-                f"{name}: its loss is computed in one go, with {found.elements:,} elements of its widest "
-                f"value for the whole batch: {found.why_whole}"
+                f"{name}: its loss is computed in one go, with {chunked.elements:,} elements of its widest "
+                f"value for the whole batch: {chunked.why_whole}"
             )
     return tuple(lines)
 

@@ -235,8 +235,8 @@ def _leaf(tensor: Tensor) -> Tensor:
 def _gradients(part: Tensor, leaves: dict[int, Tensor], seed: Tensor | None) -> Iterable[tuple[int, Tensor]]:
     """By position; a leaf that the part does not depend on has zeros."""
     begin = None if seed is None else seed.to(part.dtype)
-    found = torch.autograd.grad(part, list(leaves.values()), begin, allow_unused=True, materialize_grads=True)
-    return zip(leaves, found, strict=True)
+    grads = torch.autograd.grad(part, list(leaves.values()), begin, allow_unused=True, materialize_grads=True)
+    return zip(leaves, grads, strict=True)
 
 
 def _add(sums: dict[int, Tensor], position: int, gradient: Tensor, value: Tensor) -> None:
@@ -292,10 +292,10 @@ class _Later:
 
     def values(self, saved: Sequence[Tensor]) -> list[Any]:
         """All of them."""
-        found = list(self.others)
+        all_values = list(self.others)
         for position, place in self.place.items():
-            found[position] = saved[place]
-        return found
+            all_values[position] = saved[place]
+        return all_values
 
     def computing(self) -> AbstractContextManager[object]:
         """What they were computed in."""
@@ -346,15 +346,15 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        found: list[Tensor | None] = [None] * ctx.count
+        grads: list[Tensor | None] = [None] * ctx.count
         if ctx.later is not None:
             with ctx.later.computing():
                 values = ctx.later.values(ctx.saved_tensors)
                 _, later = ctx.chunks.run_with_gradients(values, ctx.needed, gradients[0])
             for position, gradient in later.items():
-                found[position] = gradient
-            return (None, *found)
-        for position, own in zip(ctx.positions, ctx.saved_tensors, strict=True):
+                grads[position] = gradient
+            return (None, *grads)
+        for position, saved in zip(ctx.positions, ctx.saved_tensors, strict=True):
             # In place: nobody else has them, and a second backward pass is refused by their version.
-            found[position] = own.mul_(gradients[0].to(own.dtype))
-        return (None, *found)
+            grads[position] = saved.mul_(gradients[0].to(saved.dtype))
+        return (None, *grads)

@@ -80,19 +80,19 @@ def find_cuts(
 
 def _rows(given: Sequence[Any], doubled: Sequence[Any]) -> dict[int, Along]:
     """The inputs that have the samples' rows, along their first dimension."""
-    found: dict[int, int] = {}
-    for position, (one, two) in enumerate(zip(given, doubled, strict=True)):
-        if not isinstance(one, Tensor):
-            if one != two:
+    lengths: dict[int, int] = {}
+    for position, (item, twice) in enumerate(zip(given, doubled, strict=True)):
+        if not isinstance(item, Tensor):
+            if item != twice:
                 raise NotInPartsError("it takes a number that grows with the batch")
-        elif one.shape != two.shape:
-            if one.dim() != two.dim() or two.shape != (2 * one.shape[0], *one.shape[1:]):
+        elif item.shape != twice.shape:
+            if item.dim() != twice.dim() or twice.shape != (2 * item.shape[0], *item.shape[1:]):
                 raise NotInPartsError("its inputs do not have their rows along the first dimension")
-            found[position] = one.shape[0]
-    rows = math.gcd(*found.values()) if found else 0
-    if not found or rows not in found.values():
+            lengths[position] = item.shape[0]
+    rows = math.gcd(*lengths.values()) if lengths else 0
+    if not lengths or rows not in lengths.values():
         raise NotInPartsError("its inputs have no rows in common")
-    return {position: Along(0, size // rows) for position, size in found.items()}
+    return {position: Along(0, size // rows) for position, size in lengths.items()}
 
 
 def _positions(module: nn.Module, given: Sequence[Any], rows: Cut) -> Cut | None:
@@ -115,8 +115,8 @@ def _positions(module: nn.Module, given: Sequence[Any], rows: Cut) -> Cut | None
         for position, dim in dims.items()
         if one_row[position].dim() > dim and one_row[position].shape[dim] == length
     }
-    found = _shown(module, one_row, cut) if length > 1 else None
-    return found if isinstance(found, Cut) else None
+    inner_cut = _shown(module, one_row, cut) if length > 1 else None
+    return inner_cut if isinstance(inner_cut, Cut) else None
 
 
 def _shown(module: nn.Module, given: Sequence[Any], along: Mapping[int, Along]) -> Cut | Mixed:
@@ -141,12 +141,12 @@ def _shown(module: nn.Module, given: Sequence[Any], along: Mapping[int, Along]) 
         for position, item in enumerate(given)
         if isinstance(item, Tensor)
     ]
-    found = examine(module, arguments, states, sizes, Observer(), module)
-    if found.why_not is not None:
-        return found.why_not
-    if found.results is None:
+    findings = examine(module, arguments, states, sizes, Observer(), module)
+    if findings.why_not is not None:
+        return findings.why_not
+    if findings.results is None:
         return Mixed("it does not run on other numbers of them")
-    (state,) = found.states
+    (state,) = findings.states
     if isinstance(state, Mixed):
         return state
     if not isinstance(state, Reduced) or state.counted or state.degree not in (0, 1):

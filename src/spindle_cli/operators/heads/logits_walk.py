@@ -74,12 +74,12 @@ class LogitsWalk:
         self.edits: dict[fx.Node, Edit] = {}
         self._shapes: dict[fx.Node, tuple[int, int]] = {}  # the words' dimension, of how many
         self._losses = 0
-        own = {head.node: head for head in heads}
-        self._words = next(iter(own.values())).words
+        heads_by_node = {head.node: head for head in heads}
+        self._words = next(iter(heads_by_node.values())).words
         for node in graph.nodes:
-            if node in own:
+            if node in heads_by_node:
                 self.dims[node] = _ndim(values[node]) - 1
-                self.edits[node] = _with_entered([own[node].hidden], self._part)
+                self.edits[node] = _with_entered([heads_by_node[node].hidden], self._part)
             elif any(source in self.dims or source in self._shapes for source in node.all_input_nodes):
                 self._follow(node)
         if self._losses == 0:
@@ -178,17 +178,17 @@ class LogitsWalk:
 
     def one_by_one(self, node: fx.Node) -> None:
         """Each entry by itself: the other tensors have the same words, or one entry for all."""
-        shape, found = self._values[node].shape, set()
+        shape, word_dims = self._values[node].shape, set()
         scalars: list[fx.Node] = []
         for source in node.all_input_nodes:
             value = self._values[source]
             if source in self.dims and value.shape == shape:
-                found.add(self.dims[source])
+                word_dims.add(self.dims[source])
             elif isinstance(value, Tensor):
                 scalars.append(source)
-        if len(found) != 1 or any(_ndim(self._values[source]) for source in scalars):
+        if len(word_dims) != 1 or any(_ndim(self._values[source]) for source in scalars):
             raise NotByWordsError(f"{node.name!r} joins its logits with something of another shape")
-        self.dims[node] = found.pop()
+        self.dims[node] = word_dims.pop()
         if scalars:
             self.edits[node] = _with_entered(scalars, self._part)
 
@@ -210,12 +210,12 @@ class LogitsWalk:
         def edit(graph: fx.Graph, old: fx.Node, copies: Copies) -> fx.Node:
             new = graph.node_copy(old, copies.__getitem__)
             with graph.inserting_before(new):
-                own = graph.call_method("size", (copies[source], -1))
+                size = graph.call_method("size", (copies[source], -1))
             sizes: tuple[Any, ...] = new.args[1:]
             if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
-                new.args = (new.args[0], (*sizes[0][:-1], own))
+                new.args = (new.args[0], (*sizes[0][:-1], size))
             else:
-                new.args = (*new.args[:-1], own)
+                new.args = (*new.args[:-1], size)
             return new
 
         self.edits[node] = edit
@@ -242,8 +242,8 @@ class LogitsWalk:
         if not all(isinstance(dim, int) for dim in dims):
             raise NotByWordsError(f"{node.name!r} moves dimensions that are computed")
         if node.target in ("transpose", torch.transpose):
-            one, other = (dim % ndim for dim in dims)
-            order[one], order[other] = order[other], order[one]
+            first, second = (dim % ndim for dim in dims)
+            order[first], order[second] = order[second], order[first]
         else:
             order = [dim % ndim for dim in dims]
         self.dims[node] = order.index(self.dims[source])

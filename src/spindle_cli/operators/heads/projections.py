@@ -59,9 +59,9 @@ Use = Projection | Lookup
 def uses_of_words(graph: fx.Graph, root: nn.Module) -> Iterator[Use]:
     """All projections and lookups of a graph, in its order."""
     for node in graph.nodes:
-        found = _of_module(node, root) if node.op == "call_module" else _of_call(node, root)
-        if found is not None:
-            yield found
+        use = _of_module(node, root) if node.op == "call_module" else _of_call(node, root)
+        if use is not None:
+            yield use
 
 
 def _of_module(node: fx.Node, root: nn.Module) -> Use | None:
@@ -85,8 +85,8 @@ def _of_call(node: fx.Node, root: nn.Module) -> Use | None:
     if node.op == "call_function" and node.target is functional.embedding:
         return _of_embedding(node, root)
     if node.op in ("call_function", "call_method") and node.target in _MATMUL and len(node.args) == 2:
-        hidden, other = node.args
-        weight = _transposed(other, root)
+        hidden, matrix = node.args
+        weight = _transposed(matrix, root)
         if weight is not None and isinstance(hidden, fx.Node):
             return Projection(node, hidden, weight, None, _rows(weight, root))
     return None

@@ -49,17 +49,17 @@ class OwnWords:
         """
         held = {id(parameter) for name, parameter in _parameters(module) if name in self.names}
         uses = [use for use in uses_of_words(module.graph, module) if _is_held(use, module, held)]
-        found: dict[fx.Node, Edit] = {
+        edits: dict[fx.Node, Edit] = {
             use.node: _lookup_edit(use, self.part) for use in uses if isinstance(use, Lookup)
         }
         for heads in _by_words(uses):
             try:
-                found.update(LogitsWalk(module.graph, module, values, heads, self.part).edits)
+                edits.update(LogitsWalk(module.graph, module, values, heads, self.part).edits)
             except NotByWordsError:
                 if not gathers:
                     raise
-                found.update({head.node: _gathering_edit(head, self.part) for head in heads})
-        return found
+                edits.update({head.node: _gathering_edit(head, self.part) for head in heads})
+        return edits
 
 
 @dataclass(frozen=True)
@@ -89,19 +89,19 @@ def find_words(task: TaskGraph, op: Op, smallest: int) -> FoundWords:
     if not heads:
         return FoundWords(why_not=why_not if op.is_loss else ())
     words, of_heads = {head.words for head in heads}, {id(task.root.get_parameter(h.weight)) for h in heads}
-    own: list[Use] = list(heads) if op.is_loss else []
-    own += [
+    split_uses: list[Use] = list(heads) if op.is_loss else []
+    split_uses += [
         use
         for use in uses
         if isinstance(use, Lookup)
         and (use.words in words or id(task.root.get_parameter(use.weight)) in of_heads)
     ]
-    own = used_alone(own, module)
-    if not own:
+    split_uses = used_alone(split_uses, module)
+    if not split_uses:
         return FoundWords(why_not=why_not)
-    held = {id(module.get_parameter(name)) for use in own for name in use.parameters}
+    held = {id(module.get_parameter(name)) for use in split_uses for name in use.parameters}
     names = frozenset(name for name, parameter in _parameters(task.root) if id(parameter) in held)
-    return FoundWords(names, min(use.words for use in own), why_not if op.is_loss else ())
+    return FoundWords(names, min(use.words for use in split_uses), why_not if op.is_loss else ())
 
 
 _Heads = tuple[tuple[Projection, ...], tuple[str, ...]]
@@ -112,8 +112,8 @@ def _find_heads(task: TaskGraph, smallest: int) -> _Heads:
     key = "heads", task.ops[-1].graph, task.task.batch_size, smallest
     if key not in task.findings:
         task.findings[key] = _heads_of(task, smallest)
-    found: _Heads = task.findings[key]
-    return found
+    heads: _Heads = task.findings[key]
+    return heads
 
 
 def _heads_of(task: TaskGraph, smallest: int) -> _Heads:
@@ -128,15 +128,15 @@ def _heads_of(task: TaskGraph, smallest: int) -> _Heads:
         return (), ()
     values = values_of(task, op, module, task.task.batch_size)
     nobody = VocabularyPart(1, TensorGroup((0,), 0, torch.device("cpu")))
-    found: list[Projection] = []
+    split_heads: list[Projection] = []
     why_not: list[str] = []
     for heads in _by_words(wide):
         try:
             LogitsWalk(module.graph, module, values, heads, nobody)
-            found += heads
+            split_heads += heads
         except NotByWordsError as error:
             why_not.append(f"{heads[0].weight} over {heads[0].words:,} words: {error}")
-    return tuple(found), tuple(why_not)
+    return tuple(split_heads), tuple(why_not)
 
 
 def values_of(task: TaskGraph, op: Op, module: fx.GraphModule, rows: int) -> dict[fx.Node, Any]:
@@ -169,36 +169,40 @@ def copied(graph: fx.Graph, node: fx.Node, copies: Copies, edits: Edits) -> fx.N
 
 def used_alone(uses: Iterable[Use], module: fx.GraphModule) -> list[Use]:
     """Those whose parameters the op uses in no other way."""
-    own = list(uses)
+    alone = list(uses)
     while True:
-        known = {use.node for use in own}
-        others = _held_by_others(module, known)
+        use_nodes = {use.node for use in alone}
+        others = _held_by_others(module, use_nodes)
         left = [
-            use for use in own if not any(id(module.get_parameter(name)) in others for name in use.parameters)
+            use
+            for use in alone
+            if not any(id(module.get_parameter(name)) in others for name in use.parameters)
         ]
-        if len(left) == len(own):
-            return own
-        own = left
+        if len(left) == len(alone):
+            return alone
+        alone = left
 
 
-def _held_by_others(module: fx.GraphModule, known: Collection[fx.Node]) -> set[int]:
-    """Parameters that nodes use which are not `known`, nor made for these alone."""
-    found: set[int] = set()
+def _held_by_others(module: fx.GraphModule, use_nodes: Collection[fx.Node]) -> set[int]:
+    """The ids of parameters used by nodes other than `use_nodes` and those that are made for these alone."""
+    held_ids: set[int] = set()
     for node in module.graph.nodes:
-        if node in known or node.op not in ("call_module", "get_attr") or _is_for(node, known):
+        if node in use_nodes or node.op not in ("call_module", "get_attr") or _is_for(node, use_nodes):
             continue
         owner, _, last = str(node.target).rpartition(".")
         held = getattr(module.get_submodule(owner), last)
         parameters: Iterable[Any] = held.parameters() if isinstance(held, nn.Module) else (held,)
-        found.update(id(parameter) for parameter in parameters)
-    return found
+        held_ids.update(id(parameter) for parameter in parameters)
+    return held_ids
 
 
-def _is_for(node: fx.Node, known: Collection[fx.Node]) -> bool:
+def _is_for(node: fx.Node, use_nodes: Collection[fx.Node]) -> bool:
     """Whether all that takes a parameter is known; a transpose of it may lie between."""
     if node.op == "call_module":
         return False
-    return all(user in known or (user.users and user.users.keys() <= set(known)) for user in node.users)
+    return all(
+        user in use_nodes or (user.users and user.users.keys() <= set(use_nodes)) for user in node.users
+    )
 
 
 def _parameters(root: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
@@ -232,7 +236,7 @@ def _gathering_edit(head: Projection, part: VocabularyPart) -> Edit:
     """Make a projection anew that gives the logits of all devices, without gradients."""
 
     def edit(graph: fx.Graph, node: fx.Node, copies: Copies) -> fx.Node:
-        own = graph.node_copy(node, copies.__getitem__)
-        return graph.call_function(part.whole, (own, head.words))
+        logits = graph.node_copy(node, copies.__getitem__)
+        return graph.call_function(part.whole, (logits, head.words))
 
     return edit

@@ -47,11 +47,11 @@ class VocabularyPart:
             RuntimeError: an id is none of the words (on a GPU the device says so, later).
         """
         _require(ids, (ids >= 0) & (ids < words), "an embedding's input is none of its words")
-        own, inside = self._own(ids, words, len(weight))
+        local_ids, inside = self._own(ids, words, len(weight))
         own_padding = None if padding is None else padding - self.first(words)
         if own_padding is not None and not 0 <= own_padding < len(weight):
             own_padding = None
-        rows = functional.embedding(own, weight, own_padding)
+        rows = functional.embedding(local_ids, weight, own_padding)
         return sum_forward(rows.masked_fill(~inside.unsqueeze(-1), 0.0), self.group)
 
     def cross_entropy(
@@ -76,8 +76,10 @@ class VocabularyPart:
             logits = logits.movedim(1, -1)
         counts = target != ignore_index
         _require(target, ~counts | ((target >= 0) & (target < words)), "a label is none of the head's words")
-        own, inside = self._own(target, words, logits.shape[-1])
-        rows = applied(_CrossEntropy, logits, own, inside, counts, label_smoothing, words, self.group)
+        local_labels, inside = self._own(target, words, logits.shape[-1])
+        rows = applied(
+            _CrossEntropy, logits, local_labels, inside, counts, label_smoothing, words, self.group
+        )
         if reduction == "sum":
             rows = rows.sum()
         elif reduction == "mean":
@@ -87,8 +89,8 @@ class VocabularyPart:
     def logsumexp(self, logits: Tensor, dim: int, keepdim: bool) -> Tensor:
         """As `torch.logsumexp` of the logits of all words, which lie along `dim`."""
         logits = _at_least_as_autocast(logits)
-        found = applied(_LogSumExp, logits.movedim(dim, -1), self.group)
-        return (found.unsqueeze(dim) if keepdim else found).to(logits.dtype)
+        result = applied(_LogSumExp, logits.movedim(dim, -1), self.group)
+        return (result.unsqueeze(dim) if keepdim else result).to(logits.dtype)
 
     def whole(self, logits: Tensor, words: int) -> Tensor:
         """The logits of all words, along the last dimension, from those of each device's; without
@@ -100,9 +102,9 @@ class VocabularyPart:
 
     def _own(self, ids: Tensor, words: int, width: int) -> tuple[Tensor, Tensor]:
         """Which of the device's `width` words each is, and whether it is one of them; else the first."""
-        own = ids - self.first(words)
-        inside = (own >= 0) & (own < width)
-        return own.masked_fill(~inside, 0), inside
+        local_ids = ids - self.first(words)
+        inside = (local_ids >= 0) & (local_ids < width)
+        return local_ids.masked_fill(~inside, 0), inside
 
 
 def _require(ids: Tensor, fits: Tensor, why: str) -> None:
@@ -131,7 +133,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any,
         logits: Tensor,
-        own: Tensor,
+        local_labels: Tensor,
         inside: Tensor,
         counts: Tensor,
         smoothing: float,
@@ -139,7 +141,7 @@ class _CrossEntropy(torch.autograd.Function):
         group: TensorGroup,
     ) -> Tensor:
         shifted, _ = _exponentials(logits, group)
-        picked = shifted.gather(-1, own.unsqueeze(-1)).squeeze(-1).masked_fill(~inside, 0.0)
+        picked = shifted.gather(-1, local_labels.unsqueeze(-1)).squeeze(-1).masked_fill(~inside, 0.0)
         parts = [picked, shifted.sum(-1)] if smoothing else [picked]
         exponentials = shifted.exp_()
         parts.append(exponentials.sum(-1))
@@ -150,21 +152,21 @@ class _CrossEntropy(torch.autograd.Function):
         if smoothing:
             rows += (log_total - sums[1] / words) * smoothing
         probabilities = exponentials.div_(sums[-1].unsqueeze(-1)).to(logits.dtype)
-        ctx.save_for_backward(probabilities, own, inside, counts)
+        ctx.save_for_backward(probabilities, local_labels, inside, counts)
         ctx.smoothing, ctx.words = smoothing, words
         return rows.masked_fill_(~counts, 0.0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        probabilities, own, inside, counts = ctx.saved_tensors
-        each = gradients[0].masked_fill(~counts, 0.0).to(probabilities.dtype)
-        found = probabilities * each.unsqueeze(-1)
-        of_labels = (each * (ctx.smoothing - 1)).masked_fill(~inside, 0.0)
-        found.scatter_add_(-1, own.unsqueeze(-1), of_labels.unsqueeze(-1))
+        probabilities, local_labels, inside, counts = ctx.saved_tensors
+        row_grads = gradients[0].masked_fill(~counts, 0.0).to(probabilities.dtype)
+        grads = probabilities * row_grads.unsqueeze(-1)
+        of_labels = (row_grads * (ctx.smoothing - 1)).masked_fill(~inside, 0.0)
+        grads.scatter_add_(-1, local_labels.unsqueeze(-1), of_labels.unsqueeze(-1))
         if ctx.smoothing:
-            found -= (each * (ctx.smoothing / ctx.words)).unsqueeze(-1)
-        return found, *[None] * 6
+            grads -= (row_grads * (ctx.smoothing / ctx.words)).unsqueeze(-1)
+        return grads, *[None] * 6
 
 
 class _LogSumExp(torch.autograd.Function):

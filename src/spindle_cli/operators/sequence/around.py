@@ -15,7 +15,7 @@ from spindle_cli.workload.graph import Op, TaskGraph
 
 def parameters_beside(task: TaskGraph, op: Op, layer_call: fx.Node) -> set[str]:
     """The parameters that the op uses beside its layer."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in op.graph.nodes:
         if node is layer_call or node.op not in ("get_attr", "call_module"):
             continue
@@ -23,10 +23,12 @@ def parameters_beside(task: TaskGraph, op: Op, layer_call: fx.Node) -> set[str]:
         owner, _, last = name.rpartition(".")
         held = getattr(task.root.get_submodule(owner), last)
         if isinstance(held, nn.Module):
-            found.update(own for own, _ in held.named_parameters(prefix=name, remove_duplicate=False))
+            names.update(
+                parameter for parameter, _ in held.named_parameters(prefix=name, remove_duplicate=False)
+            )
         else:
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def as_they_are(
@@ -54,8 +56,8 @@ def _is_handed_on(layer_call: fx.Node, place: Result) -> bool:
         return all(user.op == "output" for user in layer_call.users)
     if any(user.target is not operator.getitem for user in layer_call.users):
         return False
-    own = [user for user in layer_call.users if user.args[1] == place]
-    return all(user.op == "output" for each in own for user in each.users)
+    picks = [user for user in layer_call.users if user.args[1] == place]
+    return all(user.op == "output" for pick in picks for user in pick.users)
 
 
 def _only_asks(node: fx.Node) -> bool:

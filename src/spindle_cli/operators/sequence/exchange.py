@@ -48,10 +48,10 @@ class SequencePart:
         part = whole.narrow(self.dim, first, sizes[self.group.member])
         return part.clone(memory_format=torch.contiguous_format)
 
-    def join(self, own: Tensor, size: int, *, is_gradient: bool) -> Tensor:
+    def join(self, tensor: Tensor, size: int, *, is_gradient: bool) -> Tensor:
         """All `size` positions of what each device has its own of."""
         sizes = part_sizes(size, self.degree)
-        return self.group.gather_along(own.contiguous(), self.dim, sizes, is_gradient=is_gradient)
+        return self.group.gather_along(tensor.contiguous(), self.dim, sizes, is_gradient=is_gradient)
 
     def sum_own(self, whole: Tensor, *, is_gradient: bool) -> Tensor:
         """Its own positions of the sum over the devices."""
@@ -118,9 +118,9 @@ class _Cut(torch.autograd.Function):
 
 class _Joined(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, size: int, part: SequencePart) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, size: int, part: SequencePart) -> Tensor:
         ctx.part = part
-        return part.join(own, size, is_gradient=False).detach()  # no view: it may be changed in place
+        return part.join(tensor, size, is_gradient=False).detach()  # no view: it may be changed in place
 
     @staticmethod
     @once_differentiable

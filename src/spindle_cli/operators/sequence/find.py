@@ -113,10 +113,10 @@ class _Finder:
                     self._task.findings[key] = self._find(args, kwargs)
                 except NotBySequenceError as error:
                     self._task.findings[key] = str(error)
-        found = self._task.findings[key]
-        if isinstance(found, str):
-            raise NotBySequenceError(found)
-        return self._named(found)
+        finding = self._task.findings[key]
+        if isinstance(finding, str):
+            raise NotBySequenceError(finding)
+        return self._named(finding)
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         """What equal layers that are called alike have in common."""
@@ -135,24 +135,24 @@ class _Finder:
                     why = why or error
         raise why or NotBySequenceError("it takes no tensor with positions")
 
-    def _named(self, found: _InLayer) -> SequenceSplit:
+    def _named(self, in_layer: _InLayer) -> SequenceSplit:
         """What was found of a layer like this, of this one.
 
         Raises:
             NotBySequenceError: the op uses a parameter that positions share out in another way, too.
         """
         prefix = f"{self._op.target}."
-        partial = frozenset(prefix + name for name in found.partial)
+        partial = frozenset(prefix + name for name in in_layer.partial)
         if outside := sorted(partial & parameters_beside(self._task, self._op, self._node)):
             raise NotBySequenceError(f"{outside[0]} is used outside of it, too")
-        taken, kept = as_they_are(self._op, self._node, found.trunk, found.results)
+        taken, kept = as_they_are(self._op, self._node, in_layer.trunk, in_layer.results)
         return SequenceSplit(
             layer=str(self._op.target),
-            dim=found.dim,
-            trunk=found.trunk,
-            entries={prefix + name: places for name, places in found.entries.items()},
-            alike=frozenset(prefix + name for name in found.alike),
-            results=found.results,
+            dim=in_layer.dim,
+            trunk=in_layer.trunk,
+            entries={prefix + name: places for name, places in in_layer.entries.items()},
+            alike=frozenset(prefix + name for name in in_layer.alike),
+            results=in_layer.results,
             partial=partial,
             taken=taken,
             kept=kept,
@@ -173,13 +173,13 @@ class _Finder:
 
     def _around(self, colwise: str) -> str:
         """The largest module of the layer around a map that holds split parameters alone."""
-        found, split = colwise, self._parts.cut | self._parts.summed
-        while (outer := found.rpartition(".")[0]) and all(
+        outermost, split = colwise, self._parts.cut | self._parts.summed
+        while (outer := outermost.rpartition(".")[0]) and all(
             f"{self._op.target}.{outer}.{name}" in split
             for name, _ in self.layer.get_submodule(outer).named_parameters(remove_duplicate=False)
         ):
-            found = outer
-        return found
+            outermost = outer
+        return outermost
 
     def _trunks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Argument, int]]:
         """Arguments that may be the trunk, and the dimension of its positions."""
@@ -203,8 +203,8 @@ class _Finder:
         size = argument(trunk, call.args, call.kwargs).shape[dim]
         if size < _FEWEST * self._degree:
             raise NotBySequenceError(f"it has {size} positions, too few for {self._degree} devices")
-        own = part_sizes(size, self._degree)
-        lengths = tuple(dict.fromkeys((own[0], size, own[-1], *(_LENGTHS if self._task.varying else ()))))
+        sizes = part_sizes(size, self._degree)
+        lengths = tuple(dict.fromkeys((sizes[0], size, sizes[-1], *(_LENGTHS if self._task.varying else ()))))
         runs = [call.record(trunk, dim, length) for length in lengths]
         recording, part, others = runs[0]
         follower = Follower(lengths, self._held())
@@ -245,10 +245,10 @@ class _Finder:
             {storage(held[name]) for name in self._relative(names) if name in held}
             for names in (self._parts.cut, self._parts.summed)
         )
-        whole = {storage(each) for each in held.values() if each.requires_grad} - cut - summed
+        whole = {storage(parameter) for parameter in held.values() if parameter.requires_grad} - cut - summed
         roles = Roles(follower.state_of)
         roles.follow(recording, others, whole, cut)
-        return frozenset(name for name, each in held.items() if storage(each) in roles.parts)
+        return frozenset(name for name, parameter in held.items() if storage(parameter) in roles.parts)
 
 
 def _require_part(follower: Follower, tensor: Tensor, dim: int) -> None:

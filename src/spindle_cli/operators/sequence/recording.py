@@ -51,8 +51,8 @@ class Recording(Tape):  # type: ignore[no-untyped-call]  # torch leaves it untyp
         result: what the layer gives.
     """
 
-    def __init__(self, size: int, own: int, dim: int) -> None:
-        """For a trunk of `size` positions along `dim`, of which the device has `own`."""
+    def __init__(self, size: int, part_size: int, dim: int) -> None:
+        """For a trunk of `size` positions along `dim`, of which the device has `part_size`."""
         super().__init__()
         self.entered: dict[str, list[tuple[Argument, ...]]] = {}
         self.alike: dict[str, list[bool]] = {}
@@ -64,7 +64,7 @@ class Recording(Tape):  # type: ignore[no-untyped-call]  # torch leaves it untyp
         self.result: Any = None
         self._parts: set[int] = set()
         self._wholes: list[tuple[Tensor, Tensor]] = []
-        self._size, self._own, self._dim = size, own, dim
+        self._size, self._own, self._dim = size, part_size, dim
 
     def begin(self, trunk: Tensor) -> None:
         """The layer is given this part."""
@@ -126,21 +126,21 @@ class Recording(Tape):  # type: ignore[no-untyped-call]  # torch leaves it untyp
             raise NotBySequenceError(
                 f"{name} gives {tuple(output.shape)}, not {self._size} positions along dimension {self._dim}"
             )
-        own = applied(_StandIn, output, self._with_positions(output, self._own))
-        self._parts.add(storage(own))
-        return own
+        part = applied(_StandIn, output, self._with_positions(output, self._own))
+        self._parts.add(storage(part))
+        return part
 
-    def _gather(self, name: str, own: Tensor) -> Tensor:
-        for known, whole in self._wholes:
-            if known is own:
+    def _gather(self, name: str, part: Tensor) -> Tensor:
+        for gathered_part, whole in self._wholes:
+            if gathered_part is part:
                 return whole
-        if own.dim() <= self._dim or own.shape[self._dim] != self._own:
+        if part.dim() <= self._dim or part.shape[self._dim] != self._own:
             raise NotBySequenceError(f"{name} takes positions along another dimension than {self._dim}")
-        whole = applied(_StandIn, own, self._with_positions(own, self._size))
+        whole = applied(_StandIn, part, self._with_positions(part, self._size))
         self.gathered.add(storage(whole))
         self.gathered_first.add(storage(whole))
-        self._wholes.append((own, whole))
-        self.joined.append(own)
+        self._wholes.append((part, whole))
+        self.joined.append(part)
         return whole
 
     def _with_positions(self, like: Tensor, size: int) -> tuple[int, ...]:
@@ -157,8 +157,9 @@ class Call:
     maps: Maps
     _hooks: list[Any] = field(default_factory=list)
 
-    def record(self, trunk: Argument, dim: int, own: int) -> tuple[Recording, Tensor, list[Tensor]]:
-        """Run it with a trunk of `own` positions; also gives that, and its other tensors.
+    def record(self, trunk: Argument, dim: int, part_size: int) -> tuple[Recording, Tensor, list[Tensor]]:
+        """Run the layer with a trunk of `part_size` positions; return the recording, that trunk and
+        the layer's other tensors.
 
         Raises:
             NotBySequenceError: its split parts cannot be told from the rest, or it fails.
@@ -166,11 +167,11 @@ class Call:
         args, kwargs = pytree.tree_map(_anew, (self.args, self.kwargs))
         whole = args[trunk] if isinstance(trunk, int) else kwargs[trunk]
         part = torch.empty(
-            (*whole.shape[:dim], own, *whole.shape[dim + 1 :]), dtype=whole.dtype, device="meta"
+            (*whole.shape[:dim], part_size, *whole.shape[dim + 1 :]), dtype=whole.dtype, device="meta"
         ).requires_grad_(whole.requires_grad)
         others = [leaf for leaf in _tensors((args, kwargs)) if leaf is not whole]
         args, kwargs = with_argument(trunk, part, args, kwargs)
-        recording = Recording(whole.shape[dim], own, dim)
+        recording = Recording(whole.shape[dim], part_size, dim)
         recording.begin(part)
         try:
             with self._hooked(recording), recording, Unread():
@@ -180,7 +181,7 @@ class Call:
         except Exception as error:  # whatever code that takes its sizes from the trunk does with a part of it
             text = str(error).strip().split("\n")[0]
             raise NotBySequenceError(
-                f"it fails on {own} of {whole.shape[dim]} positions: {type(error).__name__}: {text}"
+                f"it fails on {part_size} of {whole.shape[dim]} positions: {type(error).__name__}: {text}"
             ) from error
         for name in sorted(self.maps.rowwise - recording.left):
             raise NotBySequenceError(f"it does not call {name}")
@@ -218,12 +219,12 @@ def results_of(recording: Recording) -> list[tuple[Result, Tensor]]:
         return [(None, recording.result)]
     if type(recording.result) not in (tuple, list):
         raise NotBySequenceError(f"it gives a {type(recording.result).__name__}")
-    found: list[tuple[Result, Tensor]] = [
+    results: list[tuple[Result, Tensor]] = [
         (place, value) for place, value in enumerate(recording.result) if isinstance(value, Tensor)
     ]
-    if len(found) < len(_tensors(recording.result)):
+    if len(results) < len(_tensors(recording.result)):
         raise NotBySequenceError("it gives tensors inside of a list")
-    return found
+    return results
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -63,17 +63,17 @@ class SequenceRun:
             listed[place] = self._handed(result[place], place)
         return type(result)(listed)
 
-    def _handed(self, own: Tensor, place: int | None) -> Tensor | Shared:
-        shared = Shared(own, self._size, self._part)
+    def _handed(self, part: Tensor, place: int | None) -> Tensor | Shared:
+        shared = Shared(part, self._size, self._part)
         return shared if place in self._split.kept else shared.whole()
 
-    def _gather(self, own: Tensor) -> Tensor:
+    def _gather(self, part: Tensor) -> Tensor:
         """Once, whoever takes it."""
-        for known, whole in self._gathered:
-            if known is own:
+        for gathered_part, whole in self._gathered:
+            if gathered_part is part:
                 return whole
-        whole = self._part.gather(Shared(own, self._size, self._part))
-        self._gathered.append((own, whole))
+        whole = self._part.gather(Shared(part, self._size, self._part))
+        self._gathered.append((part, whole))
         return whole
 
 

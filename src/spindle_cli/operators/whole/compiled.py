@@ -69,8 +69,8 @@ class LayerCompiler:
     def _call_of(self, layer: nn.Module) -> Callable[..., Any]:
         kind = self._kinds.of(layer)
         if kind not in self._calls:
-            own = FunctionType(_call.__code__.replace(), _call.__globals__, _call.__name__)
-            self._calls[kind] = torch.compile(own, backend=self._backend, dynamic=False)
+            function = FunctionType(_call.__code__.replace(), _call.__globals__, _call.__name__)
+            self._calls[kind] = torch.compile(function, backend=self._backend, dynamic=False)
         return self._calls[kind]
 
 

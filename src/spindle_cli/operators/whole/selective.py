@@ -147,7 +147,7 @@ def _shapes(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _tensors(value: Any) -> list[Tensor]:
     return [
-        each for each in (value if isinstance(value, tuple | list) else (value,)) if isinstance(each, Tensor)
+        item for item in (value if isinstance(value, tuple | list) else (value,)) if isinstance(item, Tensor)
     ]
 
 

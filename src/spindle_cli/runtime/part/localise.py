@@ -233,7 +233,7 @@ def localise(
         require_whole_batches(wiring.slices, str(request.plan))
     evaluated = evaluated_parts(plan, graph)  # before parameters that are not this rank's lose their shapes
     place = Place(rank, device, dtype, LayerCompiler.of(train), train.loss_chunks)
-    ops = LocalOps(table, cuts, splits, _own_slices(plan, wirings, rank), place, loaded.own)
+    ops = LocalOps(table, cuts, splits, _own_slices(plan, wirings, rank), place, loaded.part_values)
     slices = ops.slices()
     names = {cut.key(index): cut.name for cut in cuts.by_name.values() for index in range(cut.count)}
     ops.own.update(loaded.initial.fill_own({key: (names[key], each) for key, each in ops.own.items()}))

@@ -63,10 +63,10 @@ def draws_are_sized() -> Iterator[None]:
     original = Distribution._extended_shape
 
     def extended(self: Distribution, sample_shape: Any = _ONE_DRAW) -> Any:
-        own = (self._batch_shape, self._event_shape)
-        if not any(isinstance(shape, fx.Proxy) for shape in own):
+        shapes = (self._batch_shape, self._event_shape)
+        if not any(isinstance(shape, fx.Proxy) for shape in shapes):
             return original(self, sample_shape)
-        return torch.Size(sample_shape) + own[0] + own[1]
+        return torch.Size(sample_shape) + shapes[0] + shapes[1]
 
     Distribution._extended_shape = extended  # type: ignore[method-assign]  # put back behind it
     try:

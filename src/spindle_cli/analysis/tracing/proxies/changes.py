@@ -174,10 +174,10 @@ class TracedValue(fx.Proxy):
 def _augmented(function: Callable[..., Any]) -> Callable[..., Any]:
     """`x += y` and its like: of a tensor a change in place, of a size a new one."""
 
-    def change(self: TracedValue, other: Any) -> Any:
+    def change(self: TracedValue, operand: Any) -> Any:
         if not self.tracer.is_tensor(self):  # type: ignore[attr-defined]  # the tracer is ours
-            return function(self, other)
-        return self._becomes("call_function", function, (self, other), {})
+            return function(self, operand)
+        return self._becomes("call_function", function, (self, operand), {})
 
     return change
 
@@ -326,27 +326,27 @@ class _Memory:
 
     def shared_with(self, node: fx.Node) -> tuple[set[fx.Node], bool]:
         """One node and all that share memory with it; and whether an operator holds that, in a buffer say."""
-        found, before = set(self._storages[node]), set[int]()
+        memory, before = set(self._storages[node]), set[int]()
         groups: dict[fx.Node, list[set[int]]] = {}
-        while found != before:
-            before = set(found)
-            sharing = {other for other, storages in self._storages.items() if storages & found}
+        while memory != before:
+            before = set(memory)
+            sharing = {peer for peer, storages in self._storages.items() if storages & memory}
             for call in self._storages:
                 if call.op == "call_module" and (call in sharing or sharing & set(self._inputs[call])):
                     if call not in groups:
                         groups[call] = self._in_one_memory(call)
-                    found |= {storage for group in groups[call] if group & found for storage in group}
-        return sharing, _HELD in found
+                    memory |= {storage for group in groups[call] if group & memory for storage in group}
+        return sharing, _HELD in memory
 
     def _in_one_memory(self, call: fx.Node) -> list[set[int]]:
         """Storages that are one inside of a module: what it gives is remembered elsewhere."""
         args, kwargs = fx.node.map_arg(self._arguments[call], self._shapes.values.__getitem__)
         module = self._root.get_submodule(str(call.target))
-        gives, takes, own = self._observer.memory_of(module, args, kwargs)
+        gives, takes, held = self._observer.memory_of(module, args, kwargs)
         seen = [*_tensors(self._shapes.values[call]), *_tensors([args, kwargs])]
         groups: dict[int, set[int]] = {}
         for memory, tensor in zip([*gives, *takes], seen, strict=True):
-            groups.setdefault(memory, {_HELD} if memory in own else set()).add(storage_of(tensor))
+            groups.setdefault(memory, {_HELD} if memory in held else set()).add(storage_of(tensor))
         return list(groups.values())
 
 
@@ -373,7 +373,7 @@ class _Place:
 
     def in_few_rows(self, stride: int) -> _Place:
         pairs = zip(self.sizes, self.strides, strict=True)
-        sizes = tuple(min(size, _FEW) if own == stride else size for size, own in pairs)
+        sizes = tuple(min(size, _FEW) if dim_stride == stride else size for size, dim_stride in pairs)
         return replace(self, sizes=sizes)
 
 
@@ -381,16 +381,16 @@ def reads_what_it_writes(written: Tensor, read: Iterable[Tensor]) -> bool:
     """Whether tensors have entries of another one that is changed, at other places than it has them."""
     storage, place = storage_of(written), _Place.of(written)
     others = [_Place.of(tensor) for tensor in read if storage_of(tensor) == storage]
-    return any(other != place and _meet(place, other) for other in others)
+    return any(peer != place and _meet(place, peer) for peer in others)
 
 
-def _meet(one: _Place, other: _Place) -> bool:
-    if 0 in (*one.sizes, *other.sizes):
+def _meet(left: _Place, right: _Place) -> bool:
+    if 0 in (*left.sizes, *right.sizes):
         return False
-    widest = [max((0, *place.strides)) for place in (one, other)]
-    if widest[0] == widest[1] and abs(one.first - other.first) < widest[0]:
-        one, other = one.in_few_rows(widest[0]), other.in_few_rows(widest[0])
-    first = min(one.first, other.first)
-    memory = torch.zeros(max(one.end, other.end) - first, dtype=torch.bool)
-    memory.as_strided(one.sizes, one.strides, one.first - first).fill_(True)
-    return bool(memory.as_strided(other.sizes, other.strides, other.first - first).any())
+    widest = [max((0, *place.strides)) for place in (left, right)]
+    if widest[0] == widest[1] and abs(left.first - right.first) < widest[0]:
+        left, right = left.in_few_rows(widest[0]), right.in_few_rows(widest[0])
+    first = min(left.first, right.first)
+    memory = torch.zeros(max(left.end, right.end) - first, dtype=torch.bool)
+    memory.as_strided(left.sizes, left.strides, left.first - first).fill_(True)
+    return bool(memory.as_strided(right.sizes, right.strides, right.first - first).any())

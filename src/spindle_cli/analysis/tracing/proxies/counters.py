@@ -89,8 +89,8 @@ class Unknown:
         error.place, error.is_of_operator = place, self._is_of_operator
         raise error
 
-    def _counted(self, other: object) -> Any:
-        return self if isinstance(other, (*PLAIN, Unknown)) else NotImplemented
+    def _counted(self, operand: object) -> Any:
+        return self if isinstance(operand, (*PLAIN, Unknown)) else NotImplemented
 
     def _read(self, *_: object) -> NoReturn:
         self.refuse()

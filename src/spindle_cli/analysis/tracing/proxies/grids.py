@@ -82,12 +82,12 @@ class RopeIndex:
     def _each(
         self, tokens: Tensor, tensors: dict[str, Tensor], fields: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
-        found = []
+        positions = []
         for sample in range(tokens.shape[0]):
-            own = {name: _rows(value, sample, tokens.shape[0]) for name, value in tensors.items()}
-            _check_grids(own)
-            found.append(self._method(self._model, **{**fields, **own}))
-        return torch.cat([one for one, _ in found], 1), torch.cat([other for _, other in found])
+            sample_tensors = {name: _rows(value, sample, tokens.shape[0]) for name, value in tensors.items()}
+            _check_grids(sample_tensors)
+            positions.append(self._method(self._model, **{**fields, **sample_tensors}))
+        return torch.cat([ids for ids, _ in positions], 1), torch.cat([deltas for _, deltas in positions])
 
 
 def _has_values(tensor: Tensor) -> bool:
@@ -95,29 +95,28 @@ def _has_values(tensor: Tensor) -> bool:
 
 
 def _rows(value: Tensor, sample: int, samples: int) -> Tensor:
-    each = value.shape[0] // samples
-    if each * samples != value.shape[0]:
+    per_sample = value.shape[0] // samples
+    if per_sample * samples != value.shape[0]:
         raise WorkloadError(
             f"get_rope_index: {value.shape[0]} rows of grids for {samples} samples",
             hint="Give every sample as many images.",
         )
-    return value[sample * each : (sample + 1) * each]
+    return value[sample * per_sample : (sample + 1) * per_sample]
 
 
-def _check_grids(own: dict[str, Tensor]) -> None:
+def _check_grids(sample_tensors: dict[str, Tensor]) -> None:
     """Refuse a sample whose images and videos are not as many as its grids: others would get them."""
-    types = own["mm_token_type_ids"][0]
-    mask = own.get("attention_mask")
+    types = sample_tensors["mm_token_type_ids"][0]
+    mask = sample_tensors.get("attention_mask")
     kinds = types if mask is None else types[mask[0].bool()]
     begins = torch.ones_like(kinds, dtype=torch.bool)
     begins[1:] = kinds[1:] != kinds[:-1]
     for name, kind in _KINDS.items():
-        if name in own:
-            shown = int((begins & (kinds == kind)).sum())
-            if shown != own[name].shape[0]:
+        if name in sample_tensors:
+            shown, rows = int((begins & (kinds == kind)).sum()), sample_tensors[name].shape[0]
+            if shown != rows:
                 raise WorkloadError(
-                    f"field {name!r} has {own[name].shape[0]} rows of a sample whose mm_token_type_ids show "
-                    f"{shown}",
+                    f"field {name!r} has {rows} rows of a sample whose mm_token_type_ids show {shown}",
                     hint="Give every sample a row of the grid for each of its images (or videos).",
                 )
 

@@ -173,11 +173,11 @@ class Known:
 
     def shares_memory(self, proxy: fx.Proxy) -> bool:
         """Whether a traced tensor lies in memory that others of the trace look at, too."""
-        own, _ = self._look(proxy)
-        if not isinstance(own, Tensor):
+        tensor, _ = self._look(proxy)
+        if not isinstance(tensor, Tensor):
             return False
         return any(
-            isinstance(leaf, Tensor) and leaf is not own and storage_of(leaf) == storage_of(own)
+            isinstance(leaf, Tensor) and leaf is not tensor and storage_of(leaf) == storage_of(tensor)
             for value in self._runs[0].env.values()
             for leaf in leaves_of(value)
         )

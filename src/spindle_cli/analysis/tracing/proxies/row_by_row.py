@@ -101,20 +101,23 @@ def bound_loss(
     return arguments, reduction
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(first: Any, second: Any) -> bool:
     """Whether two nodes of a trace give the same: one node, or the same call of the same."""
-    if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
+    if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
         return False
-    if one is other:
+    if first is second:
         return True
-    if one.op not in ("call_function", "call_method") or (one.op, one.target) != (other.op, other.target):
+    if first.op not in ("call_function", "call_method") or (first.op, first.target) != (
+        second.op,
+        second.target,
+    ):
         return False
-    pairs = list(zip(one.args, other.args, strict=False))
-    if len(one.args) != len(other.args) or one.kwargs or other.kwargs:
+    pairs = list(zip(first.args, second.args, strict=False))
+    if len(first.args) != len(second.args) or first.kwargs or second.kwargs:
         return False
-    if one.op == "call_function" and known_name(one.target) not in ENTRY_BY_ENTRY | {"getitem"}:
+    if first.op == "call_function" and known_name(first.target) not in ENTRY_BY_ENTRY | {"getitem"}:
         return False
-    if one.op == "call_method" and one.target not in ENTRY_BY_ENTRY | _SHAPES:
+    if first.op == "call_method" and first.target not in ENTRY_BY_ENTRY | _SHAPES:
         return False
     return all(
         is_same(mine, theirs) if isinstance(mine, fx.Node) else type(mine) is type(theirs) and mine == theirs

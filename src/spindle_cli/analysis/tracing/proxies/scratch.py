@@ -59,7 +59,7 @@ class Scratch:
         """`operators`: the classes of modules that are not traced into; `seen`: by the whole workload;
         `others`: the modules of other tasks.
         """
-        self._shared = {module for other in others for module in other.modules()}
+        self._shared = {module for other_root in others for module in other_root.modules()}
         self._task = task
         self._seen = seen
         self._own: set[tuple[nn.Module, str]] = set()

@@ -43,14 +43,14 @@ def made_of(kind: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, An
     needs the rows themselves.
     """
     name = str(target) if kind == "call_method" else known_name(target)
-    selected = next(each for each in (*args, *kwargs.values()) if type(each) is Selected)
+    selected = next(argument for argument in (*args, *kwargs.values()) if type(argument) is Selected)
     made: Any = NotImplemented
     if name is not None:
         made = _Call(selected, kind, target, name, tuple(args), dict(kwargs)).made()
     if made is NotImplemented:
-        for each in (*args, *kwargs.values()):
-            if type(each) is Selected:
-                each.__dict__["use"] = name or getattr(target, "__name__", str(target))
+        for argument in (*args, *kwargs.values()):
+            if type(argument) is Selected:
+                argument.__dict__["use"] = name or getattr(target, "__name__", str(target))
     return made
 
 
@@ -96,30 +96,30 @@ class _Call:
         """
         rest = num_rest(self.of)
         if self.name == "linear":
-            return all(type(each) is not Selected for each in (*self.args[1:], *self.kwargs.values()))
-        for each in (*self.args, *self.kwargs.values()):
-            if type(each) is Selected:
-                if not self._is_like(each) or num_rest(each) != rest:
+            return all(type(argument) is not Selected for argument in (*self.args[1:], *self.kwargs.values()))
+        for argument in (*self.args, *self.kwargs.values()):
+            if type(argument) is Selected:
+                if not self._is_like(argument) or num_rest(argument) != rest:
                     return False
-            elif (isinstance(each, tuple | list) and any(isinstance(item, fx.Proxy) for item in each)) or (
-                (dims := dims_of(self.of.tracer, each)) is not None and dims > rest
-            ):
+            elif (
+                isinstance(argument, tuple | list) and any(isinstance(item, fx.Proxy) for item in argument)
+            ) or ((dims := dims_of(self.of.tracer, argument)) is not None and dims > rest):
                 return False
         return True
 
-    def _is_like(self, other: Selected) -> bool:
-        where: Where = other.__dict__["where"]
-        is_alike = (where.dims, where.each) == (self.where.dims, self.where.each)
+    def _is_like(self, selected: Selected) -> bool:
+        where: Where = selected.__dict__["where"]
+        is_alike = (where.dims, where.repeats) == (self.where.dims, self.where.repeats)
         return is_alike and is_same(where.mask.node, self.where.mask.node)
 
     def _on_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Selected:
         args = tuple(map(seen_as, args))
         kwargs = {name: seen_as(value) for name, value in kwargs.items()}
         values = self.of.tracer.create_proxy(self.kind, self.target, args, kwargs)
-        found = Selected(self.of.tracer, values, self.where)
+        made = Selected(self.of.tracer, values, self.where)
         if self.name in VIEWS:
-            self.of.__dict__["is_shared"] = found.__dict__["is_shared"] = True
-        return found
+            self.of.__dict__["is_shared"] = made.__dict__["is_shared"] = True
+        return made
 
     def _size(self, dim: Any = None) -> Any:
         rest = rest_of(self.of)

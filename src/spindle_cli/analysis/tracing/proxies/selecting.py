@@ -30,12 +30,12 @@ _FILLS = (0.5, 0.4375, 0.375, 0.3125)
 @dataclass(frozen=True)
 class Where:
     """Which entries are selected. `mask`: a traced tensor of booleans over the first `dims` dimensions;
-    `each`: how many entries one of it stands for, where it is broadcast.
+    `repeats`: how many entries one of its booleans stands for, where it is broadcast.
     """
 
     mask: Any
     dims: int
-    each: int = 1
+    repeats: int = 1
 
 
 class Selected(TracedValue):
@@ -53,7 +53,7 @@ class Selected(TracedValue):
         state = self.__dict__
         if state["made"] is None:
             where: Where = state["where"]
-            select = operator.getitem if where.each == 1 else torch.masked_select
+            select = operator.getitem if where.repeats == 1 else torch.masked_select
             made = self.tracer.create_rows(select, state["values"], where.mask).node
             made.meta[USE] = state["use"]
             state["made"] = made
@@ -77,7 +77,9 @@ class Selected(TracedValue):
             state["values"] = made.__dict__["values"]
             return self
         whole = TracedValue(self.node, self.tracer)
-        return whole._becomes(kind, target, tuple(whole if each is self else each for each in args), kwargs)
+        return whole._becomes(
+            kind, target, tuple(whole if argument is self else argument for argument in args), kwargs
+        )
 
 
 def select(tracer: Any, values: Any, index: Any) -> Selected | None:
@@ -91,10 +93,10 @@ def select(tracer: Any, values: Any, index: Any) -> Selected | None:
     dims = _places(tracer, mask, values)
     if dims is None:
         return None
-    found = _kept(tracer, values, Where(mask, dims))
+    selected = _kept(tracer, values, Where(mask, dims))
     if not others:
-        return found
-    part = part_of(found, (slice(None), *others))
+        return selected
+    part = part_of(selected, (slice(None), *others))
     return part if type(part) is Selected else None
 
 
@@ -103,15 +105,15 @@ def select_entries(tracer: Any, values: Any, by: Any) -> Selected | None:
     mask = _mask(tracer, by)
     if mask is None or not isinstance(values, fx.Proxy) or type(values) is Selected:
         return None
-    sizes, of_mask, each = tracer.known.sizes(values), tracer.known.sizes(mask), 1
+    sizes, of_mask, repeats = tracer.known.sizes(values), tracer.known.sizes(mask), 1
     if sizes is None or len(sizes[0]) != len(of_mask[0]):
         return None
-    for size, doubled, own, own_doubled in zip(*sizes, *of_mask, strict=True):
-        if (size, doubled) != (own, own_doubled):
-            if (own, own_doubled) != (1, 1) or size != doubled:
+    for size, doubled, mask_size, mask_doubled in zip(*sizes, *of_mask, strict=True):
+        if (size, doubled) != (mask_size, mask_doubled):
+            if (mask_size, mask_doubled) != (1, 1) or size != doubled:
                 return None
-            each *= size
-    return _kept(tracer, values, Where(mask, len(sizes[0]), each))
+            repeats *= size
+    return _kept(tracer, values, Where(mask, len(sizes[0]), repeats))
 
 
 def put(tensor: TracedValue, index: Any, value: Any) -> tuple[Any, Any, Any] | None:
@@ -126,7 +128,7 @@ def put(tensor: TracedValue, index: Any, value: Any) -> tuple[Any, Any, Any] | N
     rest = len(tracer.known.sizes(tensor)[0]) - dims
     if type(value) is Selected:
         where, values = value.__dict__["where"], value.__dict__["values"]
-        if where.each != 1 or not is_same(where.mask.node, mask.node) or num_rest(value) != rest:
+        if where.repeats != 1 or not is_same(where.mask.node, mask.node) or num_rest(value) != rest:
             return None
     else:
         if (dims_of(tracer, value) or 0) > rest:
@@ -150,7 +152,7 @@ def _places(tracer: Any, mask: Any, values: Any) -> int | None:
         return None
     sizes, of_mask = tracer.known.sizes(values), tracer.known.sizes(mask)
     dims = len(of_mask[0])
-    fits = sizes is not None and dims > 0 and tuple(each[:dims] for each in sizes) == of_mask
+    fits = sizes is not None and dims > 0 and tuple(shape[:dims] for shape in sizes) == of_mask
     return dims if fits else None
 
 
@@ -189,24 +191,24 @@ def part_of(selected: Selected, index: Any) -> Any:
     state, tracer = selected.__dict__, selected.tracer
     where: Where = state["where"]
     if type(index) is Selected:
-        other = index.__dict__["where"]
+        index_where = index.__dict__["where"]
         is_mask = dtype_of(tracer, index) is torch.bool and num_rest(index) == 0
-        if not is_mask or where.each != 1 or not is_same(other.mask.node, where.mask.node):
+        if not is_mask or where.repeats != 1 or not is_same(index_where.mask.node, where.mask.node):
             return NotImplemented
         return _kept(tracer, state["values"], Where(where.mask & index.__dict__["values"], where.dims))
     if not isinstance(index, tuple) or not index:
         return NotImplemented
     first, *others = index
-    known = [each for each in others if isinstance(each, int | slice) or each is None]
+    plain = [item for item in others if isinstance(item, int | slice) or item is None]
     is_whole = first == slice(None) if isinstance(first, slice) else first is Ellipsis
-    taken = sum(each is not None for each in others)
-    if not is_whole or len(known) < len(others) or taken > num_rest(selected):
+    taken = sum(item is not None for item in others)
+    if not is_whole or len(plain) < len(others) or taken > num_rest(selected):
         return NotImplemented
     before = (Ellipsis,) if first is Ellipsis else (slice(None),) * where.dims
     values = tracer.create_proxy("call_function", operator.getitem, (state["values"], (*before, *others)), {})
-    found = Selected(tracer, values, where)
-    state["is_shared"] = found.__dict__["is_shared"] = True
-    return found
+    part = Selected(tracer, values, where)
+    state["is_shared"] = part.__dict__["is_shared"] = True
+    return part
 
 
 def sum_of(selected: Selected, dims: tuple[int, ...] | None = None) -> Any:
@@ -225,7 +227,7 @@ def count_of(selected: Selected) -> Any:
     """How many rows there are."""
     where: Where = selected.__dict__["where"]
     count = selected.tracer.create_proxy("call_method", "sum", (where.mask,), {})
-    return count if where.each == 1 else count * where.each
+    return count if where.repeats == 1 else count * where.repeats
 
 
 def _over(mask: Any, rest: int) -> Any:

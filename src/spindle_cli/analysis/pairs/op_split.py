@@ -1,4 +1,4 @@
-"""What is found of one operator of a contrastive loss, by which a share of it is run."""
+"""How one operator of a contrastive loss is split over the samples: what a share of the batch runs of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Along = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Judged:
+class OpSplit:
     """How an operator treats samples and pairs of them.
 
     Attributes:
@@ -58,7 +58,7 @@ def joined(call: Call, along: Sequence[Along]) -> State:
     Raises:
         MixesError: those are more than two, or neither can be cut.
     """
-    dims = sorted({result for each in along for _, result in each})
+    dims = sorted({result for dims_map in along for _, result in dims_map})
     if len(dims) > 2:
         raise MixesError("it compares more than two samples at once")
     if not dims:
@@ -66,9 +66,9 @@ def joined(call: Call, along: Sequence[Along]) -> State:
     if len(dims) == 1:
         return Batch(dims[0])
     cuts = set(dims)
-    for operand, each in zip(call.operands, along, strict=True):
+    for operand, dims_map in zip(call.operands, along, strict=True):
         if isinstance(operand.state, Pairs):
-            cuts &= {result for own, result in each if own in operand.state.cuts}
+            cuts &= {result for dim, result in dims_map if dim in operand.state.cuts}
     if not cuts:
         raise MixesError(BOTH_WAYS)
     return Pairs((dims[0], dims[1]), tuple(sorted(cuts)))
