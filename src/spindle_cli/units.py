@@ -66,19 +66,19 @@ def _with_prefix(value: float, prefixes: Sequence[tuple[str, float]], unit: str)
     if value == 0:
         return f"0 {unit}"
     # What rounds to 1000 of a unit is 1 of the next.
-    prefix, size = next((each for each in prefixes if value >= each[1] * 0.9995), prefixes[-1])
+    prefix, size = next((entry for entry in prefixes if value >= entry[1] * 0.9995), prefixes[-1])
     scaled = value / size
     return f"{scaled:.3g} {prefix}{unit}" if scaled < 999.5 else f"{scaled:,.0f} {prefix}{unit}"
 
 
 def parse_bytes(text: str) -> int | None:
     """A size as people write it: '5GB', '500 MB', '1.5GiB', '4096'; None where it is none, or below 1."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]i?)?[bB]?\s*", text)
-    if found is None:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]i?)?[bB]?\s*", text)
+    if match is None:
         return None
-    unit = (found[2] or "").upper()
+    unit = (match[2] or "").upper()
     base = 1024 if unit.endswith("I") else 1000
-    count = int(float(found[1]) * base ** " KMGT".index(unit[:1] or " "))
+    count = int(float(match[1]) * base ** " KMGT".index(unit[:1] or " "))
     return count if count >= 1 else None
 
 

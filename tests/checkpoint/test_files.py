@@ -21,7 +21,7 @@ def steps_in(run_dir: Path) -> list[int]:
 def test_the_newest_are_kept_by_number(keep: int, left: list[int], tmp_path: Path) -> None:
     for step in (8, 9, 10, 12):
         write_checkpoint(tmp_path, step)
-    forget_old(tmp_path, 12, keep, own=(), began=10)
+    forget_old(tmp_path, 12, keep, saved_steps=(), began=10)
     assert steps_in(tmp_path) == left
 
 
@@ -31,9 +31,9 @@ def test_what_is_damaged_does_not_count(tmp_path: Path) -> None:
         write_checkpoint(tmp_path, step)
     (write_checkpoint(tmp_path, 10) / INDEX_FILE).unlink()
     (tmp_path / "checkpoints" / "step-000008" / INDEX_FILE).unlink()
-    forget_old(tmp_path, 11, 3, own=(), began=9)
+    forget_old(tmp_path, 11, 3, saved_steps=(), began=9)
     assert steps_in(tmp_path) == [7, 8, 9, 10, 11]
-    forget_old(tmp_path, 11, 2, own=(), began=9)
+    forget_old(tmp_path, 11, 2, saved_steps=(), began=9)
     assert steps_in(tmp_path) == [9, 10, 11]
 
 
@@ -43,9 +43,9 @@ def test_what_an_attempt_that_was_given_up_left_does_not_count(tmp_path: Path) -
     """
     for step in (8, 9, 10, 12):
         write_checkpoint(tmp_path, step)
-    forget_old(tmp_path, 12, 2, own=(), began=9)
+    forget_old(tmp_path, 12, 2, saved_steps=(), began=9)
     assert steps_in(tmp_path) == [9, 10, 12]
-    forget_old(tmp_path, 12, 2, own=(10,), began=9)
+    forget_old(tmp_path, 12, 2, saved_steps=(10,), began=9)
     assert steps_in(tmp_path) == [10, 12]
 
 
@@ -54,5 +54,5 @@ def test_the_one_just_saved_stays_whatever_else_there_is(tmp_path: Path) -> None
     for step in (3, 8, 9):
         write_checkpoint(tmp_path, step)
     (write_checkpoint(tmp_path, 5) / INDEX_FILE).unlink()
-    forget_old(tmp_path, 5, 1, own=(), began=3)
+    forget_old(tmp_path, 5, 1, saved_steps=(), began=3)
     assert steps_in(tmp_path) == [5, 8, 9]

@@ -149,29 +149,29 @@ class _Rank:
         self._check_whole()
 
     def _compute(self, step: int, action: Action) -> Iterator[_Post]:
-        assert action.piece is not None
+        assert action.slice_index is not None
         if not self._sent.keys() >= set(action.left):
             raise FailsError(f"rank {self.device} gives up what it has not sent")
         for key in action.left:
             yield self._sent.pop(key)
-        taking = self._receiving.pop((action.kind, action.piece), [])
+        taking = self._receiving.pop((action.kind, action.slice_index), [])
         for _, post in taking:
             yield post
-        self._check_rows(action.kind, action.piece, [transfer for transfer, _ in taking])
+        self._check_rows(action.kind, action.slice_index, [transfer for transfer, _ in taking])
         if action.kind is Kind.BACKWARD:
             self._waiting = deque(self._sums_behind(step))
-        first, last = self._program.slices[action.piece].ops
+        first, last = self._program.slices[action.slice_index].ops
         for op in range(last - 1, first - 1, -1):
             if action.communicator is not None:
                 yield self._post(action)
             if action.kind is Kind.FORWARD:
                 continue
-            self._backward = (action.piece, op)
+            self._backward = (action.slice_index, op)
             early = [each for each in self._waiting if each.op is not None and each.op >= op > first]
             while early and early[-1] in self._waiting:
                 self._start(self._waiting.popleft())
         self._backward = None
-        self._made.add((action.kind, action.piece))
+        self._made.add((action.kind, action.slice_index))
 
     def _sums_behind(self, step: int) -> Iterator[Action]:
         for action in self._actions[step + 1 :]:
@@ -246,7 +246,7 @@ class _Rank:
     def _post(self, action: Action) -> _Post:
         assert action.communicator is not None
         transfer = action.transfer
-        content = transfer or (action.kind, action.piece, action.group)
+        content = transfer or (action.kind, action.slice_index, action.group)
         ranks = self._program.communicators[action.communicator].ranks
         members = (transfer.source, transfer.destination) if transfer else ranks
         post = self._library.post(_Post(self.device, action.communicator, content, members))
@@ -319,7 +319,7 @@ class _Rank:
         done = sorted(
             (str(a.kind), a.group or 0)
             for a in self._actions
-            if a.transfer is None and a.piece is None and a.kind is not Kind.UPDATE
+            if a.transfer is None and a.slice_index is None and a.kind is not Kind.UPDATE
         )
         summing = {group.devices for group in self._groups}
         kinds = [(Kind.LOSSES, 1), (Kind.STEP, 1), (Kind.NORM, int(settings.clips or settings.scales))]

@@ -64,8 +64,8 @@ def _run_rank(program: Program, rank: int, groups: dict[int, Any]) -> None:
     kept: list[torch.Tensor] = []  # as long as they are under way
     receiving: dict[tuple[Kind, int], list[Callable[[], object]]] = {}
     for action in program.actions[rank]:
-        if action.kind in COMPUTES and action.piece is not None:
-            for wait in receiving.pop((action.kind, action.piece), ()):
+        if action.kind in COMPUTES and action.slice_index is not None:
+            for wait in receiving.pop((action.kind, action.slice_index), ()):
                 wait()
         if action.kind in (Kind.NORM, Kind.STEP):
             _wait_for_all(posted)

@@ -44,7 +44,7 @@ def _rank(simulation: Simulation, device: int, ahead_s: float, lengths: Sequence
 
 def _laps(simulation: Simulation, device: int) -> list[tuple[object, ...]]:
     spans = [
-        (s.activity.value, s.start_s, s.end_s, s.piece, None, None, None)
+        (s.activity.value, s.start_s, s.end_s, s.slice_index, None, None, None)
         for s in simulation.spans
         if s.device == device
     ]
@@ -57,7 +57,7 @@ def _laps(simulation: Simulation, device: int) -> list[tuple[object, ...]]:
         ("sum", s.start_s, s.end_s, None, None, None, s.group) for s in simulation.sums if device in s.devices
     ]
     waits = [
-        ("wait", w.start_s, w.end_s, w.piece, "sum", None, None)
+        ("wait", w.start_s, w.end_s, w.slice_index, "sum", None, None)
         for w in simulation.waits
         if w.device == device
     ]

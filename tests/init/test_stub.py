@@ -9,18 +9,18 @@ import pytest
 from torch import nn
 
 from spindle_cli.init.model import build_model, snake_case
-from spindle_cli.init.stub import Draft, stub_text
-from spindle_cli.init.types import Block, FieldSpec, LossDraft, ModelSource, TaskDraft
+from spindle_cli.init.stub import Stub, stub_text
+from spindle_cli.init.types import Block, FieldSpec, ModelSource, StubLoss, TaskStub
 
 SOURCE = ModelSource("mine", "build", None, False, {})
 
 
-def draft(tasks: tuple[str, ...], blocks: tuple[tuple[str, str], ...] = ()) -> Draft:
-    return Draft(
+def draft(tasks: tuple[str, ...], blocks: tuple[tuple[str, str], ...] = ()) -> Stub:
+    return Stub(
         named_by="mine:build",
         workload="w",
         source=SOURCE,
-        tasks=tuple(TaskDraft(name, (FieldSpec("x", (2,)),), LossDraft()) for name in tasks),
+        tasks=tuple(TaskStub(name, (FieldSpec("x", (2,)),), StubLoss()) for name in tasks),
         is_alone=False,
         operators=tuple(
             Block(module=module, name=name, count=2, equal=2, first="a.0", parameters=1)
@@ -74,7 +74,7 @@ def test_a_model_with_a_configuration_is_made_from_it_without_a_cache() -> None:
     assert (built.source.config, built.source.has_cache, built.is_alone) == (Config, True, True)
     kept: Any = build_model(f"{__name__}:Configured", {"use_cache": True}).models["tiny"]
     assert kept.config.use_cache
-    made = Draft("t", "w", built.source, (), True, (), 4)
+    made = Stub("t", "w", built.source, (), True, (), 4)
     assert 'settings.setdefault("use_cache", False)' in stub_text(made)
 
 

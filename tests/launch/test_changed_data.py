@@ -48,7 +48,7 @@ def start(
 def test_the_same_data_goes_on_without_a_word(run_dir: Path) -> None:
     begins = start(run_dir, audio=BEFORE, text=BEFORE, depth=BEFORE)
     assert begins is not None
-    assert (begins.lines, begins.describe()) == ((), f"going on from {begins.found.folder}")
+    assert (begins.lines, begins.describe()) == ((), f"going on from {begins.stored.folder}")
 
 
 def test_changed_data_is_refused_by_task_and_sample(run_dir: Path) -> None:

@@ -49,7 +49,7 @@ def test_every_set_of_shares_has_a_communicator_and_its_passes_name_it() -> None
     for actions in program.actions.values():
         for action in actions:
             if action.kind in COMPUTES:
-                assert action.communicator == expected[action.piece]
+                assert action.communicator == expected[action.slice_index]
     prove(program)
 
 
@@ -80,7 +80,7 @@ def test_a_pass_over_the_communicator_of_others_is_no_program() -> None:
     inside = [each for each in program.communicators if each.purpose is Purpose.STATISTICS]
     other = next(each.index for each in inside if each.ranks == (0, 1, 3))
     actions = tuple(
-        replace(action, communicator=other) if action.kind in COMPUTES and action.piece == 0 else action
+        replace(action, communicator=other) if action.kind in COMPUTES and action.slice_index == 0 else action
         for action in program.actions[0]
     )
     with pytest.raises(ProgramError, match="batch statistics, is not for this"):

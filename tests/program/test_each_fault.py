@@ -60,8 +60,12 @@ def turn(step: int, **values: Any) -> Change:
 
 FAULTS: dict[str, tuple[Change, str, str]] = {
     "backward before the last forward": (move(3, 8), "expected F here", ">>B 2<<"),
-    "a slice twice forward": (turn(3, piece=1), "does not run each of its slices forward once", ">>F 1<<"),
-    "a slice that is not its own": (turn(3, piece=0), "does not run each of its slices", ">>F 1<<"),
+    "a slice twice forward": (
+        turn(3, slice_index=1),
+        "does not run each of its slices forward once",
+        ">>F 1<<",
+    ),
+    "a slice that is not its own": (turn(3, slice_index=0), "does not run each of its slices", ">>F 1<<"),
     "a slice not forward": (lose(3), "expected F here", ">>B 2<<"),
     "backward in the order of forward": (swap(8, 11), "backward does not mirror forward", ">>F 1<<"),
     "a slice not backward": (lose(11), "backward does not mirror forward", ">>F 1<<"),

@@ -68,7 +68,7 @@ def test_a_message_on_the_wrong_side_of_its_pass_is_caught(plan: Plan, data: st.
 
 
 def is_its_pass(forward: Program, device: int, message: int, passing: int) -> bool:
-    transfer, piece = forward.actions[device][message].transfer, forward.actions[device][passing].piece
+    transfer, piece = forward.actions[device][message].transfer, forward.actions[device][passing].slice_index
     assert transfer is not None
     return piece == (transfer.producer if transfer.source == device else transfer.consumer)
 

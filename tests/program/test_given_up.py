@@ -57,9 +57,9 @@ def test_each_stage_gives_up_what_it_has_sent_while_others_are_under_way() -> No
             sent[action.transfer.key] = labels[action.transfer.producer] + back
     found = {
         device: {
-            f"{action.kind} {labels[action.piece]}": [sent[key] for key in action.left]
+            f"{action.kind} {labels[action.slice_index]}": [sent[key] for key in action.left]
             for action in program.actions[device]
-            if action.piece is not None and action.left
+            if action.slice_index is not None and action.left
         }
         for device in (0, 1)
     }

@@ -226,7 +226,7 @@ def test_a_sum_over_all_devices_that_is_complete_early_starts_before_all_losses_
     prove(link(own_order, settings=StepSettings(sharded=True)))
     program = link(own_order)
     prove(program)
-    written = [(action.kind, action.piece, action.op) for action in program.actions[0]]
+    written = [(action.kind, action.slice_index, action.op) for action in program.actions[0]]
     kinds = [kind for kind, _, _ in written]
     first_sum, losses = kinds.index(Kind.SUM), kinds.index(Kind.LOSSES)
     assert kinds[:first_sum] == [Kind.FORWARD, Kind.BACKWARD]

@@ -92,8 +92,8 @@ def with_possible_op(program: Program, actions: Sequence[Action], moved: Action)
     found: list[Action] = []
     first_op = 0
     for action in actions:
-        if action.kind is Kind.BACKWARD and action.piece is not None:
-            first_op = program.slices[action.piece].ops[0]
+        if action.kind is Kind.BACKWARD and action.slice_index is not None:
+            first_op = program.slices[action.slice_index].ops[0]
         is_it = action == moved and action.kind is Kind.SUM
         found.append(replace(action, op=first_op) if is_it else action)
     return found

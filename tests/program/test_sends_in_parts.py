@@ -72,7 +72,7 @@ def test_a_pass_takes_longer_by_what_it_gathers() -> None:
     program = link(between_nodes())
     assert [each.forward_s for each in slice_durations(program)] == [1.0, pytest.approx(1.2)]
     assert [each.backward_s for each in slice_durations(program)] == [2.0, 2.0]
-    ends = {(span.piece, span.activity): span.end_s for span in Engine(program).run().spans}
+    ends = {(span.slice_index, span.activity): span.end_s for span in Engine(program).run().spans}
     assert ends[1, "forward"] == pytest.approx(1 + 4 + 1.2)
 
 

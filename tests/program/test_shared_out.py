@@ -149,7 +149,7 @@ def test_the_proof_finds_gathers_in_a_pass_back_without_gradients_and_their_lack
     changed = {
         device: tuple(
             replace(action, shards=(shards.index,) if is_there else ())
-            if (action.kind, action.piece) == (Kind.BACKWARD, 0)
+            if (action.kind, action.slice_index) == (Kind.BACKWARD, 0)
             else action
             for action in actions
         )
@@ -294,13 +294,15 @@ def test_the_proof_refuses_a_group_whose_devices_do_not_all_run_its_slice(progra
 def test_a_step_is_simulated_to_its_end_with_what_passes_gather(program: Program) -> None:
     """Nobody waits for parameters that no step hands on; both devices start a pass that gathers together."""
     simulation = simulate(program.plan)
-    assert {(span.device, span.activity, span.piece) for span in simulation.spans} == {
+    assert {(span.device, span.activity, span.slice_index) for span in simulation.spans} == {
         (device, activity, piece)
         for piece, devices in enumerate([(0, 1), (0, 1), (1, 2)])
         for device in devices
         for activity in (Activity.FORWARD, Activity.BACKWARD)
     }
-    starts = {span.start_s for span in simulation.spans if (span.piece, span.activity) == (0, "forward")}
+    starts = {
+        span.start_s for span in simulation.spans if (span.slice_index, span.activity) == (0, "forward")
+    }
     assert len(starts) == 1
 
 
@@ -355,5 +357,7 @@ def test_devices_of_a_pass_that_gathers_start_it_together() -> None:
     metaops = (*plan.metaops, PlanMetaOp.model_validate(alone.model_dump(exclude={"fit"})))
     fields = {name: getattr(plan, name) for name in plan.model_fields_set}
     spans = simulate(Plan(**{**fields, "waves": waves, "metaops": metaops})).spans
-    begun = {(span.device, span.piece): span.start_s for span in spans if span.activity is Activity.FORWARD}
+    begun = {
+        (span.device, span.slice_index): span.start_s for span in spans if span.activity is Activity.FORWARD
+    }
     assert begun[0, 1] == begun[1, 1] == pytest.approx(10.0)

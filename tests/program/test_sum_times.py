@@ -361,7 +361,7 @@ def test_sums_are_not_held_up_by_later_passes_of_their_devices() -> None:
     passes = [(Kind.BACKWARD, piece, None) for piece in (3, 2, 1)]
     first, second, third = (Kind.SUM, None, 1), (Kind.SUM, None, 0), (Kind.SUM, None, 0)
     expected = [passes[0], passes[1], first, second, passes[2], third, *fourth]
-    written = [(action.kind, action.piece, action.op) for action in program.actions[1]]
+    written = [(action.kind, action.slice_index, action.op) for action in program.actions[1]]
     assert written[written.index(passes[0]) : -4] == expected
 
 

@@ -144,7 +144,9 @@ def test_teams_of_other_sizes_are_proved_and_simulated() -> None:
     assert [violation.rule for violation in check_plan(plan) if violation.rule == "sharding"] == []
     prove(link(plan, settings=SETTINGS))
     simulation = simulate(plan)
-    runs = {(span.device, span.piece) for span in simulation.spans if span.activity is Activity.BACKWARD}
+    runs = {
+        (span.device, span.slice_index) for span in simulation.spans if span.activity is Activity.BACKWARD
+    }
     assert runs == {(0, 0), (1, 0), (2, 1), (3, 1), (4, 1), (0, 2), (1, 2)}
 
 

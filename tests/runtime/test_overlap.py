@@ -23,11 +23,11 @@ def sum_of(group: int, op: int) -> Action:
 
 def test_sums_start_in_order_each_when_its_op_is_through() -> None:
     actions = [
-        Action(Kind.BACKWARD, piece=7),
+        Action(Kind.BACKWARD, slice_index=7),
         sum_of(0, 3),
         sum_of(1, 1),
         sum_of(2, 1),
-        Action(Kind.BACKWARD, piece=4),
+        Action(Kind.BACKWARD, slice_index=4),
         sum_of(3, 0),
         Action(Kind.STEP),
     ]
@@ -48,7 +48,7 @@ def test_sums_start_in_order_each_when_its_op_is_through() -> None:
 
 
 def test_a_sum_that_its_op_did_not_start_starts_where_the_program_says() -> None:
-    actions = [Action(Kind.BACKWARD, piece=0), sum_of(0, 2), sum_of(1, 0)]
+    actions = [Action(Kind.BACKWARD, slice_index=0), sum_of(0, 2), sum_of(1, 0)]
     started: list[int] = []
     starter = SumStarter(actions, started.append)
     for _ in range(2):

@@ -36,7 +36,9 @@ def test_a_transfer_lasts_until_the_slice_that_takes_it_begins() -> None:
     _, plan = two_towers()
     simulation = simulate(plan)
     (step,) = simulated_timeline(plan, {3: 5.0}).steps
-    started = {(span.device, span.activity.value, span.piece): span.start_s for span in simulation.spans}
+    started = {
+        (span.device, span.activity.value, span.slice_index): span.start_s for span in simulation.spans
+    }
     found = [span for spans in step.devices for span in spans if span.kind == "transfer"]
     assert len(found) == len(simulation.passages) > 0
     for span in found:

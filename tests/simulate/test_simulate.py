@@ -132,7 +132,7 @@ def test_a_forward_pass_waits_for_the_parameters_that_it_uses_first() -> None:
     profile = profile_of(net).model_copy(update={"optimizer_state_sharded": True})
     simulation = simulate(plan_of(profile, cluster, [[slice_of(net, (0, 2), (0, 1), 0.0)]]))
     once_s = all_gather_s(256 * MIB, (0, 1), cluster)
-    waits = {(wait.cause, wait.piece, round(wait.length_s, 6)) for wait in simulation.waits}
+    waits = {(wait.cause, wait.slice_index, round(wait.length_s, 6)) for wait in simulation.waits}
     flags_s = all_reduce_s(2, (0, 1), cluster)
     assert waits == {
         (Cause.GATHER, 0, round(once_s, 6)),
@@ -230,7 +230,9 @@ def test_tensor_parallel_partners_start_together() -> None:
     wait = simulation.waits[0]
     assert (wait.device, wait.cause, wait.source, wait.length_s) == (0, Cause.PARTNER, 1, pytest.approx(1.0))
     starts = [
-        span.start_s for span in simulation.spans if span.piece == 1 and span.activity is Activity.FORWARD
+        span.start_s
+        for span in simulation.spans
+        if span.slice_index == 1 and span.activity is Activity.FORWARD
     ]
     assert starts == pytest.approx([1.0, 1.0])
 
@@ -266,7 +268,7 @@ def test_no_slice_starts_before_its_inputs_have_arrived(plan: Plan) -> None:
     simulation = simulate(plan)
     started_s: dict[tuple[int, Activity, int, int], float] = {}
     for span in simulation.spans:
-        started_s.setdefault((span.device, span.activity, span.piece, span.batch), span.start_s)
+        started_s.setdefault((span.device, span.activity, span.slice_index, span.batch), span.start_s)
     for passage in simulation.passages:
         activity = Activity.BACKWARD if passage.is_gradient else Activity.FORWARD
         taker = passage.producer if passage.is_gradient else passage.consumer

@@ -28,13 +28,13 @@ def require_same_workload(plan: Plan, profile: Profile) -> None:
 
 def same_profile(plan: Plan, profile: Profile) -> Iterator[Violation]:
     """The plan was made from exactly this profile."""
-    found = profile.sha256()
-    if plan.profile.sha256 != found:
+    sha256 = profile.sha256()
+    if plan.profile.sha256 != sha256:
         yield Violation(
             rule="profile",
             where="profile.sha256",
             value=plan.profile.sha256,
-            expected=f"{found}, this profile's; has it been measured again since?",
+            expected=f"{sha256}, this profile's; has it been measured again since?",
         )
 
 
@@ -84,9 +84,9 @@ def _same_matrices(metaop: PlanMetaOp, source: MetaOpProfile) -> Iterator[Violat
 
 
 def _same_points(metaop: PlanMetaOp, source: MetaOpProfile) -> Iterator[Violation]:
-    known = {(point.device, point.dp, point.tp): point for point in source.curve}
+    profile_points = {(point.device, point.dp, point.tp): point for point in source.curve}
     for point in metaop.curve:
-        meant = known.get((point.device, point.dp, point.tp))
+        meant = profile_points.get((point.device, point.dp, point.tp))
         if meant is None or not _equal_times(point, meant):
             yield Violation(
                 rule="curve",

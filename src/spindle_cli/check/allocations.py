@@ -21,10 +21,14 @@ def of_known_types(plan: Plan) -> Iterator[Violation]:
         tables: dict[str, Sequence[CurvePoint | ShareTime]] = {"curve": metaop.curve, "shares": metaop.shares}
         for key, entries in tables.items():
             named = dict.fromkeys(entry.device for entry in entries)
-            wrong = [each for each in named if plan.cluster.is_mixed and each not in types]
+            wrong = [
+                device_type for device_type in named if plan.cluster.is_mixed and device_type not in types
+            ]
             if not plan.cluster.is_mixed and len(named) > 1:
-                wrong = [each for each in named if each not in (None, types[0])]
-            orders = [[_place(entry) for entry in entries if entry.device == each] for each in named]
+                wrong = [device_type for device_type in named if device_type not in (None, types[0])]
+            orders = [
+                [_place(entry) for entry in entries if entry.device == device_type] for device_type in named
+            ]
             if wrong:
                 yield Violation(
                     rule="types",
@@ -51,36 +55,40 @@ def valid_allocations(plan: Plan) -> Iterator[Violation]:
     curve have a point for dp and tp; or dp divide the micro-batch and the time of its share be known; with
     `rows`, that of the largest.
     """
-    for wave, piece in located(plan):
-        metaop = plan.by_name[piece.metaop]
-        where = place_of(wave, piece)
-        if piece.rows is None and metaop.batch_size % piece.shares_of_batch:
-            whole = "batch" if piece.micro_batches == 1 else "micro-batch"
+    for wave, slice_ in located(plan):
+        metaop = plan.by_name[slice_.metaop]
+        where = place_of(wave, slice_)
+        if slice_.rows is None and metaop.batch_size % slice_.shares_of_batch:
+            whole = "batch" if slice_.micro_batches == 1 else "micro-batch"
             yield Violation(
                 rule="allocation",
                 where=where,
-                value=f"dp {piece.dp}",
-                expected=f"a divisor of the {whole} of {metaop.batch_size // piece.micro_batches} samples",
+                value=f"dp {slice_.dp}",
+                expected=f"a divisor of the {whole} of {metaop.batch_size // slice_.micro_batches} samples",
             )
-        elif curve_point(metaop, piece, plan.cluster) is not None:
+        elif curve_point(metaop, slice_, plan.cluster) is not None:
             continue
         elif plan.cluster.is_mixed:
-            yield _not_known_on_all(plan.cluster, metaop, piece, where)
-        elif piece.micro_batches > 1 or piece.rows is not None:
-            known = [share.samples for share in metaop.shares if share.tp == piece.tp]
-            reach = f"from {min(known)} to {max(known)} samples" if known else "none"
+            yield _first_unknown_share(plan.cluster, metaop, slice_, where)
+        elif slice_.micro_batches > 1 or slice_.rows is not None:
+            measured_samples = [share.samples for share in metaop.shares if share.tp == slice_.tp]
+            reach = (
+                f"from {min(measured_samples)} to {max(measured_samples)} samples"
+                if measured_samples
+                else "none"
+            )
             yield Violation(
                 rule="allocation",
                 where=where,
-                value=f"a share of {largest_samples(piece, metaop.batch_size):.0f} samples, tp {piece.tp}",
-                expected=f"within the MetaOp's shares for tp {piece.tp}: {reach}",
+                value=f"a share of {largest_samples(slice_, metaop.batch_size):.0f} samples, tp {slice_.tp}",
+                expected=f"within the MetaOp's shares for tp {slice_.tp}: {reach}",
             )
         else:
             points = ", ".join(f"{point.dp}x{point.tp}" for point in metaop.curve) or "none"
             yield Violation(
                 rule="allocation",
                 where=where,
-                value=f"dp {piece.dp} x tp {piece.tp} has no point on the curve",
+                value=f"dp {slice_.dp} x tp {slice_.tp} has no point on the curve",
                 expected=f"one of the curve's dp x tp: {points}",
             )
 
@@ -89,12 +97,12 @@ def selective_where_known(plan: Plan) -> Iterator[Violation]:
     """Find slices that recompute all but what takes longest where the profile does not know what that takes
     and saves, or where tensor parallelism splits the ops.
     """
-    for wave, piece in located(plan):
-        if piece.selective and (piece.tp > 1 or plan.by_name[piece.metaop].selective_share is None):
+    for wave, slice_ in located(plan):
+        if slice_.selective and (slice_.tp > 1 or plan.by_name[slice_.metaop].selective_share is None):
             yield Violation(
                 rule="selective",
-                where=place_of(wave, piece),
-                value="selective: true" + (f" with tp {piece.tp}" if piece.tp > 1 else ""),
+                where=place_of(wave, slice_),
+                value="selective: true" + (f" with tp {slice_.tp}" if slice_.tp > 1 else ""),
                 expected="recompute alone: what takes longest may be kept with tp 1, where the MetaOp has a "
                 "selective_share",
             )
@@ -102,40 +110,44 @@ def selective_where_known(plan: Plan) -> Iterator[Violation]:
 
 def experts_for_all(plan: Plan) -> Iterator[Violation]:
     """Each device of a group that shares out experts has one at least."""
-    for wave, piece in located(plan):
-        count = plan.by_name[piece.metaop].num_experts
-        if 0 < count < piece.tp:
+    for wave, slice_ in located(plan):
+        count = plan.by_name[slice_.metaop].num_experts
+        if 0 < count < slice_.tp:
             yield Violation(
                 rule="experts",
-                where=place_of(wave, piece),
-                value=f"tp {piece.tp} for {count} experts: {piece.tp - count} devices would have none",
+                where=place_of(wave, slice_),
+                value=f"tp {slice_.tp} for {count} experts: {slice_.tp - count} devices would have none",
                 expected=f"tp {count} at most",
             )
 
 
-def _not_known_on_all(cluster: Cluster, metaop: PlanMetaOp, piece: Slice, where: str) -> Violation:
+def _first_unknown_share(cluster: Cluster, metaop: PlanMetaOp, slice_: Slice, where: str) -> Violation:
     """The first share of a slice whose time is not known on its devices' type."""
-    equal = metaop.batch_size / piece.shares_of_batch
-    samples = sizes(piece) or (equal,) * piece.dp
+    equal = metaop.batch_size / slice_.shares_of_batch
+    samples = sizes(slice_) or (equal,) * slice_.dp
     for share, count in enumerate(samples):
-        device = piece.devices[share * piece.tp]
+        device = slice_.devices[share * slice_.tp]
         kind = cluster.type_of[device]
-        if share_on_type(metaop, kind, count, piece.tp) is not None:
+        if share_on_type(metaop, kind, count, slice_.tp) is not None:
             continue
-        known = [entry.samples for entry in metaop.shares if (entry.device, entry.tp) == (kind, piece.tp)]
-        reach = f"from {min(known)} to {max(known)} samples" if known else "none"
+        measured_samples = [
+            entry.samples for entry in metaop.shares if (entry.device, entry.tp) == (kind, slice_.tp)
+        ]
+        reach = (
+            f"from {min(measured_samples)} to {max(measured_samples)} samples" if measured_samples else "none"
+        )
         return Violation(
             rule="allocation",
             where=where,
             devices=(device,),
-            value=f"share {share}, of {count:g} samples, tp {piece.tp}, on a {kind}",
-            expected=f"within the MetaOp's shares for tp {piece.tp} on a {kind}: {reach}; or a point of its "
+            value=f"share {share}, of {count:g} samples, tp {slice_.tp}, on a {kind}",
+            expected=f"within the MetaOp's shares for tp {slice_.tp} on a {kind}: {reach}; or a point of its "
             "curve there",
         )
     raise AssertionError("the time of every share is known")
 
 
-def curve_point(metaop: PlanMetaOp, piece: Slice, cluster: Cluster) -> tuple[float, float] | None:
+def curve_point(metaop: PlanMetaOp, slice_: Slice, cluster: Cluster) -> tuple[float, float] | None:
     """(forward_s, backward_s) of one op on the longest share of the slice; None if that is not known."""
-    op = times_of(metaop, piece, cluster)
+    op = times_of(metaop, slice_, cluster)
     return None if op is None else op[:2]

@@ -16,14 +16,14 @@ def cover_the_cluster(plan: Plan) -> Iterator[Violation]:
     """
     if plan.islands is None or plan.local_sgd is None:
         return
-    own, every = _nodes(plan.cluster), _nodes(plan.islands.cluster)
+    nodes, all_nodes = _nodes(plan.cluster), _nodes(plan.islands.cluster)
     count = plan.local_sgd.islands
-    if every != own * count:
+    if all_nodes != nodes * count:
         yield Violation(
             rule="islands",
             where="islands.cluster",
-            value=f"{len(every)} nodes of {_sizes(every)}",
-            expected=f"{count} times the nodes of `cluster`, alike: {len(own)} nodes of {_sizes(own)}",
+            value=f"{len(all_nodes)} nodes of {_sizes(all_nodes)}",
+            expected=f"{count} times the nodes of `cluster`, alike: {len(nodes)} nodes of {_sizes(nodes)}",
         )
     stated, expected = len(plan.islands.outer_step_bytes), plan.cluster.num_devices
     if stated != expected:
@@ -52,7 +52,7 @@ def outer_steps_as_predicted(plan: Plan) -> Iterator[Violation]:
     if plan.islands is None or plan.local_sgd is None:
         return
     stated, sent = plan.islands.outer_step_bytes, outer_step_bytes(plan, plan.local_sgd)
-    wrong = tuple(d for d, (said, own) in enumerate(zip(stated, sent, strict=True)) if said != own)
+    wrong = tuple(d for d, (said, expected) in enumerate(zip(stated, sent, strict=True)) if said != expected)
     if wrong:
         yield Violation(
             rule="islands",

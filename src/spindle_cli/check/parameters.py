@@ -16,7 +16,7 @@ from spindle_cli.profile.types import Matrix
 
 def matrices_are_gathered_alike(plan: Plan) -> Iterator[Violation]:
     """All ops that use a gathered matrix say the same of it; its devices have all of it, and round alike."""
-    known: dict[str, Matrix] = {}
+    first_by_name: dict[str, Matrix] = {}
     for metaop in plan.metaops:
         for place, matrix in enumerate(metaop.gathered):
             where = f"metaops, {metaop.name}.gathered[{place}]"
@@ -27,8 +27,8 @@ def matrices_are_gathered_alike(plan: Plan) -> Iterator[Violation]:
                     value=f"op {matrix.op}",
                     expected=f"one of its {metaop.num_ops} ops, counted from 0",
                 )
-            first = known.setdefault(matrix.parameter, matrix)
-            said, meant = ((each.way, each.outputs, each.inputs) for each in (matrix, first))
+            first = first_by_name.setdefault(matrix.parameter, matrix)
+            said, meant = ((use.way, use.outputs, use.inputs) for use in (matrix, first))
             if said != meant:
                 yield Violation(
                     rule="gathered",
@@ -43,22 +43,22 @@ def gathered_matrices_are_whole(plan: Plan) -> Iterator[Violation]:
     whose slices are sound.
     """
     for wave in plan.waves:
-        for piece in wave.slices:
-            for matrix in plan.by_name[piece.metaop].gathered:
-                if piece.tp > 1 and piece.ops[0] <= matrix.op < piece.ops[1]:
+        for slice_ in wave.slices:
+            for matrix in plan.by_name[slice_.metaop].gathered:
+                if slice_.tp > 1 and slice_.ops[0] <= matrix.op < slice_.ops[1]:
                     yield Violation(
                         rule="gathered",
-                        where=place_of(wave.index, piece),
-                        value=f"tp {piece.tp}, with {matrix.parameter!r} gathered by {matrix.way}",
+                        where=place_of(wave.index, slice_),
+                        value=f"tp {slice_.tp}, with {matrix.parameter!r} gathered by {matrix.way}",
                         expected="tp 1",
                     )
-    for name, each in gathered_matrices(plan.slices, plan.by_name, plan.accumulate).items():
-        types = sorted({plan.cluster.type_of[device] for device in each.devices})
+    for name, gathered in gathered_matrices(plan.slices, plan.by_name, plan.accumulate).items():
+        types = sorted({plan.cluster.type_of[device] for device in gathered.devices})
         if len(types) > 1 and not plan.cluster.is_cpu:
             yield Violation(
                 rule="gathered",
                 where=f"metaops, {name!r}",
-                devices=each.devices,
+                devices=gathered.devices,
                 value=f"gathered by devices of {', '.join(types)}, each of which steps it",
                 expected="devices of one type, as types round differently",
             )
@@ -71,11 +71,11 @@ def copies_are_of_one_type(plan: Plan) -> Iterator[Violation]:
     if not plan.cluster.is_mixed or plan.cluster.is_cpu:
         return
     holders: dict[str, set[int]] = {}
-    for piece in plan.slices:
-        metaop = plan.by_name[piece.metaop]
-        key = parameter_block(metaop, piece.ops[0])[0]
+    for slice_ in plan.slices:
+        metaop = plan.by_name[slice_.metaop]
+        key = parameter_block(metaop, slice_.ops[0])[0]
         if metaop.trainable_fraction and not _is_updated_once(plan, key):
-            holders.setdefault(key, set()).update(piece.devices)
+            holders.setdefault(key, set()).update(slice_.devices)
     for key, devices in holders.items():
         types = sorted({plan.cluster.type_of[device] for device in devices})
         if len(types) > 1:
@@ -110,10 +110,10 @@ def tied_parameters_are_said_alike(plan: Plan) -> Iterator[Violation]:
         if key not in tied.keys:
             of_keys = f"{name!r} of keys {', '.join(tied.keys)}"
             yield _tied(where, of_keys, f"{key!r} among them, as this op uses it")
-        for other in tied.keys:
-            if other in keys and (name, other) not in users:
+        for other_key in tied.keys:
+            if other_key in keys and (name, other_key) not in users:
                 none = "an op with this key that says the same of it; none does"
-                yield _tied(where, f"{name!r} of key {other!r}", none)
+                yield _tied(where, f"{name!r} of key {other_key!r}", none)
         for what in ("num_bytes", "keys", "is_trained"):
             said = getattr(tied, what)
             meant = first.setdefault((name, what), said)

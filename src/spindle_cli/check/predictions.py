@@ -19,7 +19,7 @@ ROUNDED_BYTES = 64
 def times(plan: Plan) -> Iterator[Violation]:
     """compute_s is the end of the schedule, iteration_s not less, and no bound more."""
     predicted = plan.predicted
-    end_s = max(piece.last_s for piece in plan.slices)
+    end_s = max(slice_.last_s for slice_ in plan.slices)
     slack = RELATIVE_SLACK * end_s
     if abs(predicted.compute_s - end_s) > slack:
         yield Violation(
@@ -122,15 +122,15 @@ def stated_memory(plan: Plan, communicators: Sequence[int] | None) -> Iterator[V
 def ranges(waves: Sequence[Wave]) -> Iterator[Violation]:
     """Ranges of a slice's `offload` are of its ops, ascend, and have no op twice."""
     for wave in waves:
-        for piece in wave.slices:
-            first, last = piece.ops
-            inside = all(first <= low < high <= last for low, high in piece.offload)
-            ascends = all(before[1] <= after[0] for before, after in pairwise(piece.offload))
+        for slice_ in wave.slices:
+            first, last = slice_.ops
+            inside = all(first <= low < high <= last for low, high in slice_.offload)
+            ascends = all(before[1] <= after[0] for before, after in pairwise(slice_.offload))
             if not inside or not ascends:
                 yield Violation(
                     rule="offload",
-                    where=place_of(wave.index, piece),
-                    value=f"offload {[list(each) for each in piece.offload]}",
+                    where=place_of(wave.index, slice_),
+                    value=f"offload {[list(op_range) for op_range in slice_.offload]}",
                     expected=f"ascending ranges [first, last) of its ops [{first}, {last}), none twice",
                 )
 
@@ -142,17 +142,17 @@ def has_link(plan: Plan) -> Iterator[Violation]:
     cluster = plan.cluster
     if cluster.is_cpu:
         return
-    for wave, piece in located(plan):
-        if not piece.offload:
+    for wave, slice_ in located(plan):
+        if not slice_.offload:
             continue
         without = tuple(
-            device for device in piece.devices if cluster.host_link_of_node[cluster.node_of[device]] is None
+            device for device in slice_.devices if cluster.host_link_of_node[cluster.node_of[device]] is None
         )
         if without:
             of_which = "" if not cluster.knows_host_links else f" for {cluster.type_of[without[0]]}"
             yield Violation(
                 rule="offload",
-                where=place_of(wave, piece),
+                where=place_of(wave, slice_),
                 devices=without,
                 value=f"offload, and {cluster.name!r} has no links.host{of_which}",
                 expected="a cluster that says how fast its devices reach host memory",

@@ -44,15 +44,15 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
         violations += parameters.matrices_are_gathered_alike(whole)
         violations += parameters.tied_parameters_are_said_alike(whole)
         violations += predictions.ranges(
-            [*whole.waves, *(wave for each in whole.task_sets for wave in each.waves)]
+            [*whole.waves, *(wave for task_set in whole.task_sets for wave in task_set.waves)]
         )
     if not violations:
         violations = _rules(whole, profile, is_complete, states_ours=bool(plan.metaops))
     if not violations and plan.task_sets:
         violations += task_sets.sound(whole)
         for tasks, of_set in whole.set_plans.items() if is_complete and not violations else ():
-            own = _rules(of_set, profile, is_complete, states_ours=bool(plan.metaops))
-            violations += [task_sets.located_in(tasks, violation) for violation in own]
+            set_violations = _rules(of_set, profile, is_complete, states_ours=bool(plan.metaops))
+            violations += [task_sets.located_in(tasks, violation) for violation in set_violations]
     if profile is not None:
         violations += against_profile.same_profile(whole, profile)
         violations += against_profile.same_metaops(whole, profile)

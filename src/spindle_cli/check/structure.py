@@ -30,30 +30,30 @@ def names_and_ranges(plan: Plan, waves: Sequence[Wave] | None = None) -> Iterato
                 expected=f"{position}, its position",
             )
     for wave in waves:
-        for piece in wave.slices:
-            yield from _names_of(wave.index, piece, plan)
+        for slice_ in wave.slices:
+            yield from _names_of(wave.index, slice_, plan)
     for metaop in plan.metaops:
         yield from _table_sizes(metaop)
 
 
-def _names_of(wave: int, piece: Slice, plan: Plan) -> Iterator[Violation]:
-    where = place_of(wave, piece)
-    metaop = plan.by_name.get(piece.metaop)
+def _names_of(wave: int, slice_: Slice, plan: Plan) -> Iterator[Violation]:
+    where = place_of(wave, slice_)
+    metaop = plan.by_name.get(slice_.metaop)
     if metaop is None:
         yield Violation(
             rule="unknown-metaop",
             where=where,
-            value=f"{piece.metaop!r} is not among the plan's metaops",
+            value=f"{slice_.metaop!r} is not among the plan's metaops",
             expected="one of " + ", ".join(list(plan.by_name)[:8]),
         )
-    elif not 0 <= piece.ops[0] < piece.ops[1] <= metaop.num_ops:
+    elif not 0 <= slice_.ops[0] < slice_.ops[1] <= metaop.num_ops:
         yield Violation(
             rule="ops-range",
             where=where,
-            value=f"ops {list(piece.ops)}",
+            value=f"ops {list(slice_.ops)}",
             expected=f"[first, last] with 0 <= first < last <= {metaop.num_ops}, its number of ops",
         )
-    outside = tuple(device for device in piece.devices if device >= plan.cluster.num_devices)
+    outside = tuple(device for device in slice_.devices if device >= plan.cluster.num_devices)
     if outside:
         yield Violation(
             rule="unknown-device",
@@ -82,24 +82,24 @@ def rows_of_shares(plan: Plan, *, is_complete: bool) -> Iterator[Violation]:
         plan: its slices are of MetaOps that there are.
         is_complete: its `metaops` say how large batches are.
     """
-    for wave, piece in located(plan):
-        if piece.rows is None:
+    for wave, slice_ in located(plan):
+        if slice_.rows is None:
             continue
-        rows, last = list(piece.rows), None
+        rows, last = list(slice_.rows), None
         if is_complete:
-            last = plan.by_name[piece.metaop].batch_size // piece.micro_batches
+            last = plan.by_name[slice_.metaop].batch_size // slice_.micro_batches
         ascends = rows[0] == 0 and all(low < high for low, high in pairwise(rows))
-        if not ascends or len(rows) != piece.dp + 1 or (last is not None and rows[-1] != last):
-            whole = "batch" if piece.micro_batches == 1 else "micro-batch"
+        if not ascends or len(rows) != slice_.dp + 1 or (last is not None and rows[-1] != last):
+            whole = "batch" if slice_.micro_batches == 1 else "micro-batch"
             end = f"the size of its {whole}" if last is None else f"{last}, the size of its {whole}"
             yield Violation(
                 rule="rows",
-                where=place_of(wave, piece),
+                where=place_of(wave, slice_),
                 value=f"rows {_few(rows)}",
-                expected=f"{piece.dp + 1} ascending offsets from 0 to {end}, for {piece.dp} shares (dp)",
+                expected=f"{slice_.dp + 1} ascending offsets from 0 to {end}, for {slice_.dp} shares (dp)",
             )
-        elif len(piece.devices) != piece.dp * piece.tp:
-            yield _wrong_number(wave, piece)
+        elif len(slice_.devices) != slice_.dp * slice_.tp:
+            yield _wrong_number(wave, slice_)
 
 
 def _few(numbers: Sequence[int]) -> str:
@@ -110,26 +110,26 @@ def every_op_once(plan: Plan) -> Iterator[Violation]:
     """Find MetaOps whose slices, in the order of their ops, do not cover [0, num_ops) in each micro-batch
     without gap or overlap.
     """
-    pieces: dict[tuple[str, int], list[tuple[int, Slice]]] = {}
-    for wave, piece in located(plan):
-        pieces.setdefault((piece.metaop, piece.micro_batch), []).append((wave, piece))
+    located_slices: dict[tuple[str, int], list[tuple[int, Slice]]] = {}
+    for wave, slice_ in located(plan):
+        located_slices.setdefault((slice_.metaop, slice_.micro_batch), []).append((wave, slice_))
     for metaop in plan.metaops:
         count = plan.micro_batches.get(metaop.task, 1)
         for number in range(count):
             name = metaop.name if count == 1 else f"{metaop.name}, micro-batch {number} of {count}"
-            yield from _covered(name, metaop.num_ops, pieces.get((metaop.name, number), []))
+            yield from _covered(name, metaop.num_ops, located_slices.get((metaop.name, number), []))
 
 
-def _covered(name: str, num_ops: int, pieces: list[tuple[int, Slice]]) -> Iterator[Violation]:
+def _covered(name: str, num_ops: int, located_slices: list[tuple[int, Slice]]) -> Iterator[Violation]:
     covered = 0
-    for wave, piece in sorted(pieces, key=lambda entry: entry[1].ops):
-        first, last = piece.ops
+    for wave, slice_ in sorted(located_slices, key=lambda entry: entry[1].ops):
+        first, last = slice_.ops
         if first > covered:
             yield _lost(name, covered, first)
         elif first < covered:
             yield Violation(
                 rule="coverage",
-                where=place_of(wave, piece),
+                where=place_of(wave, slice_),
                 value=f"runs ops [{first}, {min(covered, last)}) a second time",
                 expected=f"a slice that starts at op {covered}",
             )
@@ -149,9 +149,9 @@ def _lost(name: str, first: int, last: int) -> Violation:
 
 def device_lists(plan: Plan) -> Iterator[Violation]:
     """Each slice has dp x tp different devices."""
-    for wave, piece in located(plan):
-        where = place_of(wave, piece)
-        repeated = tuple(sorted(device for device, times in Counter(piece.devices).items() if times > 1))
+    for wave, slice_ in located(plan):
+        where = place_of(wave, slice_)
+        repeated = tuple(sorted(device for device, times in Counter(slice_.devices).items() if times > 1))
         if repeated:
             yield Violation(
                 rule="device-twice",
@@ -160,37 +160,37 @@ def device_lists(plan: Plan) -> Iterator[Violation]:
                 value="listed twice in one slice",
                 expected="each device once",
             )
-        if len(piece.devices) != piece.dp * piece.tp:
-            yield _wrong_number(wave, piece)
+        if len(slice_.devices) != slice_.dp * slice_.tp:
+            yield _wrong_number(wave, slice_)
 
 
-def _wrong_number(wave: int, piece: Slice) -> Violation:
+def _wrong_number(wave: int, slice_: Slice) -> Violation:
     return Violation(
         rule="allocation",
-        where=place_of(wave, piece),
-        value=f"{len(piece.devices)} devices",
-        expected=f"dp {piece.dp} x tp {piece.tp} = {piece.dp * piece.tp} devices",
+        where=place_of(wave, slice_),
+        value=f"{len(slice_.devices)} devices",
+        expected=f"dp {slice_.dp} x tp {slice_.tp} = {slice_.dp * slice_.tp} devices",
     )
 
 
 def tensor_parallel_groups(plan: Plan) -> Iterator[Violation]:
     """The `tp` devices that hold one share of a slice are of one node, and so of one type."""
     node_of, type_of = plan.cluster.node_of, plan.cluster.type_of
-    for wave, piece in located(plan):
-        if piece.tp == 1:
+    for wave, slice_ in located(plan):
+        if slice_.tp == 1:
             continue
-        for share in range(len(piece.devices) // piece.tp):
-            members = piece.devices[share * piece.tp : (share + 1) * piece.tp]
+        for share in range(len(slice_.devices) // slice_.tp):
+            members = slice_.devices[share * slice_.tp : (share + 1) * slice_.tp]
             nodes = sorted({node_of[device] for device in members})
             if len(nodes) > 1:
                 kinds = list(dict.fromkeys(type_of[device] for device in members))
                 of_types = f", of {' and '.join(kinds)}" if len(kinds) > 1 else ""
                 yield Violation(
                     rule="tensor-parallel",
-                    where=place_of(wave, piece),
+                    where=place_of(wave, slice_),
                     devices=members,
                     value=f"hold share {share} together, on nodes {', '.join(map(str, nodes))}{of_types}",
-                    expected=f"the {piece.tp} devices of a tensor-parallel share on one node"
+                    expected=f"the {slice_.tp} devices of a tensor-parallel share on one node"
                     + (", of one type" if of_types else ""),
                 )
 
@@ -224,33 +224,33 @@ def shared_out(plan: Plan) -> Iterator[Violation]:
     which gather and sum together in each of their passes; or where the parameters themselves are shared out,
     on those of one of several teams, of two devices at least, that have no device in common.
     """
-    known: dict[str, list[Slice]] = {}  # the first slice of each team
-    for wave, piece in located(plan):
-        metaop = plan.by_name[piece.metaop]
+    teams_by_key: dict[str, list[Slice]] = {}  # the first slice of each team
+    for wave, slice_ in located(plan):
+        metaop = plan.by_name[slice_.metaop]
         key = metaop.parameters or metaop.name
         sharding = plan.sharding.get(key)
         if sharding is None or not sharding.is_by_pass:
             continue
-        teams = known.setdefault(key, [])
-        devices = set(piece.devices)
-        if any(set(other.devices) == devices for other in teams):
+        teams = teams_by_key.setdefault(key, [])
+        devices = set(slice_.devices)
+        if any(set(peer.devices) == devices for peer in teams):
             continue
-        others = [
-            other
-            for other in teams
+        conflicting = [
+            peer
+            for peer in teams
             if not sharding.is_fetched
-            or not devices.isdisjoint(other.devices)
-            or min(len(devices), len(other.devices)) < 2
+            or not devices.isdisjoint(peer.devices)
+            or min(len(devices), len(peer.devices)) < 2
         ]
-        if others:
+        if conflicting:
             also = ", or in teams that have none in common" if sharding.is_fetched else ""
             yield Violation(
                 rule="sharding",
-                where=place_of(wave, piece),
-                devices=tuple(sorted(set(others[0].devices) ^ devices)),
-                value=f"its parameters {key!r} are shared out ({sharding}), and {others[0].label} runs on "
-                "other devices",
+                where=place_of(wave, slice_),
+                devices=tuple(sorted(set(conflicting[0].devices) ^ devices)),
+                value=f"its parameters {key!r} are shared out ({sharding}), and {conflicting[0].label} "
+                "runs on other devices",
                 expected=f"all slices of parameters that are shared out on the same devices{also}",
             )
         else:
-            teams.append(piece)
+            teams.append(slice_)

@@ -20,14 +20,14 @@ def sound(plan: Plan) -> Iterator[Violation]:
         where = _place(fault.tasks) if fault.tasks else "task_sets"
         yield Violation(rule="task-sets", where=where, value=fault.found, expected=fault.expected)
     changing = [metaop.name for metaop in plan.metaops if metaop.changes_buffers]
-    for each in plan.task_sets:
-        slices = [piece for wave in each.waves for piece in wave.slices]
+    for task_set in plan.task_sets:
+        slices = [slice_ for wave in task_set.waves for slice_ in wave.slices]
         for name in changing:
-            own, whole = _places_of(name, slices), _places_of(name, plan.slices)
-            if own and own != whole:
+            places, whole_places = _places_of(name, slices), _places_of(name, plan.slices)
+            if places and places != whole_places:
                 yield Violation(
                     rule="buffers",
-                    where=_place(each.tasks),
+                    where=_place(task_set.tasks),
                     value=f"{name} changes buffers, and runs on other devices than in the plan of all tasks",
                     expected="the same, as they keep them",
                 )
@@ -35,9 +35,9 @@ def sound(plan: Plan) -> Iterator[Violation]:
 
 def parts_exist(plan: Plan) -> Iterator[Violation]:
     """Slices of the sets name MetaOps, ops and devices that exist: memory of any set rests on all of them."""
-    for each in plan.task_sets:
-        for violation in names_and_ranges(plan, each.waves):
-            yield located_in(each.tasks, violation)
+    for task_set in plan.task_sets:
+        for violation in names_and_ranges(plan, task_set.waves):
+            yield located_in(task_set.tasks, violation)
 
 
 def located_in(tasks: Iterable[str], violation: Violation) -> Violation:
@@ -50,7 +50,7 @@ def _place(tasks: Iterable[str]) -> str:
 
 
 def _places_of(metaop: str, slices: Iterable[Slice]) -> set[object]:
-    return {(piece.ops, piece.devices, piece.dp) for piece in slices if piece.metaop == metaop}
+    return {(slice_.ops, slice_.devices, slice_.dp) for slice_ in slices if slice_.metaop == metaop}
 
 
 def require_planned(plan: Plan, sets: Iterable[TaskShare], where: str) -> None:
@@ -59,13 +59,13 @@ def require_planned(plan: Plan, sets: Iterable[TaskShare], where: str) -> None:
     Raises:
         InputError: naming the tasks of a set without a plan.
     """
-    planned = [each.tasks for each in plan.task_sets]
+    planned = [task_set.tasks for task_set in plan.task_sets]
     everything = {metaop.task for metaop in plan.metaops}
-    for each in sets:
-        if each.tasks not in planned and set(each.tasks) != everything:
+    for share in sets:
+        if share.tasks not in planned and set(share.tasks) != everything:
             has = "; ".join(", ".join(tasks) for tasks in planned) or "all tasks at every step"
             raise InputError(
-                f"{where}: some steps run {', '.join(each.tasks)} alone (train.sampling), and the plan has "
+                f"{where}: some steps run {', '.join(share.tasks)} alone (train.sampling), and the plan has "
                 f"nothing for them; it is for {has}",
                 hint="Profile and plan again: the profile says which tasks run together.",
             )

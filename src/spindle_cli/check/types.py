@@ -139,23 +139,23 @@ def _short(text: str) -> str:
     return f"{text[:half]} ... {text[-half:]}"
 
 
-def slack_s(*pieces: Slice) -> float:
+def slack_s(*slices: Slice) -> float:
     """Seconds by which times of these slices may differ and still count as equal: by the shortest of them, as
     one that is stretched says nothing of the others.
     """
-    times = [each for piece in pieces for each in piece.times_s]
+    times = [interval for slice_ in slices for interval in slice_.times_s]
     shortest = min((end_s - start_s for start_s, end_s in times), default=0.0)
     return RELATIVE_SLACK * max(shortest, 0.0) + _ROUNDING * max((end_s for _, end_s in times), default=0.0)
 
 
-def place_of(wave: int, piece: Slice) -> str:
+def place_of(wave: int, slice_: Slice) -> str:
     """A slice by its wave and its ops, for messages."""
-    return f"wave {wave}, {piece.label}"
+    return f"wave {wave}, {slice_.label}"
 
 
 def located(plan: Plan) -> Iterable[tuple[int, Slice]]:
     """Every slice with its wave's index, in file order."""
-    return ((wave.index, piece) for wave in plan.waves for piece in wave.slices)
+    return ((wave.index, slice_) for wave in plan.waves for slice_ in wave.slices)
 
 
 def exact_s(seconds: float) -> str:

@@ -47,9 +47,9 @@ class CarryOver:
         saved_as = {name: canonical for canonical, names in saved.items() for name in names}
         kept: dict[str, str] = {}
         for canonical, names in wanted.items():
-            found = next((saved_as[name] for name in names if name in saved_as), None)
-            if found is not None:
-                kept[canonical] = found
+            saved_name = next((saved_as[name] for name in names if name in saved_as), None)
+            if saved_name is not None:
+                kept[canonical] = saved_name
         used = set(kept.values())
         return cls(
             kept,

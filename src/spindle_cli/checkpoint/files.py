@@ -68,8 +68,8 @@ def _problems(folder: Path, checkpoint: Checkpoint, *, reads_all: bool) -> Itera
     if reads_all:
         # One thread each: hashing lets others run meanwhile.
         with ThreadPoolExecutor(max_workers=MAX_READERS) as readers:
-            found = readers.map(partial(_wrong_checksum, folder), checkpoint.files)
-            yield from (problem for problem in found if problem is not None)
+            problems = readers.map(partial(_wrong_checksum, folder), checkpoint.files)
+            yield from (problem for problem in problems if problem is not None)
 
 
 def _wrong_file(folder: Path, shard: Shard | FrozenFile) -> str | None:
@@ -151,14 +151,14 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 def _wrong_checksum(folder: Path, shard: Shard | FrozenFile) -> str | None:
     try:
-        found = checksum(folder / shard.file)
+        actual = checksum(folder / shard.file)
     except OSError as error:
         return f"{shard.file} cannot be read: {error.strerror}"
-    return None if found == shard.sha256 else f"{shard.file} is not what was written: its checksum differs"
+    return None if actual == shard.sha256 else f"{shard.file} is not what was written: its checksum differs"
 
 
 @dataclass(frozen=True)
-class FoundCheckpoint:
+class StoredCheckpoint:
     """The newest whole checkpoint of a run. `skipped`: newer ones that are not, each with why, for people."""
 
     folder: Path
@@ -171,7 +171,7 @@ def checkpoint_folder(run_dir: Path, step: int) -> Path:
     return model_path(run_dir, step).parent
 
 
-def find_checkpoint(run_dir: Path, *, step: int | None = None, reads_all: bool = False) -> FoundCheckpoint:
+def find_checkpoint(run_dir: Path, *, step: int | None = None, reads_all: bool = False) -> StoredCheckpoint:
     """The newest checkpoint that is whole.
 
     Args:
@@ -198,7 +198,7 @@ def find_checkpoint(run_dir: Path, *, step: int | None = None, reads_all: bool =
             else f"its index is of step {checkpoint.step}"
         )
         if problem is None:
-            return FoundCheckpoint(folder, checkpoint, _said(skipped))
+            return StoredCheckpoint(folder, checkpoint, _said(skipped))
         skipped.setdefault(problem, []).append(folder.name)
     raise InputError(
         "\n  ".join((f"{run_dir}: there is no checkpoint to go on from", *_said(skipped))),
@@ -221,15 +221,15 @@ def _said(skipped: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     return tuple(f"{', '.join(names)} cannot be used: {problem}" for problem, names in skipped.items())
 
 
-def require_steps_left(found: FoundCheckpoint, total_steps: int) -> None:
+def require_steps_left(stored: StoredCheckpoint, total_steps: int) -> None:
     """Refuse to go on from a checkpoint at or behind the run's end.
 
     Raises:
         InputError: it is.
     """
-    if found.checkpoint.step >= total_steps:
+    if stored.checkpoint.step >= total_steps:
         raise InputError(
-            f"{found.folder}: the run has done {found.checkpoint.step} steps already, "
+            f"{stored.folder}: the run has done {stored.checkpoint.step} steps already, "
             f"and is to end after {total_steps}",
             hint="Give the number of steps at which it is to end with --steps.",
         )
@@ -257,7 +257,9 @@ def locate_checkpoint(path: Path) -> tuple[Path, int | None]:
     return path, None
 
 
-def forget_old(run_dir: Path, newest_step: int, keep: int, *, own: Collection[int], began: int) -> None:
+def forget_old(
+    run_dir: Path, newest_step: int, keep: int, *, saved_steps: Collection[int], began: int
+) -> None:
     """Delete what is older than the last `keep` whole checkpoints up to `newest_step`.
 
     Args:
@@ -274,7 +276,7 @@ def forget_old(run_dir: Path, newest_step: int, keep: int, *, own: Collection[in
     for step, folder in until:
         if kept >= keep:
             shutil.rmtree(folder)
-        elif step in own or step == newest_step or (step <= began and _is_whole(folder)):
+        elif step in saved_steps or step == newest_step or (step <= began and _is_whole(folder)):
             kept += 1
 
 
@@ -288,9 +290,9 @@ def _is_whole(folder: Path) -> bool:
 
 def _folders(run_dir: Path) -> list[tuple[int, Path]]:
     """Every checkpoint's folder, by step, whole or not."""
-    found = [
+    folders = [
         (int(number), folder)
         for folder in (run_dir / CHECKPOINTS_DIR).glob("step-*")
         if (number := folder.name.removeprefix("step-")).isdecimal()
     ]
-    return sorted(found)
+    return sorted(folders)

@@ -189,7 +189,7 @@ def shard_name(rank: int) -> str:
 
 def sums_text(index_sha256: str, files: Iterable[Shard | FrozenFile]) -> str:
     """The content of SHA256SUMS, as `sha256sum` writes it."""
-    sums = [(index_sha256, INDEX_FILE), *((each.sha256, each.file) for each in files)]
+    sums = [(index_sha256, INDEX_FILE), *((entry.sha256, entry.file) for entry in files)]
     return "".join(f"{sha256}  {file}\n" for sha256, file in sums)
 
 

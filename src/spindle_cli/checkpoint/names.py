@@ -33,12 +33,12 @@ def state_key(name: str, key: str) -> str:
 
 def optimizer_keys(names: Iterable[str]) -> dict[str, list[str]]:
     """Parameter -> the optimizer's keys, of all the names of a checkpoint."""
-    found: dict[str, list[str]] = {}
+    keys: dict[str, list[str]] = {}
     for name in names:
         if name.startswith("optimizer.state."):
             parameter, key = _parameter_and_key(name)
-            found.setdefault(parameter, []).append(key)
-    return found
+            keys.setdefault(parameter, []).append(key)
+    return keys
 
 
 def buffer_key(name: str, rank: int) -> str:
@@ -61,18 +61,18 @@ def every_name(names: Iterable[str], aliases: Mapping[str, Sequence[str]]) -> di
     Returns:
         Also a buffer's name as part of the model, for the value of the first rank that has one.
     """
-    found = {name: name for name in names}
-    buffers = sorted(map(_rank_and_buffer, (name for name in found if name.startswith("buffers."))))
+    saved_names = {name: name for name in names}
+    buffers = sorted(map(_rank_and_buffer, (name for name in saved_names if name.startswith("buffers."))))
     for rank, buffer in buffers:
-        found.setdefault(model_key(buffer), buffer_key(buffer, rank))
-    for name, saved in list(found.items()):
+        saved_names.setdefault(model_key(buffer), buffer_key(buffer, rank))
+    for name, saved in list(saved_names.items()):
         kind, _, tensor = name.partition(".")
         if kind == "model":
-            found.update((model_key(other), saved) for other in aliases.get(tensor, ()))
+            saved_names.update((model_key(alias), saved) for alias in aliases.get(tensor, ()))
         elif kind == "optimizer":
             parameter, key = _parameter_and_key(name)
-            found.update((state_key(other, key), saved) for other in aliases.get(parameter, ()))
-    return found
+            saved_names.update((state_key(alias, key), saved) for alias in aliases.get(parameter, ()))
+    return saved_names
 
 
 def _rank_and_buffer(name: str) -> tuple[int, str]:
@@ -87,8 +87,10 @@ def _parameter_and_key(name: str) -> tuple[str, str]:
 
 def model_names(names: Iterable[str]) -> dict[str, None]:
     """Canonical names of the parameters and buffers among saved tensors."""
-    found = dict.fromkeys(name.removeprefix("model.") for name in names if name.startswith("model."))
-    return found | dict.fromkeys(_rank_and_buffer(name)[1] for name in names if name.startswith("buffers."))
+    parameters = dict.fromkeys(name.removeprefix("model.") for name in names if name.startswith("model."))
+    return parameters | dict.fromkeys(
+        _rank_and_buffer(name)[1] for name in names if name.startswith("buffers.")
+    )
 
 
 @dataclass(frozen=True)
@@ -147,14 +149,14 @@ class Region:
 
     def _of_row(self, index: int, first: int, last: int) -> Iterator[Region]:
         inner = Region(self.offsets[1:], self.sizes[1:])
-        for each in inner.of_range(first, last):
-            yield Region((self.offsets[0] + index, *each.offsets), (1, *each.sizes))
+        for rest in inner.of_range(first, last):
+            yield Region((self.offsets[0] + index, *rest.offsets), (1, *rest.sizes))
 
 
 def parse_region(key: str) -> tuple[str, Region] | None:
     """The tensor's name, and which part of it: what `Region.key` made of a part; None for a plain name."""
     name, ranges = parse_part_key(key)
-    ends = [each for each in ranges or () if each is not None]
+    ends = [bounds for bounds in ranges or () if bounds is not None]
     if not ends or ranges is None or len(ends) < len(ranges):
         return None
     return name, Region(tuple(a for a, _ in ends), tuple(b - a for a, b in ends))

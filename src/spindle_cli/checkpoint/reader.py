@@ -110,9 +110,9 @@ class CheckpointReader(StorageReader):
             try:
                 with safe_open(path, framework="pt") as shard:
                     for item in items:
-                        found = _slice(shard, self._where[item.storage_index][1], item)
+                        values = _slice(shard, self._where[item.storage_index][1], item)
                         target = planner.resolve_tensor(item).detach()
-                        target.copy_(found)
+                        target.copy_(values)
                         planner.commit_tensor(item, target)
             except (OSError, SafetensorError) as error:
                 raise InputError(
@@ -144,18 +144,18 @@ def _read_whole(folder: Path) -> Checkpoint:
 
 
 def _dtype(saved: SavedTensor) -> torch.dtype:
-    found: torch.dtype = getattr(torch, saved.dtype)
-    return found
+    dtype: torch.dtype = getattr(torch, saved.dtype)
+    return dtype
 
 
 def _slice(shard: Any, key: str, item: ReadItem) -> Tensor:
-    found: Tensor
+    values: Tensor
     if not item.lengths:
-        found = shard.get_tensor(key)
+        values = shard.get_tensor(key)
     else:
         begins = zip(item.storage_offsets, item.lengths, strict=True)
-        found = shard.get_slice(key)[tuple(slice(begin, begin + length) for begin, length in begins)]
-    return found
+        values = shard.get_slice(key)[tuple(slice(begin, begin + length) for begin, length in begins)]
+    return values
 
 
 class PartsPlanner(LoadPlanner):
@@ -303,10 +303,10 @@ class WholeTensors:
                 f"{self._folder}: there is no {key} in it",
                 hint="The checkpoint is of another workload, or of one whose modules had other names.",
             )
-        found = self._checkpoint.tensors[self._saved[key]].shape
-        if found != shape:
+        saved_shape = self._checkpoint.tensors[self._saved[key]].shape
+        if saved_shape != shape:
             raise InputError(
-                f"{self._folder}: {key} has shape {found}; the workload's has {shape}",
+                f"{self._folder}: {key} has shape {saved_shape}; the workload's has {shape}",
                 hint="The checkpoint is of another version of the workload.",
             )
 
@@ -321,13 +321,13 @@ class WholeTensors:
         whole = torch.empty(saved.shape, dtype=getattr(torch, saved.dtype))
         for file, part, region in self._parts.get(name, ()) if prod(saved.shape) else ():
             try:
-                found = self._file(file).get_tensor(part)
+                values = self._file(file).get_tensor(part)
             except (OSError, SafetensorError) as error:
                 raise InputError(f"{self._folder / file}: cannot be read: {error}") from error
             target = whole
             for dim, (first, size) in enumerate(zip(region.offsets, region.sizes, strict=True)):
                 target = target.narrow(dim, first, size)
-            target.copy_(found)
+            target.copy_(values)
         return whole
 
     def _file(self, name: str) -> Any:

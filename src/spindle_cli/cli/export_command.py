@@ -49,7 +49,7 @@ def export(
     shard_bytes = None if shard_size is None else parse_bytes(shard_size)
     if shard_size is not None and shard_bytes is None:
         raise UsageError(f"--shard-size {shard_size}: expected a size such as 5GB, 500MB or 2GiB")
-    asked = ExportOptions(
+    options = ExportOptions(
         task=task,
         module=module,
         peft=None if peft is None else peft.value,
@@ -58,7 +58,7 @@ def export(
         workload=workload,
         averaged=ema,
     )
-    exported = export_run(run, output, asked)
+    exported = export_run(run, output, options)
     for skipped in exported.skipped:
         printed.note(f"warning: {skipped}")
     size = format_bytes(exported.num_bytes)

@@ -32,10 +32,10 @@ def init(
     Beside them a cluster file of this machine. It runs the code of the model: its tasks, the blocks that it
     repeats (candidate operators), the fields of its batches and its losses are found by looking at it.
     """
-    from spindle_cli.init.run import Asked, write_start
+    from spindle_cli.init.run import InitRequest, write_start
 
     report = write_start(
-        Asked(
+        InitRequest(
             model=model,
             folder=folder,
             arguments=_arguments(arguments or []),

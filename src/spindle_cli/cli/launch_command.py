@@ -294,7 +294,7 @@ def train(
         for line in prepared.workload.initial:
             output.note(line)
     if begins is not None:
-        for skipped in begins.found.skipped:
+        for skipped in begins.stored.skipped:
             output.note(f"warning: {skipped}")
         output.note(begins.describe())
     started = prepared.launch
@@ -328,12 +328,12 @@ def evaluation_times(run_dir: Path, plan: Plan, graph: WorkloadGraph) -> Iterato
         measured = [line.seconds for line in lines if line.num_samples == num_samples]
         if task not in graph.tasks and task not in graph.evaluations:
             continue  # of the workload as it was, before the run was gone on with
-        own = _plan_of(task, plan, graph)
+        task_plan = _plan_of(task, plan, graph)
         yield EvaluationTimes(
             task=task,
             num_samples=num_samples,
             times=len(measured),
-            predicted_s=evaluation_s(own, task, num_samples) if has_times(own, task) else None,
+            predicted_s=evaluation_s(task_plan, task, num_samples) if has_times(task_plan, task) else None,
             measured_s=statistics.median(measured),
         )
 

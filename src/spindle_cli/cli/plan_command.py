@@ -89,10 +89,10 @@ def _by_history(
         return read, ()
     from spindle_cli.calibrate.history import from_history
 
-    found = from_history(history, read, path, cluster)
-    for line in found.passed_over:
+    chosen = from_history(history, read, path, cluster)
+    for line in chosen.passed_over:
         output.note(line)
-    return found.profile, (found.note,)
+    return chosen.profile, (chosen.note,)
 
 
 EffortOption = Annotated[

@@ -11,4 +11,4 @@ _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2
 
 def printable(text: str) -> str:
     """Write what would steer a terminal in a text as Python writes it: an escape character as `\x1b`."""
-    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _STEERING.sub(lambda match: ascii(match[0])[1:-1], text)

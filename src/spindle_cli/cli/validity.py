@@ -47,11 +47,11 @@ def of_tasks(plan: Plan, tasks: str | None) -> Plan:
             output.note(f"of a step that runs all tasks; --tasks shows others: {_listed(plan)}")
         return plan
     wanted = {name.strip() for name in tasks.split(",")}
-    for names, found in plan.set_plans.items():
+    for names, set_plan in plan.set_plans.items():
         if set(names) == wanted:
-            return found
-    known = _listed(plan) or "none, as every step runs all tasks"
-    raise UsageError(f"--tasks {tasks}: the plan has nothing for steps of just these; it has {known}")
+            return set_plan
+    planned_sets = _listed(plan) or "none, as every step runs all tasks"
+    raise UsageError(f"--tasks {tasks}: the plan has nothing for steps of just these; it has {planned_sets}")
 
 
 def steps_of(plan: Plan, tasks: str | None) -> Plan:
@@ -63,7 +63,7 @@ def steps_of(plan: Plan, tasks: str | None) -> Plan:
     """
     if tasks is not None or not plan.task_sets:
         return of_tasks(plan, tasks)
-    most = max(plan.task_sets, key=lambda each: each.share * each.predicted.iteration_s)
+    most = max(plan.task_sets, key=lambda task_set: task_set.share * task_set.predicted.iteration_s)
     share = most.share * most.predicted.iteration_s / plan.mean_iteration_s
     output.note(
         f"of steps that run {', '.join(most.tasks)}, {share:.0%} of the time of all steps; --tasks shows "
@@ -73,7 +73,7 @@ def steps_of(plan: Plan, tasks: str | None) -> Plan:
 
 
 def _listed(plan: Plan) -> str:
-    return "; ".join(",".join(each.tasks) for each in plan.task_sets)
+    return "; ".join(",".join(task_set.tasks) for task_set in plan.task_sets)
 
 
 def require(possible: bool, path: Path, violations: Sequence[Violation]) -> None:

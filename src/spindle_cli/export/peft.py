@@ -106,11 +106,11 @@ def _wrapped(base: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     return layers, wrappers
 
 
-def _prefix(key: str, known: Mapping[str, Any]) -> str:
+def _prefix(key: str, prefixes: Mapping[str, Any]) -> str:
     """The longest of the known prefixes that a key begins with; '' if none is."""
     parts = key.split(".")
     candidates = (".".join(parts[:count]) + "." for count in range(len(parts) - 1, 0, -1))
-    return next((each for each in candidates if each in known), "")
+    return next((candidate for candidate in candidates if candidate in prefixes), "")
 
 
 def _merged(layer: nn.Module, value_of: ValueOf) -> Any:

@@ -33,13 +33,15 @@ def export_run(run_dir: Path, output: Path, options: ExportOptions | None = None
         WorkloadError: the workload cannot be built.
         UsageError: there is no such task, or an option does not go with another or with the model.
     """
-    asked = options or ExportOptions()
-    require_consistent(asked)
-    found = find_checkpoint(run_dir, reads_all=True)
-    with trained_model(found, asked.workload or found.checkpoint.workload, averaged=asked.averaged) as model:
-        selection = select(model, asked)
-        if asked.is_folder:
-            files = write_folder(output, selection, asked.shard_bytes or DEFAULT_SHARD_BYTES)
+    chosen = options or ExportOptions()
+    require_consistent(chosen)
+    stored = find_checkpoint(run_dir, reads_all=True)
+    with trained_model(
+        stored, chosen.workload or stored.checkpoint.workload, averaged=chosen.averaged
+    ) as model:
+        selection = select(model, chosen)
+        if chosen.is_folder:
+            files = write_folder(output, selection, chosen.shard_bytes or DEFAULT_SHARD_BYTES)
         else:
             write_model(output, selection.specs, selection.read)
             files = {}
@@ -48,11 +50,11 @@ def export_run(run_dir: Path, output: Path, options: ExportOptions | None = None
         file=str(output),
         files=tuple(files),
         run_dir=str(run_dir),
-        step=found.checkpoint.step,
-        tasks=(asked.task,) if asked.task is not None else tasks,
+        step=stored.checkpoint.step,
+        tasks=(chosen.task,) if chosen.task is not None else tasks,
         tensors=len(selection.specs),
         num_bytes=sum(files.values()) if files else output.stat().st_size,
-        skipped=found.skipped,
+        skipped=stored.skipped,
     )
 
 

@@ -89,14 +89,18 @@ def _module(model: TrainedModel, options: ExportOptions) -> nn.Module:
     try:
         module = roots[task].get_submodule(name)
     except AttributeError as error:
-        known = ", ".join(key for key, _ in roots[task].named_children()) or "none"
-        raise UsageError(f"--module {name}: task {task!r} has no such module; its own are {known}") from error
+        children = ", ".join(key for key, _ in roots[task].named_children()) or "none"
+        raise UsageError(
+            f"--module {name}: task {task!r} has no such module; its own are {children}"
+        ) from error
     if options.peft is not None and not is_peft(module):
-        inner = [key for key, each in roots[task].named_modules() if key and is_peft(each)]
-        found = f"of task {task!r} these are: {', '.join(inner)}" if inner else f"nor has task {task!r} any"
+        inner = [key for key, submodule in roots[task].named_modules() if key and is_peft(submodule)]
+        alternatives = (
+            f"of task {task!r} these are: {', '.join(inner)}" if inner else f"nor has task {task!r} any"
+        )
         where = f"--module {name}" if name else f"--task {task}"
         raise UsageError(
-            f"--peft {options.peft}: {where} is no PEFT model (a {type(module).__name__}); {found}",
+            f"--peft {options.peft}: {where} is no PEFT model (a {type(module).__name__}); {alternatives}",
             hint="Name one with --module." if inner else None,
         )
     return module
@@ -106,8 +110,8 @@ def _like(model: TrainedModel, options: ExportOptions) -> Selection:
     """What was taken from a source of `init_from`, under the names there."""
     initial = model.initial
     if options.like not in initial.given:
-        known = ", ".join(initial.given) or "none"
-        raise UsageError(f"--like {options.like}: no path of the workload's init_from; they are {known}")
+        paths = ", ".join(initial.given) or "none"
+        raise UsageError(f"--like {options.like}: no path of the workload's init_from; they are {paths}")
     index = initial.given.index(options.like)
     held = {**model.table.parameters, **model.table.buffers}
     tensors = {
@@ -198,5 +202,5 @@ def _goes_along(path: Path) -> bool:
 
 def _dtype(tensors: Mapping[str, Tensor]) -> str | None:
     """The dtype of all floating-point tensors; None: they have several."""
-    found = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    return str(found.pop()).removeprefix("torch.") if len(found) == 1 else None
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    return str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else None

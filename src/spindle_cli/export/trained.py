@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from spindle_cli.analysis.localise import load_local
-from spindle_cli.checkpoint.files import FoundCheckpoint
+from spindle_cli.checkpoint.files import StoredCheckpoint
 from spindle_cli.checkpoint.names import AVERAGE_KEY, COMMON_KEY, model_key, optimizer_keys, state_key
 from spindle_cli.checkpoint.reader import WholeTensors
 from spindle_cli.errors import InputError
@@ -89,22 +89,24 @@ class TrainedModel:
 
 
 @contextmanager
-def trained_model(found: FoundCheckpoint, workload: str, *, averaged: bool = False) -> Iterator[TrainedModel]:
+def trained_model(
+    stored: StoredCheckpoint, workload: str, *, averaged: bool = False
+) -> Iterator[TrainedModel]:
     """What a checkpoint holds of a workload; with `averaged` the moving average of its weights.
 
     Raises:
         InputError: the checkpoint lacks something that the workload uses, or has it in another shape.
         WorkloadError: the workload cannot be built or traced.
     """
-    with WholeTensors(found.folder, found.checkpoint) as saved:
-        if averaged and not any(keys_end_in_average(found)):
+    with WholeTensors(stored.folder, stored.checkpoint) as saved:
+        if averaged and not any(keys_end_in_average(stored)):
             raise InputError(
-                f"{found.folder}: there is no average of the weights in it",
+                f"{stored.folder}: there is no average of the weights in it",
                 hint="A run keeps one with `ema` in its train settings, from its first averaging on.",
             )
         yield TrainedModel(workload, saved, averaged=averaged)
 
 
-def keys_end_in_average(found: FoundCheckpoint) -> Iterator[bool]:
+def keys_end_in_average(stored: StoredCheckpoint) -> Iterator[bool]:
     """Say for each parameter with optimizer state whether an average of it was saved."""
-    return (AVERAGE_KEY in keys for keys in optimizer_keys(found.checkpoint.tensors).values())
+    return (AVERAGE_KEY in keys for keys in optimizer_keys(stored.checkpoint.tensors).values())

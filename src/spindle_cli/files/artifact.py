@@ -193,7 +193,7 @@ def _read_bytes(path: Path) -> bytes:
     return content
 
 
-def check_schema(data: Any, known: Sequence[str], *, where: str) -> None:
+def check_schema(data: Any, schemas: Sequence[str], *, where: str) -> None:
     """Refuse data whose `schema` key is missing, of another kind, or of a major version that we do not know.
 
     Args:
@@ -204,21 +204,21 @@ def check_schema(data: Any, known: Sequence[str], *, where: str) -> None:
     """
     if not isinstance(data, dict):
         raise InputError(f"{where}: expected a mapping with the key 'schema', found {_kind(data)}")
-    found = data.get("schema")
-    if found in known:
+    schema = data.get("schema")
+    if schema in schemas:
         return
-    expected = " or ".join(known)
-    if found is None:
+    expected = " or ".join(schemas)
+    if schema is None:
         raise InputError(f"{where}: the key 'schema' is missing", hint=f"Expected schema: {expected}")
-    kind = known[0].rsplit("/", 1)[0]
-    if isinstance(found, str) and found.rsplit("/", 1)[0] == kind:
-        version = found.rsplit("/", 1)[-1]
+    kind = schemas[0].rsplit("/", 1)[0]
+    if isinstance(schema, str) and schema.rsplit("/", 1)[0] == kind:
+        version = schema.rsplit("/", 1)[-1]
         raise InputError(
             f"{where}: schema: version {shown(version)} is not known; this spindle reads {expected}",
             hint="Upgrade spindle, or make the file again with this version.",
         )
     raise InputError(
-        f"{where}: schema: found {shown(found)}, expected '{expected}'", hint="Is this the right file?"
+        f"{where}: schema: found {shown(schema)}, expected '{expected}'", hint="Is this the right file?"
     )
 
 
@@ -246,13 +246,13 @@ def validate(model: type[T], data: Any, *, where: str) -> T:
         raise InputError(f"{where}: " + "\n  ".join(lines)) from error
 
 
-def require_known_keys(data: Any, known: Iterable[str]) -> None:
+def require_known_keys(data: Any, allowed: Iterable[str]) -> None:
     """Refuse a mapping's first key that is not among `known`; what is no mapping is let be.
 
     Raises:
         ValueError: for a validator to hand on.
     """
-    names = list(known)
+    names = list(allowed)
     unknown = [key for key in data if key not in names] if isinstance(data, dict) else []
     if unknown:
         raise ValueError(f"unknown key {shown(unknown[0])}; known are {', '.join(names)}")
@@ -267,8 +267,8 @@ def require_none_misspelt(model: type[BaseModel], data: Any, *, where: str) -> N
     Raises:
         InputError: naming the key, its place, and the one that is meant.
     """
-    for place, key, known in _unknown(model, data, ""):
-        meant = get_close_matches(str(key), known, 1, ALIKE)
+    for place, key, keys in _unknown(model, data, ""):
+        meant = get_close_matches(str(key), keys, 1, ALIKE)
         if meant:
             inside = f"{place}: " if place else ""
             raise InputError(f"{where}: {inside}unknown key {shown(key)}; is {meant[0]!r} meant?")
@@ -306,8 +306,8 @@ def _first_causes(problems: list[Any]) -> list[Any]:
 
     def follows(problem: Any) -> bool:
         place = problem["loc"]
-        inside = (other for other in problems if other["loc"][: len(place)] == place)
-        return problem["type"] == "too_short" and any(len(other["loc"]) > len(place) for other in inside)
+        inside = (nested for nested in problems if nested["loc"][: len(place)] == place)
+        return problem["type"] == "too_short" and any(len(nested["loc"]) > len(place) for nested in inside)
 
     return [problem for problem in problems if not follows(problem)]
 

@@ -79,8 +79,8 @@ class Cluster(Artifact):
                 f"nodes[{second}].name: {shown(twice[0])}, as nodes[{first}] is named; expected each name "
                 "once: rename one of them"
             )
-        known = Counter(group.label for group in self.nodes)
-        as_types = [name for name in named if known[name] > 1]
+        labels = Counter(group.label for group in self.nodes)
+        as_types = [name for name in named if labels[name] > 1]
         if as_types:
             place = next(place for place, group in enumerate(self.nodes) if group.name == as_types[0])
             raise ValueError(
@@ -91,10 +91,10 @@ class Cluster(Artifact):
         for place, link in enumerate(self.links.between):
             where = f"links.between[{place}].groups"
             for name in link.groups:
-                if not known[name]:
+                if not labels[name]:
                     raise ValueError(
                         f"{where}: no group is named {name!r}; expected the name of one, or the type of its "
-                        f"devices where it has none: {', '.join(known)}"
+                        f"devices where it has none: {', '.join(labels)}"
                     )
             if frozenset(link.groups) in pairs:
                 raise ValueError(f"{where}: {' and '.join(link.groups)} for the second time; expected once")
@@ -234,10 +234,10 @@ class Cluster(Artifact):
     def host_link_among(self, nodes: Iterable[int]) -> Link | None:
         """The slowest of some nodes; None: of one of them nothing is known."""
         links = dict.fromkeys(map(self.host_link_of_node.__getitem__, nodes))
-        known = [link for link in links if link is not None]
-        if not known or len(known) < len(links):
+        given = [link for link in links if link is not None]
+        if not given or len(given) < len(links):
             return None
-        return known[0] if len(known) == 1 else slowest_of(known)
+        return given[0] if len(given) == 1 else slowest_of(given)
 
     @cached_property
     def host_link(self) -> Link | None:
@@ -249,7 +249,9 @@ class Cluster(Artifact):
         """For each type of device, the slowest link to host memory of the nodes that have it."""
         type_of_node = [self.type_of[device] for device in self.first_device_of]
         return {
-            kind: self.host_link_among(node for node, own in enumerate(type_of_node) if own == kind)
+            kind: self.host_link_among(
+                node for node, node_type in enumerate(type_of_node) if node_type == kind
+            )
             for kind in self.types
         }
 
@@ -272,14 +274,14 @@ class Cluster(Artifact):
         nodes = [group.model_copy(update={"memory_gib": MAX_MEMORY_GIB}) for group in self.nodes]
         return self.changed(nodes=tuple(nodes))
 
-    def changed(self, **own: Any) -> Cluster:
+    def changed(self, **changes: Any) -> Cluster:
         """This cluster with some keys changed, and checked anew: a copy with an update would keep what the
         old ones led to.
 
         Raises:
             pydantic.ValidationError: the keys do not go together.
         """
-        return Cluster(**{**{name: getattr(self, name) for name in self.model_fields_set}, **own})
+        return Cluster(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
     def num_groups(self, size: int) -> int:
         """How many groups of `size` devices of one node there are side by side."""

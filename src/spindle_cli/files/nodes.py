@@ -150,8 +150,8 @@ def shared_by(link: Link, count: int) -> Link:
     if count == 1:
         return link
     curve = link.curve and tuple((size, speed / count) for size, speed in link.curve)
-    own = {"bandwidth_gb_per_s": link.bandwidth_gb_per_s / count, "curve": curve}
-    return link.model_copy(update=own)
+    changes = {"bandwidth_gb_per_s": link.bandwidth_gb_per_s / count, "curve": curve}
+    return link.model_copy(update=changes)
 
 
 def gb_per_s(link: Link, num_bytes: float) -> float:
@@ -173,13 +173,13 @@ def slowest_of(links: Iterable[Link]) -> Link:
     """The bandwidth of the slowest for each size of message, the latency of the longest: what a ring over all
     of them has.
     """
-    each = list(dict.fromkeys(links))
-    sizes = sorted({size for link in each for size, _ in link.curve or ()})
+    distinct = list(dict.fromkeys(links))
+    sizes = sorted({size for link in distinct for size, _ in link.curve or ()})
     # As it is: what several share may be less than a file may say.
     return Link.model_construct(
-        latency_us=max(link.latency_us for link in each),
-        bandwidth_gb_per_s=min(link.bandwidth_gb_per_s for link in each),
-        curve=tuple((size, min(gb_per_s(link, size) for link in each)) for size in sizes) or None,
+        latency_us=max(link.latency_us for link in distinct),
+        bandwidth_gb_per_s=min(link.bandwidth_gb_per_s for link in distinct),
+        curve=tuple((size, min(gb_per_s(link, size) for link in distinct)) for size in sizes) or None,
     )
 
 

@@ -44,17 +44,17 @@ def newest_model(run_dir: Path) -> Path:
     Raises:
         InputError: the run has saved none.
     """
-    found = {
+    models = {
         int(number): path
         for path in (run_dir / CHECKPOINTS_DIR).glob(f"step-*/{MODEL_FILE}")
         if (number := path.parent.name.removeprefix("step-")).isdecimal()
     }
-    if not found:
+    if not models:
         raise InputError(
             f"{run_dir}: no {CHECKPOINTS_DIR}/step-*/{MODEL_FILE} in it",
             hint="Give the folder of a run that has ended (`spindle launch --run-dir`).",
         )
-    return found[max(found)]
+    return models[max(models)]
 
 
 def _null_to_nan(value: Any) -> Any:
@@ -326,7 +326,7 @@ SLOW = 0.1
 
 def slow_devices(devices: Sequence[DeviceTimes]) -> tuple[DeviceTimes, ...]:
     """Those that took a tenth longer than their profile says, or more, all through the run."""
-    return tuple(each for each in devices if each.slower is not None and each.slower >= SLOW)
+    return tuple(device for device in devices if device.slower is not None and device.slower >= SLOW)
 
 
 class TypeTimes(Comparison):

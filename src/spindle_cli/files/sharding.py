@@ -59,7 +59,7 @@ class WeightReport(Model):
 def weight_reports(weights: ShardWeights, cluster: Cluster) -> tuple[WeightReport, ...]:
     """Neighbours of one type and weight together; none where all devices have equal ranges."""
     runs = groupby(
-        zip(cluster.type_of, weights, range(len(weights)), strict=False), key=lambda each: each[:2]
+        zip(cluster.type_of, weights, range(len(weights)), strict=False), key=lambda entry: entry[:2]
     )
     reports = []
     for (kind, weight), members in runs:

@@ -43,22 +43,22 @@ DTYPES = {
 
 def part_key(name: str, ranges: Sequence[Range]) -> str:
     """The key of the part of the tensor `name` that lies in these ranges of its first dimensions."""
-    texts = [":" if each is None else f"{each[0]}:{each[1]}" for each in ranges]
+    texts = [":" if bounds is None else f"{bounds[0]}:{bounds[1]}" for bounds in ranges]
     return f"{name}[{','.join(texts)}]"
 
 
 def parse_part_key(key: str) -> tuple[str, tuple[Range, ...] | None]:
     """What `part_key` was made of; None for the name of a whole tensor."""
-    found = _KEY.fullmatch(key)
-    if found is None:
+    match = _KEY.fullmatch(key)
+    if match is None:
         return key, None
     ranges: list[Range] = []
-    for text in found["ranges"].split(","):
+    for text in match["ranges"].split(","):
         ends = _RANGE.fullmatch(text)
         if ends is None and text != ":":
             return key, None
         ranges.append(None if ends is None else (int(ends[1]), int(ends[2])))
-    return found["name"], tuple(ranges)
+    return match["name"], tuple(ranges)
 
 
 @dataclass(frozen=True, order=True)
@@ -89,16 +89,16 @@ def parse_key(key: str) -> tuple[str, Fragment | None]:
 
 def fragments_by_name(keys: Iterable[str]) -> dict[str, list[Fragment | None]]:
     """The fragments of every tensor that some keys stand for, each once, in order."""
-    found: dict[str, dict[Fragment | None, None]] = {}
+    by_name: dict[str, dict[Fragment | None, None]] = {}
     for key in keys:
         name, fragment = parse_key(key)
-        found.setdefault(name, {})[fragment] = None
-    return {name: in_order(list(fragments)) for name, fragments in found.items()}
+        by_name.setdefault(name, {})[fragment] = None
+    return {name: in_order(list(fragments)) for name, fragments in by_name.items()}
 
 
 def in_order(fragments: Sequence[Fragment | None]) -> list[Fragment | None]:
     """Whole tensors first, then by where they begin."""
-    return sorted(fragments, key=lambda each: (each is not None, each or Fragment(0, 0, 0)))
+    return sorted(fragments, key=lambda fragment: (fragment is not None, fragment or Fragment(0, 0, 0)))
 
 
 def joined(fragments: Mapping[Fragment | None, Tensor]) -> Tensor:
@@ -109,4 +109,4 @@ def joined(fragments: Mapping[Fragment | None, Tensor]) -> Tensor:
         return fragments[first]
     import torch  # not above: nothing else here, and nobody who plans, needs it
 
-    return torch.cat([fragments[each] for each in ordered], first.dim)
+    return torch.cat([fragments[fragment] for fragment in ordered], first.dim)

@@ -40,8 +40,8 @@ def write_new(path: Path, text: str) -> bool:
         InputError: it cannot be written there.
     """
     try:
-        descriptor, found = tempfile.mkstemp(dir=path.parent, prefix=".spindle-", suffix=".tmp")
-        name = Path(found)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".spindle-", suffix=".tmp")
+        name = Path(temporary)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(text.encode())
@@ -80,7 +80,7 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
             with target.open("wb") as stream:
                 yield stream
             return
-        with _beside(target) as file:
+        with _replacement(target) as file:
             yield file
     except OSError as error:
         raise InputError(
@@ -97,13 +97,13 @@ def _resolved(path: Path) -> Path:
 
 
 @contextmanager
-def _beside(target: Path) -> Iterator[IO[bytes]]:
+def _replacement(target: Path) -> Iterator[IO[bytes]]:
     """A new file that takes the place of `target`, a file or nothing."""
     descriptor = _open_nameless(target.parent)
     name: Path | None = None
     if descriptor is None:
-        descriptor, found = tempfile.mkstemp(dir=target.parent, prefix=".spindle-", suffix=".tmp")
-        name = Path(found)
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".spindle-", suffix=".tmp")
+        name = Path(temporary)
         name.chmod(_FOR_ALL & ~_umask())
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -179,10 +179,11 @@ def require_no_other(option: str, output: Path, kind: str | None = None) -> None
     Raises:
         UsageError: another is there.
     """
-    found = _kind_of(output)
-    if found not in (None, kind):
+    existing_kind = _kind_of(output)
+    if existing_kind not in (None, kind):
         raise UsageError(
-            f"{option} {output}: a {found} file of ours is there, and this command would write over it",
+            f"{option} {output}: a {existing_kind} file of ours is there, and this command would write over "
+            "it",
             hint=f"Give {option} another name, or take that file away first.",
         )
 
@@ -193,14 +194,14 @@ def _kind_of(path: Path) -> str | None:
         if not path.is_file():
             return None
         with path.open("rb") as file:
-            found = _SCHEMA.search(file.read(_HEAD_BYTES))
+            match = _SCHEMA.search(file.read(_HEAD_BYTES))
     except (OSError, RuntimeError):
         return None  # whoever writes it says why it cannot
-    return None if found is None else found[1].decode()
+    return None if match is None else match[1].decode()
 
 
-def _is_same_file(one: Path, other: Path) -> bool:
+def _is_same_file(first: Path, second: Path) -> bool:
     try:
-        return one.is_file() and one.samefile(other)
+        return first.is_file() and first.samefile(second)
     except (OSError, RuntimeError):
         return False  # missing, or not readable: whoever reads it says so

@@ -63,9 +63,11 @@ def require_used(fields: GivenFields, models: Mapping[str, nn.Module]) -> None:
             raise UsageError(
                 f"--field {task}.{name}: there is no task {task!r}; there are {', '.join(models)}"
             )
-        asked = models if task is None else {task: models[task]}
-        if not any(_takes(model, name) for model in asked.values()):
-            takes = "; ".join(f"{own}: {', '.join(_parameters(model))}" for own, model in asked.items())
+        addressed = models if task is None else {task: models[task]}
+        if not any(_takes(model, name) for model in addressed.values()):
+            takes = "; ".join(
+                f"{task_name}: {', '.join(_parameters(model))}" for task_name, model in addressed.items()
+            )
             raise UsageError(f"--field {name}: no forward takes {name!r}", hint=f"What they take: {takes}.")
 
 
@@ -77,9 +79,9 @@ def fields_of(task: str, model: nn.Module, given: GivenFields) -> tuple[FieldSpe
     """
     said = {name: spec for (of, name), spec in given.items() if of is None}
     said |= {name: spec for (of, name), spec in given.items() if of == task}
-    known = _known_fields(model)
+    inferred = _known_fields(model)
     parameters = _parameters(model)
-    names = [name for name in parameters if name in said or name in known]
+    names = [name for name in parameters if name in said or name in inferred]
     names += [name for name in said if name not in parameters and _takes(model, name)]
     unknown = [
         name
@@ -92,18 +94,18 @@ def fields_of(task: str, model: nn.Module, given: GivenFields) -> tuple[FieldSpe
             f"task {task!r} ({type(model).__name__}): {what}, of which nothing is known",
             hint=f"Say with --field what one sample has. {_EXPECTED}",
         )
-    return tuple(said.get(name) or known[name] for name in names)
+    return tuple(said.get(name) or inferred[name] for name in names)
 
 
 def _parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    own = inspect.signature(model.forward).parameters
-    return {name: parameter for name, parameter in own.items() if parameter.kind in kinds}
+    parameters = inspect.signature(model.forward).parameters
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind in kinds}
 
 
 def _takes(model: nn.Module, name: str) -> bool:
-    own = inspect.signature(model.forward).parameters
-    return name in _parameters(model) or any(p.kind is p.VAR_KEYWORD for p in own.values())
+    parameters = inspect.signature(model.forward).parameters
+    return name in _parameters(model) or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _known_fields(model: nn.Module) -> dict[str, FieldSpec]:

@@ -74,8 +74,8 @@ def build_model(text: str, arguments: Mapping[str, Any]) -> BuiltModel:
 
 
 def _config_class(named: Any) -> type | None:
-    found = getattr(named, "config_class", None)
-    return found if isinstance(named, type) and isinstance(found, type) else None
+    config_class = getattr(named, "config_class", None)
+    return config_class if isinstance(named, type) and isinstance(config_class, type) else None
 
 
 def _from_config(model: Any, config: type) -> Callable[..., Any]:

@@ -21,9 +21,9 @@ from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.files.writing import write_new, write_text
 from spindle_cli.init.fields import GivenFields, fields_of, parse_fields, require_used
 from spindle_cli.init.model import build_model, import_path
-from spindle_cli.init.stub import Draft, stub_text
-from spindle_cli.init.trial import draft_loss
-from spindle_cli.init.types import Block, CoupledOp, InitReport, InitTask, LossName, TaskDraft
+from spindle_cli.init.stub import Stub, stub_text
+from spindle_cli.init.trial import choose_loss
+from spindle_cli.init.types import Block, CoupledOp, InitReport, InitTask, LossName, TaskStub
 from spindle_cli.profile.machine.cluster_file import machine_text
 from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.workload.file import WorkloadFile
@@ -31,7 +31,7 @@ from spindle_cli.workload.graph import WorkloadGraph
 
 
 @dataclass(frozen=True)
-class Asked:
+class InitRequest:
     """What the command was given.
 
     Attributes:
@@ -62,7 +62,7 @@ class Files:
     cluster: Path
 
 
-def write_start(asked: Asked) -> InitReport:
+def write_start(request: InitRequest) -> InitReport:
     """Write a workload file, its Python stub and a cluster file of this machine, and analyse the workload.
 
     Raises:
@@ -71,42 +71,42 @@ def write_start(asked: Asked) -> InitReport:
         WorkloadError: the model cannot be built or run; or, once the files are there, not be taken by
             `spindle profile` as it is, with the place in the user's code and what to do.
     """
-    given = parse_fields(asked.fields)
-    folder = _folder(asked)
-    draft = _draft(asked, given)
-    files = _files(folder, draft.workload, overwrite=asked.overwrite)
-    _write(files.stub, stub_text(draft), asked)
-    _write(files.workload, _workload_text(asked, files.stub), asked)
-    measures = asked.overwrite or not files.cluster.exists()
+    given = parse_fields(request.fields)
+    folder = _folder(request)
+    stub = _stub_of(request, given)
+    files = _files(folder, stub.workload, overwrite=request.overwrite)
+    _write(files.stub, stub_text(stub), request)
+    _write(files.workload, _workload_text(request, files.stub), request)
+    measures = request.overwrite or not files.cluster.exists()
     if measures:
-        _write(files.cluster, machine_text(asked.num_devices), asked)
+        _write(files.cluster, machine_text(request.num_devices), request)
     try:
         graph = analyse(load_abstract(str(files.workload)).workload)
     except WorkloadError as error:
         error.message = f"wrote {files.stub} and {files.workload}, but: {error.message}"
         raise
-    return _report(draft, files, graph, has_measured=measures)
+    return _report(stub, files, graph, has_measured=measures)
 
 
-def _write(path: Path, text: str, asked: Asked) -> None:
-    if asked.overwrite:
+def _write(path: Path, text: str, request: InitRequest) -> None:
+    if request.overwrite:
         write_text(path, text)
     elif not write_new(path, text):
         raise _exists(path)
 
 
-def _folder(asked: Asked) -> Path:
+def _folder(request: InitRequest) -> Path:
     """Where the files go.
 
     Raises:
         UsageError: not where the stub can import the model from.
     """
-    module = asked.model.rpartition(":")[0]
-    beside = Path(module).parent if module.endswith(".py") else None
-    folder = asked.folder or beside or Path()
-    if beside is not None and folder.resolve() != beside.resolve():
+    module = request.model.rpartition(":")[0]
+    model_folder = Path(module).parent if module.endswith(".py") else None
+    folder = request.folder or model_folder or Path()
+    if model_folder is not None and folder.resolve() != model_folder.resolve():
         raise UsageError(
-            f"-o {folder}: what is written there imports {Path(module).name}, which is in {beside}",
+            f"-o {folder}: what is written there imports {Path(module).name}, which is in {model_folder}",
             hint="Leave out -o, or give the folder of the model's file.",
         )
     return folder
@@ -127,32 +127,32 @@ def _exists(path: Path) -> UsageError:
     )
 
 
-def _draft(asked: Asked, given: GivenFields) -> Draft:
-    built = build_model(asked.model, asked.arguments)
+def _stub_of(request: InitRequest, given: GivenFields) -> Stub:
+    built = build_model(request.model, request.arguments)
     require_used(given, built.models)
     tasks = []
     for name, model in built.models.items():
         fields = fields_of(name, model, given)
-        tasks.append(TaskDraft(name, fields, draft_loss(name, model, fields, asked.loss)))
-    return Draft(
-        named_by=asked.model,
+        tasks.append(TaskStub(name, fields, choose_loss(name, model, fields, request.loss)))
+    return Stub(
+        named_by=request.model,
         workload=next(iter(built.models)) if built.is_alone else built.source.name,
         source=built.source,
         tasks=tuple(tasks),
         is_alone=built.is_alone,
         operators=repeated_blocks(built.models),
-        batch_size=asked.batch_size,
+        batch_size=request.batch_size,
     )
 
 
-def _workload_text(asked: Asked, stub: Path) -> str:
-    file = WorkloadFile(model=f"{stub.name}:build", args=dict(asked.arguments))
+def _workload_text(request: InitRequest, stub: Path) -> str:
+    file = WorkloadFile(model=f"{stub.name}:build", args=dict(request.arguments))
     data = file.model_dump(mode="json", by_alias=True, include={"schema_", "model", "args"})
     data["train"] = {"optimizer": "AdamW", "lr": 1e-4, "steps": 200, "seed": 0}
     return f"# How {stub.name} is trained.\n{yaml.safe_dump(data, sort_keys=False, width=110)}"
 
 
-def _report(draft: Draft, files: Files, graph: WorkloadGraph, *, has_measured: bool) -> InitReport:
+def _report(stub: Stub, files: Files, graph: WorkloadGraph, *, has_measured: bool) -> InitReport:
     coupled = [
         CoupledOp(task=name, op=op.target or "loss", because=op.coupled_because)
         for name, task in graph.tasks.items()
@@ -170,9 +170,9 @@ def _report(draft: Draft, files: Files, graph: WorkloadGraph, *, has_measured: b
                 fields={spec.name: spec.shape for spec in task.fields},
                 loss=task.loss.function or "the model's own",
             )
-            for task in draft.tasks
+            for task in stub.tasks
         ],
-        operators=list(draft.operators),
+        operators=list(stub.operators),
         coupled=coupled,
         metaops={metaop.name: len(metaop.ops) for metaop in graph.metaops},
     )
@@ -180,11 +180,11 @@ def _report(draft: Draft, files: Files, graph: WorkloadGraph, *, has_measured: b
 
 def repeated_blocks(models: Mapping[str, nn.Module]) -> tuple[Block, ...]:
     """The outermost classes of which some list of modules in the models holds two equal ones or more."""
-    found: dict[type[nn.Module], list[tuple[str, nn.Module]]] = {}
+    modules_by_class: dict[type[nn.Module], list[tuple[str, nn.Module]]] = {}
     for task, model in models.items():
         for name, module in repeated_modules(model, task):
-            found.setdefault(type(module), []).append((name, module))
-    return tuple(_as_block(cls, modules) for cls, modules in found.items() if import_path(cls))
+            modules_by_class.setdefault(type(module), []).append((name, module))
+    return tuple(_as_block(cls, modules) for cls, modules in modules_by_class.items() if import_path(cls))
 
 
 def _as_block(cls: type[nn.Module], modules: list[tuple[str, nn.Module]]) -> Block:

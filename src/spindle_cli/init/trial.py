@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spindle_cli.analysis.tracing.observe import Observer
 from spindle_cli.errors import UsageError, WorkloadError
-from spindle_cli.init.types import FieldSpec, LossDraft, LossName
+from spindle_cli.init.types import FieldSpec, LossName, StubLoss
 from spindle_cli.workload.refuse import place_of_error
 
 _SAMPLES = 2
@@ -34,9 +34,9 @@ class Returned:
     what: str
 
 
-def draft_loss(
+def choose_loss(
     task: str, model: nn.Module, fields: Sequence[FieldSpec], function: LossName | None
-) -> LossDraft:
+) -> StubLoss:
     """How the task's loss comes about: as the model returns it, or by `function` of what it returns.
 
     Raises:
@@ -45,12 +45,12 @@ def draft_loss(
     """
     returned = _returned(task, model, fields)
     if returned.has_loss:
-        return LossDraft()
+        return StubLoss()
     if (
         "return_loss" in inspect.signature(model.forward).parameters
         and _returned(task, model, fields, return_loss=True).has_loss
     ):
-        return LossDraft(asks_for_loss=True)
+        return StubLoss(asks_for_loss=True)
     if function is None:
         raise UsageError(
             f"task {task!r}: {type(model).__name__}.forward returns {returned.what}, expected a scalar loss",
@@ -63,26 +63,26 @@ def draft_loss(
             "scores",
             hint="Name a module of yours that returns the loss.",
         )
-    return LossDraft(function, returned.output, target=_target(task, function, tuple(returned.scores.shape)))
+    return StubLoss(function, returned.output, target=_target(task, function, tuple(returned.scores.shape)))
 
 
 def _target(task: str, function: LossName, shape: tuple[int, ...]) -> FieldSpec:
     """The field that a loss of scores of this shape, two samples', compares with."""
-    own = shape[1:]
+    sample_shape = shape[1:]
     if not shape or shape[0] != _SAMPLES:
         raise UsageError(
             f"--loss {function}: task {task!r} returns scores of shape {shape} for {_SAMPLES} samples",
             hint="The first dimension has to be the sample's. Name a module of yours that returns the loss.",
         )
     if function != "cross_entropy":
-        return FieldSpec(TARGET, own, is_binary=function.startswith("binary"))
-    if not own:
+        return FieldSpec(TARGET, sample_shape, is_binary=function.startswith("binary"))
+    if not sample_shape:
         raise UsageError(
             f"--loss cross_entropy: task {task!r} returns one number for each sample, expected one for "
             "each class",
             hint="Use --loss binary_cross_entropy_with_logits or mse_loss.",
         )
-    return FieldSpec(TARGET, own[1:], own[0])  # classes are the second dimension
+    return FieldSpec(TARGET, sample_shape[1:], sample_shape[0])  # classes are the second dimension
 
 
 def _returned(task: str, model: nn.Module, fields: Sequence[FieldSpec], **more: bool) -> Returned:

@@ -50,7 +50,7 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
-class LossDraft:
+class StubLoss:
     """How a task's loss comes about.
 
     Attributes:
@@ -72,12 +72,12 @@ class LossDraft:
 
 
 @dataclass(frozen=True)
-class TaskDraft:
+class TaskStub:
     """One task: which fields its model takes, and how its loss comes about."""
 
     name: str
     fields: tuple[FieldSpec, ...]
-    loss: LossDraft
+    loss: StubLoss
 
 
 class Block(Model):

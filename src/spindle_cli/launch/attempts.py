@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from spindle_cli.checkpoint.files import FoundCheckpoint, find_checkpoint
+from spindle_cli.checkpoint.files import StoredCheckpoint, find_checkpoint
 from spindle_cli.errors import ExitCode, InputError, RunFailedError, WorkerLostError
 from spindle_cli.files.run_files import (
     METRICS_FILE,
@@ -205,36 +205,36 @@ class Attempts:
         launch = self._launch
         self._say(failure.message)
         forget_attempt(launch.run_dir, self._ranks, launch.node_rank)
-        found = self._newest_checkpoint()
-        step = None if found is None else found.checkpoint.step
+        newest = self._newest_checkpoint()
+        step = None if newest is None else newest.checkpoint.step
         if launch.node_rank == 0:
             for problem in forget_metrics_after(launch.run_dir, step or 0):
                 self._say(f"warning: {problem}")
-        start = self._start_of_all() if found is None else found.folder
+        start = self._start_of_all() if newest is None else newest.folder
         self._say(f"starting again from {start} ({self._failures} of {launch.restarts} restarts)")
-        if found is not None:
+        if newest is not None:
             for line in self._begins_anew:
                 self._say(f"  {line}")
         return build_again(launch, step)
 
     def _start_of_all(self) -> str:
         """Where a run starts again that has no checkpoint yet."""
-        other = self._launch.request.begin_from
-        where = "the beginning" if other is None else f"{other} once more"
+        begins_from = self._launch.request.begin_from
+        where = "the beginning" if begins_from is None else f"{begins_from} once more"
         return f"{where}: there is no checkpoint"
 
-    def _newest_checkpoint(self) -> FoundCheckpoint | None:
+    def _newest_checkpoint(self) -> StoredCheckpoint | None:
         run_dir = self._launch.run_dir
         if not has_checkpoints(run_dir):
             return None
         try:
-            found = find_checkpoint(run_dir, reads_all=True)
+            newest = find_checkpoint(run_dir, reads_all=True)
         except InputError as none:
             self._say(f"warning: {none.message}")
             return None
-        for skipped in found.skipped:
+        for skipped in newest.skipped:
             self._say(f"warning: {skipped}")
-        return found
+        return newest
 
     def _sees_steps(self) -> bool:
         """Whether this node can tell that steps were made: only rank 0's, or with a shared folder."""
@@ -336,9 +336,9 @@ class Watch:
                 f"{metrics.loss_scale:g}, and every rank left out the update; such steps are marked in "
                 f"{METRICS_FILE}"
             )
-        known = {task for earlier in self.steps for task in earlier.uncounted_tasks}
+        named_tasks = {task for earlier in self.steps for task in earlier.uncounted_tasks}
         for task in metrics.uncounted_tasks:
-            if task not in known:
+            if task not in named_tasks:
                 self.say(
                     f"warning: step {metrics.step}: in the loss of task {task!r} a mean counts nothing (no "
                     "label, or nothing of its mask), so it is 0 and trains nothing; such steps are named in "

@@ -28,7 +28,7 @@ SHOWN_VIOLATIONS = 3
 
 
 @dataclass(frozen=True)
-class FoundWorkload:
+class AnalysedWorkload:
     """Where a plan's workload is now, whatever the current folder, its graph, and how it is trained.
 
     `memo`: what workers need not find again. `groups`: which optimizer settings each parameter has.
@@ -63,7 +63,7 @@ def require_valid(plan: Plan, plan_path: Path) -> None:
 
 def find_workload(
     plan: Plan, plan_path: Path, given: str | None, *, reads_initial: bool = True
-) -> FoundWorkload:
+) -> AnalysedWorkload:
     """Find the plan's workload and make sure that it is the same; its code runs here, parameters on meta.
 
     Args:
@@ -92,12 +92,12 @@ def find_workload(
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
     loaded = load_abstract(source, reads_initial=reads_initial)
-    found, memo = analyse_for_others(loaded.workload, lengths=plan.workload.lengths, evaluates=True)
-    if found.fingerprint != plan.workload.fingerprint:
+    graph, memo = analyse_for_others(loaded.workload, lengths=plan.workload.lengths, evaluates=True)
+    if graph.fingerprint != plan.workload.fingerprint:
         raise InputError(
             f"{plan_path}: the plan is for workload {plan.workload.name!r} "
             f"({_short(plan.workload.fingerprint)}); {source} is {loaded.workload.name!r} "
-            f"({_short(found.fingerprint)})",
+            f"({_short(graph.fingerprint)})",
             hint="Profile and plan this workload again, or name the right one with --workload.",
         )
     require_same_islands(plan, plan_path, loaded.train, source)
@@ -105,17 +105,17 @@ def find_workload(
         require_trainable(loaded.train)
         refuse_setters(loaded.train, source, loaded.workload)
         require_compiler(loaded.train, "cpu" if plan.cluster.is_cpu else "cuda")
-        require_gradient_hooks(plan, found)
+        require_gradient_hooks(plan, graph)
         TaskWeights(loaded.train, loaded.workload.tasks).at(0)
         sets = sets_of(turns_of(loaded.train, loaded.workload.tasks))
-        groups = groups_of_graph(loaded.train, found)
-        splits = plan_splits(plan, found, str(plan_path))
-        require_elementwise(groups, splits.split_parameters(plan, found, ParameterTable.of(found)))
+        groups = groups_of_graph(loaded.train, graph)
+        splits = plan_splits(plan, graph, str(plan_path))
+        require_elementwise(groups, splits.split_parameters(plan, graph, ParameterTable.of(graph)))
         for task in loaded.workload.evaluated:
-            own = place_evaluated(plan, needs_of(found, task.name))
-            plan_splits(own, found.only_evaluated(task.name), str(plan_path), only_evaluated=True)
+            evaluation_plan = place_evaluated(plan, needs_of(graph, task.name))
+            plan_splits(evaluation_plan, graph.only_evaluated(task.name), str(plan_path), only_evaluated=True)
     require_planned(plan, sets, str(plan_path))
-    return FoundWorkload(source, loaded.train, found, memo, groups, tuple(loaded.initial.lines()))
+    return AnalysedWorkload(source, loaded.train, graph, memo, groups, tuple(loaded.initial.lines()))
 
 
 def require_gradient_hooks(plan: Plan, graph: WorkloadGraph) -> None:
@@ -130,13 +130,13 @@ def require_gradient_hooks(plan: Plan, graph: WorkloadGraph) -> None:
     if KEEPS_GRADIENT_HOOKS:
         return
     plans = (plan, *plan.set_plans.values())
-    slices = [piece for each in plans for piece in each.slices]
-    in_chunks = any(metaop.loss_chunks for each in plans for metaop in each.metaops)
+    slices = [slice_ for set_plan in plans for slice_ in set_plan.slices]
+    in_chunks = any(metaop.loss_chunks for set_plan in plans for metaop in set_plan.metaops)
     does = [
         (what, how)
         for what, how, is_done in (
-            ("moves activations to host memory", "--no-offload", any(piece.offload for piece in slices)),
-            ("recomputes activations", "for more memory", any(piece.recompute for piece in slices)),
+            ("moves activations to host memory", "--no-offload", any(slice_.offload for slice_ in slices)),
+            ("recomputes activations", "for more memory", any(slice_.recompute for slice_ in slices)),
             ("computes losses in chunks", "with loss_chunks: 1", in_chunks),
         )
         if is_done
@@ -147,11 +147,12 @@ def require_gradient_hooks(plan: Plan, graph: WorkloadGraph) -> None:
         for name, parameter in task.root.named_parameters()
         if parameter.requires_grad and parameter._backward_hooks
     )
-    found = next(hooked, None)
-    if not does or found is None:
+    hooked_by = next(hooked, None)
+    if not does or hooked_by is None:
         return
+    task_name, name = hooked_by
     raise WorkloadError(
-        f"task {found[0]!r}: the parameter {found[1]!r} has a hook on its gradient, and the plan "
+        f"task {task_name!r}: the parameter {name!r} has a hook on its gradient, and the plan "
         f"{' and '.join(what for what, _ in does)}, by which torch before 2.10 may lose hooks",
         hint=f"Install torch 2.10 or newer, plan {' and '.join(how for _, how in does)}, or multiply inside "
         "of the model in place of the hook.",
@@ -173,8 +174,8 @@ def require_same_islands(plan: Plan, plan_path: Path, train: TrainSettings, sour
     )
 
 
-def _islands(asked: LocalSgd | None) -> str:
-    return "none" if asked is None else str(asked.model_dump())
+def _islands(local_sgd: LocalSgd | None) -> str:
+    return "none" if local_sgd is None else str(local_sgd.model_dump())
 
 
 def compiled_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:
@@ -185,7 +186,7 @@ def compiled_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:
             f"the plan's times are of layers {_how(plan.compile)}, and they run {_how(train.compile)} "
             "(train.compile): predictions will be off; profile and plan again"
         )
-    split = dict.fromkeys(piece.metaop for piece in plan.slices if piece.tp > 1)
+    split = dict.fromkeys(slice_.metaop for slice_ in plan.slices if slice_.tp > 1)
     if train.compile is not None and split:
         lines.append(f"not compiled, as tensor parallelism splits them: {', '.join(split)}")
     return tuple(lines)
@@ -203,14 +204,16 @@ def chunked_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:
     )
 
 
-def sampled_otherwise(plan: Plan, workload: FoundWorkload) -> tuple[str, ...]:
+def sampled_otherwise(plan: Plan, workload: AnalysedWorkload) -> tuple[str, ...]:
     """Where steps run other tasks, or some of them more or less often, than the plan expects, for people."""
     from spindle_cli.training.sampling import sets_of, turns_of
 
     tasks = workload.graph.workload.tasks
-    now = {each.tasks: each.share for each in sets_of(turns_of(workload.train, tasks))}
-    planned = {each.tasks: each.share for each in plan.task_sets} or {tuple(task.name for task in tasks): 1.0}
-    if all(abs(now.get(each, 0.0) - planned.get(each, 0.0)) <= SHARES_SLACK for each in {*now, *planned}):
+    now = {task_set.tasks: task_set.share for task_set in sets_of(turns_of(workload.train, tasks))}
+    planned = {task_set.tasks: task_set.share for task_set in plan.task_sets} or {
+        tuple(task.name for task in tasks): 1.0
+    }
+    if all(abs(now.get(names, 0.0) - planned.get(names, 0.0)) <= SHARES_SLACK for names in {*now, *planned}):
         return ()
     return (
         f"the plan's times are for steps that run {_often(planned)}, and the workload's steps run "
@@ -222,14 +225,14 @@ def _often(shares: Mapping[tuple[str, ...], float]) -> str:
     return "; ".join(f"{' + '.join(tasks)} ({share:.1%})" for tasks, share in shares.items())
 
 
-def kept_by_device(workload: FoundWorkload) -> tuple[str, ...]:
+def kept_by_device(workload: AnalysedWorkload) -> tuple[str, ...]:
     """Buffers that will not be those of one process, for people."""
     from spindle_cli.analysis.splitting.shared_statistics import shared_statistics
 
     return shared_statistics(workload.graph)
 
 
-def stepped_by_each(plan: Plan, workload: FoundWorkload) -> tuple[str, ...]:
+def stepped_by_each(plan: Plan, workload: AnalysedWorkload) -> tuple[str, ...]:
     """Optimizers whose state devices do not share out, for people."""
     from spindle_cli.training.optimizing.groups import stepped_whole
 

@@ -65,10 +65,10 @@ def missing_devices(plan: Plan, processes: int, node_rank: int | None = 0) -> tu
     cores, threads = usable_cores(), threads_per_worker(plan, processes)
     lines = [] if unlike is None else [unlike]
     if processes * threads > cores:
-        each = f" of {threads} threads each" if threads > 1 else ""
+        threads_note = f" of {threads} threads each" if threads > 1 else ""
         lines.append(
-            f"{processes} workers{each} on {cores} cores: they share them, and predicted times hold only if "
-            "they were measured so"
+            f"{processes} workers{threads_note} on {cores} cores: they share them, and predicted times hold "
+            "only if they were measured so"
         )
     if threads != (plan.threads_per_process or threads):
         lines.append(
@@ -89,10 +89,10 @@ def _require_nccl(plan: Plan) -> None:
 
 
 def _require_gpus(plan: Plan, processes: int) -> None:
-    found = devices_here(plan) or 0
-    if found < processes:
+    present = devices_here(plan) or 0
+    if present < processes:
         raise InputError(
-            f"the plan has {processes} devices ({plan.cluster.device_type}) on this node; found {found}",
+            f"the plan has {processes} devices ({plan.cluster.device_type}) on this node; found {present}",
             hint="Launch where the devices are, or plan again for the devices at hand.",
         )
 

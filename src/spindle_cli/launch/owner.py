@@ -249,10 +249,10 @@ class Hold:
         is_new = not run_dir.exists()
         folder = prepare_run_dir(run_dir)
         while True:
-            found = tuple(_claims(run_dir, _file_system_time(folder)))
-            _require_open(run_dir, tuple(claim for claim in found if claim.lives), run, node_rank)
+            claims = tuple(_claims(run_dir, _file_system_time(folder)))
+            _require_open(run_dir, tuple(claim for claim in claims if claim.lives), run, node_rank)
             owner = _own_claim(run, node_rank)
-            path = folder / f"{CLAIM}{max((claim.number for claim in found), default=0) + 1}.json"
+            path = folder / f"{CLAIM}{max((claim.number for claim in claims), default=0) + 1}.json"
             if write_new(path, to_json(owner)):
                 break
         self.run_dir, self.is_new, self._path, self._owner = run_dir, is_new, path, owner
@@ -265,11 +265,11 @@ class Hold:
         if run_dir is None or path is None or owner is None:
             return
         os.utime(path)
-        own = int(path.stem.removeprefix(CLAIM))
+        own_number = int(path.stem.removeprefix(CLAIM))
         self._successor = [
             claim
             for claim in living_claims(run_dir)
-            if claim.number > own and not claim.lets_in(owner.run, owner.node_rank)
+            if claim.number > own_number and not claim.lets_in(owner.run, owner.node_rank)
         ]
 
     def require(self) -> None:

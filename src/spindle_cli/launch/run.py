@@ -31,7 +31,7 @@ from spindle_cli.launch.build import (
     worker_environment,
 )
 from spindle_cli.launch.checks import (
-    FoundWorkload,
+    AnalysedWorkload,
     chunked_otherwise,
     compiled_otherwise,
     find_workload,
@@ -74,7 +74,7 @@ class Prepared:
     launch: Launch
     share: NodeShare
     plan: Plan
-    workload: FoundWorkload
+    workload: AnalysedWorkload
     total_steps: int
     samples_per_step: int
     begun_s: float
@@ -120,30 +120,37 @@ def prepare(
         UsageError: a run folder that is taken; nodes or master that do not fit the plan's cluster.
     """
     begun_s = time.time() if begun_s is None else begun_s
-    asked = options or LaunchOptions()
+    launch_options = options or LaunchOptions()
     plan = read_plan(plan_path)
     require_valid(plan, plan_path)
     share = share_of_node(plan.whole_cluster, node_rank, master)
     run = run_of(plan, share)
     choose = partial(
-        choose_run_dir, plan.workload.name, run_dir, resume=asked.resume, node_rank=share.rank, run=run
+        choose_run_dir,
+        plan.workload.name,
+        run_dir,
+        resume=launch_options.resume,
+        node_rank=share.rank,
+        run=run,
     )
     chosen = choose()
     threads = threads_per_worker(plan, share.processes)
     if head_start is not None:
-        modules = (*IMPORTED_LATE, asked.worker_module) if start_method(plan) == "fork" else ()
+        modules = (*IMPORTED_LATE, launch_options.worker_module) if start_method(plan) == "fork" else ()
         head_start.begin(modules, worker_environment(threads, plan.cluster.talks_by, share))
-    goes_on = asked.resume and has_checkpoints(chosen)
-    found = find_workload(plan, plan_path, workload, reads_initial=not goes_on)
-    steps = asked.steps or found.train.steps
-    require_with_islands(plan, asked, steps)
-    full = replace(asked, steps=steps, threads=threads)
+    goes_on = launch_options.resume and has_checkpoints(chosen)
+    found_workload = find_workload(plan, plan_path, workload, reads_initial=not goes_on)
+    steps = launch_options.steps or found_workload.train.steps
+    require_with_islands(plan, launch_options, steps)
+    full = replace(launch_options, steps=steps, threads=threads)
 
     def launch_in(folder: Path) -> Launch:
-        return build_launch(plan, plan_path, found.source, folder, share, full)
+        return build_launch(plan, plan_path, found_workload.source, folder, share, full)
 
     samples = samples_per_step(plan)
-    return Prepared(launch_in(chosen), share, plan, found, steps, samples, begun_s, run, choose, launch_in)
+    return Prepared(
+        launch_in(chosen), share, plan, found_workload, steps, samples, begun_s, run, choose, launch_in
+    )
 
 
 def samples_per_step(plan: Plan) -> int:
@@ -152,7 +159,9 @@ def samples_per_step(plan: Plan) -> int:
     of_task = {metaop.task: metaop.batch_size * islands for metaop in plan.metaops}
     if not plan.task_sets:
         return sum(of_task.values())
-    return round(sum(each.share * sum(of_task[task] for task in each.tasks) for each in plan.task_sets))
+    return round(
+        sum(task_set.share * sum(of_task[task] for task in task_set.tasks) for task_set in plan.task_sets)
+    )
 
 
 def require_machine(prepared: Prepared) -> tuple[str, ...]:
@@ -257,17 +266,17 @@ def _held(prepared: Prepared, hold: Hold, say: Say) -> Launch:
 def _with_folder(launch: Launch, begins: StartPoint | None, say: Say) -> Launch:
     """Make the run's folder ready to go on in; the launch from where it begins."""
     if launch.request.resume:
-        step = begins.found.checkpoint.step if begins is not None and begins.is_own else None
+        step = begins.stored.checkpoint.step if begins is not None and begins.is_own else None
         launch = going_on(launch, step)
         forget_errors(launch.run_dir)
         for problem in forget_metrics_after(launch.run_dir, step or 0):
             say(f"warning: {problem}")
     if begins is not None and not begins.is_own:
-        launch = beginning_from(launch, begins.found.checkpoint.step)
+        launch = beginning_from(launch, begins.stored.checkpoint.step)
     return launch
 
 
-def require_with_islands(plan: Plan, asked: LaunchOptions, steps: int) -> None:
+def require_with_islands(plan: Plan, options: LaunchOptions, steps: int) -> None:
     """Refuse what a plan with islands cannot do.
 
     Args:
@@ -285,7 +294,7 @@ def require_with_islands(plan: Plan, asked: LaunchOptions, steps: int) -> None:
             "steps (train.local_sgd): islands have different models there",
             hint=f"Take a multiple of {every}, such as {nearest_multiples(steps, every)}.",
         )
-    if asked.async_checkpoints:
+    if options.async_checkpoints:
         raise UsageError(
             "--async-checkpoints: does not go with islands (train.local_sgd), which save one after the other",
             hint="Leave it out: training waits for each checkpoint then.",
@@ -307,22 +316,22 @@ def held_for_evaluations(plan: Plan, graph: WorkloadGraph, bytes_per_float: int 
     if not graph.workload.evaluated:
         return {}
     table = names_of_all(graph)
-    known: set[tuple[int, str]] = set()
-    found: dict[str, tuple[int, ...]] = {}
+    counted: set[tuple[int, str]] = set()
+    held_by_task: dict[str, tuple[int, ...]] = {}
     for task in graph.workload.evaluated:
-        needs, own = needs_of(graph, task.name), graph.only_evaluated(task.name)
+        needs, subgraph = needs_of(graph, task.name), graph.only_evaluated(task.name)
         trained = frozenset[str]().union(*needs.held.values())
         held = [0] * plan.cluster.num_devices
-        for piece in place_evaluated(plan, needs).slices:
-            for position in range(*piece.ops):
-                op = own.tasks[task.name].ops[own.by_name[piece.metaop].ops[position]]
+        for slice_ in place_evaluated(plan, needs).slices:
+            for position in range(*slice_.ops):
+                op = subgraph.tasks[task.name].ops[subgraph.by_name[slice_.metaop].ops[position]]
                 names = {*table.of_op(task.name, (*op.parameters, *op.buffers))} - trained
-                for device, name in ((device, name) for device in piece.devices for name in sorted(names)):
-                    if (device, name) not in known:
-                        known.add((device, name))
+                for device, name in ((device, name) for device in slice_.devices for name in sorted(names)):
+                    if (device, name) not in counted:
+                        counted.add((device, name))
                         held[device] += _num_bytes(table.tensor(name), bytes_per_float)
-        found[task.name] = tuple(held)
-    return found
+        held_by_task[task.name] = tuple(held)
+    return held_by_task
 
 
 def require_room(plan: Plan, held: Held, where: str) -> tuple[str, ...]:
@@ -331,23 +340,23 @@ def require_room(plan: Plan, held: Held, where: str) -> tuple[str, ...]:
     Raises:
         InputError: a device has no memory for it beside what the plan predicts.
     """
-    own = [each.predicted for each in plan.task_sets] or [plan.predicted]
-    sums = [sum(each) for each in zip(*held.values(), strict=True)] if held else []
+    predictions = [task_set.predicted for task_set in plan.task_sets] or [plan.predicted]
+    sums = [sum(device_bytes) for device_bytes in zip(*held.values(), strict=True)] if held else []
     for device, more in enumerate(sums):
-        planned = max(predicted.peak_memory_bytes[device] for predicted in own)
+        planned = max(predicted.peak_memory_bytes[device] for predicted in predictions)
         capacity = plan.cluster.memory_bytes[device]
         if more and planned + more > capacity:
-            tasks = ", ".join(task for task, each in held.items() if each[device])
+            tasks = ", ".join(task for task, device_bytes in held.items() if device_bytes[device])
             raise InputError(
                 f"{where}: device {device} needs {format_bytes(planned)} of its {format_bytes(capacity)} for "
                 f"training, and {format_bytes(more)} more for parameters that are only evaluated ({tasks})",
                 hint="Plan for more devices, or evaluate these tasks apart from the run.",
             )
     return tuple(
-        f"task {task!r}, which is only evaluated, holds {format_bytes(max(each))} of its own parameters and "
-        "buffers on a device, beside what the plan predicts"
-        for task, each in held.items()
-        if any(each)
+        f"task {task!r}, which is only evaluated, holds {format_bytes(max(device_bytes))} of its own "
+        "parameters and buffers on a device, beside what the plan predicts"
+        for task, device_bytes in held.items()
+        if any(device_bytes)
     )
 
 
@@ -375,14 +384,14 @@ def choose_run_dir(workload: str, wanted: Path | None, *, resume: bool, node_ran
     """
     name = re.sub(r"[^\w.-]+", "-", workload) or "run"
     if resume:
-        found = wanted or _last_run(name, node_rank)
-        if found is None or not found.is_dir():
+        last_run = wanted or _last_run(name, node_rank)
+        if last_run is None or not last_run.is_dir():
             raise UsageError(
-                f"--resume: there is no run in {found or RUNS / (name + '-*')}",
+                f"--resume: there is no run in {last_run or RUNS / (name + '-*')}",
                 hint="Give the folder of the run to resume with --run-dir.",
             )
-        require_open(found, run, node_rank)
-        return found
+        require_open(last_run, run, node_rank)
+        return last_run
     if wanted is not None:
         if wanted.exists() and not wanted.is_dir():
             raise UsageError(f"--run-dir {wanted}: it is a file, not a folder", hint="Choose another name.")
@@ -404,8 +413,8 @@ def choose_run_dir(workload: str, wanted: Path | None, *, resume: bool, node_ran
 
 def _numbered(name: str) -> list[tuple[int, Path]]:
     """The folders runs/<name>-N, by number."""
-    found = ((path.name.removeprefix(f"{name}-"), path) for path in RUNS.glob(f"{glob.escape(name)}-*"))
-    return sorted((int(number), path) for number, path in found if number.isdecimal() and path.is_dir())
+    named = ((path.name.removeprefix(f"{name}-"), path) for path in RUNS.glob(f"{glob.escape(name)}-*"))
+    return sorted((int(number), path) for number, path in named if number.isdecimal() and path.is_dir())
 
 
 def _last_run(name: str, node_rank: int) -> Path | None:

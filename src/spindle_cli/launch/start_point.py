@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spindle_cli.checkpoint.carry_over import CarryOver, require_same_run, settings_of_run, task_of
-from spindle_cli.checkpoint.files import FoundCheckpoint, find_checkpoint, require_steps_left
+from spindle_cli.checkpoint.files import StoredCheckpoint, find_checkpoint, require_steps_left
 from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.checkpoint.names import every_name, model_key
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, SeenData
 from spindle_cli.files.run_files import has_checkpoints
-from spindle_cli.launch.checks import FoundWorkload
+from spindle_cli.launch.checks import AnalysedWorkload
 
 # Settings that say nothing of the model or of what is trained.
 _UNSAID = ("steps", "shard_optimizer")
@@ -28,21 +28,23 @@ class StartPoint:
     as no checkpoint has it, for people.
     """
 
-    found: FoundCheckpoint
+    stored: StoredCheckpoint
     is_own: bool
     lines: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Where the run goes on, as a line for people."""
-        folder: Path = self.found.folder
+        folder: Path = self.stored.folder
         if self.is_own:
             return "\n  ".join((f"going on from {folder}", *self.lines))
-        return "\n  ".join((f"beginning from {folder}, after step {self.found.checkpoint.step}", *self.lines))
+        return "\n  ".join(
+            (f"beginning from {folder}, after step {self.stored.checkpoint.step}", *self.lines)
+        )
 
 
 def find_start(
     request: RunRequest,
-    workload: FoundWorkload,
+    workload: AnalysedWorkload,
     total_steps: int,
     datasets: Mapping[str, SeenData],
     *,
@@ -62,41 +64,41 @@ def find_start(
         WorkloadError: the optimizer cannot be made.
     """
     if request.resume and (has_checkpoints(request.run_dir) or not (or_anew or request.begin_from)):
-        found = find_checkpoint(request.run_dir, reads_all=True)
+        stored = find_checkpoint(request.run_dir, reads_all=True)
         train = settings_of_run(workload.train, request.dtype)
         groups = workload.groups.names()
         fingerprint = workload.graph.fingerprint
-        require_same_run(found.checkpoint, fingerprint, train, groups, request.dtype, found.folder)
-        require_steps_left(found, total_steps)
-        lines = changed_data(found.checkpoint, datasets)
+        require_same_run(stored.checkpoint, fingerprint, train, groups, request.dtype, stored.folder)
+        require_steps_left(stored, total_steps)
+        lines = changed_data(stored.checkpoint, datasets)
         if lines and not allows_changed_data:
             raise InputError(
-                "\n  ".join((f"{found.folder}: the data is not what the run was trained on:", *lines)),
+                "\n  ".join((f"{stored.folder}: the data is not what the run was trained on:", *lines)),
                 hint="Put it back, or go on with what is there now with --allow-changed-data.",
             )
-        return StartPoint(found, is_own=True, lines=(*lines, *workload.graph.kept))
+        return StartPoint(stored, is_own=True, lines=(*lines, *workload.graph.kept))
     if request.begin_from is None:
         return None
-    found = find_checkpoint(request.begin_from, step=request.begin_step, reads_all=True)
-    require_steps_left(found, total_steps)
-    _require_outer_step(found)
-    lines = (*_take_over(found, workload), *changed_data(found.checkpoint, datasets))
-    return StartPoint(found, is_own=False, lines=lines)
+    stored = find_checkpoint(request.begin_from, step=request.begin_step, reads_all=True)
+    require_steps_left(stored, total_steps)
+    _require_outer_step(stored)
+    lines = (*_take_over(stored, workload), *changed_data(stored.checkpoint, datasets))
+    return StartPoint(stored, is_own=False, lines=lines)
 
 
-def _require_outer_step(found: FoundCheckpoint) -> None:
+def _require_outer_step(stored: StoredCheckpoint) -> None:
     """Refuse to begin from where islands have different models.
 
     Raises:
         InputError: the checkpoint is from between two outer steps.
     """
-    asked, step = found.checkpoint.train.local_sgd, found.checkpoint.step
-    if asked is not None and not asked.has_outer_step(step):
+    local_sgd, step = stored.checkpoint.train.local_sgd, stored.checkpoint.step
+    if local_sgd is not None and not local_sgd.has_outer_step(step):
         raise InputError(
-            f"{found.folder}: step {step} is between two outer steps, of which there is one after "
-            f"every {asked.every} steps (train.local_sgd): islands have different models there",
-            hint=f"Name a checkpoint of that run after a multiple of {asked.every} steps, or go on with the "
-            "run until then.",
+            f"{stored.folder}: step {step} is between two outer steps, of which there is one after "
+            f"every {local_sgd.every} steps (train.local_sgd): islands have different models there",
+            hint=f"Name a checkpoint of that run after a multiple of {local_sgd.every} steps, or go on with "
+            "the run until then.",
         )
 
 
@@ -113,40 +115,40 @@ def changed_data(checkpoint: Checkpoint, datasets: Mapping[str, SeenData]) -> tu
     )
 
 
-def _take_over(found: FoundCheckpoint, workload: FoundWorkload) -> tuple[str, ...]:
+def _take_over(stored: StoredCheckpoint, workload: AnalysedWorkload) -> tuple[str, ...]:
     """What is taken over, after making sure that it can be."""
     from spindle_cli.checkpoint.carried import carried_over, require_same_optimizer
 
-    checkpoint = found.checkpoint
+    checkpoint = stored.checkpoint
     carried = carried_over(checkpoint, workload.graph)
     if not carried.kept:
         raise InputError(
-            f"{found.folder}: nothing in it has a name that {workload.source} knows",
+            f"{stored.folder}: nothing in it has a name that {workload.source} knows",
             hint="Names are '<task>.<name in the task's module>'; give a task that goes on its old name.",
         )
-    require_same_optimizer(checkpoint, carried, workload.groups, found.folder)
-    _require_same_shapes(found, carried, workload)
+    require_same_optimizer(checkpoint, carried, workload.groups, stored.folder)
+    _require_same_shapes(stored, carried, workload)
     return tuple(_describe(checkpoint, carried, workload))
 
 
-def _require_same_shapes(found: FoundCheckpoint, carried: CarryOver, workload: FoundWorkload) -> None:
+def _require_same_shapes(stored: StoredCheckpoint, carried: CarryOver, workload: AnalysedWorkload) -> None:
     from spindle_cli.workload.parameters import ParameterTable
 
     table = ParameterTable.of(workload.graph)
-    saved = every_name(found.checkpoint.tensors, found.checkpoint.aliases)
+    saved = every_name(stored.checkpoint.tensors, stored.checkpoint.aliases)
     for name, saved_as in carried.kept.items():
         kind = "parameter" if name in table.parameters else "buffer"
         wanted = tuple((table.parameters if name in table.parameters else table.buffers)[name].shape)
-        shape = found.checkpoint.tensors[saved[model_key(saved_as)]].shape
+        shape = stored.checkpoint.tensors[saved[model_key(saved_as)]].shape
         if shape != wanted:
             was = "" if name == saved_as else f" (saved as {saved_as})"
             raise InputError(
-                f"{found.folder}: {kind} {name}{was} has shape {shape}; the workload's has {wanted}",
+                f"{stored.folder}: {kind} {name}{was} has shape {shape}; the workload's has {wanted}",
                 hint="Give it its old shape to take it over, or another name to begin it anew.",
             )
 
 
-def _describe(checkpoint: Checkpoint, carried: CarryOver, workload: FoundWorkload) -> Iterator[str]:
+def _describe(checkpoint: Checkpoint, carried: CarryOver, workload: AnalysedWorkload) -> Iterator[str]:
     before = checkpoint.tasks
     now = {task.name: task for task in workload.graph.workload.tasks}
     renamed = sum(name != saved_as for name, saved_as in carried.kept.items())
@@ -172,8 +174,8 @@ def _describe(checkpoint: Checkpoint, carried: CarryOver, workload: FoundWorkloa
 
 
 def _by_task(names: Iterable[str], tasks: Iterable[str]) -> str:
-    known = tuple(tasks)
-    counts = Counter(task_of(name, known) for name in names)
+    task_names = tuple(tasks)
+    counts = Counter(task_of(name, task_names) for name in names)
     return ", ".join(f"{_counted(count)} of task {task}" for task, count in counts.items())
 
 

@@ -110,7 +110,7 @@ def show_stack_when_asked(run_dir: Path, rank: int) -> None:
 
 def describe_error(error: Exception, rank: int) -> WorkerError:
     """An exception as what the worker hands back."""
-    known = isinstance(error, SpindleError)
+    is_ours = isinstance(error, SpindleError)
     message = error.message if isinstance(error, SpindleError) else str(error)
     notes = getattr(error, "__notes__", ())  # what the worker was at: a slice, or samples being loaded
     return WorkerError(
@@ -118,12 +118,12 @@ def describe_error(error: Exception, rank: int) -> WorkerError:
         type=type(error).__name__,
         message="\n  ".join((message, *notes)),
         hint=error.hint if isinstance(error, SpindleError) else None,
-        place=None if known else _place_of(error),
-        traceback=None if known else "".join(traceback.format_exception(error)),
+        place=None if is_ours else _place_of(error),
+        traceback=None if is_ours else "".join(traceback.format_exception(error)),
         lost_peer=is_lost_peer(error),
         timed_out=is_lost_peer(error) and _any_text(error, _TIMED_OUT_SIGNS),
         may_pass=may_pass(error),
-        self_explaining=known,
+        self_explaining=is_ours,
         exit_code=int(error.exit_code) if isinstance(error, SpindleError) else 1,
         time_s=time.time(),
     )
@@ -171,10 +171,10 @@ def _place_of(error: BaseException) -> str | None:
         sysconfig.get_path("stdlib"),
         str(Path(__file__).parents[1]),
     )
-    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    user_frames = [frame for frame in frames if not frame.filename.startswith(libraries)]
     if not frames:
         return None
-    frame = (own or frames)[-1]
+    frame = (user_frames or frames)[-1]
     return f"{frame.filename}:{frame.lineno} in {frame.name}"
 
 

@@ -53,15 +53,15 @@ class PassClock:
             consumers.setdefault(edge.producer, []).append(edge.consumer)
         when: dict[Compute, Interval] = {}
         free = [0] * plan.cluster.num_devices
-        durations = [_durations_ns(plan, piece) for piece in plan.slices]
+        durations = [_durations_ns(plan, slice_) for slice_ in plan.slices]
         for number, (index, is_backward) in enumerate(order):
             kind, before = (Kind.BACKWARD, consumers) if is_backward else (Kind.FORWARD, producers)
             devices = plan.slices[index].devices
             this = kind, index
             ready = 0 if not_before is None else not_before.get(index, 0)
-            for other in before.get(index, ()):
-                moved_s = on_their_way_s.get(((kind, other), this), 0.0)
-                ready = max(ready, when[kind, other][1] + round(moved_s * 1e9) * len(order))
+            for dependency in before.get(index, ()):
+                moved_s = on_their_way_s.get(((kind, dependency), this), 0.0)
+                ready = max(ready, when[kind, dependency][1] + round(moved_s * 1e9) * len(order))
             start = max(ready, *(free[device] for device in devices))
             length = durations[index][is_backward] * len(order)
             end = start + length + (number - start) % len(order)
@@ -90,15 +90,15 @@ class PassClock:
         return self.when[compute][1]
 
 
-def _durations_ns(plan: Plan, piece: Slice) -> Interval:
+def _durations_ns(plan: Plan, slice_: Slice) -> Interval:
     """The lengths of a slice's forward and backward pass: as planned; where the plan has one length for both,
     in the proportion of the curve's point, or one to two where it has no curve.
     """
-    if piece.backward_start_s is not None and piece.backward_end_s is not None:
-        passes_s = piece.end_s - piece.start_s, piece.backward_end_s - piece.backward_start_s
+    if slice_.backward_start_s is not None and slice_.backward_end_s is not None:
+        passes_s = slice_.end_s - slice_.start_s, slice_.backward_end_s - slice_.backward_start_s
         return max(1, round(passes_s[0] * 1e9)), max(1, round(passes_s[1] * 1e9))
-    op = times_of(plan.by_name[piece.metaop], piece, plan.cluster)
+    op = times_of(plan.by_name[slice_.metaop], slice_, plan.cluster)
     forward, backward = (1.0, 2.0) if op is None or op.forward_s + op.backward_s <= 0 else op[:2]
-    backward += forward * forwards_again(piece, plan.by_name[piece.metaop]) / piece.num_ops
-    length_ns = (piece.end_s - piece.start_s) * 1e9 / (forward + backward)
+    backward += forward * forwards_again(slice_, plan.by_name[slice_.metaop]) / slice_.num_ops
+    length_ns = (slice_.end_s - slice_.start_s) * 1e9 / (forward + backward)
     return max(1, round(length_ns * forward)), max(1, round(length_ns * backward))

@@ -34,8 +34,8 @@ def find_communicators(
 ) -> tuple[Communicator, ...]:
     """All communicators, in the order in which every device makes them."""
     pairs = ((transfer.source, transfer.destination) for transfer in transfers)
-    found = find_meetings(num_devices, pairs, groups, layouts)
-    return tuple(Communicator(index, *each) for index, each in enumerate(found))
+    meetings = find_meetings(num_devices, pairs, groups, layouts)
+    return tuple(Communicator(index, *meeting) for index, meeting in enumerate(meetings))
 
 
 def communicator_memory(program: Program, device: int) -> dict[int, int]:
@@ -44,16 +44,16 @@ def communicator_memory(program: Program, device: int) -> dict[int, int]:
     peers: dict[int, set[int]] = {}
     for action in program.actions[device]:
         if action.transfer is not None and action.communicator is not None:
-            other = action.transfer.source + action.transfer.destination - device
-            peers.setdefault(action.communicator, set()).add(other)
-    own = [each for each in program.communicators if device in each.ranks]
+            peer = action.transfer.source + action.transfer.destination - device
+            peers.setdefault(action.communicator, set()).add(peer)
+    joined = [communicator for communicator in program.communicators if device in communicator.ranks]
     if cluster.talks_by == "gloo":
-        return {each.index: 0 for each in own}
+        return {communicator.index: 0 for communicator in joined}
     return {
-        each.index: peers_bytes(device, peers.get(each.index, ()), cluster)
-        if each.purpose is Purpose.MESSAGES
-        else collectives_bytes(each.ranks, cluster)
-        for each in own
+        communicator.index: peers_bytes(device, peers.get(communicator.index, ()), cluster)
+        if communicator.purpose is Purpose.MESSAGES
+        else collectives_bytes(communicator.ranks, cluster)
+        for communicator in joined
     }
 
 
@@ -64,12 +64,12 @@ class Directory:
         self._of: dict[tuple[Purpose, tuple[int, ...]], int] = {}
         self._sent_by: dict[int, int] = {}
         self._everyone = 0
-        for each in communicators:
-            if each.purpose is not Purpose.MESSAGES:
-                self._of[each.purpose, each.ranks] = each.index
-            if each.purpose is Purpose.EVERYONE:
-                self._everyone = each.index
-            self._sent_by |= dict.fromkeys(each.senders, each.index)
+        for communicator in communicators:
+            if communicator.purpose is not Purpose.MESSAGES:
+                self._of[communicator.purpose, communicator.ranks] = communicator.index
+            if communicator.purpose is Purpose.EVERYONE:
+                self._everyone = communicator.index
+            self._sent_by |= dict.fromkeys(communicator.senders, communicator.index)
 
     def of_all(self) -> int:
         """What everyone takes part in."""
@@ -81,8 +81,8 @@ class Directory:
 
     def of_sum(self, devices: tuple[int, ...]) -> int:
         """What these devices, ascending, sum gradients over."""
-        known = self._of.get((Purpose.SUMS, devices))
-        return self._of[Purpose.EVERYONE, devices] if known is None else known
+        index = self._of.get((Purpose.SUMS, devices))
+        return self._of[Purpose.EVERYONE, devices] if index is None else index
 
     def of_shards(self, devices: tuple[int, ...]) -> int:
         """What these devices, ascending, gather parameters and sum gradients over inside of passes."""

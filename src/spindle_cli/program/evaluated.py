@@ -121,12 +121,12 @@ def place_evaluated(plan: Plan, needs: Needs) -> Plan:
         )
         curves[op.metaop].setdefault(point.num_devices, point)
     waves = [
-        Wave(index=index, start_s=piece.start_s, end_s=piece.end_s, slices=(piece,))
-        for index, piece in enumerate(slices)
+        Wave(index=index, start_s=slice_.start_s, end_s=slice_.end_s, slices=(slice_,))
+        for index, slice_ in enumerate(slices)
     ]
     kept = {name: getattr(plan, name) for name in plan.model_fields_set}
     timed = [metaop.model_copy(update={"curve": tuple(curves[metaop.name].values())}) for metaop in metaops]
-    own = {
+    replaced = {
         "metaops": tuple(timed),
         "waves": tuple(waves),
         "task_sets": (),
@@ -134,7 +134,7 @@ def place_evaluated(plan: Plan, needs: Needs) -> Plan:
         "sharding": {},
         "shard_weights": (),
     }
-    return Plan(**{**kept, **own, "schema_": "spindle.plan/1"})
+    return Plan(**{**kept, **replaced, "schema_": "spindle.plan/1"})
 
 
 def _metaop(needed: NeededMetaOp, needs: Needs) -> PlanMetaOp:
@@ -165,19 +165,19 @@ def _runs(ops: Sequence[NeededOp], homes: Sequence[_Home]) -> Iterable[tuple[int
 
 
 def _homes(plan: Plan, needs: Needs) -> list[_Home]:
-    found: dict[int, _Home] = {}
+    homes: dict[int, _Home] = {}
     for index, op in enumerate(needs.ops):
-        before = next((found[each] for each in op.inputs if each in found), None)
+        before = next((homes[producer] for producer in op.inputs if producer in homes), None)
         if op.tensors:
-            found[index] = _home_of(plan, needs, op, before)
+            homes[index] = _home_of(plan, needs, op, before)
         elif before is not None:
-            found[index] = before.whole()
+            homes[index] = before.whole()
     everywhere = _Home(tuple(range(plan.cluster.num_devices)))
     for index in reversed(range(len(needs.ops))):  # what takes nothing goes where it is taken
-        if index not in found:
-            takers = (each for each, op in enumerate(needs.ops) if index in op.inputs)
-            found[index] = next((found[each].whole() for each in takers), everywhere)
-    return [found[index] for index in range(len(needs.ops))]
+        if index not in homes:
+            takers = (consumer for consumer, op in enumerate(needs.ops) if index in op.inputs)
+            homes[index] = next((homes[consumer].whole() for consumer in takers), everywhere)
+    return [homes[index] for index in range(len(needs.ops))]
 
 
 def _home_of(plan: Plan, needs: Needs, op: NeededOp, before: _Home | None) -> _Home:
@@ -185,20 +185,20 @@ def _home_of(plan: Plan, needs: Needs, op: NeededOp, before: _Home | None) -> _H
     it of several ops.
     """
     homes = [
-        _Home(piece.devices, piece.tp, _sample_s(plan, piece))
-        for piece in plan.slices
-        for position in range(*piece.ops)
-        if op.tensors <= needs.held[piece.metaop, position]
+        _Home(slice_.devices, slice_.tp, _sample_s(plan, slice_))
+        for slice_ in plan.slices
+        for position in range(*slice_.ops)
+        if op.tensors <= needs.held[slice_.metaop, position]
     ]
     if homes:
         return max(homes, key=lambda home: _merit(home, before))
     having = [
         {
             device
-            for piece in plan.slices
-            if piece.tp == 1
-            and any(name in needs.held[piece.metaop, position] for position in range(*piece.ops))
-            for device in piece.devices
+            for slice_ in plan.slices
+            if slice_.tp == 1
+            and any(name in needs.held[slice_.metaop, position] for position in range(*slice_.ops))
+            for device in slice_.devices
         }
         for name in op.tensors
     ]
@@ -217,11 +217,11 @@ def _merit(home: _Home, before: _Home | None) -> tuple[bool, bool, int]:
     return is_here, home.tp == 1, len(home.devices) // home.tp
 
 
-def _sample_s(plan: Plan, piece: Slice) -> float | None:
+def _sample_s(plan: Plan, slice_: Slice) -> float | None:
     """Seconds of one op's forward pass for one sample of a share."""
-    metaop = plan.by_name[piece.metaop]
-    op = times_of(metaop, piece, plan.cluster)
-    return None if op is None else op.forward_s / largest_samples(piece, metaop.batch_size)
+    metaop = plan.by_name[slice_.metaop]
+    op = times_of(metaop, slice_, plan.cluster)
+    return None if op is None else op.forward_s / largest_samples(slice_, metaop.batch_size)
 
 
 def forward_only(program: Program, task: str, gathering: Collection[int] = ()) -> Program:
@@ -231,29 +231,37 @@ def forward_only(program: Program, task: str, gathering: Collection[int] = ()) -
     Batch norms take their running statistics, so that passes sum nothing over shares inside; but those of the
     slices `gathering` gather what a loss compares.
     """
-    pieces = {
-        index for index, piece in enumerate(program.slices) if program.plan.by_name[piece.metaop].task == task
+    indices = {
+        index
+        for index, slice_ in enumerate(program.slices)
+        if program.plan.by_name[slice_.metaop].task == task
     }
     actions = {
         device: tuple(
-            replace(action if action.piece in gathering else _without_statistics(program, action), left=())
-            for action in own
-            if _is_of(action, pieces)
+            replace(
+                action if action.slice_index in gathering else _without_statistics(program, action), left=()
+            )
+            for action in device_actions
+            if _is_of(action, indices)
         )
-        for device, own in program.actions.items()
+        for device, device_actions in program.actions.items()
     }
     return replace(program, actions=actions)
 
 
 def _is_of(action: Action, pieces: set[int]) -> bool:
     if action.kind is Kind.FORWARD:
-        return action.piece in pieces
+        return action.slice_index in pieces
     if action.kind in (Kind.SEND, Kind.RECV):
         return action.transfer is not None and action.transfer.producer in pieces
     return False
 
 
 def _without_statistics(program: Program, action: Action) -> Action:
-    if action.kind is Kind.FORWARD and action.piece is not None and program.layouts[action.piece].sums_shares:
+    if (
+        action.kind is Kind.FORWARD
+        and action.slice_index is not None
+        and program.layouts[action.slice_index].sums_shares
+    ):
         return replace(action, communicator=None)
     return action

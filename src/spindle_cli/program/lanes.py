@@ -16,13 +16,14 @@ from spindle_cli.program.types import Kind
 
 
 class LanePass(NamedTuple):
-    """A pass of a device by the clock. `piece`: the slice that it runs backward; None: a forward pass.
+    """A pass of a device by the clock. `slice_index`: of the slice that it runs backward; None: it is a
+    forward pass.
     `has_room`: sums may start inside of it, as it waits for no other device between its start and its end.
     """
 
     start: int
     end: int
-    piece: int | None
+    slice_index: int | None
     has_room: bool
 
 
@@ -38,7 +39,7 @@ class Lane:
     @classmethod
     def of(cls, passes: Sequence[LanePass], posts: Collection[int]) -> Lane:
         """`posts`: in any order."""
-        return cls(passes, [each.start for each in passes], [each.end for each in passes], sorted(posts))
+        return cls(passes, [pass_.start for pass_ in passes], [pass_.end for pass_ in passes], sorted(posts))
 
     def before(self, time: int) -> int:
         """How many passes come before a post that is no sum: all but those that end later."""
@@ -51,14 +52,14 @@ class Lane:
         before, under_way = self.before(time), self._under_way(time)
         if under_way is None:
             return before
-        adds = under_way.piece in slices
+        adds = under_way.slice_index in slices
         may_be_inside = under_way.has_room and self._last_post(time, under_way) is None
         return before + 1 if adds or may_be_inside else before
 
     def no_earlier(self, time: int, slices: Collection[int]) -> int:
         """The first time, from `time` on, at which a sum to which slices add fits into what is posted."""
         under_way = self._under_way(time)
-        if under_way is None or under_way.piece not in slices:
+        if under_way is None or under_way.slice_index not in slices:
             return time
         if not under_way.has_room:
             return under_way.end + 1
@@ -88,19 +89,19 @@ def lane_passes(
     """A device's passes. There is no room in forward passes, nor in those that sum over shares or that gather
     or sum what is shared out.
     """
-    by_pass = {piece for group in groups if group.sharding.is_by_pass for piece in group.slices}
+    by_pass = {index for group in groups if group.sharding.is_by_pass for index in group.slices}
 
-    def has_room(kind: Kind, piece: int) -> bool:
-        layout = layouts[piece]
+    def has_room(kind: Kind, index: int) -> bool:
+        layout = layouts[index]
         return (
             kind is Kind.BACKWARD
-            and piece not in by_pass
+            and index not in by_pass
             and directory.of_share(layout, layout.share_of[device]) is None
         )
 
     return [
-        LanePass(*clock.when[kind, piece], piece if kind is Kind.BACKWARD else None, has_room(kind, piece))
-        for kind, piece in computes
+        LanePass(*clock.when[kind, index], index if kind is Kind.BACKWARD else None, has_room(kind, index))
+        for kind, index in computes
     ]
 
 

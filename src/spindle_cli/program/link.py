@@ -5,7 +5,7 @@
 3. transfers: these chunks, forward and back, in one order                   (transfers.py)
 4. groups: parameters summed together, in the order they are complete        (account/groups.py)
 5. communicators: what all of it goes over                                   (communicators.py)
-6. actions: each device's own passes, with its posts between them            (device_draft.py)
+6. actions: each device's own passes, with its posts between them            (device_builder.py)
 
 Everything that is communicated has a time of the clock, and so a place in one order of all of it. A device
 posts its own in that order, each before the first of its passes that ends later; but sums that a pass adds
@@ -30,7 +30,7 @@ from spindle_cli.account.types import Edge, ParameterGroup, Pass
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.communicators import Directory, find_communicators
-from spindle_cli.program.device_draft import DeviceDraft
+from spindle_cli.program.device_builder import DeviceBuilder
 from spindle_cli.program.lanes import Lane, lane_passes, other_posts
 from spindle_cli.program.reached import reached_slices
 from spindle_cli.program.sum_times import (
@@ -96,18 +96,20 @@ def link_sets(
     )
     uses = uses_of(plan) if parameters is None else parameters
     sets = plan.set_plans
-    moving = [_Moving.of(each) for each in (plan, *sets.values())]
-    groups = _groups_of_all(plan, moving[0].order, uses, sharded=settings.sharded)
+    routed_plans = [_Moving.of(set_plan) for set_plan in (plan, *sets.values())]
+    groups = _groups_of_all(plan, routed_plans[0].order, uses, sharded=settings.sharded)
     if settings.sharded:
-        moving = [each.behind_gathers(groups) for each in moving]
+        routed_plans = [routed_plan.behind_gathers(groups) for routed_plan in routed_plans]
     communicators = find_communicators(
         plan.cluster.num_devices,
-        [transfer for each in moving for transfer in each.routed],
+        [transfer for routed_plan in routed_plans for transfer in routed_plan.routed],
         groups,
-        [layout for each in moving for layout in each.layouts],
+        [layout for routed_plan in routed_plans for layout in routed_plan.layouts],
     )
     directory = Directory(communicators)
-    whole, *of_sets = (each.program(groups, directory, communicators, settings) for each in moving)
+    whole, *of_sets = (
+        routed_plan.program(groups, directory, communicators, settings) for routed_plan in routed_plans
+    )
     together = whole.groups if plan.joint is None else groups
     return Programs(whole, dict(zip(sets, of_sets, strict=True)), together)
 
@@ -197,9 +199,9 @@ class _Moving:
         posting = self._posting(self._own(groups), directory, settings)
         groups, times = posting.groups, posting.times
         reached = reached_slices(len(plan.slices), groups, self.edges)
-        own = own_bytes(groups)
-        drafts = {
-            device: DeviceDraft(
+        local_bytes = own_bytes(groups)
+        builders = {
+            device: DeviceBuilder(
                 device,
                 computes,
                 plan.slices,
@@ -212,16 +214,16 @@ class _Moving:
                 times,
                 reached,
                 self.places,
-                own.get(device, 0),
+                local_bytes.get(device, 0),
             )
             for device, computes in self.computes.items()
         }
         for timed in posting.transfers:
-            drafts[timed.transfer.source].add_transfer(timed)
-            drafts[timed.transfer.destination].add_transfer(timed)
-        for draft in drafts.values():
-            draft.add_losses(posting.losses_at)
-            draft.add_sums()
+            builders[timed.transfer.source].add_transfer(timed)
+            builders[timed.transfer.destination].add_transfer(timed)
+        for builder in builders.values():
+            builder.add_losses(posting.losses_at)
+            builder.add_sums()
         return Program(
             plan=plan,
             slices=plan.slices,
@@ -231,7 +233,7 @@ class _Moving:
             groups=groups,
             communicators=communicators,
             settings=settings,
-            actions={device: tuple(draft.write(settings)) for device, draft in drafts.items()},
+            actions={device: tuple(builder.write(settings)) for device, builder in builders.items()},
         )
 
     def _posting(
@@ -245,10 +247,10 @@ class _Moving:
             in_order(self.routed, self.clock, self.computes, held_up) for held_up in (None, inside)
         )
         posting = self._with_losses(ahead, groups, directory, settings)
-        if [each.time for each in ahead] == [each.time for each in behind]:
+        if [timed.time for timed in ahead] == [timed.time for timed in behind]:
             return posting
-        other = self._with_losses(behind, groups, directory, settings)
-        return other if self._ends_s(other) < self._ends_s(posting) else posting
+        posted_behind = self._with_losses(behind, groups, directory, settings)
+        return posted_behind if self._ends_s(posted_behind) < self._ends_s(posting) else posting
 
     def _with_losses(
         self,
@@ -278,10 +280,10 @@ class _Moving:
         """When the last device has updated its parameters, if messages are sent when they are posted."""
         plan, ticks_per_s = self.plan, len(self.order) * 1e9
         late_s = [
-            max(0, each.time - self.clock.end(maker_of(each.transfer))) / ticks_per_s
-            for each in posting.transfers
+            max(0, timed.time - self.clock.end(maker_of(timed.transfer))) / ticks_per_s
+            for timed in posting.transfers
         ]
-        sent = [each.transfer for each in posting.transfers]
+        sent = [timed.transfer for timed in posting.transfers]
         on_their_way = on_their_way_s(plan, self.layouts, sent, late_s)
         clock = PassClock.of(plan, self.order, self.edges, on_their_way, self.there)
         times = {
@@ -306,8 +308,8 @@ class _Moving:
     ) -> _Posting:
         posts = other_posts(losses_at, transfers, self.plan.cluster.num_devices)
         lanes = [
-            Lane.of(lane_passes(device, own, self.clock, self.layouts, directory, groups), posts[device])
-            for device, own in sorted(self.computes.items())
+            Lane.of(lane_passes(device, computes, self.clock, self.layouts, directory, groups), posts[device])
+            for device, computes in sorted(self.computes.items())
         ]
         ordered, times = _in_order(groups, self.clock, self.plan.slices, lanes)
         return _Posting(transfers, losses_at, lanes, ordered, times)
@@ -327,6 +329,6 @@ def _in_order(
 ) -> tuple[tuple[ParameterGroup, ...], dict[int, int]]:
     """The groups in the order of their sums, numbered anew, and the times of these sums by number."""
     timed = [(sum_time(group, clock, slices, lanes), group) for group in groups]
-    timed.sort(key=lambda each: (each[0], Completion.of(each[1], clock), each[1].index))
+    timed.sort(key=lambda entry: (entry[0], Completion.of(entry[1], clock), entry[1].index))
     ordered = tuple(replace(group, index=index) for index, (_, group) in enumerate(timed))
     return ordered, {index: time for index, (time, _) in enumerate(timed)}

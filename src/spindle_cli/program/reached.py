@@ -15,8 +15,8 @@ def reached_slices(
     """
     reached = [False] * num_slices
     for group in groups:
-        for piece in group.slices if group.is_trained else ():
-            reached[piece] = True
+        for index in group.slices if group.is_trained else ():
+            reached[index] = True
     # Slices are in the order in which they start, so that what is taken in comes from earlier ones.
     for edge in sorted(edges, key=lambda edge: edge.consumer):
         reached[edge.consumer] |= reached[edge.producer]

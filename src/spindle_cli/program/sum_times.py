@@ -32,14 +32,14 @@ class Completion(NamedTuple):
 
     time: int
     minus_op: int
-    piece: int
+    slice_index: int
 
     @classmethod
     def of(cls, group: ParameterGroup, clock: PassClock) -> Completion:
         """The last of the passes that add to a group."""
         return max(
-            cls(clock.end((Kind.BACKWARD, piece)), -op, piece)
-            for piece, op in zip(group.slices, group.first_ops, strict=True)
+            cls(clock.end((Kind.BACKWARD, index)), -op, index)
+            for index, op in zip(group.slices, group.first_ops, strict=True)
         )
 
 
@@ -69,29 +69,29 @@ def sums_inside(
     by then.
     """
     groups = list(groups)
-    by_pass = {piece for group in groups if group.sharding.is_by_pass for piece in group.slices}
-    found: dict[int, int] = {}
+    by_pass = {index for group in groups if group.sharding.is_by_pass for index in group.slices}
+    first_ticks: dict[int, int] = {}
     for group in groups:
         if group.is_summed_at_once:
             complete = complete_at(group, clock, slices)
-            for piece in group.slices:
-                backward = Kind.BACKWARD, piece
-                has_room = piece not in by_pass and not layouts[piece].partners(0)
+            for index in group.slices:
+                backward = Kind.BACKWARD, index
+                has_room = index not in by_pass and not layouts[index].partners(0)
                 if has_room and clock.start(backward) < complete < clock.end(backward):
-                    found[piece] = min(complete, found.get(piece, complete))
-    return found
+                    first_ticks[index] = min(complete, first_ticks.get(index, complete))
+    return first_ticks
 
 
 def complete_at(group: ParameterGroup, clock: PassClock, slices: Sequence[Slice]) -> int:
     """The tick by which all slices have run back the ops that add to a group's gradients."""
     uses = zip(group.slices, group.first_ops, strict=True)
-    return ceil(max(run_back(clock, slices, piece, op) for piece, op in uses))
+    return ceil(max(run_back(clock, slices, index, op) for index, op in uses))
 
 
-def run_back(clock: PassClock, slices: Sequence[Slice], piece: int, op: int | Fraction) -> Fraction:
+def run_back(clock: PassClock, slices: Sequence[Slice], index: int, op: int | Fraction) -> Fraction:
     """When a slice has run an op backward, if all of its ops take equally long, in ticks."""
-    backward = Kind.BACKWARD, piece
-    first_op, last_op = slices[piece].ops
+    backward = Kind.BACKWARD, index
+    first_op, last_op = slices[index].ops
     length = clock.end(backward) - clock.start(backward)
     return clock.start(backward) + length * Fraction(last_op - op) / (last_op - first_op)
 
@@ -101,7 +101,7 @@ def needed_at(group: ParameterGroup, clock: PassClock, slices: Sequence[Slice]) 
     equally long forward, in ticks.
     """
     return min(
-        run_forward(clock, slices, piece, op) for piece, op in zip(group.slices, group.first_ops, strict=True)
+        run_forward(clock, slices, index, op) for index, op in zip(group.slices, group.first_ops, strict=True)
     )
 
 
@@ -124,9 +124,9 @@ def parameters_there(groups: Sequence[ParameterGroup], clock: PassClock, plan: P
         clock: of a step in which nothing has to be gathered.
     """
     gathers = {
-        each.group: each
-        for each in collectives_of_step(plan, groups, sharded=True, clips=False, scales=False)
-        if each.kind is Collective.GATHER
+        collective.group: collective
+        for collective in collectives_of_step(plan, groups, sharded=True, clips=False, scales=False)
+        if collective.kind is Collective.GATHER
     }
     ticks_per_s = len(clock.when) * 1e9
     free_s = [0.0] * plan.cluster.num_devices
@@ -137,9 +137,9 @@ def parameters_there(groups: Sequence[ParameterGroup], clock: PassClock, plan: P
         end_s = max(free_s[device] for device in group.devices) + takes_s
         for device in group.devices:
             free_s[device] = end_s
-        for piece, op in group.awaited_ops(plan.slices):
-            before = run_forward(clock, plan.slices, piece, op) - clock.start((Kind.FORWARD, piece))
-            there[piece] = max(there.get(piece, 0), round(end_s * ticks_per_s - before))
+        for index, op in group.awaited_ops(plan.slices):
+            before = run_forward(clock, plan.slices, index, op) - clock.start((Kind.FORWARD, index))
+            there[index] = max(there.get(index, 0), round(end_s * ticks_per_s - before))
     return there
 
 
@@ -162,15 +162,19 @@ def last_update_s(
     ticks_per_s = len(clock.when) * 1e9
     sharded = plan.optimizer_state_sharded
     ends_s = [min(losses_at, clock.ended) / ticks_per_s] * plan.cluster.num_devices
-    for index, piece in enumerate(plan.slices):
-        for device in piece.devices:
+    for index, slice_ in enumerate(plan.slices):
+        for device in slice_.devices:
             ends_s[device] = max(ends_s[device], clock.end((Kind.BACKWARD, index)) / ticks_per_s)
     free_s = [0.0] * plan.cluster.num_devices
-    for each in collectives_of_step(plan, groups, sharded=sharded, clips=False, scales=False):
-        if each.kind is Collective.SUM and each.group is not None:
-            begins_s = max(times[each.group] / ticks_per_s, *(free_s[device] for device in each.devices))
-            end_s = begins_s + together_s(each, per_node(each.devices, plan.cluster), plan.cluster)
-            for device in each.devices:
+    for collective in collectives_of_step(plan, groups, sharded=sharded, clips=False, scales=False):
+        if collective.kind is Collective.SUM and collective.group is not None:
+            begins_s = max(
+                times[collective.group] / ticks_per_s, *(free_s[device] for device in collective.devices)
+            )
+            end_s = begins_s + together_s(
+                collective, per_node(collective.devices, plan.cluster), plan.cluster
+            )
+            for device in collective.devices:
                 free_s[device] = end_s
     return max(
         max(end_s, summed_s) + update_s
@@ -178,9 +182,9 @@ def last_update_s(
     )
 
 
-def run_forward(clock: PassClock, slices: Sequence[Slice], piece: int, op: int) -> Fraction:
+def run_forward(clock: PassClock, slices: Sequence[Slice], index: int, op: int) -> Fraction:
     """When a slice comes to an op forward, if all of its ops take equally long, in ticks."""
-    forward = Kind.FORWARD, piece
-    first_op, last_op = slices[piece].ops
+    forward = Kind.FORWARD, index
+    first_op, last_op = slices[index].ops
     length = clock.end(forward) - clock.start(forward)
     return clock.start(forward) + length * Fraction(op - first_op, last_op - first_op)

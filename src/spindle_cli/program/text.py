@@ -37,7 +37,7 @@ _TRANSFER = re.compile(
     r" slice (?P<producer>\d+)>(?P<consumer>\d+) rows (?P<first>\d+):(?P<last>\d+)"
     r"(?: part (?P<part>\d+)/(?P<parts>\d+))? (?P<num_bytes>\d+) B"
 )
-_COMPUTE = re.compile(r"(?P<kind>F|B) (?P<piece>\d+)")
+_COMPUTE = re.compile(r"(?P<kind>F|B) (?P<slice>\d+)")
 _SUM = re.compile(r"SUM (?P<group>\d+)(?: op (?P<op>\d+))?")
 _GATHER = re.compile(r"GATHER (?P<group>\d+)")
 _UPDATE = re.compile(r"UPDATE (?P<group>\d+)")
@@ -75,7 +75,7 @@ def _format_what(action: Action) -> str:
         )
     if action.kind is Kind.SUM:
         return f"{action.kind} {action.group}" + ("" if action.op is None else f" op {action.op}")
-    number = action.piece if action.group is None else action.group
+    number = action.slice_index if action.group is None else action.group
     return str(action.kind) if number is None else f"{action.kind} {number}"
 
 
@@ -107,7 +107,7 @@ def _parse_what(text: str) -> Action | None:
     if match := _ALONE.fullmatch(text):
         return Action(Kind(match["kind"]))
     if match := _COMPUTE.fullmatch(text):
-        return Action(Kind(match["kind"]), piece=int(match["piece"]))
+        return Action(Kind(match["kind"]), slice_index=int(match["slice"]))
     if match := _SUM.fullmatch(text):
         return Action(
             Kind.SUM, group=int(match["group"]), op=None if match["op"] is None else int(match["op"])
@@ -117,11 +117,11 @@ def _parse_what(text: str) -> Action | None:
     if match := _GATHER.fullmatch(text):
         return Action(Kind.GATHER, group=int(match["group"]))
     if match := _TRANSFER.fullmatch(text):
-        found = match.groupdict()
-        kind = Kind(found.pop("kind"))
-        number, count = found.pop("part"), found.pop("parts")
+        fields = match.groupdict()
+        kind = Kind(fields.pop("kind"))
+        number, count = fields.pop("part"), fields.pop("parts")
         part = WHOLE if number is None else (int(number), int(count))
-        numbers = {name: int(value) for name, value in found.items()}
+        numbers = {name: int(value) for name, value in fields.items()}
         is_gradient = kind in (Kind.SEND_GRAD, Kind.RECV_GRAD)
         return Action(kind, transfer=Transfer(**numbers, is_gradient=is_gradient, part=part))
     return None
@@ -148,29 +148,31 @@ def format_rank(program: Program, rank: int) -> str:
 
 
 def _communicator_lines(program: Program, rank: int) -> list[str]:
-    own = [each for each in program.communicators if rank in each.ranks]
+    joined = [communicator for communicator in program.communicators if rank in communicator.ranks]
     taken = communicator_memory(program, rank)
     total = f", about {format_bytes(sum(taken.values()))} of its memory" if any(taken.values()) else ""
-    lines = [f"communicators of device {rank}: {len(own)}{total}"]
-    width = max((len(each.purpose) for each in own), default=0)
-    for each in own:
-        devices = ", ".join(map(str, format_devices(each.ranks)))
-        senders = ", ".join(map(str, format_devices(each.senders)))
+    lines = [f"communicators of device {rank}: {len(joined)}{total}"]
+    width = max((len(communicator.purpose) for communicator in joined), default=0)
+    for communicator in joined:
+        devices = ", ".join(map(str, format_devices(communicator.ranks)))
+        senders = ", ".join(map(str, format_devices(communicator.senders)))
         sent_by = f", sent by {senders}" if senders else ""
-        size = f", {format_bytes(taken[each.index])}" if taken[each.index] else ""
-        lines.append(f"  on {each.index}  {each.purpose:<{width}}  devices {devices}{sent_by}{size}")
+        size = f", {format_bytes(taken[communicator.index])}" if taken[communicator.index] else ""
+        lines.append(
+            f"  on {communicator.index}  {communicator.purpose:<{width}}  devices {devices}{sent_by}{size}"
+        )
     return lines
 
 
 def _explain(program: Program, rank: int, action: Action) -> str:
-    if action.piece is not None:
-        piece = program.slices[action.piece]
-        first, last = program.layouts[action.piece].rows_of(rank)
-        shard = f", shard {piece.devices.index(rank) % piece.tp} of {piece.tp}" if piece.tp > 1 else ""
-        way, planned_s = "forward", piece.start_s
+    if action.slice_index is not None:
+        slice_ = program.slices[action.slice_index]
+        first, last = program.layouts[action.slice_index].rows_of(rank)
+        shard = f", shard {slice_.devices.index(rank) % slice_.tp} of {slice_.tp}" if slice_.tp > 1 else ""
+        way, planned_s = "forward", slice_.start_s
         if action.kind is Kind.BACKWARD:
-            way, planned_s = "backward", piece.times_s[-1][0]
-        return f"{piece.label} {way}, samples {first}:{last}{shard}, planned {format_seconds(planned_s)}"
+            way, planned_s = "backward", slice_.times_s[-1][0]
+        return f"{slice_.label} {way}, samples {first}:{last}{shard}, planned {format_seconds(planned_s)}"
     if action.transfer is not None:
         transfer = action.transfer
         ends = (program.slices[transfer.producer].label, program.slices[transfer.consumer].label)
@@ -192,7 +194,7 @@ _MEANINGS = {
 
 def _explain_update(program: Program, rank: int, action: Action) -> str:
     """What an UPDATE, or the STEP, waits for and steps."""
-    updates = [each for each in program.actions[rank] if each.kind is Kind.UPDATE]
+    updates = [update for update in program.actions[rank] if update.kind is Kind.UPDATE]
     if action.kind is Kind.STEP:
         rest = " for the rest" if updates else ""
         return f"wait for everything, then the optimizer{rest}"

@@ -64,7 +64,7 @@ def on_their_way_s(
     Args:
         posted_late_s: of each, how long after it was made it is posted; at once if None.
     """
-    found: dict[tuple[Compute, Compute], float] = {}
+    longest_s: dict[tuple[Compute, Compute], float] = {}
     for number, transfer in enumerate(transfers):
         ends = maker_of(transfer), taker_of(transfer)
         link = plan.cluster.link(transfer.source, transfer.destination)
@@ -75,8 +75,8 @@ def on_their_way_s(
             seconds += all_gather_s(transfer.num_bytes * transfer.part[1], holders, plan.cluster)
         if posted_late_s is not None:
             seconds += posted_late_s[number]
-        found[ends] = max(found.get(ends, 0.0), seconds)
-    return found
+        longest_s[ends] = max(longest_s.get(ends, 0.0), seconds)
+    return longest_s
 
 
 def gathering_s(
@@ -85,19 +85,19 @@ def gathering_s(
     """For slices that are sent anything in parts, the seconds that their forward and backward passes gather
     it.
     """
-    found: dict[int, tuple[float, float]] = {}
+    gather_times: dict[int, tuple[float, float]] = {}
     for edge in edges:
         for is_gradient, taker in ((False, edge.consumer), (True, edge.producer)):
             gather_s = _handed_over(plan, layouts, edge, is_gradient=is_gradient).gather_s
             if gather_s:
-                forward_s, backward_s = found.get(taker, (0.0, 0.0))
+                forward_s, backward_s = gather_times.get(taker, (0.0, 0.0))
                 more = (0.0, gather_s) if is_gradient else (gather_s, 0.0)
-                found[taker] = forward_s + more[0], backward_s + more[1]
-    return found
+                gather_times[taker] = forward_s + more[0], backward_s + more[1]
+    return gather_times
 
 
 def in_order(
-    found: Sequence[Transfer],
+    transfers: Sequence[Transfer],
     clock: PassClock,
     computes: Mapping[int, Sequence[Compute]],
     sums_inside: Mapping[int, int] | None = None,
@@ -111,21 +111,23 @@ def in_order(
         sums_inside: of slices, when the first sum may start inside of their backward pass: what comes in that
             pass later than this has its place behind the pass.
     """
-    times = _receive_times(found, clock, computes)
+    times = _receive_times(transfers, clock, computes)
     if sums_inside:
-        ends = {device: [clock.end(compute) for compute in own] for device, own in computes.items()}
-        for number, transfer in enumerate(found):
-            own, device = computes[transfer.destination], transfer.destination
+        ends = {device: [clock.end(compute) for compute in passes] for device, passes in computes.items()}
+        for number, transfer in enumerate(transfers):
+            passes, device = computes[transfer.destination], transfer.destination
             place = bisect_right(ends[device], times[number])
-            if place < len(own) and own[place][0] is Kind.BACKWARD:
-                since = sums_inside.get(own[place][1])
-                if since is not None and clock.start(own[place]) < since <= times[number]:
+            if place < len(passes) and passes[place][0] is Kind.BACKWARD:
+                since = sums_inside.get(passes[place][1])
+                if since is not None and clock.start(passes[place]) < since <= times[number]:
                     times[number] = ends[device][place]
     timed = sorted(
-        zip(times, found, strict=True),
-        key=lambda each: (each[0], each[1].is_gradient, clock.start(taker_of(each[1]))),
+        zip(times, transfers, strict=True),
+        key=lambda entry: (entry[0], entry[1].is_gradient, clock.start(taker_of(entry[1]))),
     )
-    return tuple(TimedTransfer(time, replace(each, key=key)) for key, (time, each) in enumerate(timed))
+    return tuple(
+        TimedTransfer(time, replace(transfer, key=key)) for key, (time, transfer) in enumerate(timed)
+    )
 
 
 def maker_of(transfer: Transfer) -> Compute:

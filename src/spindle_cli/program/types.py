@@ -120,7 +120,7 @@ class Action:
     """One step of a rank's program.
 
     Attributes:
-        piece: index into `Plan.slices` (F, B).
+        slice_index: index into `Plan.slices` (F, B).
         transfer: that is posted (sends, receives).
         group: that is summed (SUM) or whose parameters are handed on (GATHER); of an UPDATE, the last one
             whose parameters are updated, with all that come before it in the order of sums and are not yet,
@@ -139,7 +139,7 @@ class Action:
     """
 
     kind: Kind
-    piece: int | None = None
+    slice_index: int | None = None
     transfer: Transfer | None = None
     group: int | None = None
     op: int | None = None

@@ -248,7 +248,7 @@ def flops_over_time(simulation: Simulation) -> tuple[FlopsStep, ...] | None:
     # In whole operations per second, so that what begins and ends leaves nothing behind.
     changes: dict[float, int] = defaultdict(int, {0.0: 0})
     for span in simulation.spans:
-        piece = simulation.plan.slices[span.piece]
+        piece = simulation.plan.slices[span.slice_index]
         of_op = work[piece.metaop][span.activity is Activity.BACKWARD]
         length_s = lengths[_pass_of(span)]
         if length_s > 0:
@@ -273,7 +273,7 @@ def _part_of(piece: Slice, device: int) -> float:
 
 def _pass_of(span: Span) -> tuple[int, Activity, int, int]:
     """A device's pass of a slice, which may wait in between."""
-    return span.device, span.activity, span.piece, span.batch
+    return span.device, span.activity, span.slice_index, span.batch
 
 
 def short_name(name: str, task: str) -> str:

@@ -73,7 +73,7 @@ def _moments(lasting: Span | Passage | Collected | Wait | OptimizerStep) -> tupl
 def _computes(simulation: Simulation) -> Iterator[Happening]:
     merged: dict[tuple[Activity, int, float, float], list[int]] = defaultdict(list)
     for span in simulation.spans:
-        merged[span.activity, span.piece, *_moments(span)].append(span.device)
+        merged[span.activity, span.slice_index, *_moments(span)].append(span.device)
     for (activity, piece, start_s, end_s), devices in merged.items():
         yield Happening(
             kind="forward" if activity is Activity.FORWARD else "backward",
@@ -132,7 +132,7 @@ def _sums(simulation: Simulation) -> Iterator[Happening]:
 def _waits(simulation: Simulation) -> Iterator[Happening]:
     merged: dict[tuple[int | None, Cause, int | None, float, float], list[int]] = defaultdict(list)
     for wait in simulation.waits:
-        merged[wait.piece, wait.cause, wait.source_piece, *_moments(wait)].append(wait.device)
+        merged[wait.slice_index, wait.cause, wait.source_slice_index, *_moments(wait)].append(wait.device)
     for (piece, cause, source, start_s, end_s), devices in merged.items():
         yield Happening(
             kind="wait",

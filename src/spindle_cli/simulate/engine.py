@@ -91,9 +91,9 @@ class _Device:
     def is_held_up(self) -> bool:
         """Whether the compute that comes next waits for what it takes, or for what has to have left."""
         action = self.action
-        assert action is not None and action.piece is not None, "asked of a compute"
+        assert action is not None and action.slice_index is not None, "asked of a compute"
         left = any((key, self.batch) in self.leaving for key in action.left)
-        return left or bool(self.missing.get((action.kind, action.piece)))
+        return left or bool(self.missing.get((action.kind, action.slice_index)))
 
     def first_together(self) -> int:
         """The place of the first of the messages that start together with the one that comes next: its
@@ -126,7 +126,10 @@ class Engine:
         self._program = program
         self._clock = Clock()
         self._traffic = Traffic(plan.cluster, self._clock, self._arrived, self._ended)
-        self._together = {(each.kind, each.group, each.devices): each for each in program.collectives}
+        self._together = {
+            (collective.kind, collective.group, collective.devices): collective
+            for collective in program.collectives
+        }
         self._awaited = AwaitedOps(program)
         self._ledger = Ledger(plan)
         self._durations = slice_durations(program)
@@ -137,7 +140,7 @@ class Engine:
         ]
         # Passes that gather parameters, or sum gradients, over all devices of their slice.
         self._meeting = {
-            (action.kind, action.piece)
+            (action.kind, action.slice_index)
             for actions in program.actions.values()
             for action in actions
             if action.shards
@@ -188,8 +191,8 @@ class Engine:
             elif action.kind in (Kind.LOSSES, Kind.FLAGS):
                 self._open(device, action)
             elif action.kind in COMPUTES:
-                assert action.piece is not None, "an F or B has a slice"
-                self._reach(device, (action.kind, action.piece))
+                assert action.slice_index is not None, "an F or B has a slice"
+                self._reach(device, (action.kind, action.slice_index))
                 return
             elif not self._end_step(device, action):
                 return
@@ -240,8 +243,8 @@ class Engine:
         """
         if action.kind is not Kind.UPDATE:
             return bool(device.open)
-        own = self._program.updates[device.number][device.updated].groups
-        return any(kind is Collective.LOSSES or group in own for kind, group, _ in device.open)
+        awaited = self._program.updates[device.number][device.updated].groups
+        return any(kind is Collective.LOSSES or group in awaited for kind, group, _ in device.open)
 
     def _update(self, device: _Device, action: Action) -> None:
         start_s = self._clock.now_s
@@ -266,8 +269,8 @@ class Engine:
 
     def _gather(self, device: _Device, compute: _Compute) -> None:
         """A device is ready; it starts together with those that it sums something with inside the pass."""
-        kind, piece = compute
-        layout = self._program.layouts[piece]
+        kind, index = compute
+        layout = self._program.layouts[index]
         if compute in self._meeting:
             together = layout.devices
         else:
@@ -275,7 +278,7 @@ class Engine:
         if not together:
             self._start(device, compute)
             return
-        key = (kind, piece, min(together))
+        key = (kind, index, min(together))
         partners = self._gathered.setdefault(key, [])
         partners.append((device, self._clock.now_s))
         if len(partners) < len(together):
@@ -283,43 +286,43 @@ class Engine:
         for partner, ready_s in self._gathered.pop(key):
             if ready_s < self._clock.now_s:
                 partner.waiting_since = ready_s
-                self._end_wait(partner, piece, Cause.PARTNER, device.number, piece, self._clock.now_s)
+                self._end_wait(partner, index, Cause.PARTNER, device.number, index, self._clock.now_s)
             self._start(partner, compute)
 
     def _start(self, device: _Device, compute: _Compute) -> None:
-        kind, piece = compute
+        kind, index = compute
         now_s = self._clock.now_s
-        self._ledger.start_pass(device.number, piece, now_s, is_backward=kind is Kind.BACKWARD)
+        self._ledger.start_pass(device.number, index, now_s, is_backward=kind is Kind.BACKWARD)
         if kind is Kind.FORWARD:
-            self._run_forward(device, piece, self._program.slices[piece].ops[0], now_s)
+            self._run_forward(device, index, self._program.slices[index].ops[0], now_s)
         else:
-            length_s = self._durations[piece].backward_s
-            self._begin_sums(device, piece, length_s)
+            length_s = self._durations[index].backward_s
+            self._begin_sums(device, index, length_s)
             self._clock.at(now_s + length_s, partial(self._end, device, compute, now_s))
 
-    def _run_forward(self, device: _Device, piece: int, op: int, start_s: float) -> None:
+    def _run_forward(self, device: _Device, index: int, op: int, start_s: float) -> None:
         """Run a slice forward from an op on, up to one whose parameters are still on their way; since
         `start_s` nothing kept it waiting.
         """
-        first, last = self._program.slices[piece].ops
-        until = self._awaited.next_op(device.number, piece, op)
+        first, last = self._program.slices[index].ops
+        until = self._awaited.next_op(device.number, index, op)
         now_s = self._clock.now_s
         if op == last:
-            self._end(device, (Kind.FORWARD, piece), start_s)
+            self._end(device, (Kind.FORWARD, index), start_s)
         elif until == op:
             if now_s > start_s:
-                self._spans.append(Span(device.number, Activity.FORWARD, piece, start_s, now_s, device.batch))
-            device.waiting_since, device.paused_at = now_s, (piece, op)
+                self._spans.append(Span(device.number, Activity.FORWARD, index, start_s, now_s, device.batch))
+            device.waiting_since, device.paused_at = now_s, (index, op)
         else:
             until = last if until is None else until
-            length_s = self._durations[piece].forward_s * (until - op) / (last - first)
-            self._clock.at(now_s + length_s, partial(self._run_forward, device, piece, until, start_s))
+            length_s = self._durations[index].forward_s * (until - op) / (last - first)
+            self._clock.at(now_s + length_s, partial(self._run_forward, device, index, until, start_s))
 
-    def _begin_sums(self, device: _Device, piece: int, length_s: float) -> None:
+    def _begin_sums(self, device: _Device, index: int, length_s: float) -> None:
         """Let the sums that follow a backward slice, up to the next pass, begin where the op that completes
         them is through.
         """
-        first, last = self._program.slices[piece].ops
+        first, last = self._program.slices[index].ops
         for action in device.batches[device.batch][device.place + 1 :]:
             if action.kind in COMPUTES or action.kind in (Kind.UPDATE, Kind.STEP):
                 return
@@ -331,11 +334,11 @@ class Engine:
                 self._clock.at(self._clock.now_s + done * length_s, partial(self._post, device, action))
 
     def _end(self, device: _Device, compute: _Compute, start_s: float) -> None:
-        kind, piece = compute
+        kind, index = compute
         now_s = self._clock.now_s
         activity = Activity.FORWARD if kind is Kind.FORWARD else Activity.BACKWARD
-        self._spans.append(Span(device.number, activity, piece, start_s, now_s, device.batch))
-        self._ledger.end_pass(device.number, piece, now_s, is_backward=kind is Kind.BACKWARD)
+        self._spans.append(Span(device.number, activity, index, start_s, now_s, device.batch))
+        self._ledger.end_pass(device.number, index, now_s, is_backward=kind is Kind.BACKWARD)
         self._next(device)
         self._advance(device)
 
@@ -349,7 +352,7 @@ class Engine:
         compute = _taker(transfer)
         device.missing[compute] -= 1
         action = device.action
-        if action is not None and (action.kind, action.piece) == compute:
+        if action is not None and (action.kind, action.slice_index) == compute:
             cause = Cause.GRADIENT if transfer.is_gradient else Cause.ACTIVATION
             self._go_on(device, cause, transfer.source, from_piece, passage.posted_s)
         sender.leaving.remove((transfer.key, passage.batch))
@@ -358,15 +361,15 @@ class Engine:
             self._go_on(sender, Cause.LEAVING, transfer.destination, to_piece, passage.posted_s)
 
     def _go_on(
-        self, device: _Device, cause: Cause, source: int, source_piece: int, moving_since_s: float
+        self, device: _Device, cause: Cause, source: int, source_index: int, moving_since_s: float
     ) -> None:
         """Let a device begin the compute that it has come to, if nothing holds it up any more."""
         if device.waiting_since is None or device.is_held_up:
             return
         action = device.action
-        assert action is not None and action.piece is not None, "nothing else is held up"
-        self._end_wait(device, action.piece, cause, source, source_piece, moving_since_s)
-        self._gather(device, (action.kind, action.piece))
+        assert action is not None and action.slice_index is not None, "nothing else is held up"
+        self._end_wait(device, action.slice_index, cause, source, source_index, moving_since_s)
+        self._gather(device, (action.kind, action.slice_index))
 
     def _ended(self, together: Together, done: Collected, last_device: int) -> None:
         """A collective has ended: those of its devices that only wait for it go on."""
@@ -390,20 +393,20 @@ class Engine:
         """Go on with a forward pass that has waited for parameters, if these were the last."""
         if device.paused_at is None:
             return
-        piece, op = device.paused_at
-        if self._awaited.next_op(device.number, piece, op) == op:
+        index, op = device.paused_at
+        if self._awaited.next_op(device.number, index, op) == op:
             return
         device.paused_at = None
-        self._end_wait(device, piece, Cause.GATHER, last_device, None, done.joined_s)
-        self._run_forward(device, piece, op, self._clock.now_s)
+        self._end_wait(device, index, Cause.GATHER, last_device, None, done.joined_s)
+        self._run_forward(device, index, op, self._clock.now_s)
 
     def _end_wait(
         self,
         device: _Device,
-        piece: int | None,
+        index: int | None,
         cause: Cause,
         source: int,
-        source_piece: int | None,
+        source_index: int | None,
         moving_since_s: float,
     ) -> None:
         start_s, end_s = device.waiting_since, self._clock.now_s
@@ -412,23 +415,23 @@ class Engine:
         if end_s > start_s:
             moving_s = end_s - max(start_s, moving_since_s)
             self._waits.append(
-                Wait(device.number, piece, cause, source, source_piece, start_s, end_s, moving_s)
+                Wait(device.number, index, cause, source, source_index, start_s, end_s, moving_s)
             )
 
 
 def _batches(actions: tuple[Action, ...], count: int) -> tuple[tuple[Action, ...], ...]:
     """A device's actions in each of so many batches; those of the last one end with the update."""
-    each = tuple(action for action in actions if action.kind not in ONCE_A_STEP)
+    repeated = tuple(action for action in actions if action.kind not in ONCE_A_STEP)
     last = tuple(action for action in actions if action.kind is not Kind.GATHER)
-    return (*[each] * (count - 1), last)
+    return (*[repeated] * (count - 1), last)
 
 
-def _alike(one: Action, other: Action) -> bool:
+def _alike(first: Action, second: Action) -> bool:
     """Whether two neighbours start together."""
-    if one.transfer is None or other.transfer is None or one.kind is not other.kind:
+    if first.transfer is None or second.transfer is None or first.kind is not second.kind:
         return False
-    same_pass = one.kind not in RECEIVES or _taker(one.transfer) == _taker(other.transfer)
-    return one.communicator == other.communicator and same_pass
+    same_pass = first.kind not in RECEIVES or _taker(first.transfer) == _taker(second.transfer)
+    return first.communicator == second.communicator and same_pass
 
 
 def _taker(transfer: Transfer) -> _Compute:
@@ -450,22 +453,22 @@ class AwaitedOps:
             if not group.is_handed_on:
                 continue
             self._pending.add(group.index)
-            for piece, op in group.awaited_ops(program.slices):
-                for device in set(program.slices[piece].devices).intersection(group.devices):
-                    by_op = self._groups.setdefault((device, piece), {})
+            for index, op in group.awaited_ops(program.slices):
+                for device in set(program.slices[index].devices).intersection(group.devices):
+                    by_op = self._groups.setdefault((device, index), {})
                     by_op.setdefault(op, []).append(group.index)
 
     def end(self, group: int) -> None:
         """A group's parameters are there."""
         self._pending.discard(group)
 
-    def next_op(self, device: int, piece: int, first: int) -> int | None:
+    def next_op(self, device: int, index: int, first: int) -> int | None:
         """The first of a slice's ops from `first` on that still waits for parameters on a device."""
         if not self._pending:
             return None
         waiting = (
             op
-            for op, groups in self._groups.get((device, piece), {}).items()
+            for op, groups in self._groups.get((device, index), {}).items()
             if op >= first and not self._pending.isdisjoint(groups)
         )
         return min(waiting, default=None)
@@ -480,13 +483,13 @@ class Ledger:
         )
         self._steps = [[MemoryStep(0.0, memory.idle_bytes)] for memory in self._of]
 
-    def start_pass(self, device: int, piece: int, now_s: float, *, is_backward: bool) -> None:
+    def start_pass(self, device: int, index: int, now_s: float, *, is_backward: bool) -> None:
         """A slice starts to run forward or backward."""
-        self._set(device, self._of[device].passes[piece, is_backward][0], now_s)
+        self._set(device, self._of[device].passes[index, is_backward][0], now_s)
 
-    def end_pass(self, device: int, piece: int, now_s: float, *, is_backward: bool) -> None:
+    def end_pass(self, device: int, index: int, now_s: float, *, is_backward: bool) -> None:
         """It is through."""
-        self._set(device, self._of[device].passes[piece, is_backward][1], now_s)
+        self._set(device, self._of[device].passes[index, is_backward][1], now_s)
 
     def finish_sums(self, device: int, now_s: float) -> None:
         """A device's passes are over: it waits for its sums, and updates its parameters."""
@@ -524,7 +527,7 @@ def slice_durations(program: Program) -> tuple[Duration, ...]:
     """
     plan = program.plan
     beyond = BeyondCurve(plan.by_name, plan.cluster, plan)
-    durations = [_duration(plan, piece, beyond) for piece in plan.slices]
+    durations = [_duration(plan, slice_, beyond) for slice_ in plan.slices]
     gathers_s = gathering_s(plan, program.layouts, program.edges)
     for index, (forward_s, backward_s) in gathers_s.items():
         alone = durations[index]
@@ -556,19 +559,19 @@ def step_durations(plan: Plan) -> tuple[float, ...]:
     return optimizer_steps_s(held, plan.optimizer_s_per_byte)
 
 
-def _duration(plan: Plan, piece: Slice, beyond: BeyondCurve) -> Duration:
-    metaop = plan.by_name[piece.metaop]
-    op = times_of(metaop, piece, plan.cluster)
+def _duration(plan: Plan, slice_: Slice, beyond: BeyondCurve) -> Duration:
+    metaop = plan.by_name[slice_.metaop]
+    op = times_of(metaop, slice_, plan.cluster)
     if op is None:
         raise InputError(
-            f"metaops: {piece.metaop!r}: no curve point, or share, for dp {piece.dp}, tp {piece.tp}, used by "
-            f"{piece.label}",
+            f"metaops: {slice_.metaop!r}: no curve point, or share, for dp {slice_.dp}, tp {slice_.tp}, used "
+            f"by {slice_.label}",
             hint="Make the plan again with this version; `spindle check` lists everything that is wrong with "
             "it.",
         )
-    again_s = op.forward_s * forwards_again(piece, metaop) / piece.num_ops
-    forward_more_s, backward_more_s = beyond.op_s(piece, metaop, op.forward_s, op.backward_s + again_s)
-    forward_s = piece.num_ops * (op.forward_s + forward_more_s)
-    backward_s = piece.num_ops * (op.backward_s + backward_more_s + again_s)
-    waits = stalls(piece, metaop, plan.cluster, op, times_of_shares(metaop, piece, plan.cluster))
+    again_s = op.forward_s * forwards_again(slice_, metaop) / slice_.num_ops
+    forward_more_s, backward_more_s = beyond.op_s(slice_, metaop, op.forward_s, op.backward_s + again_s)
+    forward_s = slice_.num_ops * (op.forward_s + forward_more_s)
+    backward_s = slice_.num_ops * (op.backward_s + backward_more_s + again_s)
+    waits = stalls(slice_, metaop, plan.cluster, op, times_of_shares(metaop, slice_, plan.cluster))
     return Duration(forward_s + waits.forward_s, backward_s + waits.backward_s)

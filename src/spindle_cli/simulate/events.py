@@ -54,13 +54,13 @@ def write_trace(path: Path, simulation: Simulation) -> None:
 def _computes(simulation: Simulation) -> Iterator[TraceEvent]:
     slices = simulation.plan.slices
     for span in simulation.spans:
-        piece = slices[span.piece]
+        slice_ = slices[span.slice_index]
         details: Details = {
-            "task": simulation.plan.by_name[piece.metaop].task,
-            "dp": piece.dp,
-            "tp": piece.tp,
+            "task": simulation.plan.by_name[slice_.metaop].task,
+            "dp": slice_.dp,
+            "tp": slice_.tp,
         }
-        name = f"{piece.label} {span.activity}"
+        name = f"{slice_.label} {span.activity}"
         yield Bar(span.device, COMPUTE, name, span.activity, span.start_s, span.end_s, details)
 
 
@@ -81,9 +81,9 @@ def describe_source(simulation: Simulation, wait: Wait) -> str:
     """What a device waits for, in words."""
     if wait.cause is Cause.GATHER:
         return "its new parameters"
-    if wait.source_piece is None:
+    if wait.source_slice_index is None:
         return "its gradient sums"
-    label = simulation.plan.slices[wait.source_piece].label
+    label = simulation.plan.slices[wait.source_slice_index].label
     if wait.cause is Cause.PARTNER:
         return f"device {wait.source} to start {label} together"
     if wait.cause is Cause.LEAVING:
@@ -95,7 +95,7 @@ def describe_source(simulation: Simulation, wait: Wait) -> str:
 def _transfers(simulation: Simulation) -> Iterator[TraceEvent]:
     taken_s: dict[tuple[int, Activity, int, int], float] = {}
     for span in simulation.spans:
-        taken_s.setdefault((span.device, span.activity, span.piece, span.batch), span.start_s)
+        taken_s.setdefault((span.device, span.activity, span.slice_index, span.batch), span.start_s)
     slices = simulation.plan.slices
     by_source = sorted(simulation.passages, key=lambda passage: (passage.source, passage.start_s))
     for source, passages in groupby(by_source, key=lambda passage: passage.source):

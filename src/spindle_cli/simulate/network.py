@@ -168,8 +168,8 @@ class Network:
         are close to them, so that collectives of other devices of the node go over other cards.
         """
         count = self.cluster.cards_of_node[node]
-        own = [self.cluster.card_of[device][1] for device in members]
-        return list(dict.fromkeys([*own, *range(count)]))[: min(len(members), count)]
+        close = [self.cluster.card_of[device][1] for device in members]
+        return list(dict.fromkeys([*close, *range(count)]))[: min(len(members), count)]
 
     def _card_port(self, node: int, card: int) -> int:
         # Numbered by a device of the node: there are never more cards than devices.

@@ -33,9 +33,9 @@ def simulate(plan: Plan) -> Simulation:
 
 def has_times(plan: Plan, task: str) -> bool:
     """Whether a plan knows what each of a task's slices takes."""
-    pieces = [piece for piece in plan.slices if plan.by_name[piece.metaop].task == task]
-    return bool(pieces) and all(
-        times_of(plan.by_name[piece.metaop], piece, plan.cluster) is not None for piece in pieces
+    slices = [slice_ for slice_ in plan.slices if plan.by_name[slice_.metaop].task == task]
+    return bool(slices) and all(
+        times_of(plan.by_name[slice_.metaop], slice_, plan.cluster) is not None for slice_ in slices
     )
 
 

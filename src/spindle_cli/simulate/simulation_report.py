@@ -196,33 +196,33 @@ def _slices(simulation: Simulation) -> tuple[SliceTimes, ...]:
     for span in simulation.spans:
         if span.batch:
             continue
-        key = (span.piece, span.activity)
+        key = (span.slice_index, span.activity)
         starts[key] = min(starts.get(key, span.start_s), span.start_s)
         ends[key] = max(ends.get(key, span.end_s), span.end_s)
     return tuple(
         SliceTimes(
-            metaop=piece.metaop,
-            ops=piece.ops,
-            num_devices=len(piece.devices),
-            micro_batch=piece.part.strip(),
+            metaop=slice_.metaop,
+            ops=slice_.ops,
+            num_devices=len(slice_.devices),
+            micro_batch=slice_.part.strip(),
             forward_start_s=starts[index, Activity.FORWARD],
             forward_end_s=ends[index, Activity.FORWARD],
             backward_start_s=starts[index, Activity.BACKWARD],
             backward_end_s=ends[index, Activity.BACKWARD],
         )
-        for index, piece in enumerate(simulation.plan.slices)
+        for index, slice_ in enumerate(simulation.plan.slices)
     )
 
 
 def _waits(simulation: Simulation) -> tuple[Waiting, ...]:
     slices = simulation.plan.slices
 
-    def metaop(piece: int | None) -> str | None:
-        return None if piece is None else slices[piece].metaop
+    def metaop(index: int | None) -> str | None:
+        return None if index is None else slices[index].metaop
 
     alike: dict[tuple[str | None, Cause, str | None], list[Wait]] = defaultdict(list)
     for wait in simulation.waits:
-        alike[metaop(wait.piece), wait.cause, metaop(wait.source_piece)].append(wait)
+        alike[metaop(wait.slice_index), wait.cause, metaop(wait.source_slice_index)].append(wait)
     summaries: list[Waiting] = []
     for (waiter, cause, source), waits in alike.items():
         longest = max(waits, key=lambda wait: wait.length_s)

@@ -170,8 +170,8 @@ class Traffic:
         self.passages.append(passage)
         self._arrived(transfer, passage)
         for lane in posted.lanes:
-            for other in sorted(self._orders[lane].end(message)):
-                self._begin_if_first(other)
+            for waiting in sorted(self._orders[lane].end(message)):
+                self._begin_if_first(waiting)
 
     def _begin_next(self, lane: _Communicator) -> None:
         if lane.busy or not lane.complete or not self._is_their_turn(lane.complete[0][0]):

@@ -34,12 +34,12 @@ class Cause(StrEnum):
 class Span:
     """One compute of a device from start to end, or to where it has to wait for parameters.
 
-    `piece`: index into `Plan.slices`. `batch`: of the step, from 0.
+    `slice_index`: index into `Plan.slices`. `batch`: of the step, from 0.
     """
 
     device: int
     activity: Activity
-    piece: int
+    slice_index: int
     start_s: float
     end_s: float
     batch: int = 0
@@ -86,18 +86,18 @@ class Wait:
 
     Attributes:
         device: that waits.
-        piece: the slice that it is about to run, or runs; None before the optimizer step.
+        slice_index: of the slice that it is about to run, or runs; None before the optimizer step.
         cause: what comes last.
         source: the device that it comes from; for a sum or gather, the last device to join it.
-        source_piece: the slice that it comes from; None for a sum or gather.
+        source_slice_index: of the slice that it comes from; None for a sum or gather.
         moving_s: of the wait, the part in which what comes was under way: the rest is the source's lateness.
     """
 
     device: int
-    piece: int | None
+    slice_index: int | None
     cause: Cause
     source: int
-    source_piece: int | None
+    source_slice_index: int | None
     start_s: float
     end_s: float
     moving_s: float
@@ -159,8 +159,8 @@ class Simulation:
         """Seconds that each device computes, the optimizer's step included."""
         busy = [0.0] * self.plan.cluster.num_devices
         computes: tuple[Span | OptimizerStep, ...] = (*self.spans, *self.steps)
-        for each in computes:
-            busy[each.device] += each.end_s - each.start_s
+        for work in computes:
+            busy[work.device] += work.end_s - work.start_s
         return tuple(busy)
 
     @cached_property

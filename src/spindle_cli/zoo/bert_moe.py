@@ -81,8 +81,8 @@ class LayerPair(nn.Module):
 
     def forward(self, x: Tensor, balance: Tensor) -> tuple[Tensor, Tensor]:
         """[B, S, W] and the balance of the pairs before [B] -> the same, with this one's added."""
-        x, own = self.sparse(self.plain(x))
-        return x, balance + own
+        x, pair_balance = self.sparse(self.plain(x))
+        return x, balance + pair_balance
 
 
 class WordLoss(nn.Module):

@@ -73,9 +73,9 @@ def read_attempts(run_dir: Path) -> Iterator[AttemptEvent]:
     tail = Tail(attempts_path(run_dir))
     left = True
     while left:
-        found = tail.look()
-        left = found.left_bytes > 0
-        for number, line in found.lines:
+        new_lines = tail.look()
+        left = new_lines.left_bytes > 0
+        for number, line in new_lines.lines:
             where = f"{tail.path}:{number}"
             text = line.decode(errors="replace")
             yield validate(AttemptEvent, parse_json(text, where=where), where=where)

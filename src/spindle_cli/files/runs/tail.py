@@ -61,8 +61,8 @@ class Tail:
         """
         try:
             with self.path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                identity = (found.st_dev, found.st_ino)
+                status = os.fstat(file.fileno())
+                identity = (status.st_dev, status.st_ino)
                 file.seek(self.offset - len(self._anchor))
                 is_other = identity != self._identity or file.read(len(self._anchor)) != self._anchor
                 anew = is_other and self.offset > 0
@@ -82,7 +82,7 @@ class Tail:
         *whole, self._rest = (self._rest + read).split(b"\n")
         first = self._number + 1
         self._number += len(whole)
-        return NewLines(anew, tuple(enumerate(whole, start=first)), max(found.st_size - self.offset, 0))
+        return NewLines(anew, tuple(enumerate(whole, start=first)), max(status.st_size - self.offset, 0))
 
 
 class Pace:

@@ -73,8 +73,8 @@ def fork_workers(count: int, work: Callable[[], object]) -> tuple[ForkedWorker, 
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
             os.close(tells)
-            for other in workers:
-                os.close(other.told_through)
+            for sibling in workers:
+                os.close(sibling.told_through)
             _live(parent, receives, work)
         os.close(receives)
         workers.append(ForkedWorker(pid, tells))

@@ -32,7 +32,7 @@ class OtherNodes:
         """`rank`: of this node, of `count`."""
         self._store = store
         self._rank = rank
-        self._others = [other for other in range(count) if other != rank]
+        self._others = [node for node in range(count) if node != rank]
         self._silent_s, self._grace_s = silent_s, grace_s
         now_s = time.monotonic()
         self._heard_s = dict.fromkeys(self._others, now_s)
@@ -54,7 +54,7 @@ class OtherNodes:
         if self._lost is not None:
             since_s, what = self._lost
             return what if now_s - since_s >= self._grace_s else None
-        silent = [other for other, heard_s in self._heard_s.items() if now_s - heard_s >= self._silent_s]
+        silent = [node for node, heard_s in self._heard_s.items() if now_s - heard_s >= self._silent_s]
         if not silent:
             return None
         return f"{_named(silent)} said nothing for {self._silent_s:g} s"
@@ -78,14 +78,14 @@ class OtherNodes:
             time.sleep(_BEAT_S)
 
     def _hear(self) -> None:
-        for other in self._others:
-            if self._store.check([_loss_key(other)]):
-                self._lost = time.monotonic(), f"{_named([other])} lost a worker"
+        for node in self._others:
+            if self._store.check([_loss_key(node)]):
+                self._lost = time.monotonic(), f"{_named([node])} lost a worker"
                 return
-            if self._store.check([_beat_key(other)]):
-                beat = self._store.get(_beat_key(other))
-                if beat != self._beats[other]:
-                    self._beats[other], self._heard_s[other] = beat, time.monotonic()
+            if self._store.check([_beat_key(node)]):
+                beat = self._store.get(_beat_key(node))
+                if beat != self._beats[node]:
+                    self._beats[node], self._heard_s[node] = beat, time.monotonic()
 
 
 def _named(nodes: Sequence[int]) -> str:

@@ -87,11 +87,11 @@ def _wait(
 
 def _error_files(run_dir: Path) -> dict[Path, int]:
     """The workers' error files, with when they were written (nanoseconds)."""
-    found: dict[Path, int] = {}
+    written_ns: dict[Path, int] = {}
     for path in workers_dir(run_dir).glob("rank-*.error.json"):
         with contextlib.suppress(FileNotFoundError):  # another node removes its own when it starts again
-            found[path] = path.stat().st_mtime_ns
-    return found
+            written_ns[path] = path.stat().st_mtime_ns
+    return written_ns
 
 
 class ProcessTree:

@@ -82,12 +82,12 @@ class ForkingAgent(SimpleElasticAgent):
             "TORCHELASTIC_USE_AGENT_STORE": worker_group.spec.rdzv_handler.use_agent_store,
         }
         for forked, worker in zip(self._workers, worker_group.workers, strict=True):
-            own = {
+            rank_variables = {
                 "RANK": worker.global_rank,
                 "LOCAL_RANK": worker.local_rank,
                 "WORLD_SIZE": worker.world_size,
             }
-            forked.begin({name: str(value) for name, value in (common | own).items()})
+            forked.begin({name: str(value) for name, value in (common | rank_variables).items()})
         return {local_rank: worker.pid for local_rank, worker in enumerate(self._workers)}
 
     def _monitor_workers(self, _: WorkerGroup) -> RunResult:

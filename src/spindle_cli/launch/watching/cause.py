@@ -33,18 +33,20 @@ def failure_of(
         ranks: of this node's workers.
     """
     errors = read_errors(launch.run_dir)
-    found = WorkerExits.read(launch.exits_file) if launch.exits_file.exists() else WorkerExits(exits=())
-    if found.problem is not None and not errors:
-        return WorkerLostError(found.problem, hint="See the other nodes' output, and the network.")
-    if code < 0 and not errors and not found.exits:
+    worker_exits = (
+        WorkerExits.read(launch.exits_file) if launch.exits_file.exists() else WorkerExits(exits=())
+    )
+    if worker_exits.problem is not None and not errors:
+        return WorkerLostError(worker_exits.problem, hint="See the other nodes' output, and the network.")
+    if code < 0 and not errors and not worker_exits.exits:
         return _of_killed_command(-code)
     if launch.exits_file.exists() and all(error.lost_peer for error in errors) and not stuck:
-        accounted = {error.rank for error in errors} | {died.rank for died in found.exits}
+        accounted = {error.rank for error in errors} | {died.rank for died in worker_exits.exits}
         for rank in ranks:
             begun, done = pid_path(launch.run_dir, rank), done_path(launch.run_dir, rank)
             if rank not in accounted and begun.exists() and not done.exists():
                 return left_early(launch.run_dir, rank)
-    return describe_failure(launch, errors, found.exits, stuck)
+    return describe_failure(launch, errors, worker_exits.exits, stuck)
 
 
 def _of_killed_command(number: int) -> RunFailedError:
@@ -136,8 +138,8 @@ def _of_death(launch: Launch, died: WorkerExit) -> RunFailedError:
 
 
 def _signal_name(number: int) -> str:
-    known = {each.value: each.name for each in signal.Signals}
-    return known.get(number, "which has no name")
+    names = {member.value: member.name for member in signal.Signals}
+    return names.get(number, "which has no name")
 
 
 def _of_lost_peer(launch: Launch, error: WorkerError) -> RunFailedError:
@@ -151,8 +153,8 @@ def _of_lost_peer(launch: Launch, error: WorkerError) -> RunFailedError:
 
 def _where_all(launch: Launch) -> str:
     """What every worker of this node was doing, a line each; the one that is furthest behind is asked for."""
-    found = doing_of_all(launch.run_dir)
-    return "".join(f"\n  worker {rank} was at {what}" for rank, what in found.items())
+    activities = doing_of_all(launch.run_dir)
+    return "".join(f"\n  worker {rank} was at {what}" for rank, what in activities.items())
 
 
 def _of_launcher(launch: Launch) -> RunFailedError:

@@ -101,14 +101,14 @@ def _samples_per_s(steps: Sequence[StepMetrics], samples_per_step: int) -> float
 
 
 def _files(run_dir: Path) -> dict[str, str]:
-    known = {
+    paths = {
         "metrics": run_dir / METRICS_FILE,
         "predicted against measured": run_dir / PREDICTED_FILE,
         "timeline": run_dir / TIMELINE_FILE,
         "checkpoints": run_dir / "checkpoints",
         "workers' output": workers_dir(run_dir),
     }
-    return {name: str(path) for name, path in known.items() if path.exists()}
+    return {name: str(path) for name, path in paths.items() if path.exists()}
 
 
 def render_report(report: RunReport) -> RenderableType:
@@ -171,14 +171,14 @@ def speed_lines(compared: PredictedVsMeasured) -> list[str]:
     lines = []
     if len(compared.types) > 1:
         speeds = [
-            f"{each.type} {each.speed:.0%} ({counted(each.num_devices, 'device')})"
-            for each in compared.types
-            if each.speed is not None
+            f"{type_speed.type} {type_speed.speed:.0%} ({counted(type_speed.num_devices, 'device')})"
+            for type_speed in compared.types
+            if type_speed.speed is not None
         ]
         lines.append(f"speed, of the profile's: {', '.join(speeds)}")
-    slow = sorted(slow_devices(compared.devices), key=lambda each: -(each.slower or 0.0))
+    slow = sorted(slow_devices(compared.devices), key=lambda device: -(device.slower or 0.0))
     if slow:
-        named = [f"{each.device} ({each.type}) by {each.slower:.0%}" for each in slow[:_NAMED]]
+        named = [f"{device.device} ({device.type}) by {device.slower:.0%}" for device in slow[:_NAMED]]
         more = f", and {len(slow) - _NAMED} more" if len(slow) > _NAMED else ""
         lines.append(f"slower than the profile all through the run: device {', '.join(named)}{more}")
     return lines

@@ -87,20 +87,20 @@ def doing_of_all(run_dir: Path) -> dict[int, str]:
     """What every worker of this machine was doing, by rank; workers that were at nothing are left out."""
     pattern = journal_path(run_dir, 0).name.replace("00000", "*")
     ranks = sorted(int(path.stem.split("-")[1]) for path in workers_dir(run_dir).glob(pattern))
-    found = {rank: doing(run_dir, rank) for rank in ranks}
-    return {rank: what for rank, what in found.items() if what is not None}
+    activities = {rank: doing(run_dir, rank) for rank in ranks}
+    return {rank: what for rank, what in activities.items() if what is not None}
 
 
 def _living(run_dir: Path) -> dict[int, psutil.Process]:
     """Processes of this machine's workers, by rank."""
-    found: dict[int, psutil.Process] = {}
+    processes: dict[int, psutil.Process] = {}
     for path in sorted(workers_dir(run_dir).glob(pid_path(run_dir, 0).name.replace("00000", "*"))):
         with contextlib.suppress(psutil.Error, ValueError):
             rank, started_s = int(path.stem.split("-")[1]), path.stat().st_mtime
             process = psutil.Process(int(path.read_text()))
             if process.create_time() <= started_s + 1 and process.status() != psutil.STATUS_ZOMBIE:
-                found[rank] = process
-    return found
+                processes[rank] = process
+    return processes
 
 
 def _places(run_dir: Path, workers: dict[int, psutil.Process]) -> dict[int, str]:
@@ -110,14 +110,14 @@ def _places(run_dir: Path, workers: dict[int, psutil.Process]) -> dict[int, str]
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGUSR1)
     give_up_at = time.monotonic() + ANSWER_S
-    found: dict[int, str] = {}
+    places: dict[int, str] = {}
     for rank, process in workers.items():
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() == psutil.STATUS_STOPPED:
-                found[rank] = "the process is stopped (SIGSTOP), it does not run"
+                places[rank] = "the process is stopped (SIGSTOP), it does not run"
             elif (place := place_of(_answer(stack_path(run_dir, rank), give_up_at))) is not None:
-                found[rank] = place
-    return found
+                places[rank] = place
+    return places
 
 
 def _answer(path: Path, give_up_at: float) -> str:
@@ -142,9 +142,9 @@ def place_of(stack: str) -> str | None:
     ]
     if not frames or any(_waits(frame) for frame in frames):
         return None
-    own = [frame for frame in frames if not frame.file.startswith((_OURS, *_LIBRARIES))]
+    user_frames = [frame for frame in frames if not frame.file.startswith((_OURS, *_LIBRARIES))]
     ours = [frame for frame in frames if frame.file.startswith(_OURS)]
-    return str((own or ours or frames)[0])
+    return str((user_frames or ours or frames)[0])
 
 
 def _waits(frame: _Frame) -> bool:

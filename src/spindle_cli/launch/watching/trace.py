@@ -83,9 +83,9 @@ def _computes(
         details: Details = {"step": step.step}
         if span.kind in ("forward", "backward"):
             assert span.slice is not None, "a compute has its slice"
-            piece = plan.every_slice[span.slice]
-            name = f"{piece.label} {span.kind}"
-            details = {**details, "task": plan.by_name[piece.metaop].task, "dp": piece.dp, "tp": piece.tp}
+            slice_ = plan.every_slice[span.slice]
+            name = f"{slice_.label} {span.kind}"
+            details = {**details, "task": plan.by_name[slice_.metaop].task, "dp": slice_.dp, "tp": slice_.tp}
         elif span.kind == "wait":
             assert span.cause is not None, "a wait has its cause"
             name = _WAITS[span.cause].format("" if span.slice is None else plan.every_slice[span.slice].label)

@@ -49,7 +49,7 @@ def format_grid(program: Program, places: Sequence[Place]) -> str:
 
 def _cell(action: Action) -> str:
     if action.transfer is None:
-        number = action.piece if action.group is None else action.group
+        number = action.slice_index if action.group is None else action.group
         return str(action.kind) if number is None else f"{action.kind} {number}"
     transfer = action.transfer
     if action.kind in (Kind.SEND, Kind.SEND_GRAD):

@@ -104,22 +104,26 @@ def _check_ops(program: Program, device: int) -> None:
     take it along, may it start before the last op that adds to it there. What teams sum that the pass itself
     has summed starts behind that pass, and so do all sums that follow.
     """
-    piece: int | None = None
+    slice_index: int | None = None
     is_behind = False
     early = early_ops(program, device)
     for step, action in enumerate(program.actions[device]):
         if action.kind is Kind.BACKWARD:
-            piece, is_behind = action.piece, False
+            slice_index, is_behind = action.slice_index, False
         elif action.kind is Kind.SUM:
             group = program.groups[_group(action)]
             is_behind = is_behind or (bool(group.teams) and action.op is None)
-            if action.op is None and (piece is None or is_behind):
+            if action.op is None and (slice_index is None or is_behind):
                 continue  # the device has run nothing that adds to it, or the pass is through
-            if is_behind or (group.teams and piece in group.slices):
+            if is_behind or (group.teams and slice_index in group.slices):
                 raise fault(program, f"device {device} may start this sum inside of a pass", (device, step))
-            if piece is None or action.op is None or action.op not in range(*program.slices[piece].ops):
+            if (
+                slice_index is None
+                or action.op is None
+                or action.op not in range(*program.slices[slice_index].ops)
+            ):
                 raise fault(program, f"device {device}: expected an op of the slice before", (device, step))
-            first_op = dict(zip(group.slices, group.first_ops, strict=True)).get(piece, action.op)
+            first_op = dict(zip(group.slices, group.first_ops, strict=True)).get(slice_index, action.op)
             if early[step] > first_op:
                 message = f"device {device} may start this sum before op {first_op}, which adds to it"
                 raise fault(program, message, (device, step))
@@ -155,25 +159,25 @@ def check_sources(program: Program) -> None:
         ProgramError: naming the first that does not.
     """
     for device, actions in program.actions.items():
-        own = {action.piece for action in actions if action.kind is Kind.BACKWARD}
+        backward_slices = {action.slice_index for action in actions if action.kind is Kind.BACKWARD}
         done: set[tuple[Kind, int | None]] = set()
         for step, action in enumerate(actions):
             needed: list[tuple[Kind, int | None]] = []
             if action.kind in COMPUTES:
-                done.add((action.kind, action.piece))
+                done.add((action.kind, action.slice_index))
             elif action.kind is Kind.SEND and action.transfer is not None:
                 needed = [(Kind.FORWARD, action.transfer.producer)]
             elif action.kind is Kind.SEND_GRAD and action.transfer is not None:
                 needed = [(Kind.BACKWARD, action.transfer.consumer)]
             elif action.kind is Kind.LOSSES:
-                needed = [(Kind.FORWARD, piece) for piece in own]
+                needed = [(Kind.FORWARD, index) for index in backward_slices]
             elif action.kind is Kind.SUM:
                 slices = program.groups[_group(action)].slices
-                needed = [(Kind.BACKWARD, piece) for piece in slices if piece in own]
+                needed = [(Kind.BACKWARD, index) for index in slices if index in backward_slices]
             missing = [item for item in needed if item not in done]
             if missing:
-                kind, piece = missing[0]
-                raise fault(program, f"device {device} needs {kind} {piece} before this", (device, step))
+                kind, index = missing[0]
+                raise fault(program, f"device {device} needs {kind} {index} before this", (device, step))
 
 
 _Step = tuple[int, Action]
@@ -187,30 +191,30 @@ def check_passes(program: Program) -> None:
     Raises:
         ProgramError: naming the first device that does not.
     """
-    own: dict[int, set[int]] = {device: set() for device in program.actions}
-    for index, piece in enumerate(program.slices):
-        for device in piece.devices:
-            own[device].add(index)
-    is_mirrored = all(piece.backward_s is None for piece in program.slices)
+    slices_of: dict[int, set[int]] = {device: set() for device in program.actions}
+    for index, slice_ in enumerate(program.slices):
+        for device in slice_.devices:
+            slices_of[device].add(index)
+    is_mirrored = all(slice_.backward_s is None for slice_ in program.slices)
     takes: dict[int, list[int]] = {}
     for producer, consumer in needed_edges(program):
         takes.setdefault(consumer, []).append(producer)
     for device, actions in program.actions.items():
         computes = [(step, action) for step, action in enumerate(actions) if action.kind in COMPUTES]
         if is_mirrored:
-            _check_mirrored(program, device, own[device], computes)
+            _check_mirrored(program, device, slices_of[device], computes)
         else:
-            _check_in_order(program, device, own[device], computes, takes)
+            _check_in_order(program, device, slices_of[device], computes, takes)
 
 
-def _check_mirrored(program: Program, device: int, own: set[int], computes: Sequence[_Step]) -> None:
-    expected = [Kind.FORWARD] * len(own) + [Kind.BACKWARD] * len(own)
+def _check_mirrored(program: Program, device: int, slices: set[int], computes: Sequence[_Step]) -> None:
+    expected = [Kind.FORWARD] * len(slices) + [Kind.BACKWARD] * len(slices)
     for (step, action), kind in zip(computes, expected, strict=False):
         if action.kind is not kind:
             raise fault(program, f"device {device}: expected {kind} here", (device, step))
-    ran = [action.piece for _, action in computes]
-    forward, backward = ran[: len(own)], ran[len(own) :]
-    if Counter(forward) != Counter(own):
+    ran = [action.slice_index for _, action in computes]
+    forward, backward = ran[: len(slices)], ran[len(slices) :]
+    if Counter(forward) != Counter(slices):
         raise fault(program, f"device {device} does not run each of its slices forward once", (device, 0))
     if backward != forward[::-1]:
         raise fault(program, f"device {device}: backward does not mirror forward", (device, 0))
@@ -219,44 +223,44 @@ def _check_mirrored(program: Program, device: int, own: set[int], computes: Sequ
 def _check_in_order(
     program: Program,
     device: int,
-    own: set[int],
+    slices: set[int],
     computes: Sequence[_Step],
     takes: Mapping[int, Sequence[int]],
 ) -> None:
     at: dict[tuple[Kind, int], int] = {}
     for step, action in computes:
-        assert action.piece is not None, "an F or B has a slice"
-        if action.piece not in own or (action.kind, action.piece) in at:
+        assert action.slice_index is not None, "an F or B has a slice"
+        if action.slice_index not in slices or (action.kind, action.slice_index) in at:
             message = f"device {device}: expected each of its own slices once forward, once backward"
             raise fault(program, message, (device, step))
-        at[action.kind, action.piece] = step
+        at[action.kind, action.slice_index] = step
     for kind in COMPUTES:
-        lost = [piece for piece in sorted(own) if (kind, piece) not in at]
+        lost = [index for index in sorted(slices) if (kind, index) not in at]
         if lost:
             raise fault(program, f"device {device} does not run {kind} {lost[0]}", (device, 0))
-    first = [((Kind.FORWARD, piece), (Kind.BACKWARD, piece)) for piece in sorted(own)]
-    for piece in sorted(own):
-        for producer in own.intersection(takes.get(piece, ())):
-            first.append(((Kind.FORWARD, producer), (Kind.FORWARD, piece)))
-            first.append(((Kind.BACKWARD, piece), (Kind.BACKWARD, producer)))
-    for (kind, piece), then in first:
-        if at[kind, piece] > at[then]:
-            raise fault(program, f"device {device} needs {kind} {piece} before this", (device, at[then]))
+    first = [((Kind.FORWARD, index), (Kind.BACKWARD, index)) for index in sorted(slices)]
+    for index in sorted(slices):
+        for producer in slices.intersection(takes.get(index, ())):
+            first.append(((Kind.FORWARD, producer), (Kind.FORWARD, index)))
+            first.append(((Kind.BACKWARD, index), (Kind.BACKWARD, producer)))
+    for (kind, index), then in first:
+        if at[kind, index] > at[then]:
+            raise fault(program, f"device {device} needs {kind} {index} before this", (device, at[then]))
     for (_, earlier), (step, later) in pairwise(computes):
         start_s, end_s = _times_s(program, later)
         planned_s, _ = _times_s(program, earlier)
         if start_s < planned_s and end_s <= planned_s:
-            before = f"{earlier.kind} {earlier.piece}"
+            before = f"{earlier.kind} {earlier.slice_index}"
             message = f"device {device} runs this behind {before}, which is planned behind it"
             raise fault(program, message, (device, step))
 
 
 def _times_s(program: Program, action: Action) -> tuple[float, float]:
-    assert action.piece is not None, "an F or B has a slice"
-    piece = program.slices[action.piece]
-    if action.kind is Kind.BACKWARD and piece.backward_s is not None:
-        return piece.backward_s
-    return piece.start_s, piece.end_s
+    assert action.slice_index is not None, "an F or B has a slice"
+    slice_ = program.slices[action.slice_index]
+    if action.kind is Kind.BACKWARD and slice_.backward_s is not None:
+        return slice_.backward_s
+    return slice_.start_s, slice_.end_s
 
 
 def check_updates(program: Program) -> None:
@@ -266,13 +270,13 @@ def check_updates(program: Program) -> None:
     Raises:
         ProgramError: naming the first device that does not.
     """
-    own: dict[int, int] = {}
+    local_bytes: dict[int, int] = {}
     for group in program.groups:
         if len(group.devices) == 1:
-            own[group.devices[0]] = own.get(group.devices[0], 0) + group.num_bytes
+            local_bytes[group.devices[0]] = local_bytes.get(group.devices[0], 0) + group.num_bytes
     for device in program.actions:
         _check_order(program, device)
-        _check_parts(program, device, own.get(device, 0))
+        _check_parts(program, device, local_bytes.get(device, 0))
 
 
 def _check_order(program: Program, device: int) -> None:
@@ -305,22 +309,24 @@ def _place(action: Action) -> int:
     return -1 if action.group is None else action.group
 
 
-def _check_parts(program: Program, device: int, own: int) -> None:
+def _check_parts(program: Program, device: int, local_bytes: int) -> None:
     settings = program.settings
     if not settings.by_parts or settings.clips or settings.scales or settings.sharded:
         return
-    sizes = [(-1, own)] + [
+    sizes = [(-1, local_bytes)] + [
         (group.index, group.num_bytes)
         for group in program.groups
         if device in group.devices and len(group.devices) > 1 and group.is_trained
     ]
     total = sum(size for _, size in sizes)
-    updates = [(step, each) for step, each in enumerate(program.actions[device]) if each.kind is Kind.UPDATE]
-    step = next(step for step, each in enumerate(program.actions[device]) if each.kind is Kind.STEP)
+    updates = [
+        (step, action) for step, action in enumerate(program.actions[device]) if action.kind is Kind.UPDATE
+    ]
+    step = next(step for step, action in enumerate(program.actions[device]) if action.kind is Kind.STEP)
     for place, update in updates:
         cut = _place(update)
         part = [size for index, size in sizes if index <= cut]
-        sizes = [each for each in sizes if each[0] > cut]
+        sizes = [entry for entry in sizes if entry[0] > cut]
         if not _is_enough(sum(part), total) or _is_enough(sum(part[:-1]), total):
             raise fault(program, f"device {device} updates too little at once, or too much", (device, place))
     if updates and not _is_enough(sum(size for _, size in sizes), total):
@@ -353,8 +359,8 @@ def prove_forward(forward: Program, whole: Program, task: str) -> None:
     for device, actions in forward.actions.items():
         wanted = {
             index
-            for index, piece in enumerate(forward.slices)
-            if device in piece.devices and _task(forward, index) == task
+            for index, slice_ in enumerate(forward.slices)
+            if device in slice_.devices and _task(forward, index) == task
         }
         _check_passes(forward, device, wanted)
         sent = {key for key in map(_key, actions) if key is not None}
@@ -370,8 +376,8 @@ def prove_forward(forward: Program, whole: Program, task: str) -> None:
 
 
 def _check_passes(forward: Program, device: int, wanted: set[int]) -> None:
-    passes = [action.piece for action in forward.actions[device] if action.kind is Kind.FORWARD]
-    if sorted(piece for piece in passes if piece is not None) != sorted(wanted):
+    passes = [action.slice_index for action in forward.actions[device] if action.kind is Kind.FORWARD]
+    if sorted(index for index in passes if index is not None) != sorted(wanted):
         raise fault(forward, f"device {device} does not run each of its slices once", (device, 0))
     for step, action in enumerate(forward.actions[device]):
         if action.kind not in (Kind.FORWARD, Kind.SEND, Kind.RECV):
@@ -382,8 +388,8 @@ def _check_forward_order(forward: Program, device: int) -> None:
     """What is sent was computed before, and what a pass takes is received before it."""
     ran: set[int] = set()
     for step, action in enumerate(forward.actions[device]):
-        if action.kind is Kind.FORWARD and action.piece is not None:
-            ran.add(action.piece)
+        if action.kind is Kind.FORWARD and action.slice_index is not None:
+            ran.add(action.slice_index)
             continue
         transfer = _transfer(action)
         if action.kind is Kind.SEND and transfer.producer not in ran:
@@ -392,8 +398,8 @@ def _check_forward_order(forward: Program, device: int) -> None:
             raise fault(forward, f"device {device} receives this after it is needed", (device, step))
 
 
-def _task(program: Program, piece: int) -> str:
-    return program.plan.by_name[program.slices[piece].metaop].task
+def _task(program: Program, index: int) -> str:
+    return program.plan.by_name[program.slices[index].metaop].task
 
 
 def _key(action: Action) -> tuple[Kind, int] | None:

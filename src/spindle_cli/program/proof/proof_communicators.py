@@ -44,9 +44,11 @@ def check_communicators(program: Program) -> None:
     Raises:
         ProgramError: naming the first that does not fit.
     """
-    for index, each in enumerate(program.communicators):
-        if each.index != index or list(each.ranks) != sorted(set(each.ranks)):
-            raise fault(program, f"communicator {index} is numbered {each.index}, of {each.ranks}")
+    for index, communicator in enumerate(program.communicators):
+        if communicator.index != index or list(communicator.ranks) != sorted(set(communicator.ranks)):
+            raise fault(
+                program, f"communicator {index} is numbered {communicator.index}, of {communicator.ranks}"
+            )
     check_sides(program)
     check_ranges(program)
     check_shards(program)
@@ -60,7 +62,7 @@ def check_communicators(program: Program) -> None:
             _check_messages(program, posts[communicator.index])
         else:  # all devices take part in the same collectives, in one order
             ends = posts[communicator.index]
-            _check_alike(program, ends, lambda action: (action.kind, action.piece, action.group))
+            _check_alike(program, ends, lambda action: (action.kind, action.slice_index, action.group))
 
 
 def _check_action(program: Program, device: int, step: int, action: Action) -> None:
@@ -92,8 +94,8 @@ def _takers(program: Program, device: int, action: Action) -> tuple[int, ...] | 
     """
     if action.transfer is not None:
         return action.transfer.source, action.transfer.destination
-    if action.piece is not None:
-        return _partners(program, device, action.piece)
+    if action.slice_index is not None:
+        return _partners(program, device, action.slice_index)
     if action.group is not None and action.kind is not Kind.UPDATE:
         return program.groups[action.group].devices
     if action.kind in (Kind.LOSSES, Kind.NORM):
@@ -104,11 +106,11 @@ def _takers(program: Program, device: int, action: Action) -> tuple[int, ...] | 
     return None
 
 
-def _partners(program: Program, device: int, piece: int) -> tuple[int, ...] | None:
+def _partners(program: Program, device: int, index: int) -> tuple[int, ...] | None:
     """Who sums something inside of a pass: all that run a share, where its batch norms take the statistics of
     the whole batch; those that hold the same share, where tensor parallelism splits it; else nobody.
     """
-    layout, shape = program.layouts[piece], program.slices[piece]
+    layout, shape = program.layouts[index], program.slices[index]
     if program.plan.by_name[shape.metaop].batch_sums and shape.dp > 1:
         return tuple(sorted(shape.devices))
     return None if layout.tp == 1 else tuple(sorted(layout.holders(layout.share_of[device])))
@@ -118,8 +120,8 @@ def _own_end(device: int, action: Action, transfer: Transfer) -> bool:
     """Whether a post is the device's own end of a transfer of that phase, to another device."""
     sends = action.kind in (Kind.SEND, Kind.SEND_GRAD)
     gradient = action.kind in (Kind.SEND_GRAD, Kind.RECV_GRAD)
-    end, other = (transfer.source, transfer.destination) if sends else (transfer.destination, transfer.source)
-    return end == device != other and transfer.is_gradient == gradient
+    end, peer = (transfer.source, transfer.destination) if sends else (transfer.destination, transfer.source)
+    return end == device != peer and transfer.is_gradient == gradient
 
 
 def _check_once_a_step(program: Program, device: int) -> None:
@@ -134,9 +136,9 @@ def _check_once_a_step(program: Program, device: int) -> None:
     sharded = program.settings.sharded
     judges = program.settings.clips or program.settings.scales
     for kind, wanted in ((Kind.LOSSES, 1), (Kind.NORM, int(judges))):
-        found = sum(action.kind is kind for action in actions)
-        if found != wanted:
-            raise fault(program, f"device {device} has {found} {kind}, expected {wanted}", last)
+        count = sum(action.kind is kind for action in actions)
+        if count != wanted:
+            raise fault(program, f"device {device} has {count} {kind}, expected {wanted}", last)
     gathered = sorted(
         action.group for action in actions if action.kind is Kind.GATHER and action.group is not None
     )
@@ -164,7 +166,9 @@ def _check_once_a_step(program: Program, device: int) -> None:
 
 def _posts(program: Program) -> list[dict[int, _Posts]]:
     """What each device posts, by communicator, in the order in which the runtime does."""
-    posts: list[dict[int, _Posts]] = [{rank: [] for rank in each.ranks} for each in program.communicators]
+    posts: list[dict[int, _Posts]] = [
+        {rank: [] for rank in communicator.ranks} for communicator in program.communicators
+    ]
     moves = Moves(program)
     for device, actions in program.actions.items():
         for move in moves.of(device):
@@ -176,8 +180,8 @@ def _posts(program: Program) -> list[dict[int, _Posts]]:
 def _check_messages(program: Program, posts: dict[int, _Posts]) -> None:
     """Both ends of each pair of devices post the same transfers, sends against receives, in one order."""
     pairs: dict[tuple[int, int], dict[int, _Posts]] = {}
-    for device, own in posts.items():
-        for step, action in own:
+    for device, device_posts in posts.items():
+        for step, action in device_posts:
             assert action.transfer is not None, "checked before"
             low, high = sorted((action.transfer.source, action.transfer.destination))
             pairs.setdefault((low, high), {low: [], high: []})[device].append((step, action))
@@ -189,12 +193,12 @@ def _check_alike(program: Program, ends: dict[int, _Posts], what: Callable[[Acti
     """All devices post the same, as far as `what` tells, in one order."""
     (first, posts), *others = ends.items()
     for device, other_posts in others:
-        for one, other in zip_longest(posts, other_posts):
-            if one is None or other is None:
-                alone, (step, _) = (device, other) if one is None else (first, one)
+        for post, peer_post in zip_longest(posts, other_posts):
+            if post is None or peer_post is None:
+                alone, (step, _) = (device, peer_post) if post is None else (first, post)
                 raise fault(program, f"device {alone} posts what its peer does not", (alone, step))
-            if what(one[1]) != what(other[1]):
-                places: tuple[Place, ...] = ((first, one[0]), (device, other[0]))
+            if what(post[1]) != what(peer_post[1]):
+                places: tuple[Place, ...] = ((first, post[0]), (device, peer_post[0]))
                 message = f"devices {first} and {device} post in different orders over one communicator"
                 raise fault(program, message, *places)
 
@@ -233,7 +237,7 @@ def _check_nodes(program: Program, group: ParameterGroup) -> None:
         raise fault(program, f"group {group.index} is of devices {group.devices}, by nodes {group.nodes}")
     sizes = {len(node) for node in group.nodes}
     on_nodes = [{node_of[device] for device in node} for node in group.nodes]
-    if len(sizes) != 1 or len(group.nodes) < 2 or any(len(found) > 1 for found in on_nodes):
+    if len(sizes) != 1 or len(group.nodes) < 2 or any(len(node_indices) > 1 for node_indices in on_nodes):
         raise fault(program, f"group {group.index} does not go by nodes evenly: {group.nodes}")
     if group.weights or group.is_gathered or group.sharding is not Sharding.OPTIMIZER or group.teams:
         raise fault(program, f"group {group.index} goes by nodes, and is not summed once in equal ranges")
@@ -254,14 +258,23 @@ def check_sides(program: Program) -> None:
         ProgramError: naming the first communicator, or showing the first receive, that does not fit.
     """
     over: dict[int, int] = {}
-    found = [each for each in program.communicators if each.senders or each.purpose is Purpose.MESSAGES]
-    for each in found:
-        if each.purpose is not Purpose.MESSAGES or not each.senders or len(found) > MOST:
-            raise fault(program, f"communicator {each.index}, {each.purpose}, is of senders {each.senders}")
-        for sender in each.senders:
-            if sender in over or sender not in each.ranks:
+    communicators = [
+        communicator
+        for communicator in program.communicators
+        if communicator.senders or communicator.purpose is Purpose.MESSAGES
+    ]
+    for communicator in communicators:
+        if (
+            communicator.purpose is not Purpose.MESSAGES
+            or not communicator.senders
+            or len(communicators) > MOST
+        ):
+            kind = f"communicator {communicator.index}, {communicator.purpose}"
+            raise fault(program, f"{kind}, is of senders {communicator.senders}")
+        for sender in communicator.senders:
+            if sender in over or sender not in communicator.ranks:
                 raise fault(program, f"device {sender} does not send over one communicator that it is in")
-            over[sender] = each.index
+            over[sender] = communicator.index
     if program.plan.joint is None:
         _check_apart(program, over)
 
@@ -281,13 +294,13 @@ def _check_apart(program: Program, over: dict[int, int]) -> None:
 
 def _received(program: Program) -> dict[tuple[int, int], Place]:
     """By (source, destination) of messages, where the first of them is received."""
-    found: dict[tuple[int, int], Place] = {}
+    first_receives: dict[tuple[int, int], Place] = {}
     for device, actions in program.actions.items():
         for step, action in enumerate(actions):
             if action.kind in RECEIVES and action.transfer is not None:
                 transfer = action.transfer
-                found.setdefault((transfer.source, transfer.destination), (device, step))
-    return found
+                first_receives.setdefault((transfer.source, transfer.destination), (device, step))
+    return first_receives
 
 
 def _in_halves(peers: dict[int, set[int]]) -> set[int]:

@@ -38,23 +38,23 @@ def early_ops(program: Program, device: int) -> dict[int, int]:
     """{step of a SUM: the op with whose backward it may start}. A sum starts with those behind it: one that
     may start earlier takes along all that the program has ahead of it behind the same pass.
     """
-    found: dict[int, int] = {}
+    ops_by_step: dict[int, int] = {}
     latest: int | None = None  # of the sums between here and the next pass
     for step, action in reversed(list(enumerate(program.actions[device]))):
         if action.kind is Kind.BACKWARD:
             latest = None
         elif action.kind is Kind.SUM and action.op is not None:
             latest = action.op if latest is None else max(latest, action.op)
-            found[step] = latest
-    return found
+            ops_by_step[step] = latest
+    return ops_by_step
 
 
 def summing_communicators(program: Program) -> dict[tuple[int, ...], int]:
     """What sums go over between passes, by its devices."""
     return {
-        each.ranks: each.index
-        for each in program.communicators
-        if each.purpose in (Purpose.SUMS, Purpose.EVERYONE)
+        communicator.ranks: communicator.index
+        for communicator in program.communicators
+        if communicator.purpose in (Purpose.SUMS, Purpose.EVERYONE)
     }
 
 
@@ -80,20 +80,20 @@ class Moves:
 
     def _sums_inside(self, device: int) -> dict[int, list[tuple[int, int]]]:
         """By the step of each backward pass, the sums that start in it: their steps and ops."""
-        found: dict[int, list[tuple[int, int]]] = {}
+        sums_by_pass: dict[int, list[tuple[int, int]]] = {}
         early = early_ops(self._program, device)
         backward: int | None = None
         for step, action in enumerate(self._program.actions[device]):
             if action.kind is Kind.BACKWARD:
                 backward = step
             elif action.kind is Kind.SUM and backward is not None:
-                piece = self._program.actions[device][backward].piece
-                assert piece is not None, "a B has a slice"
+                index = self._program.actions[device][backward].slice_index
+                assert index is not None, "a B has a slice"
                 op = early.get(step)
-                if op is not None and op > self._program.slices[piece].ops[0]:
-                    found.setdefault(backward, []).append((step, op))
-                    self._breaks.setdefault(piece, set()).add(op)
-        return found
+                if op is not None and op > self._program.slices[index].ops[0]:
+                    sums_by_pass.setdefault(backward, []).append((step, op))
+                    self._breaks.setdefault(index, set()).add(op)
+        return sums_by_pass
 
     def _write(self, device: int) -> Iterator[Move]:
         actions = self._program.actions[device]
@@ -114,20 +114,24 @@ class Moves:
 
         for step, action in enumerate(actions):
             if action.kind in COMPUTES:
-                assert action.piece is not None, "an F or B has a slice"
-                yield Move(step, (*action.left, *self._takes.get((device, action.kind, action.piece), ())))
-                breaks = self._breaks.get(action.piece, ()) if action.kind is Kind.BACKWARD else ()
+                assert action.slice_index is not None, "an F or B has a slice"
+                yield Move(
+                    step, (*action.left, *self._takes.get((device, action.kind, action.slice_index), ()))
+                )
+                breaks = self._breaks.get(action.slice_index, ()) if action.kind is Kind.BACKWARD else ()
                 sums = inside.get(step, ())
                 for op in sorted(breaks, reverse=True):
                     yield from self._inside_of(step, action, numbers)
-                    for other, start in sums:
+                    for sum_step, start in sums:
                         if start == op:
-                            yield from post(other, actions[other])
+                            yield from post(sum_step, actions[sum_step])
                 yield from self._inside_of(step, action, numbers)
                 continue
             if action.kind is Kind.UPDATE:
                 last = -1 if action.group is None else action.group
-                yield Move(step, tuple(each for group, each in before_updates.items() if group <= last))
+                yield Move(
+                    step, tuple(operation for group, operation in before_updates.items() if group <= last)
+                )
             if action.kind in (Kind.NORM, Kind.STEP):
                 yield Move(step, tuple(posted))
             if action.communicator is not None and step not in started:

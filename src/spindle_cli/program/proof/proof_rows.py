@@ -40,35 +40,35 @@ def _check_shares(program: Program, index: int) -> None:
     """The shares of a slice follow each other from the beginning of its micro-batch to its end, and lie where
     the plan says.
     """
-    piece, layout = program.slices[index], program.layouts[index]
-    size = program.plan.by_name[piece.metaop].batch_size // piece.micro_batches
-    begin = piece.micro_batch * size
-    ends = piece.rows or [share * size // piece.dp for share in range(piece.dp + 1)]
-    if len(ends) != piece.dp + 1 or ends[0] != 0 or ends[-1] != size or sorted(set(ends)) != list(ends):
-        message = f"the shares of {piece.label}, {list(ends)}, do not make up its {size} samples"
-        raise fault(program, message, (piece.devices[0], 0))
-    for position, device in enumerate(piece.devices):
-        share = position // piece.tp
+    slice_, layout = program.slices[index], program.layouts[index]
+    size = program.plan.by_name[slice_.metaop].batch_size // slice_.micro_batches
+    begin = slice_.micro_batch * size
+    ends = slice_.rows or [share * size // slice_.dp for share in range(slice_.dp + 1)]
+    if len(ends) != slice_.dp + 1 or ends[0] != 0 or ends[-1] != size or sorted(set(ends)) != list(ends):
+        message = f"the shares of {slice_.label}, {list(ends)}, do not make up its {size} samples"
+        raise fault(program, message, (slice_.devices[0], 0))
+    for position, device in enumerate(slice_.devices):
+        share = position // slice_.tp
         planned = begin + ends[share], begin + ends[share + 1]
         if layout.rows_of(device) != planned:
-            found = layout.rows_of(device)
-            message = f"device {device} has samples {found} of {piece.label}, is to have {planned}"
+            rows = layout.rows_of(device)
+            message = f"device {device} has samples {rows} of {slice_.label}, is to have {planned}"
             raise fault(program, message, (device, _step_of(program, device, Kind.FORWARD, index)))
 
 
 def needed_edges(program: Program) -> list[tuple[int, int]]:
     """(producer, consumer) slices that the plan's MetaGraph asks for, in each micro-batch."""
     holder: dict[tuple[str, int, int], int] = {}  # the slice whose last op comes just before this one
-    for index, piece in enumerate(program.slices):
-        holder[piece.metaop, piece.micro_batch, piece.ops[1]] = index
+    for index, slice_ in enumerate(program.slices):
+        holder[slice_.metaop, slice_.micro_batch, slice_.ops[1]] = index
     needed: list[tuple[int, int]] = []
-    for index, piece in enumerate(program.slices):
-        metaop = program.plan.by_name[piece.metaop]
-        if piece.ops[0] > 0:
-            needed.append((holder[piece.metaop, piece.micro_batch, piece.ops[0]], index))
-        names = metaop.inputs if piece.ops[0] == 0 else metaop.inputs_of_every_op
+    for index, slice_ in enumerate(program.slices):
+        metaop = program.plan.by_name[slice_.metaop]
+        if slice_.ops[0] > 0:
+            needed.append((holder[slice_.metaop, slice_.micro_batch, slice_.ops[0]], index))
+        names = metaop.inputs if slice_.ops[0] == 0 else metaop.inputs_of_every_op
         needed.extend(
-            (holder[name, piece.micro_batch, program.plan.by_name[name].num_ops], index) for name in names
+            (holder[name, slice_.micro_batch, program.plan.by_name[name].num_ops], index) for name in names
         )
     return needed
 
@@ -122,7 +122,7 @@ def _check_direction(
         if None in in_parts or in_parts.count(in_parts[0]) < len(in_parts):
             message = f"devices {holders} do not get all parts of what they gather for {kind} {compute}"
             raise fault(
-                program, message, *((each, _step_of(program, each, kind, compute)) for each in holders)
+                program, message, *((holder, _step_of(program, holder, kind, compute)) for holder in holders)
             )
 
 
@@ -145,8 +145,8 @@ def _tiles(spans: list[tuple[int, int]], first: int, last: int) -> bool:
     return first == last
 
 
-def _step_of(program: Program, device: int, kind: Kind, piece: int) -> int:
+def _step_of(program: Program, device: int, kind: Kind, index: int) -> int:
     for step, action in enumerate(program.actions[device]):
-        if action.kind is kind and action.piece == piece:
+        if action.kind is kind and action.slice_index == index:
             return step
     return 0

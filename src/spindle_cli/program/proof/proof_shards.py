@@ -21,14 +21,16 @@ def check_shards(program: Program) -> None:
     shared_out = [group for group in program.groups if group.sharding.is_by_pass]
     for group in shared_out:
         teams = _teams_of(program, group)
-        for piece, first, last in zip(group.slices, group.first_ops, group.last_ops, strict=True):
-            begin, end = program.slices[piece].ops
-            own = set(group.devices) & set(program.slices[piece].devices)
-            if own not in map(set, teams):
-                message = f"slice {piece} does not run on all devices that share its parameters out"
+        for slice_index, first, last in zip(group.slices, group.first_ops, group.last_ops, strict=True):
+            begin, end = program.slices[slice_index].ops
+            holders = set(group.devices) & set(program.slices[slice_index].devices)
+            if holders not in map(set, teams):
+                message = f"slice {slice_index} does not run on all devices that share its parameters out"
                 raise fault(program, f"{message}, {' or '.join(map(str, teams))}")
             if not begin <= first <= last < end:
-                raise fault(program, f"group {group.index} is used by ops {first} to {last} of slice {piece}")
+                raise fault(
+                    program, f"group {group.index} is used by ops {first} to {last} of slice {slice_index}"
+                )
     if not shared_out:
         _check_none(program)
         return
@@ -37,20 +39,22 @@ def check_shards(program: Program) -> None:
         used_in: dict[tuple[Kind, int | None], set[tuple[int, ...]]] = {}
         for group in (group for group in shared_out if device in group.devices):
             team = next(team for team in group.teams or (group.devices,) if device in team)
-            for piece in (piece for piece in group.slices if device in program.slices[piece].devices):
-                if piece in backward:
-                    used_in.setdefault((Kind.BACKWARD, piece), set()).add(team)
+            for slice_index in (
+                slice_index for slice_index in group.slices if device in program.slices[slice_index].devices
+            ):
+                if slice_index in backward:
+                    used_in.setdefault((Kind.BACKWARD, slice_index), set()).add(team)
                 if group.sharding.is_fetched:
-                    used_in.setdefault((Kind.FORWARD, piece), set()).add(team)
+                    used_in.setdefault((Kind.FORWARD, slice_index), set()).add(team)
         for step, action in enumerate(actions):
-            wanted = sorted(used_in.get((action.kind, action.piece), ()))
+            wanted = sorted(used_in.get((action.kind, action.slice_index), ()))
             there = [index for index in action.shards if index in range(len(program.communicators))]
-            found = sorted(
+            ranks = sorted(
                 program.communicators[index].ranks
                 for index in there
                 if program.communicators[index].purpose is Purpose.SHARDS
             )
-            if found != wanted or len(action.shards) != len(wanted):
+            if ranks != wanted or len(action.shards) != len(wanted):
                 message = f"device {device}: expected what its parameters are gathered over, of {wanted}"
                 raise fault(program, message, (device, step))
 
@@ -73,14 +77,14 @@ def _teams_of(program: Program, group: ParameterGroup) -> tuple[tuple[int, ...],
 
 def _with_gradients(program: Program) -> set[int]:
     """The slices that train something, and all that take what these make, from slice to slice."""
-    found: set[int] = set()
-    coming = [piece for group in program.groups if group.is_trained for piece in group.slices]
+    reached: set[int] = set()
+    coming = [index for group in program.groups if group.is_trained for index in group.slices]
     while coming:
-        piece = coming.pop()
-        if piece not in found:
-            found.add(piece)
-            coming += [edge.consumer for edge in program.edges if edge.producer == piece]
-    return found
+        index = coming.pop()
+        if index not in reached:
+            reached.add(index)
+            coming += [edge.consumer for edge in program.edges if edge.producer == index]
+    return reached
 
 
 def _check_none(program: Program) -> None:
@@ -101,12 +105,12 @@ def last_passes(program: Program, device: int) -> dict[int, int]:
     if not slices:
         return {}
     at = {
-        action.piece: step
+        action.slice_index: step
         for step, action in enumerate(program.actions[device])
         if action.kind is Kind.BACKWARD
     }
     return {
-        each.index: max(at[piece] for piece in slices[each.ranks] if piece in at)
-        for each in program.communicators
-        if each.purpose in (Purpose.SUMS, Purpose.EVERYONE) and each.ranks in slices
+        communicator.index: max(at[index] for index in slices[communicator.ranks] if index in at)
+        for communicator in program.communicators
+        if communicator.purpose in (Purpose.SUMS, Purpose.EVERYONE) and communicator.ranks in slices
     }

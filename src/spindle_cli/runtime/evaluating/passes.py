@@ -81,9 +81,11 @@ class Passes:
         outputs: dict[int, dict[str, Tensor]] = {}
         batch = BatchRun()
         for action in self._actions:
-            if action.piece is not None:
-                local = self._slices[action.piece]
-                outputs[action.piece] = self._forward(local, size, fields, loss_arguments, outputs, batch)
+            if action.slice_index is not None:
+                local = self._slices[action.slice_index]
+                outputs[action.slice_index] = self._forward(
+                    local, size, fields, loss_arguments, outputs, batch
+                )
                 continue
             assert action.transfer is not None and action.communicator is not None, "else it is a message"
             if action.kind is Kind.RECV:

@@ -247,7 +247,7 @@ class ShardWriter(StorageWriter):
             self._aside.rename(self._target)
             _sync(self._target.parent)
             run_dir = self._target.parent.parent
-            forget_old(run_dir, checkpoint.step, self._keep, own=self._own, began=self._began)
+            forget_old(run_dir, checkpoint.step, self._keep, saved_steps=self._own, began=self._began)
         except OSError as error:
             raise InputError(f"{self._target}: cannot be written: {error.strerror}") from error
 

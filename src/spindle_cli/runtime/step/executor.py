@@ -125,7 +125,9 @@ class Executor:
         self._seed = train.seed  # of the random numbers that several ranks draw alike
         self._computing = partial(computing, train, board.device.type)
         order = [
-            action.piece for action in actions if action.kind is Kind.FORWARD and action.piece is not None
+            action.slice_index
+            for action in actions
+            if action.kind is Kind.FORWARD and action.slice_index is not None
         ]
         self._batch_number = 0
         self._uses = uses_in(program, rank, pool, part)
@@ -249,15 +251,15 @@ class Executor:
 
     def _run_action(self, action: Action, batch: StepBatch) -> None:
         if action.left:
-            with self._stopwatch.timed(Activity.WAIT, action.piece, "leaving"):
+            with self._stopwatch.timed(Activity.WAIT, action.slice_index, "leaving"):
                 self._exchange.give_up(action.left)
         match action.kind:
             case Kind.FORWARD:
-                assert action.piece is not None
-                self._forward(self._slices[action.piece], batch)
+                assert action.slice_index is not None
+                self._forward(self._slices[action.slice_index], batch)
             case Kind.BACKWARD:
-                assert action.piece is not None
-                self._backward(self._slices[action.piece])
+                assert action.slice_index is not None
+                self._backward(self._slices[action.slice_index])
             case Kind.LOSSES:
                 self._pool.start_in_turn(self._board.start_sum)
             case Kind.SUM:
@@ -396,9 +398,9 @@ class Executor:
             sender, receiver = self._labels[action.transfer.producer], self._labels[action.transfer.consumer]
             what = "a gradient" if action.transfer.is_gradient else "an activation"
             return f"the transfer of {what} from slice {sender} to slice {receiver}"
-        if action.piece is not None:
+        if action.slice_index is not None:
             way = "forward" if action.kind is Kind.FORWARD else "backward"
-            return f"the {way} pass of slice {self._labels[action.piece]}"
+            return f"the {way} pass of slice {self._labels[action.slice_index]}"
         return "the sum of the losses" if action.kind is Kind.LOSSES else "the gradient sums"
 
 
@@ -462,7 +464,7 @@ class SumStarter:
         backward: int | None = None
         for action in actions:
             if action.kind is Kind.BACKWARD:
-                backward = action.piece
+                backward = action.slice_index
             elif action.kind is Kind.SUM and backward is not None and action.op is not None:
                 self._after.setdefault(backward, []).append(action)
         self._waiting: deque[Action] = deque()

@@ -72,8 +72,8 @@ def _images(held_out: bool) -> Clips:
 
 def _images_file() -> Path:
     """What `sklearn.datasets.load_digits` reads. Importing it would take every worker 1.5 s at its start."""
-    found = find_spec("sklearn")
-    folders = () if found is None else found.submodule_search_locations or ()
+    spec = find_spec("sklearn")
+    folders = () if spec is None else spec.submodule_search_locations or ()
     for folder in folders:
         if (path := Path(folder) / "datasets" / "data" / "digits.csv.gz").is_file():
             return path
@@ -130,9 +130,9 @@ class DigitPairs(Dataset[dict[str, Tensor]]):
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of a data set of {len(self)}")
         first = self._clips(self.modalities[0])
-        own = index % len(first)
-        digit = int(first.digits[own])
-        item = {self.modalities[0]: first.values[own], "label": first.digits[own]}
+        position = index % len(first)
+        digit = int(first.digits[position])
+        item = {self.modalities[0]: first.values[position], "label": first.digits[position]}
         for modality in self.modalities[1:]:
             partners = _items_of_digit(modality, self.held_out)[digit]
             drawn = zlib.crc32(f"{modality} {index}".encode()) % len(partners)

@@ -54,14 +54,16 @@ def load_parameters(workload: Workload, saved: Mapping[str, Tensor], where: str)
                 if id(parameter) in seen:
                     continue
                 seen.add(id(parameter))
-                found = saved.get(f"{task.name}.{name}")
-                if found is None or found.shape != parameter.shape:
-                    shape = "missing" if found is None else f"of shape {tuple(found.shape)}"
+                saved_parameter = saved.get(f"{task.name}.{name}")
+                if saved_parameter is None or saved_parameter.shape != parameter.shape:
+                    shape = (
+                        "missing" if saved_parameter is None else f"of shape {tuple(saved_parameter.shape)}"
+                    )
                     raise InputError(
                         f"{where}: {task.name}.{name} is {shape}; expected {tuple(parameter.shape)}",
                         hint="Is it a run of the workload digits?",
                     )
-                parameter.copy_(found)
+                parameter.copy_(saved_parameter)
 
 
 def _module(task: object) -> nn.Module:

@@ -39,7 +39,7 @@ class Post(NamedTuple):
 
 
 @dataclass
-class DeviceDraft:
+class DeviceBuilder:
     """A device's program in the making: `write` merges its passes with its posts.
 
     `begin`: the clock if no pass waits for parameters, by which these are needed. `lane`: its passes and
@@ -68,11 +68,11 @@ class DeviceDraft:
     @cached_property
     def _by_pass(self) -> dict[int, list[ParameterGroup]]:
         """By slice, the groups that it gathers, or sums, while it runs."""
-        found: dict[int, list[ParameterGroup]] = {}
+        groups_by_slice: dict[int, list[ParameterGroup]] = {}
         for group in self.groups:
-            for piece in group.slices if group.sharding.is_by_pass else ():
-                found.setdefault(piece, []).append(group)
-        return found
+            for index in group.slices if group.sharding.is_by_pass else ():
+                groups_by_slice.setdefault(index, []).append(group)
+        return groups_by_slice
 
     def _add(self, time: int, rank: int, number: int, action: Action) -> None:
         """Register what this device posts and is no sum."""
@@ -102,7 +102,7 @@ class DeviceDraft:
             self.posts.append(Post(time, _SUMS, group.index, action, before))
             completion = Completion.of(group, self.clock)
             if time == completion.time:
-                self.completing[completion.piece, group.index] = -completion.minus_op
+                self.completing[completion.slice_index, group.index] = -completion.minus_op
 
     def write(self, settings: StepSettings) -> list[Action]:
         """The device's actions: its passes, and its posts in the order of all devices behind as many of these
@@ -139,7 +139,7 @@ class DeviceDraft:
             for group in self._by_pass.get(index, ())
             if (self.is_reached[index] if kind is Kind.BACKWARD else group.sharding.is_fetched)
         }
-        return Action(kind, piece=index, communicator=communicator, shards=tuple(sorted(shards)))
+        return Action(kind, slice_index=index, communicator=communicator, shards=tuple(sorted(shards)))
 
     def _with_ops(self, actions: Iterable[Action]) -> list[Action]:
         """Give each sum the op of the slice before it with which it may start: the one that completes it, or
@@ -150,23 +150,23 @@ class DeviceDraft:
         which is there when that pass has ended, and none that follows it.
         """
         written: list[Action] = []
-        piece: int | None = None
+        slice_index: int | None = None
         first_op, least = 0, 0
         may_be_inside, shares_out, is_behind = True, False, False
         for action in actions:
             if action.kind is Kind.BACKWARD:
-                assert action.piece is not None, "a B has a slice"
-                piece = action.piece
-                first_op, last_op = self.slices[piece].ops
+                assert action.slice_index is not None, "a B has a slice"
+                slice_index = action.slice_index
+                first_op, last_op = self.slices[slice_index].ops
                 least = last_op - 1
                 may_be_inside = action.communicator is None and not action.shards
                 shares_out, is_behind = bool(action.shards), False
             elif action.kind is Kind.SUM and shares_out and (is_behind or self._is_over_teams(action)):
                 is_behind = True
-            elif action.kind is Kind.SUM and piece is not None:
+            elif action.kind is Kind.SUM and slice_index is not None:
                 assert action.group is not None, "a SUM has a group"
-                completing = self.completing.get((piece, action.group), first_op)
-                least = min(least, self._op_of(piece, action.group) if may_be_inside else completing)
+                completing = self.completing.get((slice_index, action.group), first_op)
+                least = min(least, self._op_of(slice_index, action.group) if may_be_inside else completing)
                 action = replace(action, op=least)
             else:
                 may_be_inside = False
@@ -180,25 +180,25 @@ class DeviceDraft:
         start together are given up together.
         """
         written: list[Action] = []
-        own = [self.order[compute] for compute in self.computes]
+        positions = [self.order[compute] for compute in self.computes]
         sent: list[tuple[list[int], int]] = []  # keys, and before which of the own passes they are given up
         begun = 0
         together: tuple[Kind, int | None] | None = None  # of the last of these
         for action in actions:
             if action.kind in SENDS and action.transfer is not None:
-                needed_to = bisect_right(own, self.order[Kind.BACKWARD, action.transfer.producer])
+                needed_to = bisect_right(positions, self.order[Kind.BACKWARD, action.transfer.producer])
                 needed_to += PASSES_AHEAD if action.transfer.is_gradient else 0
                 if together == (action.kind, action.communicator):
-                    keys, other = sent.pop()
-                    sent.append(([*keys, action.transfer.key], max(needed_to, other)))
+                    keys, needed_before = sent.pop()
+                    sent.append(([*keys, action.transfer.key], max(needed_to, needed_before)))
                 else:
                     sent.append(([action.transfer.key], needed_to))
                 together = action.kind, action.communicator
             else:
                 together = None
-            if action.piece is not None:
+            if action.slice_index is not None:
                 left = sorted(key for keys, needed_to in sent if needed_to <= begun for key in keys)
-                sent = [each for each in sent if each[1] > begun]
+                sent = [entry for entry in sent if entry[1] > begun]
                 action = replace(action, left=tuple(left))
                 begun += 1
             written.append(action)
@@ -207,25 +207,25 @@ class DeviceDraft:
     def _is_over_teams(self, action: Action) -> bool:
         return any(group.teams and group.index == action.group for group in self.groups)
 
-    def _op_of(self, piece: int, number: int) -> int:
+    def _op_of(self, slice_index: int, number: int) -> int:
         """The op of a slice with whose backward the sum of a group may start: the one behind which all slices
         have added to it by the clock, give or take half an op, but not before this one has.
         """
-        if (piece, number) in self.completing:
-            return self.completing[piece, number]
+        if (slice_index, number) in self.completing:
+            return self.completing[slice_index, number]
         group = next(group for group in self.groups if group.index == number)
         first_ops = group.first_ops
         if group.teams:  # there when whole passes are through
-            first_ops = tuple(self.slices[each].ops[0] for each in group.slices)
+            first_ops = tuple(self.slices[index].ops[0] for index in group.slices)
         uses = zip(group.slices, first_ops, strict=True)
         complete = max(run_back(self.clock, self.slices, *use) for use in uses)
-        first_op, last_op = self.slices[piece].ops
-        own = dict(zip(group.slices, group.first_ops, strict=True)).get(piece, last_op - 1)
+        first_op, last_op = self.slices[slice_index].ops
+        completing_op = dict(zip(group.slices, group.first_ops, strict=True)).get(slice_index, last_op - 1)
         half = Fraction(1, 2)
         behind = (
             op
-            for op in range(own, first_op, -1)
-            if run_back(self.clock, self.slices, piece, op - half) >= complete
+            for op in range(completing_op, first_op, -1)
+            if run_back(self.clock, self.slices, slice_index, op - half) >= complete
         )
         return next(behind, first_op)
 
