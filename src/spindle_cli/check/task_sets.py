@@ -18,7 +18,7 @@ def sound(plan: Plan) -> Iterator[Violation]:
     tasks = {metaop.task for metaop in plan.metaops}
     for fault in faults_of_sets(plan.task_sets, tasks):
         where = _place(fault.tasks) if fault.tasks else "task_sets"
-        yield Violation(rule="task-sets", where=where, value=fault.found, expected=fault.expected)
+        yield Violation(rule="task-sets", where=where, value=fault.value, expected=fault.expected)
     changing = [metaop.name for metaop in plan.metaops if metaop.changes_buffers]
     for task_set in plan.task_sets:
         slices = [slice_ for wave in task_set.waves for slice_ in wave.slices]

@@ -114,10 +114,10 @@ def arguments_of(task: Task | FlowTask) -> Arguments | None:
     return _found.get(task)
 
 
-def same_arguments(task: Task | FlowTask, other: Task | FlowTask) -> None:
+def same_arguments(task: Task | FlowTask, alike: Task | FlowTask) -> None:
     """Let a task's batches be what those of `other` were found to be."""
-    if other in _found:
-        _found[task] = _found[other]
+    if alike in _found:
+        _found[task] = _found[alike]
 
 
 def call_forward(task: Task, fields: Mapping[str, Any], function: Callable[..., Any] | None = None) -> Any:
@@ -125,8 +125,8 @@ def call_forward(task: Task, fields: Mapping[str, Any], function: Callable[..., 
     the numbers of the step that are arguments of its forward.
     """
     call = partial(task.module if function is None else function, **arguments_of_step(task.module))
-    found = _found.get(task)
-    return call(**fields) if found is None else found.call(call, fields)
+    arguments = _found.get(task)
+    return call(**fields) if arguments is None else arguments.call(call, fields)
 
 
 def fields_of(task: Task | FlowTask, batch: Any) -> dict[str, Any]:
@@ -137,10 +137,10 @@ def fields_of(task: Task | FlowTask, batch: Any) -> dict[str, Any]:
     """
     maker = _Maker(task)
     arguments = maker.arguments(batch)
-    known = _found.setdefault(task, arguments)
-    if known != arguments:
+    earlier = _found.setdefault(task, arguments)
+    if earlier != arguments:
         raise WorkloadError(
-            f"task {task.name!r}: batches have other parts from batch to batch: {known}, and {arguments}",
+            f"task {task.name!r}: batches have other parts from batch to batch: {earlier}, and {arguments}",
             hint="Let every batch have the same fields, whatever its samples. Where a list has an entry for "
             "each sample, pad to one shape with a mask for what is padding, and stack.",
         )
@@ -240,7 +240,7 @@ class _Maker:
         if fits and not asks and all(_is_for_tensors(p) for p in given):
             texts = (f"entry {number}" for number, value in enumerate(batch) if _is_object(value))
             self._left_out.extend(texts)
-            kwargs = tuple((p.name, self._form(p.name, each)) for p, each in zip(given, data, strict=True))
+            kwargs = tuple((p.name, self._form(p.name, value)) for p, value in zip(given, data, strict=True))
             return Arguments((), kwargs, tuple(self._left_out))
         whole = self._only_argument()
         if whole is not None and len(data) > 1 and not any(map(_is_for_tensors, positional[1:])):
@@ -262,8 +262,8 @@ class _Maker:
         positional = [p for p in self._parameters if p.kind in _POSITIONAL]
         several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         required = [p for p in self._parameters if p.default is p.empty and p.kind not in several]
-        found = required or positional
-        return found[0] if len(found) == 1 and found[0].kind in _POSITIONAL else None
+        candidates = required or positional
+        return candidates[0] if len(candidates) == 1 and candidates[0].kind in _POSITIONAL else None
 
     def _whole(self, parameter: inspect.Parameter, batch: Any) -> Arguments:
         form = self._form(parameter.name, batch)
@@ -313,7 +313,7 @@ def _is_for_tensors(parameter: inspect.Parameter) -> bool:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    return {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.init}
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
 
 
 def _parts(value: Any) -> list[tuple[Any, Any]] | None:
@@ -350,8 +350,8 @@ def as_text(value: Any) -> Any:
     dicts, lists and tuples too.
     """
     if isinstance(value, dict):
-        return {key: as_text(each) for key, each in value.items()}
+        return {key: as_text(entry) for key, entry in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(as_text, value))
-    known = isinstance(value, (*_NUMBERS, str, bytes, Mapping, list, tuple))
-    return value if known else type(value).__name__
+    is_collatable = isinstance(value, (*_NUMBERS, str, bytes, Mapping, list, tuple))
+    return value if is_collatable else type(value).__name__

@@ -230,7 +230,7 @@ class TrainSettings(RampSettings):
     @property
     def choices(self) -> tuple[OptimizerChoice, ...]:
         """The settings of each optimizer group; without groups, one for all parameters."""
-        own = OptimizerChoice(
+        default = OptimizerChoice(
             name=None,
             optimizer=self.optimizer,
             lr=self.lr,
@@ -238,7 +238,7 @@ class TrainSettings(RampSettings):
             contract=self.contract,
             place="train",
         )
-        return (own,) if self.groups is None else tuple(_choice_of(rule, own) for rule in self.groups)
+        return (default,) if self.groups is None else tuple(_choice_of(rule, default) for rule in self.groups)
 
     def schedule_of(self, group: str | None) -> Schedule | None:
         """What `schedule` says for an optimizer group, by its name; None without one.
@@ -316,15 +316,15 @@ class TrainSettings(RampSettings):
         return 2.0 if self.precision == "bf16" and not self.widens_gradients else 0.0
 
 
-def _choice_of(rule: GroupRule, own: OptimizerChoice) -> OptimizerChoice:
+def _choice_of(rule: GroupRule, default: OptimizerChoice) -> OptimizerChoice:
     """A group's settings: its own, and what it does not say from those of `train`."""
-    is_other = rule.optimizer is not None and rule.optimizer != own.optimizer
+    is_other = rule.optimizer is not None and rule.optimizer != default.optimizer
     return OptimizerChoice(
         name=rule.name,
-        optimizer=rule.optimizer or own.optimizer,
-        lr=own.lr if rule.lr is None else rule.lr,
-        arguments=rule.optimizer_args if is_other else {**own.arguments, **rule.optimizer_args},
-        contract=rule.contract if is_other else rule.contract or own.contract,
+        optimizer=rule.optimizer or default.optimizer,
+        lr=default.lr if rule.lr is None else rule.lr,
+        arguments=rule.optimizer_args if is_other else {**default.arguments, **rule.optimizer_args},
+        contract=rule.contract if is_other else rule.contract or default.contract,
         place=f"train.groups: {rule.name}",
     )
 
@@ -351,9 +351,9 @@ class WorkloadFile(Artifact):
     @classmethod
     def _no_key_misspelt(cls, data: Any) -> Any:
         """Other keys are let be, as a newer version's; but one that is nearly ours would be passed over."""
-        known = ["schema", *(key for key in cls.model_fields if not key.endswith("_"))]
+        keys = ["schema", *(key for key in cls.model_fields if not key.endswith("_"))]
         for key in data if isinstance(data, dict) else ():
-            if key not in (*known, "schema_") and (meant := get_close_matches(str(key), known, 1, 0.7)):
+            if key not in (*keys, "schema_") and (meant := get_close_matches(str(key), keys, 1, 0.7)):
                 raise ValueError(f"unknown key {shown(key)}; is {meant[0]!r} meant?")
         return data
 

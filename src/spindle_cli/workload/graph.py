@@ -163,8 +163,8 @@ class Op:
     def place(self) -> str | None:
         """'file:line' of it in the user's code."""
         nodes = [node for node in self.graph.nodes if node.op not in ("placeholder", "output")]
-        own = [node for node in nodes if node.op == "call_module" and node.target == self.target]
-        places = [node.meta.get("place") for node in own or nodes]
+        calls = [node for node in nodes if node.op == "call_module" and node.target == self.target]
+        places = [node.meta.get("place") for node in calls or nodes]
         return next((place for place in reversed(places) if place), None)
 
     @property
@@ -316,11 +316,11 @@ class WorkloadGraph:
             if spec.row is not None
         )
         moved = (
-            f"task {each.forwards_of!r}: {len(each.pairs)} parameters that forward moves at its start "
-            f"({each.pairs[0][0]} towards {each.pairs[0][1]}, say) are moved ahead of its batches by whoever "
-            "holds them"
-            for each in self.following
-            if each.forwards_of is not None
+            f"task {follows.forwards_of!r}: {len(follows.pairs)} parameters that forward moves at its "
+            f"start ({follows.pairs[0][0]} towards {follows.pairs[0][1]}, say) are moved ahead of its "
+            "batches by whoever holds them"
+            for follows in self.following
+            if follows.forwards_of is not None
         )
         drawing = (
             f"{metaop.name} draws from a torch.Generator of its own: in a run it draws from the run's random "
@@ -341,14 +341,14 @@ class WorkloadGraph:
 
 def reached(first: Iterable[fx.Node], onward: Callable[[fx.Node], Iterable[fx.Node]]) -> dict[fx.Node, None]:
     """These nodes of a graph and all that one comes to from them, as `onward` leads from each."""
-    found: dict[fx.Node, None] = {}
+    reachable: dict[fx.Node, None] = {}
     pending = list(first)
     while pending:
         node = pending.pop()
-        if node not in found:
-            found[node] = None
+        if node not in reachable:
+            reachable[node] = None
             pending.extend(onward(node))
-    return found
+    return reachable
 
 
 def made_of(nodes: Iterable[fx.Node]) -> dict[fx.Node, None]:

@@ -44,12 +44,12 @@ class Pattern:
         In the replacement of a glob the first `*` is what the glob's first stands for, and so on; in that of
         a regular expression `\\1` is what its first group has found.
         """
-        found = self._compiled.fullmatch(name)
-        if found is None:
+        match = self._compiled.fullmatch(name)
+        if match is None:
             return None
         if self.is_regular:
-            return found.expand(replacement)
-        texts = iter(found.groups())
+            return match.expand(replacement)
+        texts = iter(match.groups())
         return "".join(next(texts) if part == STAR else part for part in re.split(r"(\*)", replacement))
 
 
@@ -77,9 +77,9 @@ def require_replacement(pattern: str, replacement: str) -> None:
     if not replacement:
         raise ValueError(f"{shown(pattern)}: expected the name that takes its place; found nothing")
     if not pattern.startswith(_REGULAR):
-        stars, found = pattern.count(STAR), replacement.count(STAR)
-        if stars != found:
-            raise ValueError(f"{shown(pattern)} has {stars} of '*', but {shown(replacement)} has {found}")
+        stars, used = pattern.count(STAR), replacement.count(STAR)
+        if stars != used:
+            raise ValueError(f"{shown(pattern)} has {stars} of '*', but {shown(replacement)} has {used}")
         return
     try:
         re.compile(f"(?:{pattern})|").match("").expand(replacement)  # type: ignore[union-attr]  # "" always matches

@@ -79,11 +79,11 @@ class Following:
         Raises:
             WorkloadError: the workload's function gives no number from 0 to 1.
         """
-        found = self.decay(step) if callable(self.decay) else self.decay
-        number = found.item() if isinstance(found, Tensor) and found.numel() == 1 else found
+        decay = self.decay(step) if callable(self.decay) else self.decay
+        number = decay.item() if isinstance(decay, Tensor) and decay.numel() == 1 else decay
         if not isinstance(number, int | float) or not 0 <= number <= 1:
             raise WorkloadError(
-                f"follows: decay gave {found!r:.80} for step {step}, expected a number from 0 to 1"
+                f"follows: decay gave {decay!r:.80} for step {step}, expected a number from 0 to 1"
             )
         return float(number)
 

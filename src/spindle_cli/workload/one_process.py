@@ -101,11 +101,11 @@ class _World(distributed_c10d._World):
     def default_pg(self) -> Any:
         """The group of all processes, for us."""
         group = self._default_pg
-        asked = _asked(sys._getframe(1))
-        if asked.is_told:
+        caller = _asked(sys._getframe(1))
+        if caller.is_told:
             return group
-        called = asked.called
-        if called in _REFUSED or ("_get_default_group" in asked.through and called not in _ANSWERED):
+        called = caller.called
+        if called in _REFUSED or ("_get_default_group" in caller.through and called not in _ANSWERED):
             refuse_call(called, place_of_caller())
         return _ALONE if called in _ANSWERED else None
 

@@ -76,23 +76,23 @@ def asked() -> Iterator[Asked]:
     token = _listening.set(Asked())
     try:
         with heard():
-            found = _listening.get()
-            assert found is not None
-            yield found
+            listening = _listening.get()
+            assert listening is not None
+            yield listening
     finally:
         _listening.reset(token)
 
 
 def times_of_chance() -> int:
     """How often who is listened to has asked for the system's random numbers."""
-    found = _listening.get()
-    return 0 if found is None else found.chance
+    listening = _listening.get()
+    return 0 if listening is None else listening.chance
 
 
 def place_of_chance() -> str | None:
     """'file:line' of who has first asked for them."""
-    found = _listening.get()
-    return None if found is None else found.places.get(CHANCE)
+    listening = _listening.get()
+    return None if listening is None else listening.places.get(CHANCE)
 
 
 def _asker(name: str) -> tuple[Asked, str] | None:
@@ -136,9 +136,9 @@ def _hands_on(file: str) -> bool:
 
 def _moving(name: str, real: Answer, move: Callable[[Any, int], Any]) -> Answer:
     def answer(*args: Any, **kwargs: Any) -> Any:
-        found = _asker(name)
+        asker = _asker(name)
         given = real(*args, **kwargs)
-        return move(given, found[0].moves) if found is not None and found[0].moves else given
+        return move(given, asker[0].moves) if asker is not None and asker[0].moves else given
 
     return answer
 
@@ -147,33 +147,33 @@ def _of_time(name: str, real: Answer, place: int) -> Answer:
     """A function of a time, which is the present one unless it is given at its place."""
 
     def answer(*args: Any) -> Any:
-        found = _asker(name) if len(args) <= place else None
-        if found is None or not found[0].moves:
+        asker = _asker(name) if len(args) <= place else None
+        if asker is None or not asker[0].moves:
             return real(*args)
-        then = _TIME() + found[0].moves * _MOVED_BY
+        then = _TIME() + asker[0].moves * _MOVED_BY
         return real(*args, _LOCALTIME(then) if name == "time.strftime" else then)
 
     return answer
 
 
 def _chance(count: int) -> bytes:
-    found = _asker("")
-    if found is not None:
-        found[0].chance += 1
-        found[0].places.setdefault(CHANCE, found[1])
+    asker = _asker("")
+    if asker is not None:
+        asker[0].chance += 1
+        asker[0].places.setdefault(CHANCE, asker[1])
     return _URANDOM(count)
 
 
 def _open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-    found = _asker("") if set(mode).isdisjoint("wax") else None
-    if found is not None:
-        found[0].files.setdefault(str(file), found[1])
+    asker = _asker("") if set(mode).isdisjoint("wax") else None
+    if asker is not None:
+        asker[0].files.setdefault(str(file), asker[1])
     return _OPEN(file, mode, *args, **kwargs)
 
 
 def _stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
-    found = _asker("os.stat")
-    if found is None or found[0].moves % 2 == 0:
+    asker = _asker("os.stat")
+    if asker is None or asker[0].moves % 2 == 0:
         return _STAT(path, *args, **kwargs)
     try:
         _STAT(path, *args, **kwargs)
@@ -192,15 +192,15 @@ class _Any(type):
 class _Date(datetime.date, metaclass=_Any):
     @classmethod
     def today(cls) -> Any:
-        found = _asker("datetime.date.today")
-        return _DATE.fromtimestamp(_TIME() + (found[0].moves * _MOVED_BY if found else 0))
+        asker = _asker("datetime.date.today")
+        return _DATE.fromtimestamp(_TIME() + (asker[0].moves * _MOVED_BY if asker else 0))
 
 
 class _Datetime(datetime.datetime, metaclass=_Any):
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> Any:
-        found = _asker("datetime.now")
-        return _DATETIME.now(tz) + datetime.timedelta(seconds=found[0].moves * _MOVED_BY if found else 0)
+        asker = _asker("datetime.now")
+        return _DATETIME.now(tz) + datetime.timedelta(seconds=asker[0].moves * _MOVED_BY if asker else 0)
 
     @classmethod
     def utcnow(cls) -> Any:
@@ -282,13 +282,13 @@ def heard() -> Iterator[None]:
 
 def _modules_that_may_ask() -> list[Any]:
     """The Python modules there are, but for those of Python's, of torch's and of this package: thousands."""
-    known, loaded = _modules_that_do_not(), sys.modules.copy()
-    others = [(name, module) for name, module in loaded.items() if known.get(name) is not module]
+    silent, loaded = _modules_that_do_not(), sys.modules.copy()
+    others = [(name, module) for name, module in loaded.items() if silent.get(name) is not module]
     for name, module in others:
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and not _has_askers(file):
-            known[name] = module
-    return [module for name, module in others if known.get(name) is not module]
+            silent[name] = module
+    return [module for name, module in others if silent.get(name) is not module]
 
 
 @cache
@@ -325,8 +325,8 @@ def _names_in_library(module: ModuleType, count: int) -> tuple[str, ...]:  # noq
 
 
 def _names_of_askers(held: dict[str, Any]) -> tuple[str, ...]:
-    found, values = _ids_asked(), list(held.items())
-    return tuple(name for name, value in values if id(value) in found)
+    asker_ids, values = _ids_asked(), list(held.items())
+    return tuple(name for name, value in values if id(value) in asker_ids)
 
 
 @cache

@@ -150,7 +150,7 @@ def draws_seen() -> Iterator[Draws]:
 
 def _own_generator(args: Iterable[Any], kwargs: dict[str, Any]) -> torch.Generator | None:
     given = (item for item in (*args, *kwargs.values()) if isinstance(item, torch.Generator))
-    return next((each for each in given if each is not torch.default_generator), None)
+    return next((generator for generator in given if generator is not torch.default_generator), None)
 
 
 class OwnDraws:
@@ -198,10 +198,10 @@ class OwnDraws:
         """Whether the module keeps a generator that it has made in this run, for those to come."""
         state = generator.get_state()
         generator.manual_seed(_UNTAKEN)
-        new = [each for each in self._held() if id(each) not in before]
-        found = any(each.initial_seed() == _UNTAKEN for each in new)
+        new = [held for held in self._held() if id(held) not in before]
+        is_held = any(held.initial_seed() == _UNTAKEN for held in new)
         generator.set_state(state)
-        return found
+        return is_held
 
     def _held(self) -> list[torch.Generator]:
         return [] if self._module is None else list(_held_by(self._module))
@@ -223,7 +223,7 @@ def _held_by(module: nn.Module) -> Iterator[torch.Generator]:
             if isinstance(value, torch.Generator):
                 yield value
             elif name not in OF_TORCH and isinstance(value, tuple | list | dict):
-                yield from (each for each in pytree.tree_leaves(value) if isinstance(each, torch.Generator))
+                yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Generator))
 
 
 class FromTheRun(TorchDispatchMode):
@@ -237,7 +237,7 @@ class FromTheRun(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags and _own_generator(args, kwargs) is not None:
-            args = tuple(None if isinstance(each, torch.Generator) else each for each in args)
+            args = tuple(None if isinstance(value, torch.Generator) else value for value in args)
             kwargs = {k: None if isinstance(v, torch.Generator) else v for k, v in kwargs.items()}
         return func(*args, **kwargs)
 
@@ -277,9 +277,9 @@ class Drawn(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         names = {argument.name for argument in func._schema.arguments}
         if torch.Tag.nondeterministic_seeded in func.tags and names.isdisjoint(_RATES):
-            for each in pytree.tree_leaves(result):
-                if isinstance(each, torch.Tensor) and each.is_floating_point() and _varies(each):
-                    self.tensors.append(each.detach().clone())
+            for leaf in pytree.tree_leaves(result):
+                if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and _varies(leaf):
+                    self.tensors.append(leaf.detach().clone())
         return result
 
 
@@ -302,15 +302,15 @@ class PythonDraws:
         return next((name for (name, now), (_, before) in pairs if now != before), None)
 
     def _states(self) -> list[tuple[str, object]]:
-        found: list[tuple[str, object]] = [
+        states: list[tuple[str, object]] = [
             ("Python's random", random.getstate()),
             (CHANCE, times_of_chance()),
         ]
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             # Compared as bytes, since printing numpy's state takes milliseconds.
-            found.append(("numpy.random", pickle.dumps(numpy.random.get_state(legacy=False))))
-        return found + [(name, pickle.dumps(each)) for name, each in self._held]
+            states.append(("numpy.random", pickle.dumps(numpy.random.get_state(legacy=False))))
+        return states + [(name, pickle.dumps(generator)) for name, generator in self._held]
 
 
 def _python_generators(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -318,7 +318,7 @@ def _python_generators(module: nn.Module) -> Iterator[tuple[str, Any]]:
     kinds: Sequence[type] = (random.Random,)
     if numpy is not None:
         kinds = (random.Random, numpy.random.Generator, numpy.random.RandomState)
-    asked = tuple(kinds)
+    generator_types = tuple(kinds)
     names: dict[int, tuple[str, Any]] = {}
     files: dict[int, dict[str, Any]] = {}
     for part in module.modules():
@@ -326,10 +326,14 @@ def _python_generators(module: nn.Module) -> Iterator[tuple[str, Any]]:
         around = getattr(forward, "__globals__", {})
         files[id(around)] = around
         names |= {
-            id(each): (f"self.{name}", each) for name, each in _leaves(vars(part)) if isinstance(each, asked)
+            id(leaf): (f"self.{name}", leaf)
+            for name, leaf in _leaves(vars(part))
+            if isinstance(leaf, generator_types)
         }
     for around in files.values():
-        names |= {id(each): (name, each) for name, each in _leaves(around) if isinstance(each, asked)}
+        names |= {
+            id(leaf): (name, leaf) for name, leaf in _leaves(around) if isinstance(leaf, generator_types)
+        }
     for name, value in names.values():
         if type(value) is not random.SystemRandom:
             yield f"{name} ({type(value).__name__})", value
@@ -340,4 +344,4 @@ def _leaves(held: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in held.items():
         yield name, value
         if type(value) in (list, tuple, dict) and len(value) <= _MOST_HELD:
-            yield from ((name, each) for each in (value.values() if type(value) is dict else value))
+            yield from ((name, entry) for entry in (value.values() if type(value) is dict else value))

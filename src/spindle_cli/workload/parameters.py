@@ -45,12 +45,12 @@ class ParameterTable:
         buffers: dict[str, Tensor] = {}
         for task, root in ((task.task.name, task.root) for task in tasks.values()):
             for name, tensor in _named_tensors(root):
-                known = canonical.setdefault(id(tensor), f"{task}.{name}")
-                names[task, name] = known
+                first_name = canonical.setdefault(id(tensor), f"{task}.{name}")
+                names[task, name] = first_name
                 if isinstance(tensor, nn.Parameter):
-                    parameters.setdefault(known, tensor)
+                    parameters.setdefault(first_name, tensor)
                 else:
-                    buffers.setdefault(known, tensor)
+                    buffers.setdefault(first_name, tensor)
         users: dict[str, list[tuple[str, int]]] = {name: [] for name in (*parameters, *buffers)}
         for task_name, task_graph in tasks.items():
             for op in task_graph.ops:
@@ -61,11 +61,11 @@ class ParameterTable:
     @property
     def aliases(self) -> dict[str, tuple[str, ...]]:
         """Canonical name -> the other names of the same tensor; of those that have others."""
-        found: dict[str, dict[str, None]] = {}
+        aliases: dict[str, dict[str, None]] = {}
         for (task, dotted), canonical in self.names.items():
             if (name := f"{task}.{dotted}") != canonical:
-                found.setdefault(canonical, {})[name] = None
-        return {canonical: tuple(names) for canonical, names in found.items()}
+                aliases.setdefault(canonical, {})[name] = None
+        return {canonical: tuple(names) for canonical, names in aliases.items()}
 
     def of_op(self, task: str, names: tuple[str, ...]) -> tuple[str, ...]:
         """Canonical names for an op's `parameters` or `buffers`."""

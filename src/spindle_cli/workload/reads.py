@@ -144,13 +144,13 @@ class Reads:
     def place_of(self, name: str) -> str | None:
         """'file:line' where code names something."""
         for code in self.codes:
-            for found in dis.get_instructions(code):
+            for instruction in dis.get_instructions(code):
                 if (
-                    found.argval == name
-                    and found.positions is not None
-                    and found.positions.lineno is not None
+                    instruction.argval == name
+                    and instruction.positions is not None
+                    and instruction.positions.lineno is not None
                 ):
-                    return place_of(code.co_filename, found.positions.lineno)
+                    return place_of(code.co_filename, instruction.positions.lineno)
         return None
 
     def _follow(self, value: Any) -> None:
@@ -166,8 +166,8 @@ class Reads:
         elif isinstance(value, property):
             self._follow(value.fget)
         elif isinstance(value, functools.partial):
-            for each in (value.func, *value.args, *value.keywords.values()):
-                self._follow(each)
+            for bound in (value.func, *value.args, *value.keywords.values()):
+                self._follow(bound)
         elif isinstance(value, functools.cached_property):
             self._follow(value.func)
         elif isinstance(value, type):

@@ -76,12 +76,12 @@ def frames_of_error(error: BaseException) -> tuple[Frame, ...]:
 
 def frames_of_caller() -> tuple[Frame, ...]:
     """The frames on the present stack, inside the analysis, the innermost last."""
-    found: list[Frame] = []
+    frames: list[Frame] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _ENTRY:
-        found.append(Frame(frame.f_code, frame.f_lineno))
+        frames.append(Frame(frame.f_code, frame.f_lineno))
         frame = frame.f_back
-    return tuple(reversed(found))
+    return tuple(reversed(frames))
 
 
 def place_of_error(error: BaseException) -> str | None:

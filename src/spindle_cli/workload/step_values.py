@@ -64,9 +64,9 @@ class Place:
         else:
             object.__setattr__(self.holder, self.key, value)
 
-    def is_same(self, other: Place) -> bool:
+    def is_same(self, second: Place) -> bool:
         """Whether both are one place."""
-        return self.holder is other.holder and bool(self.key == other.key)
+        return self.holder is second.holder and bool(self.key == second.key)
 
 
 def find_places(path: str, root: nn.Module, where: str) -> tuple[Place, ...]:
@@ -81,24 +81,24 @@ def find_places(path: str, root: nn.Module, where: str) -> tuple[Place, ...]:
     """
     if ":" in path:
         name, _, inside = path.partition(":")
-        found = [_walk(_module(name, where), inside.split("."), path, where)]
+        places = [_walk(_module(name, where), inside.split("."), path, where)]
     elif "*" in path:
-        found = list(_matching(path, root))
-        if not found:
+        places = list(_matching(path, root))
+        if not places:
             raise WorkloadError(f"{where}: no module has a number by {shown(path)}", hint=_WAYS)
     elif path in _parameters(root) and not hasattr(root, path):
-        found = [_argument(path, root, where)]
+        places = [_argument(path, root, where)]
     else:
-        found = [_walk(root, path.split("."), path, where)]
-    for place in found:
+        places = [_walk(root, path.split("."), path, where)]
+    for place in places:
         _require_number(place, path, where)
-    return tuple(found)
+    return tuple(places)
 
 
 def arguments_of_step(root: nn.Module) -> Mapping[str, Any]:
     """What forward of a task's module is given beside its fields: numbers of the step, by name."""
-    found: Mapping[str, Any] = vars(root).get(_ARGUMENTS, {})
-    return found
+    arguments: Mapping[str, Any] = vars(root).get(_ARGUMENTS, {})
+    return arguments
 
 
 def _argument(name: str, root: nn.Module, where: str) -> Place:
@@ -118,7 +118,9 @@ def _argument(name: str, root: nn.Module, where: str) -> Place:
 def _parameters(root: nn.Module) -> Mapping[str, inspect.Parameter]:
     parameters = list(inspect.signature(type(root).forward).parameters.values())[1:]
     return {
-        each.name: each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        parameter.name: parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
 
 
@@ -235,17 +237,17 @@ class StepValue:
 
     def _of_function(self, function: Callable[[int], float], step: int) -> float:
         try:
-            found: Any = function(step)
+            value: Any = function(step)
         except Exception as error:  # code of the user's
             place = place_of_error(error)
             raise WorkloadError(
                 f"step_values: {self.name} failed for step {step}: {type(error).__name__}: {error}"
                 f"{f', at {place}' if place else ''}"
             ) from error
-        number = getattr(found, "item", lambda: found)()  # of numpy or torch
+        number = getattr(value, "item", lambda: value)()  # of numpy or torch
         if not is_number(number) or not isfinite(number):
             raise WorkloadError(
-                f"step_values: {self.name} gave {found!r:.80} for step {step}; expected a finite number"
+                f"step_values: {self.name} gave {value!r:.80} for step {step}; expected a finite number"
             )
         return float(number)
 
@@ -274,7 +276,7 @@ class StepValues:
         Raises:
             WorkloadError: one names no number, or has no schedule; or two have different ones for one place.
         """
-        found: dict[str, StepValue] = {}
+        by_name: dict[str, StepValue] = {}
         for task in workload.all_tasks:
             root = root_of(task) if task.step_values else None
             for path, schedule in task.step_values.items():
@@ -282,17 +284,19 @@ class StepValues:
                 name = f"{task.name}/{path}"
                 where = f"task {task.name!r}: step_values"
                 made = StepValue(name, _checked(schedule, path, where), find_places(path, root, where))
-                other = next((each for each in found.values() if _overlap(each, made)), None)
-                if other is None:
-                    found[name] = made
-                elif other.schedule != schedule or len(other.places) != len(made.places):
+                same_place = next(
+                    (declared for declared in by_name.values() if _overlap(declared, made)), None
+                )
+                if same_place is None:
+                    by_name[name] = made
+                elif same_place.schedule != schedule or len(same_place.places) != len(made.places):
                     raise WorkloadError(
-                        f"{where}: {shown(path)} is declared twice, as {other.name} too, with different "
+                        f"{where}: {shown(path)} is declared twice, as {same_place.name} too, with different "
                         "schedules",
                         hint="Tasks that share a module have one number there: give both the same function.",
                     )
         return cls(
-            {name: _held(value, number, workload) for number, (name, value) in enumerate(found.items())}
+            {name: _held(value, number, workload) for number, (name, value) in enumerate(by_name.items())}
         )
 
     def __bool__(self) -> bool:
@@ -349,9 +353,9 @@ class StepValues:
 class TracedValues:
     """Lets forward read traced numbers while it is traced."""
 
-    def __init__(self, tracer: fx.Tracer, found: Sequence[tuple[str, Sequence[Place]]]) -> None:
+    def __init__(self, tracer: fx.Tracer, values_and_places: Sequence[tuple[str, Sequence[Place]]]) -> None:
         self._tracer = tracer
-        self._found = found
+        self._found = values_and_places
         self._now: list[tuple[Place, Any, fx.Proxy]] = []
 
     @contextlib.contextmanager
@@ -411,12 +415,12 @@ def depends_on_step(node: fx.Node) -> bool:
     """Whether a step value is in a node's number or tensor."""
     pending, seen = [node], {node}
     while pending:
-        each = pending.pop()
-        if each.target is number_of:
+        pending_node = pending.pop()
+        if pending_node.target is number_of:
             return True
-        if asks_no_values(each):
+        if asks_no_values(pending_node):
             continue
-        fresh = [source for source in each.all_input_nodes if source not in seen]
+        fresh = [source for source in pending_node.all_input_nodes if source not in seen]
         seen.update(fresh)
         pending += fresh
     return False
@@ -427,8 +431,8 @@ def asks_no_values(node: fx.Node) -> bool:
     return node.target in _OF_SHAPES or (node.target is getattr and node.args[1] in _OF_SHAPES)
 
 
-def _overlap(one: StepValue, other: StepValue) -> bool:
-    return any(place.is_same(each) for place in one.places for each in other.places)
+def _overlap(first: StepValue, second: StepValue) -> bool:
+    return any(place.is_same(second_place) for place in first.places for second_place in second.places)
 
 
 def _checked(schedule: Any, path: str, where: str) -> StepSchedule:
@@ -474,9 +478,9 @@ def reads_step_values(layer: nn.Module) -> bool:
     return any(_READS in part.__dict__ for part in layer.modules())
 
 
-def _same_places(one: StepValue, other: StepValue) -> bool:
-    return len(one.places) == len(other.places) and all(
-        place.is_same(each) for place, each in zip(one.places, other.places, strict=True)
+def _same_places(first: StepValue, second: StepValue) -> bool:
+    return len(first.places) == len(second.places) and all(
+        place.is_same(second_place) for place, second_place in zip(first.places, second.places, strict=True)
     )
 
 
@@ -520,22 +524,22 @@ def _is_other(module: str) -> bool:
 
 
 def _deciding(name: str) -> Callable[..., Any]:
-    own: Callable[..., Any] = getattr(float, name)
+    float_method: Callable[..., Any] = getattr(float, name)
 
     def ask(self: AskedNumber, *others: Any) -> Any:
         if not _is_other(str(sys._getframe(1).f_globals.get("__name__"))):
             raise decides(self.name, place_of_caller())
-        return own(self, *others)
+        return float_method(self, *others)
 
     return ask
 
 
 def _computing(name: str) -> Callable[..., Any]:
-    own: Callable[..., Any] = getattr(float, name)
+    float_method: Callable[..., Any] = getattr(float, name)
 
     def compute(self: AskedNumber, *others: Any) -> Any:
-        found = own(self, *others)
-        return AskedNumber(found, self.name) if isinstance(found, float) else found
+        result = float_method(self, *others)
+        return AskedNumber(result, self.name) if isinstance(result, float) else result
 
     return compute
 

@@ -108,8 +108,8 @@ class Changes:
     @property
     def left(self) -> tuple[str, ...]:
         """All that whoever comes next would find, but for buffers."""
-        own = (*self.counted, *self.tensors)
-        return tuple(dict.fromkeys((*(f"self.{name}" for name in own), *self.within)))
+        attributes = (*self.counted, *self.tensors)
+        return tuple(dict.fromkeys((*(f"self.{name}" for name in attributes), *self.within)))
 
 
 @dataclass(frozen=True)
@@ -169,11 +169,15 @@ def tensors_kept(root: nn.Module, memories: Memories | None = None) -> list[Tens
     Args:
         memories: what they hold, if that is known.
     """
-    own = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
+    registered = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
     held = [value for part in root.modules() if _has_attributes(part) for value in vars(part).values()]
     inside = (Memories.of(root) if memories is None else memories).tensors()
-    found = {id(each): each for each in (*held, *inside) if isinstance(each, Tensor)}
-    return [each for each in found.values() if id(each) not in own and each.layout is strided]
+    tensors_by_id = {id(tensor): tensor for tensor in (*held, *inside) if isinstance(tensor, Tensor)}
+    return [
+        tensor
+        for tensor in tensors_by_id.values()
+        if id(tensor) not in registered and tensor.layout is strided
+    ]
 
 
 class Before:
@@ -183,9 +187,9 @@ class Before:
         parts = list(root.named_modules())
         # Of a part of forward that runs whole: the modules whose methods it was taken from.
         owners = [("", owner) for owner in getattr(root, "owners", ())]
-        seen_by_python = [each for each in parts if _has_attributes(each[1])]
-        self._parts = [_look(*each) for each in seen_by_python]
-        self._parts += [_look(*each, is_owner=True) for each in owners]
+        seen_by_python = [named for named in parts if _has_attributes(named[1])]
+        self._parts = [_look(*named) for named in seen_by_python]
+        self._parts += [_look(*named, is_owner=True) for named in owners]
         seen_by_python += owners
         self._memories = Memories(seen_by_python, _classes(module for _, module in parts))
 
@@ -197,13 +201,13 @@ class Before:
 
     def written(self, was_written: Callable[[Tensor], bool]) -> list[str]:
         """The names of what has tensors that were written into, and that are no parameters or buffers."""
-        own = [
+        attributes = [
             f"self.{part.name}.{key}" if part.name else f"self.{key}"
             for part in self._parts
             for key, value in part.values.items()
             if isinstance(value, Tensor) and was_written(value)
         ]
-        return [*own, *self._memories.written(was_written)]
+        return [*attributes, *self._memories.written(was_written)]
 
     def restore(self) -> None:
         """Put it back."""
@@ -252,7 +256,9 @@ class Memories:
         self._remembering: dict[int, tuple[Any, int]] = {}
         self._files = {cls.__module__ for cls in classes}
         reads = _read_by(module for _, module in parts)
-        others = [each for each in _files_of(reads) if each[0].__name__ not in self._files]
+        others = [
+            module_names for module_names in _files_of(reads) if module_names[0].__name__ not in self._files
+        ]
         self._parts = {id(module) for _, module in parts}
         for prefix, module in parts:
             for key, value in vars(module).items():
@@ -279,7 +285,7 @@ class Memories:
     def of(cls, root: nn.Module) -> Memories:
         """Those of a module and its parts."""
         parts = list(root.named_modules())
-        seen_by_python = [each for each in parts if _has_attributes(each[1])]
+        seen_by_python = [part for part in parts if _has_attributes(part[1])]
         return cls(seen_by_python, _classes(module for _, module in parts))
 
     @classmethod
@@ -296,14 +302,16 @@ class Memories:
                         made._look(hook, (name,), _DEPTH, is_own=True)
         return made
 
-    def replace_plain(self, other: Callable[[object, str], object]) -> list[str]:
+    def replace_plain(self, replacement: Callable[[object, str], object]) -> list[str]:
         """Put something else in the place of plain values that have changed or come to lists, for good, and
         give the names of what holds them. `other`: see `changed_replaced`.
         """
         with contextlib.ExitStack() as undo:
-            found = [each for each in self._changed() if replace_plain(each, other, undo, most=1)[0]]
+            replaced = [
+                memory for memory in self._changed() if replace_plain(memory, replacement, undo, most=1)[0]
+            ]
             undo.pop_all()
-        return [each.name for each in found]
+        return [memory.name for memory in replaced]
 
     def compare(self, changes: Changes) -> None:
         """Add what has changed since."""
@@ -327,18 +335,20 @@ class Memories:
 
     def _changed(self) -> list[Memory]:
         """Those that hold something else now."""
-        changed = [each for each in self._memories.values() if not is_as_before(each.held, each.kept)]
+        changed = [memory for memory in self._memories.values() if not is_as_before(memory.held, memory.kept)]
         bare = {id(attributes): (attributes, path) for attributes, path in self._with_attributes()}
         changed += [
-            _of_bare(*each, is_own=False) for key, each in bare.items() if (key, False) not in self._memories
+            _of_bare(*now, is_own=False) for key, now in bare.items() if (key, False) not in self._memories
         ]
-        return changed + [_of_bare(*each) for key, each in self._bare.items() if each[0] and key not in bare]
+        return changed + [_of_bare(*then) for key, then in self._bare.items() if then[0] and key not in bare]
 
     def _with_attributes(self) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
         """The attributes of functions of classes and files that have some now, with how they are come to."""
         for functions in self._functions:
             if any(map(vars, functions.functions)):
-                yield from ((vars(each), path) for each, path in functions.with_paths() if vars(each))
+                yield from (
+                    (vars(function), path) for function, path in functions.with_paths() if vars(function)
+                )
 
     def tensors(self) -> Iterator[Tensor]:
         """The tensors in them."""
@@ -360,18 +370,18 @@ class Memories:
 
     def name_of(self, identity: object) -> str | None:
         """By which name what has this `id` is among them; None: it is not."""
-        found = self._memories.get((identity, False)) or self._memories.get((identity, True))
-        if found is None and (bare := self._bare.get(identity)) is not None:
-            found = _of_bare(*bare)
-        if found is None:
+        memory = self._memories.get((identity, False)) or self._memories.get((identity, True))
+        if memory is None and (bare := self._bare.get(identity)) is not None:
+            memory = _of_bare(*bare)
+        if memory is None:
             paths = (
                 path
-                for each in self._functions
-                for held, path in each.with_paths()
+                for functions in self._functions
+                for held, path in functions.with_paths()
                 if id(vars(held)) == identity
             )
             return next(("".join(path) for path in paths), None)
-        return found.name
+        return memory.name
 
     def have_changed(self) -> bool:
         """Whether any has."""
@@ -380,7 +390,7 @@ class Memories:
         return bool(changes)
 
     @contextlib.contextmanager
-    def changed_replaced(self, other: Callable[[object, str], object]) -> Iterator[Replaced]:
+    def changed_replaced(self, replacement: Callable[[object, str], object]) -> Iterator[Replaced]:
         """Inside, something else is in the place of plain values that have changed in objects, containers,
         variables of functions, classes and files, and lists that have grown are much longer.
 
@@ -388,14 +398,14 @@ class Memories:
             other: gives it, for who holds the value and by which name.
         """
         with contextlib.ExitStack() as undo:
-            found = [replace_plain(memory, other, undo) for memory in self._changed()]
+            replaced = [replace_plain(memory, replacement, undo) for memory in self._changed()]
             for names in self._names:
                 for name, value, old in list(_others(names)):
                     if is_plain_other(value, old):
                         undo.callback(setattr, names.holder, name, value)
-                        setattr(names.holder, name, other(names.holder, name))
-                        found.append((True, True))
-            yield Replaced(any(is_some for is_some, _ in found), all(is_all for _, is_all in found))
+                        setattr(names.holder, name, replacement(names.holder, name))
+                        replaced.append((True, True))
+            yield Replaced(any(is_some for is_some, _ in replaced), all(is_all for _, is_all in replaced))
 
     def restore(self) -> None:
         """Let them hold what they held; those of classes and files where they have got tensors or plain
@@ -420,32 +430,34 @@ class Memories:
         if id(holder) in self._named_by:
             return
         self._named_by.add(id(holder))
-        own = settled_module_name(holder.__name__)
+        holder_name = settled_module_name(holder.__name__)
         kept = dict(names) if named is None else _named_in(names, named)
-        self._names.append(Memory(holder, (own,), kept, is_own=False, by_names=True, named=named))
+        self._names.append(Memory(holder, (holder_name,), kept, is_own=False, by_names=True, named=named))
         others: Iterable[tuple[str, Any]] = kept.items()
         if named is None:
-            empty, others = names_that_keep_nothing().of(holder, own, kept)
+            empty, others = names_that_keep_nothing().of(holder, holder_name, kept)
             for file in [file for file in empty.functions if file in self._files]:
                 self._look_into_functions(empty.functions[file])
-            for cls in [cls for file, found in empty.classes.items() if file in self._files for cls in found]:
+            for cls in [
+                cls for file, classes in empty.classes.items() if file in self._files for cls in classes
+            ]:
                 self._look_into_names(cls, vars(cls))
         for name, value in others:
             if isinstance(value, Tensor):
-                self._named_tensors.append((f"{own}.{name}", value))
+                self._named_tensors.append((f"{holder_name}.{name}", value))
             function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
             if isinstance(function, functools._lru_cache_wrapper):
                 self._remembering[id(function)] = (function, function.cache_info().currsize)
             elif not name.startswith("__") or isinstance(function, types.FunctionType):
-                self._look(function, (own, f".{name}"), _DEPTH, is_own=False)
+                self._look(function, (holder_name, f".{name}"), _DEPTH, is_own=False)
 
     def _look_into_functions(self, functions: FunctionsHeld) -> None:
         """Look at functions that have neither defaults nor variables around them: at their attributes."""
         self._functions.append(functions)
         if any(map(vars, functions.functions)):
-            for each, path in functions.with_paths():
-                if vars(each):
-                    self._look_into_function(each, path, _DEPTH, is_own=False)
+            for function, path in functions.with_paths():
+                if vars(function):
+                    self._look_into_function(function, path, _DEPTH, is_own=False)
 
     def _look(self, value: Any, path: tuple[str, ...], depth: int, *, is_own: bool) -> None:
         if depth == 0 or value is None or isinstance(value, PLAIN):
@@ -465,20 +477,20 @@ class Memories:
                 if isinstance(value, types.MethodType)
                 else bound_arguments(value)
             )
-            for each in held:
-                self._look(each, path, depth, is_own=is_own)
+            for bound in held:
+                self._look(bound, path, depth, is_own=is_own)
         elif isinstance(value, nn.Module):
             if is_own and id(value) not in self._parts:
                 name = "self." + "".join(path)
                 hidden = [part for part in value.modules() if id(part) not in self._parts]
-                tensors = [each for part in hidden for each in _tensors_of(part)]
+                tensors = [tensor for part in hidden for tensor in _tensors_of(part)]
                 self._hidden += [(name, tensor) for tensor in tensors]
             if is_own and id(value) not in self._parts and _is_of(type(value), None):
                 kept = self._keep(value, path, is_own=is_own, by_names=True)
                 self._look_inside(kept, path, depth, ".{}", is_own=is_own)
         elif type(value) is tuple:
-            for number, each in enumerate(value[:MOST_ENTRIES]):
-                self._look(each, (*path, f"[{number}]"), depth - 1, is_own=is_own)
+            for number, entry in enumerate(value[:MOST_ENTRIES]):
+                self._look(entry, (*path, f"[{number}]"), depth - 1, is_own=is_own)
         elif isinstance(value, contextvars.ContextVar):
             self._keep(value, path, is_own=is_own)
             self._look(value_of_variable(value), path, depth - 1, is_own=is_own)
@@ -521,9 +533,9 @@ class Memories:
 
     def _look_inside(self, kept: Any, path: tuple[str, ...], depth: int, how: str, *, is_own: bool) -> None:
         if depth > 1 and len(kept) <= MOST_ENTRIES:
-            for key, each in kept.items() if isinstance(kept, dict) else enumerate(kept):
-                if type(each) not in PLAIN and each is not None:
-                    self._look(each, (*path, how.format(key)), depth - 1, is_own=is_own)
+            for key, entry in kept.items() if isinstance(kept, dict) else enumerate(kept):
+                if type(entry) not in PLAIN and entry is not None:
+                    self._look(entry, (*path, how.format(key)), depth - 1, is_own=is_own)
 
 
 def _of_bare(attributes: dict[str, Any], path: tuple[str, ...], is_own: bool) -> Memory:
@@ -541,7 +553,7 @@ def _set_name(holder: Any, name: str, value: Any) -> Callable[[], object]:
 def _tensors_of(module: nn.Module) -> list[Tensor]:
     """The parameters and buffers of a module itself."""
     held = (*module._parameters.values(), *module._buffers.values())
-    return [each for each in held if each is not None]
+    return [tensor for tensor in held if tensor is not None]
 
 
 def _read_by(modules: Iterable[nn.Module]) -> Reads:
@@ -555,10 +567,10 @@ def _read_by(modules: Iterable[nn.Module]) -> Reads:
 
 def _files_of(reads: Reads) -> Iterator[tuple[types.ModuleType, set[str]]]:
     """The Python modules whose names code has, with these names."""
-    found: dict[int, tuple[dict[str, Any], set[str]]] = {}
+    names_by_file: dict[int, tuple[dict[str, Any], set[str]]] = {}
     for around, name in reads.globals.values():
-        found.setdefault(id(around), (around, set()))[1].add(name)
-    for around, names in found.values():
+        names_by_file.setdefault(id(around), (around, set()))[1].add(name)
+    for around, names in names_by_file.values():
         file = sys.modules.get(str(around.get("__name__")))
         if file is not None and vars(file) is around:
             yield file, names
@@ -617,7 +629,7 @@ def _classes(modules: Iterable[nn.Module]) -> list[type]:
 
 @contextlib.contextmanager
 def noted_by_hooks_of_forward_replaced(
-    operator: nn.Module, root: nn.Module, other: Callable[[object, str], object]
+    operator: nn.Module, root: nn.Module, replacement: Callable[[object, str], object]
 ) -> Iterator[list[str]]:
     """At the end, something else stays in the place of plain values that forward's own hooks of an operator
     have noted meanwhile, as they may be run less or more often than in a step. Gives what they are called.
@@ -625,7 +637,7 @@ def noted_by_hooks_of_forward_replaced(
     seen = Memories.of_hooks_of_forward(operator, root)
     names: list[str] = []
     yield names
-    names += seen.replace_plain(other)
+    names += seen.replace_plain(replacement)
 
 
 def _compare(before: _Part, changes: Changes) -> None:

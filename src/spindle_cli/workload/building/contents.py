@@ -261,29 +261,33 @@ class _Empties:
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[Any, _Empty] = weakref.WeakKeyDictionary()
 
-    def of(self, holder: Any, own: str, held: dict[str, Any]) -> tuple[_Empty, list[tuple[str, Any]]]:
+    def of(self, holder: Any, holder_name: str, held: dict[str, Any]) -> tuple[_Empty, list[tuple[str, Any]]]:
         """What of `held`, which a class or file called `own` holds, keeps nothing; and the rest."""
-        known = self._known.get(holder)
-        if known is not None:
-            get = known.values.get
+        empty = self._known.get(holder)
+        if empty is not None:
+            get = empty.values.get
             others = [(name, value) for name, value in held.items() if get(name, MISSING) is not value]
-            if len(others) + len(known.values) == len(held) and not any(_keeps_nothing(v) for _, v in others):
-                return known, others
+            if len(others) + len(empty.values) == len(held) and not any(_keeps_nothing(v) for _, v in others):
+                return empty, others
         values = {name: value for name, value in held.items() if _keeps_nothing(value)}
         functions: dict[str, list[tuple[types.FunctionType, tuple[str, ...]]]] = {}
         classes: dict[str, list[type]] = {}
         for name, value in values.items():
             function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
             if isinstance(function, types.FunctionType):
-                functions.setdefault(function.__module__ or "", []).append((function, (own, f".{name}")))
+                functions.setdefault(function.__module__ or "", []).append(
+                    (function, (holder_name, f".{name}"))
+                )
             elif isinstance(value, type):
                 classes.setdefault(value.__module__ or "", []).append(value)
         by_file = {
-            file: FunctionsHeld(tuple(each for each, _ in found), tuple(path for _, path in found))
-            for file, found in functions.items()
+            file: FunctionsHeld(
+                tuple(function for function, _ in with_paths), tuple(path for _, path in with_paths)
+            )
+            for file, with_paths in functions.items()
         }
-        known = self._known[holder] = _Empty(values, by_file, classes)
-        return known, [(name, value) for name, value in held.items() if name not in values]
+        empty = self._known[holder] = _Empty(values, by_file, classes)
+        return empty, [(name, value) for name, value in held.items() if name not in values]
 
 
 @functools.cache
@@ -307,7 +311,7 @@ def _keeps_nothing(value: Any) -> bool:
 
 def replace_plain(
     memory: Memory,
-    other: Callable[[object, str], object],
+    replacement: Callable[[object, str], object],
     undo: contextlib.ExitStack,
     most: int = MOST_ENTRIES,
 ) -> tuple[bool, bool]:
@@ -320,20 +324,20 @@ def replace_plain(
         is_some = is_plain_other(held[0], kept[0])
         if is_some:
             undo.callback(_set_variable, holder, held[0])
-            _set_variable(holder, other(holder, last_name(memory.name)))
+            _set_variable(holder, replacement(holder, last_name(memory.name)))
         return is_some, True
     kind = container_of(holder)
     if memory.by_names or isinstance(held, dict):
         fields: Any = attributes_of(holder) if memory.by_names else holder
         changed = {key: value for key, value in held.items() if is_plain_other(value, kept.get(key))}
         undo.callback(fields.update, changed)
-        fields.update({key: other(holder, str(key)) for key in changed})
+        fields.update({key: replacement(holder, str(key)) for key in changed})
         return bool(changed), memory.by_names or held.keys() == kept.keys()
     if kind not in (list, deque) or len(held) < len(kept):
         return False, is_as_before(held, kept)
     before = kept + [MISSING] * (len(held) - len(kept))
     is_plain = [is_plain_other(*pair) for pair in zip(held, before, strict=True)]
-    more = [other(holder, last_name(memory.name)) if is_plain[n] else held[n] for n in range(len(held))]
+    more = [replacement(holder, last_name(memory.name)) if is_plain[n] else held[n] for n in range(len(held))]
     if len(held) > len(kept):
         more = more * most
     undo.callback(kind.extend, holder, held)
@@ -356,7 +360,7 @@ def is_other_container(value: Any, old: Any) -> bool:
 
 
 def _is_plain_inside(value: Any) -> bool:
-    return all(isinstance(each, PLAIN) for each in pytree.tree_leaves(value))
+    return all(isinstance(leaf, PLAIN) for leaf in pytree.tree_leaves(value))
 
 
 def value_of_variable(variable: types.CellType | contextvars.ContextVar[Any], nothing: Any = None) -> Any:
@@ -394,7 +398,7 @@ def _position(value: Any) -> str:
     if isinstance(value, types.GeneratorType):
         if (frame := value.gi_frame) is None:
             return "at its end"
-        return f"{frame.f_lasti} {[_told(each) for each in frame.f_locals.values()]}"
+        return f"{frame.f_lasti} {[_told(variable) for variable in frame.f_locals.values()]}"
     if isinstance(value, itertools.count | itertools.repeat):
         return repr(value)
     if (left := getattr(value, "__length_hint__", None)) is not None:
@@ -403,7 +407,7 @@ def _position(value: Any) -> str:
         return type(value).__name__
     # Of those that go through others (zip, enumerate, itertools.cycle): how far these have come.
     parts = [part for part in value.__reduce__()[1:] if isinstance(part, tuple)]
-    return f"{[_told(each) for part in parts for each in part]}"
+    return f"{[_told(inner) for part in parts for inner in part]}"
 
 
 def _told(value: Any) -> str:
@@ -451,11 +455,11 @@ def is_as_before(held: Any, kept: Any) -> bool:
         if all(map(operator.is_, held, kept)) and all(map(operator.is_, held.values(), kept.values())):
             return True
         return all(
-            _is(key, known) and _is(value, old)
-            for (key, value), (known, old) in zip(held.items(), kept.items(), strict=True)
+            _is(key, old_key) and _is(value, old)
+            for (key, value), (old_key, old) in zip(held.items(), kept.items(), strict=True)
         )
     return bool(held == kept) if isinstance(kept, set) else all(map(_is, held, kept))
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other or (type(one) is type(other) and isinstance(one, PLAIN) and one == other)
+def _is(first: object, second: object) -> bool:
+    return first is second or (type(first) is type(second) and isinstance(first, PLAIN) and first == second)

@@ -97,8 +97,8 @@ class _RealWhileInitialised(TorchFunctionMode):
         if func == _SET and isinstance(args[2], int | float) and self._births.ranged.has(args[0]):
             # Its number would be on the meta device, too.
             return func(args[0], args[1], torch.tensor(args[2], dtype=args[0].dtype, device="cpu"))
-        asked = func == _IS_META and func(args[0]) and _called_by_init()
-        if not asked or not self._births.dropped.has(args[0]):
+        asks_is_meta = func == _IS_META and func(args[0]) and _called_by_init()
+        if not asks_is_meta or not self._births.dropped.has(args[0]):
             return func(*args, **(kwargs or {}))
         self.give_back()
         tensor = args[0]

@@ -60,10 +60,12 @@ class HandedOut:
         """Take it that a task's module is built: arrays over its memory are read-only from here on, and it is
         known where that is. `prefix`: its name in the task.
         """
-        self._memories = [each for each in self._memories if not each[1].expired()]
-        self._read_only = [each for each in self._read_only if each[1]() is not None]
+        self._memories = [memory for memory in self._memories if not memory[1].expired()]
+        self._read_only = [
+            array_read_only for array_read_only in self._read_only if array_read_only[1]() is not None
+        ]
         reference: Any = StorageWeakRef  # torch gives it no types
-        arrays = [array for each in self._arrays if (array := each()) is not None]
+        arrays = [array for array_reference in self._arrays if (array := array_reference()) is not None]
         self._arrays = [weakref.ref(array) for array in arrays]
         tensors = (
             *(("parameter", *named) for named in module.named_parameters(prefix)),
@@ -113,11 +115,11 @@ def noting_arrays() -> Iterator[None]:
     In the place of torch's method, and not by a mode, in which torch draws numbers otherwise.
     """
     tensors: Any = Tensor
-    own, is_own = tensors.numpy, "numpy" in vars(tensors)
+    torch_numpy, is_redefined = tensors.numpy, "numpy" in vars(tensors)
 
-    @wraps(own)
+    @wraps(torch_numpy)
     def numpy(self: Tensor, *args: Any, **kwargs: Any) -> Array:
-        made: Array = own(self, *args, **kwargs)
+        made: Array = torch_numpy(self, *args, **kwargs)
         handed_out().note(made)
         return made
 
@@ -125,8 +127,8 @@ def noting_arrays() -> Iterator[None]:
     try:
         yield
     finally:
-        if is_own:
-            tensors.numpy = own
+        if is_redefined:
+            tensors.numpy = torch_numpy
         else:
             del tensors.numpy
 

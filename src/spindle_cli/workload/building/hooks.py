@@ -24,8 +24,8 @@ def _is_of_spindle(hook: Any) -> bool:
 
 def is_of_forward(module: nn.Module, name: str, number: int) -> bool:
     """Whether a hook is one of those that `hooks_of_forward_left_alone` leaves alone."""
-    known: Collection[tuple[int, str, int]] | None = getattr(_forward, "hooks", None)
-    return known is not None and (id(module), name, number) not in known
+    set_before: Collection[tuple[int, str, int]] | None = getattr(_forward, "hooks", None)
+    return set_before is not None and (id(module), name, number) not in set_before
 
 
 def hooks_of(module: nn.Module) -> dict[str, dict[int, Any]]:
@@ -47,13 +47,13 @@ def hooks_of_forward_left_alone(root: nn.Module) -> Iterator[None]:
     """Inside, what hooks note stays noted where forward itself has set them by now: forward goes on with it
     when a layer was looked at in the midst of it, and is to meet the stand-ins there.
     """
-    known = {
+    set_before = {
         (id(module), name, number)
         for module in root.modules()
         for name, hooks in hooks_of(module).items()
         for number in hooks
     }
-    with _looked_into(known):
+    with _looked_into(set_before):
         yield
 
 

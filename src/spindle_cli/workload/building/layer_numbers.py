@@ -53,10 +53,10 @@ class Findings(Generic[T]):
                 return self.known[text]
         if module is not None and texts[0] != texts[1]:
             with contextlib.suppress(Exception), _noticing(module) as noticed:
-                found = find()
-                if not noticed.looked and holds(found):
-                    self.known[texts[0]] = found
-                    return found
+                finding = find()
+                if not noticed.looked and holds(finding):
+                    self.known[texts[0]] = finding
+                    return finding
         self.known[texts[1]] = find()
         return self.known[texts[1]]
 

@@ -60,11 +60,11 @@ def load(source: str, *, relative_to: Path | None = None) -> LoadedWorkload:
             that cannot be read or does not fit.
         WorkloadError: the function fails, or what it returns is not a valid workload.
     """
-    found = resolve(source, relative_to=relative_to)
-    workload = build(found)
-    initial = find_initial(found.init_from, workload)
+    resolved = resolve(source, relative_to=relative_to)
+    workload = build(resolved)
+    initial = find_initial(resolved.init_from, workload)
     fill_whole(initial, workload, where=lambda _: True)
-    return LoadedWorkload(workload, found.train, source, initial=initial)
+    return LoadedWorkload(workload, resolved.train, source, initial=initial)
 
 
 def build(source: Source) -> Workload:
@@ -98,7 +98,7 @@ _built: list[tuple[str, str, str, weakref.ref[nn.Module]]] = []
 
 
 def _remember(workload: Workload, source: str) -> None:
-    _built[:] = [each for each in _built if each[-1]() is not None]
+    _built[:] = [built for built in _built if built[-1]() is not None]
     for task, name, module in modules_of(workload):
         _built.append((source, task, name, weakref.ref(module)))
         handed_out().end_of_build(task, name, module)
@@ -119,8 +119,8 @@ def built_modules(source: str) -> list[tuple[str, str, nn.Module]]:
     """The modules of all builds of a workload in this process that somebody still holds, with their tasks and
     names.
     """
-    found = [(task, name, module()) for text, task, name, module in _built if text == source]
-    return [(task, name, module) for task, name, module in found if module is not None]
+    modules = [(task, name, module()) for text, task, name, module in _built if text == source]
+    return [(task, name, module) for task, name, module in modules if module is not None]
 
 
 def as_on_an_island(workload: Workload, train: TrainSettings, where: str) -> Workload:
@@ -133,13 +133,13 @@ def as_on_an_island(workload: Workload, train: TrainSettings, where: str) -> Wor
     Raises:
         WorkloadError: a batch cannot be divided, or a task cannot be trained so.
     """
-    asked = train.local_sgd
-    if asked is None:
+    local_sgd = train.local_sgd
+    if local_sgd is None:
         return workload
     tasks = []
     for task in workload.tasks:
-        _require_divisible(task, train, asked.islands, where)
-        tasks.append(replace(task, batch_size=task.batch_size // asked.islands))
+        _require_divisible(task, train, local_sgd.islands, where)
+        tasks.append(replace(task, batch_size=task.batch_size // local_sgd.islands))
     return replace(workload, tasks=tasks)
 
 
@@ -186,8 +186,8 @@ class Dropped:
         """Whether a tensor would be real in a full build."""
         if not tensor.is_meta:
             return False
-        found = self._storages.get(tensor.untyped_storage()._cdata)
-        return found is not None and not found.expired()
+        storage = self._storages.get(tensor.untyped_storage()._cdata)
+        return storage is not None and not storage.expired()
 
 
 @dataclass
@@ -250,20 +250,20 @@ def load_abstract(
     Raises:
         InputError, WorkloadError: as `load` does.
     """
-    found = resolve(source, relative_to=relative_to)
+    resolved = resolve(source, relative_to=relative_to)
     births = Births()
     try:
         with parameters_born(births, keep=lambda _: False):
-            workload = build(found)
+            workload = build(resolved)
     except WorkloadError:
-        workload = build(found)
+        workload = build(resolved)
         for task in workload.all_tasks:
             for module in _modules(task):
                 drop(module.parameters())
     initial = InitialValues()
     if reads_initial or workload.evaluated:
-        initial = find_initial(found.init_from, workload)
-    return LoadedWorkload(workload, found.train, source, initial=initial)
+        initial = find_initial(resolved.init_from, workload)
+    return LoadedWorkload(workload, resolved.train, source, initial=initial)
 
 
 def _modules(task: Any) -> list[nn.Module]:
@@ -334,8 +334,8 @@ def parameters_born(births: Births, keep: Callable[[int], bool]) -> Iterator[Non
 
     def noted_copy(self: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
         if id(self) in memo:
-            known: nn.Parameter = memo[id(self)]
-            return known
+            copied_before: nn.Parameter = memo[id(self)]
+            return copied_before
         copied: nn.Parameter = copy(self, memo)
         note(copied, births.numbers.get(id(self)))
         return copied

@@ -119,7 +119,7 @@ class Ranged:
         if (entry.size, entry.stride) != (parameter.shape, parameter.stride()):
             raise self._refusal("another shape")
         self._let_go(entry)
-        self._real = [each for each in self._real if each is not entry]
+        self._real = [real for real in self._real if real is not entry]
         return tuple(
             OwnValues(part, values, entry.fingerprint)
             for part, values in zip(entry.parts, entry.values or (), strict=True)
@@ -140,9 +140,11 @@ class Ranged:
         if any(_is_meta(tensor) and not self.has(tensor) for tensor in given):
             raise self._refusal(name)
         self._keep_real([entry for tensor in given if (entry := self._entry_of(tensor)) is not None])
-        read = [each for each in given if name not in _FILLING or each is not written[0]]
-        false = [each for each in read if (entry := self._entry_of(each)) is not None and not entry.is_true]
-        metas = {id(each): each for each in read if _is_meta(each)}
+        read = [tensor for tensor in given if name not in _FILLING or tensor is not written[0]]
+        false = [
+            tensor for tensor in read if (entry := self._entry_of(tensor)) is not None and not entry.is_true
+        ]
+        metas = {id(tensor): tensor for tensor in read if _is_meta(tensor)}
         is_alone = len(metas) == 1 and _is_of_each_element(func, name)
         if name in _COPIES or (false and is_alone and not written):
             if len(metas) != 1:
@@ -175,10 +177,10 @@ class Ranged:
             raise self._refusal(func._schema.name)
         meta = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device="meta")
         whole = made.as_strided((_extent(made),), (1,), 0)
-        own = _Entry(made.shape, made.stride(), made.dtype, whole.numel(), entry.parts, None, whole)
-        own.is_true = entry.is_true
-        self._note(meta, own)
-        self._keep_real([own])
+        derived = _Entry(made.shape, made.stride(), made.dtype, whole.numel(), entry.parts, None, whole)
+        derived.is_true = entry.is_true
+        self._note(meta, derived)
+        self._keep_real([derived])
         return meta
 
     def _refusal(self, what: str) -> RangesOnlyError:
@@ -203,11 +205,11 @@ class Ranged:
     def _keep_real(self, needed: Iterable[_Entry]) -> None:
         """Have stand-ins of these, and of no others but one."""
         now = list({id(entry): entry for entry in needed}.values())
-        others = [entry for entry in self._real if not any(entry is each for each in now)]
+        others = [entry for entry in self._real if not any(entry is needed_now for needed_now in now)]
         kept = others[-1:] if len(now) < _AT_ONCE else []
-        for other in others:
-            if not any(other is each for each in kept):
-                self._let_go(other)
+        for unneeded in others:
+            if not any(unneeded is still_kept for still_kept in kept):
+                self._let_go(unneeded)
         for entry in now:
             entry.fetch()
         self._real = [*kept, *now]

@@ -52,20 +52,20 @@ def uncompile(workload: Workload) -> tuple[str, ...]:
     """Put modules that were compiled in the places of what torch.compile has made of them, in all of a
     workload; what is so left uncompiled, by its name, functions in the modules' files among it.
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     seen: dict[nn.Module, nn.Module] = {}
 
     def plain(module: Any) -> Any:
         if not isinstance(module, nn.Module):
             return module
         if module not in seen:
-            own = _original(module)
-            seen[module] = seen[own] = own
-            if own is not module or own._compiled_call_impl is not None:
-                found[type(own).__name__] = None
-                own._compiled_call_impl = None
-            for name, part in own._modules.items():
-                own._modules[name] = plain(part)
+            original = _original(module)
+            seen[module] = seen[original] = original
+            if original is not module or original._compiled_call_impl is not None:
+                names[type(original).__name__] = None
+                original._compiled_call_impl = None
+            for name, part in original._modules.items():
+                original._modules[name] = plain(part)
         return seen[module]
 
     for task in workload.all_tasks:
@@ -73,23 +73,23 @@ def uncompile(workload: Workload) -> tuple[str, ...]:
             flow.producer, flow.consumer = plain(flow.producer), plain(flow.consumer)
         if isinstance(task, Task):
             task.module = plain(task.module)
-    for each in (*workload.constraints, *workload.follows):
+    for setting in (*workload.constraints, *workload.follows):
         for name in ("of", "slow", "fast"):
-            if hasattr(each, name):
-                setattr(each, name, plain(getattr(each, name)))
+            if hasattr(setting, name):
+                setattr(setting, name, plain(getattr(setting, name)))
     files = {sys.modules.get(base.__module__) for module in seen for base in type(module).__mro__}
     holders: list[Any] = [vars(file) for file in files if file is not None]
     holders += [vars(base) for module in seen for base in type(module).__mro__]
     for held in holders:
-        found |= {name: None for name, value in held.items() if _MARK in getattr(value, "__dict__", {})}
-    return tuple(sorted(found))
+        names |= {name: None for name, value in held.items() if _MARK in getattr(value, "__dict__", {})}
+    return tuple(sorted(names))
 
 
 def _original(module: nn.Module) -> nn.Module:
     """The module that torch.compile was given; of one that it has not made, itself."""
     is_made = type(module).__module__.startswith("torch._dynamo.")
-    own = module._modules.get("_orig_mod") if is_made else None
-    return module if own is None else _original(own)
+    inner = module._modules.get("_orig_mod") if is_made else None
+    return module if inner is None else _original(inner)
 
 
 def is_of_compiled(error: Exception) -> bool:

@@ -47,7 +47,10 @@ def _names_written(func: Any) -> dict[str, bool]:
     """The names of the arguments that an operation writes to: always, or only while it trains (False)."""
     schema = func._schema
     moving = _STATISTICS if schema.name.removeprefix("aten::") in _BATCH_NORMS else ()
-    marked = {each.name: bool(each.alias_info and each.alias_info.is_write) for each in schema.arguments}
+    marked = {
+        argument.name: bool(argument.alias_info and argument.alias_info.is_write)
+        for argument in schema.arguments
+    }
     return {name: is_marked for name, is_marked in marked.items() if is_marked or name in moving}
 
 
@@ -62,7 +65,7 @@ def overwritten_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if name in _BATCH_NORMS:
         return written
     out = [value for key, value in kwargs.items() if key in ("out", "out0", "out1", "out2")]
-    return [each for each in written if any(each is value for value in out)]
+    return [tensor for tensor in written if any(tensor is value for value in out)]
 
 
 class NotingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -84,7 +87,7 @@ class NotingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
                 self._written[memory] = tensor
         result = func(*args, **(kwargs or {}))
         if is_new(func):
-            self._made |= {memory_of(each) for each in pytree.tree_leaves(result) if isinstance(each, Tensor)}
+            self._made |= {memory_of(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)}
         return result
 
     def has(self, tensor: Tensor) -> bool:

@@ -47,7 +47,7 @@ class Holders:
     @classmethod
     def of(cls, workload: Workload) -> Holders:
         """Those of a built workload, whether its parameters are real or not."""
-        found, by_id = cls(), dict[int, str]()
+        holders, by_id = cls(), dict[int, str]()
         for task in workload.all_tasks:
             root = root_of(task)
             passing = _not_saved(root)
@@ -58,20 +58,20 @@ class Holders:
                 name = f"{task.name}.{dotted}"
                 if dotted in passing or is_lazy(tensor):
                     continue
-                known = by_id.setdefault(id(tensor), name)
-                found.tensors.setdefault(known, tensor)
-                found.canonical[name] = known
-        for name, known in list(found.canonical.items()):
-            found.canonical.setdefault(name.replace(_PEFT_STEP, "."), known)
-        return found
+                first_name = by_id.setdefault(id(tensor), name)
+                holders.tensors.setdefault(first_name, tensor)
+                holders.canonical[name] = first_name
+        for name, first_name in list(holders.canonical.items()):
+            holders.canonical.setdefault(name.replace(_PEFT_STEP, "."), first_name)
+        return holders
 
     @property
     def names(self) -> dict[str, list[str]]:
         """Canonical name -> all names of the same tensor."""
-        found: dict[str, list[str]] = {name: [] for name in self.tensors}
-        for name, known in self.canonical.items():
-            found[known].append(name)
-        return found
+        names: dict[str, list[str]] = {name: [] for name in self.tensors}
+        for name, canonical in self.canonical.items():
+            names[canonical].append(name)
+        return names
 
 
 def _not_saved(root: nn.Module) -> set[str]:
@@ -218,8 +218,8 @@ def refusal(
     return InputError("\n  ".join((head, *lines)), hint=_way_out(misfits))
 
 
-def _kind(what: str, each: Iterable[str]) -> Iterator[str]:
-    lines = list(each)
+def _kind(what: str, faults: Iterable[str]) -> Iterator[str]:
+    lines = list(faults)
     if lines:
         yield f"{what}:"
         yield from (f"  {line}" for line in lines[:SHOWN])
@@ -241,13 +241,15 @@ def _closest(name: str, others: list[str]) -> str:
     """The name that is most like this one, for people; nothing where none is."""
     parts = name.split(".")
 
-    def same_end(other: str) -> int:
-        pairs = zip(reversed(parts), reversed(other.split(".")), strict=False)
+    def same_end(candidate: str) -> int:
+        pairs = zip(reversed(parts), reversed(candidate.split(".")), strict=False)
         return next((count for count, (ours, theirs) in enumerate(pairs) if ours != theirs), len(parts))
 
     candidates = sorted(others, key=same_end, reverse=True)[:_COMPARED]
-    likeness = {other: SequenceMatcher(None, name, other, autojunk=False).ratio() for other in candidates}
-    best = max(likeness, key=lambda other: (same_end(other) > 0, likeness[other]), default=None)
+    likeness = {
+        candidate: SequenceMatcher(None, name, candidate, autojunk=False).ratio() for candidate in candidates
+    }
+    best = max(likeness, key=lambda candidate: (same_end(candidate) > 0, likeness[candidate]), default=None)
     return "" if best is None or likeness[best] < _LIKE_ENOUGH else f"; closest: {shown(best)}"
 
 
@@ -313,7 +315,7 @@ class InitialValues:
                 name, target, _ = parts[key]
                 target.copy_(values.to(self.dtypes[name]))  # a run may compute in other numbers than build's
 
-    def fill_own(self, own: Mapping[str, tuple[str, OwnValues]]) -> dict[str, OwnValues]:
+    def fill_own(self, parts: Mapping[str, tuple[str, OwnValues]]) -> dict[str, OwnValues]:
         """Fill parts of which only some elements are there, and give what then is there of each, where
         initial values are in a file, of which one part at a time is read.
 
@@ -325,12 +327,12 @@ class InitialValues:
         """
         wanted = {
             key: (self.places[name], values.part.ranges)
-            for key, (name, values) in own.items()
+            for key, (name, values) in parts.items()
             if name in self.places
         }
         filled = {}
         for key, box in read_parts(wanted):
-            name, values = own[key]
+            name, values = parts[key]
             values.values.copy_(values.part.in_box(box.to(self.dtypes[name])))
             filled[key] = replace(values, fingerprint=fingerprint(box))
         return filled
@@ -362,14 +364,16 @@ def find_initial(init_from: InitFrom, workload: Workload) -> InitialValues:
         there = tensors_in(init_from.path(index), init_from.place(index))
         taken = _taken(source, there, init_from.place(index))
         for name, target in _renamed(source, taken, init_from.place(index)).items():
-            known = None if target is None else holders.canonical.get(target)
-            if known is None:
+            canonical = None if target is None else holders.canonical.get(target)
+            if canonical is None:
                 misfits.left_over.append((index, name, target, there[name].shape))
-            elif known in found:
-                misfits.twice.append((known, (found[known][0], found[known][1].name), (index, name)))
+            elif canonical in found:
+                misfits.twice.append(
+                    (canonical, (found[canonical][0], found[canonical][1].name), (index, name))
+                )
             else:
-                found[known] = index, there[name]
-                _require_fit(misfits, known, holders.tensors[known], there[name], source)
+                found[canonical] = index, there[name]
+                _require_fit(misfits, canonical, holders.tensors[canonical], there[name], source)
     new = tuple(name for name in holders.tensors if name not in found)
     allowed, names = _may_be_missing(init_from, holders), holders.names
     misfits.missing.extend(
@@ -413,8 +417,8 @@ def _taken(source: InitSource, names: Mapping[str, TensorPlace], place: str) -> 
     return [
         name
         for name in names
-        if (only is None or any(each.matches(name) for each in only))
-        and not any(each.matches(name) for each in skip)
+        if (only is None or any(pattern.matches(name) for pattern in only))
+        and not any(pattern.matches(name) for pattern in skip)
     ]
 
 

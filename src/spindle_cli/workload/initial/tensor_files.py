@@ -70,7 +70,7 @@ def _in_folder(folder: Path, where: str) -> dict[str, TensorPlace]:
         return _in_shards(index, where)
     if single:
         return _in_file(folder / single[0], where)
-    pickles = sorted(each.name for each in folder.iterdir() if each.suffix in _PICKLES)
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
     if pickles:
         _require_no_pickle(folder / pickles[0], where)
     raise InputError(
@@ -101,7 +101,7 @@ def _in_shards(index: Path, where: str) -> dict[str, TensorPlace]:
         if not isinstance(name, str) or not isinstance(file, str) or Path(file).name != file:
             raise InputError(f"{index}: weight_map.{shown(name)}: {shown(file)} is no file beside the index")
         names.setdefault(file, []).append(name)
-    found: dict[str, TensorPlace] = {}
+    places: dict[str, TensorPlace] = {}
     for file, expected in names.items():
         path = index.parent / file
         _require_no_pickle(path, where)
@@ -109,8 +109,8 @@ def _in_shards(index: Path, where: str) -> dict[str, TensorPlace]:
             raise InputError(f"{index}: {file} is missing, which has {len(expected)} of the tensors")
         there = _in_file(path, where)
         _require_same_names(index, file, expected, there)
-        found.update(there)
-    return found
+        places.update(there)
+    return places
 
 
 def _require_same_names(index: Path, file: str, expected: Iterable[str], there: Iterable[str]) -> None:
@@ -126,16 +126,16 @@ def _require_same_names(index: Path, file: str, expected: Iterable[str], there: 
 
 def _in_file(path: Path, where: str) -> dict[str, TensorPlace]:
     with _opened(path) as file:
-        found: dict[str, TensorPlace] = {}
+        places: dict[str, TensorPlace] = {}
         for name in file.keys():  # noqa: SIM118 - no mapping
             part = file.get_slice(name)
             code = part.get_dtype()
             if code not in _TORCH_DTYPES:
                 raise InputError(f"{where}: {shown(name)} has numbers of type {code}, which is not known")
-            found[name] = TensorPlace(path, name, tuple(part.get_shape()), _TORCH_DTYPES[code])
-    if not found:
+            places[name] = TensorPlace(path, name, tuple(part.get_shape()), _TORCH_DTYPES[code])
+    if not places:
         raise InputError(f"{where}: there are no tensors in {path.name}")
-    return found
+    return places
 
 
 @contextmanager
@@ -168,9 +168,9 @@ def read_parts(wanted: Mapping[str, tuple[TensorPlace, Ranges]]) -> Iterator[tup
 
 
 def _box(file: Any, place: TensorPlace, ranges: Ranges) -> Tensor:
-    found: Tensor
+    values: Tensor
     if ranges is None or not ranges:
-        found = file.get_tensor(place.name)
+        values = file.get_tensor(place.name)
     else:
-        found = file.get_slice(place.name)[tuple(slice(first, last) for first, last in ranges)]
-    return found
+        values = file.get_slice(place.name)[tuple(slice(first, last) for first, last in ranges)]
+    return values

@@ -62,10 +62,10 @@ class LoaderSettings(_OnlyKnown):
 
     def of(self, task: str) -> Loading:
         """A task's."""
-        own = self.tasks.get(task, TaskLoader())
+        of_task = self.tasks.get(task, TaskLoader())
         return Loading(
-            self.workers if own.workers is None else own.workers,
-            self.prefetch if own.prefetch is None else own.prefetch,
+            self.workers if of_task.workers is None else of_task.workers,
+            self.prefetch if of_task.prefetch is None else of_task.prefetch,
         )
 
     def require_known(self, tasks: Iterable[str], where: str) -> None:
@@ -74,12 +74,12 @@ class LoaderSettings(_OnlyKnown):
         Raises:
             InputError: naming it.
         """
-        known = tuple(tasks)
+        task_names = tuple(tasks)
         for name in self.tasks:
-            if name not in known:
+            if name not in task_names:
                 raise InputError(
                     f"{where}: train.loader.tasks has {shown(name)}, and the workload has no such task",
-                    hint=f"Its tasks are {', '.join(known)}.",
+                    hint=f"Its tasks are {', '.join(task_names)}.",
                 )
 
 
@@ -167,7 +167,7 @@ class TaskLengths(Model):
         """For people."""
         sizes = {name: _sizes(field.planned, field.varies) for name, field in self.fields.items()}
         shown = " and ".join(
-            f"{size} ({', '.join(name for name, each in sizes.items() if each == size)})"
+            f"{size} ({', '.join(name for name, field_size in sizes.items() if field_size == size)})"
             for size in dict.fromkeys(sizes.values())
         )
         which = "the longest" if self.percentile == LONGEST else f"percentile {self.percentile:g}"

@@ -93,13 +93,13 @@ class LocalSgd(Model):
         return 2.0 if self.outer.momentum else 1.0
 
 
-def require_with_islands(asked: LocalSgd, train: dict[str, Any]) -> None:
+def require_with_islands(local_sgd: LocalSgd, train: dict[str, Any]) -> None:
     """Refuse the train settings, by their keys, that say nothing of islands, or count steps otherwise.
 
     Raises:
         ValueError: naming the setting.
     """
-    every = asked.every
+    every = local_sgd.every
     for key in ("steps", "eval_every"):
         count = train[key]
         if count is not None and count % every:

@@ -141,18 +141,18 @@ class SetsFault:
     """What is wrong with some sets of tasks. `tasks`: of the set; none: of all together."""
 
     tasks: tuple[str, ...]
-    found: str
+    value: str
     expected: str
 
 
 def faults_of_sets(sets: Sequence[TaskShare], tasks: Collection[str]) -> Iterator[SetsFault]:
     """Tasks that are not there, and shares that do not make up all steps. `tasks`: that there are."""
-    for each in sets:
-        unknown = [task for task in each.tasks if task not in tasks]
+    for task_share in sets:
+        unknown = [task for task in task_share.tasks if task not in tasks]
         if unknown:
-            known = ", ".join(sorted(tasks))
-            yield SetsFault(each.tasks, f"{shown(unknown[0])} is no task", f"one of {known}")
-    total = sum(each.share for each in sets)
+            names = ", ".join(sorted(tasks))
+            yield SetsFault(task_share.tasks, f"{shown(unknown[0])} is no task", f"one of {names}")
+    total = sum(task_share.share for task_share in sets)
     if abs(total - 1) > SHARES_SLACK:
         yield SetsFault((), f"the shares add up to {total:.6g}", "1")
 
@@ -165,7 +165,7 @@ def require_sound(sets: Sequence[TaskShare], tasks: Collection[str]) -> None:
     """
     require_told_apart(sets)
     for fault in faults_of_sets(sets, tasks):
-        raise ValueError(f"task_sets: {fault.found}; expected {fault.expected}")
+        raise ValueError(f"task_sets: {fault.value}; expected {fault.expected}")
 
 
 def require_told_apart(sets: Sequence[TaskShare]) -> None:
@@ -174,7 +174,7 @@ def require_told_apart(sets: Sequence[TaskShare]) -> None:
     Raises:
         ValueError: for a validator to hand on.
     """
-    known = [each.tasks for each in sets]
-    for tasks in known:
-        if known.count(tasks) > 1:
+    task_sets = [share.tasks for share in sets]
+    for tasks in task_sets:
+        if task_sets.count(tasks) > 1:
             raise ValueError(f"task_sets: {', '.join(tasks)} is there twice")

@@ -239,9 +239,9 @@ WeightPoints = Annotated[Points, Field(min_length=1), AfterValidator(_ascending)
 _BY_FUNCTION, _BY_POINTS = "<path>", "<points>"
 
 
-def _kind(asked: object) -> str:
+def _kind(schedule: object) -> str:
     """Which of the two is meant, so that a mistake in one is not also told as one in the other."""
-    return _BY_FUNCTION if isinstance(asked, str) else _BY_POINTS
+    return _BY_FUNCTION if isinstance(schedule, str) else _BY_POINTS
 
 
 # By task; or the import path of function(step) -> {task: weight}.
@@ -287,8 +287,8 @@ class Schedule(Model):
         Raises:
             ValueError: a list has another length.
         """
-        found = _of_group({"name": self.name, **self.arguments}, index, groups)
-        return Schedule.model_validate(found)
+        of_group = _of_group({"name": self.name, **self.arguments}, index, groups)
+        return Schedule.model_validate(of_group)
 
 
 def _of_group(said: Mapping[str, Any], index: int, groups: Sequence[str | None]) -> dict[str, Any]:
