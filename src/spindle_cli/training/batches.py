@@ -173,8 +173,8 @@ class Batches:
             # A list of so many numbers would take nine times as much memory, on every rank.
             order = self._order = epoch, whole.astype(np.int32) if self.num_samples < 2**31 else whole
         first = position * self.task.batch_size
-        found: list[int] = order[1][first : first + self.task.batch_size].tolist()
-        return found
+        indices: list[int] = order[1][first : first + self.task.batch_size].tolist()
+        return indices
 
     def rows(
         self, step: int, first: int, last: int, fields: Collection[str] | None = None
@@ -211,8 +211,8 @@ class Batches:
             batch = {name: value[first:last] for name, value in whole.items()}
         elif self.task.collate is None:
             # What nobody reads need not be put into a batch; a collate of the user's may need all of it.
-            known = arguments_of(self.task)
-            only = fields if known is not None and known.are_fields else None
+            arguments = arguments_of(self.task)
+            only = fields if arguments is not None and arguments.are_fields else None
             with self._at(step, calls):
                 items = [_only(item, only) for item in self._items(step, rows, calls)]
             batch = collate(self.task, items, whole=only is None or not all(map(_has_names, items)))
@@ -293,10 +293,10 @@ class Batches:
 class SampleShapes:
     """The shapes of one sample of a task's fields, which all batches have."""
 
-    def __init__(self, task: str, known: Mapping[str, SampleShape] | None = None) -> None:
+    def __init__(self, task: str, profiled: Mapping[str, SampleShape] | None = None) -> None:
         """`known`: those that the task was profiled with; None for a size that differs."""
         self._task = task
-        self._known: dict[str, SampleShape] = dict(known or {})
+        self._known: dict[str, SampleShape] = dict(profiled or {})
 
     def require(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Take a batch's, by field.
@@ -305,9 +305,9 @@ class SampleShapes:
             WorkloadError: one has another shape than those before.
         """
         for name, shape in shapes.items():
-            known = self._known.setdefault(name, shape)
-            if not _fits(shape, known):
-                shown = tuple("any" if size is None else size for size in known)
+            expected = self._known.setdefault(name, shape)
+            if not _fits(shape, expected):
+                shown = tuple("any" if size is None else size for size in expected)
                 raise WorkloadError(
                     f"task {self._task!r}: field {name!r} has other shapes from batch to batch: "
                     f"({', '.join(map(str, shown))}{',' * (len(shown) == 1)}) and {shape} per sample",
@@ -317,9 +317,9 @@ class SampleShapes:
                 )
 
 
-def _fits(shape: tuple[int, ...], known: SampleShape) -> bool:
-    return len(shape) == len(known) and all(
-        size in (None, own) for own, size in zip(shape, known, strict=True)
+def _fits(shape: tuple[int, ...], expected: SampleShape) -> bool:
+    return len(shape) == len(expected) and all(
+        size in (None, length) for length, size in zip(shape, expected, strict=True)
     )
 
 
@@ -343,10 +343,10 @@ def samples_by_index(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
 
     def item(index: int) -> Any:
         try:
-            found = reads.call(partial(operator.getitem, task.dataset, index), 0, index)
+            sample = reads.call(partial(operator.getitem, task.dataset, index), 0, index)
         except Exception as error:  # code of the user's
             raise dataset_failure(task, f"sample {index}", error) from error
-        return filled(task.name, task.absent, found)
+        return filled(task.name, task.absent, sample)
 
     with Epochs(task, 0).at(0):
         items = [item(index) for index in range(min(count, num_samples(task)))]
@@ -375,15 +375,17 @@ def require_same(task: Task | FlowTask, read: Callable[[], dict[str, Tensor]]) -
     return batch
 
 
-def same_batch(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def same_batch(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     """Whether two batches have the same fields with the same values."""
-    return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+    return first.keys() == second.keys() and all(_is_same(first[name], second[name]) for name in first)
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
+def _is_same(first: Tensor, second: Tensor) -> bool:
+    if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+    return torch.equal(first, second) or bool(
+        ((first == second) | ((first != first) & (second != second))).all()
+    )
 
 
 def num_samples(task: Task | FlowTask) -> int:
@@ -405,16 +407,16 @@ def num_samples(task: Task | FlowTask) -> int:
         raise dataset_failure(task, "its length", error) from error
 
 
-def require_length(task: Task | FlowTask, epoch: int, known: int) -> None:
+def require_length(task: Task | FlowTask, epoch: int, expected: int) -> None:
     """Refuse a dataset that has another length in this epoch, which it was told of, than in its first.
 
     Raises:
         WorkloadError: it has.
     """
     count = len(task.dataset)
-    if count != known:
+    if count != expected:
         raise WorkloadError(
-            f"task {task.name!r}: the dataset has {count} samples after set_epoch({epoch}), and {known} "
+            f"task {task.name!r}: the dataset has {count} samples after set_epoch({epoch}), and {expected} "
             "after set_epoch(0): which samples a step takes could not be told from the step",
             hint="Let it have as many in every epoch (which ones these are may follow from the epoch), or "
             "give a stream (torch.utils.data.IterableDataset), each pass of which may have another length.",

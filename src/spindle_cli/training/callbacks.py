@@ -47,8 +47,8 @@ def find_callbacks(train: TrainSettings, source: str) -> tuple[Callable[[], Any]
         WorkloadError: the user's file fails while being imported.
     """
     return tuple(
-        partial(_make, function, asked.args, f"{source}: train.callbacks[{number}]")
-        for number, (asked, function) in enumerate(
+        partial(_make, function, setting.args, f"{source}: train.callbacks[{number}]")
+        for number, (setting, function) in enumerate(
             zip(train.callbacks, callback_classes(train, source), strict=True)
         )
     )
@@ -59,12 +59,12 @@ def callback_classes(train: TrainSettings, source: str) -> tuple[Callable[..., A
     folder = Path(source).parent if source.endswith((".yaml", ".yml", ".json")) else Path.cwd()
     return tuple(
         named_function(
-            _OWN.get(asked.callback, asked.callback),
+            _OWN.get(setting.callback, setting.callback),
             folder,
             where=f"{source}: train.callbacks[{number}]",
             wanted=_CALLBACK,
         )
-        for number, asked in enumerate(train.callbacks)
+        for number, setting in enumerate(train.callbacks)
     )
 
 

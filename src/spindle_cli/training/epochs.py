@@ -67,26 +67,26 @@ class Epochs:
             yield
             return
         with _lock:
-            for each in self.told:
-                if not self._knows(each, epoch):
-                    self._tell(each, epoch, may_draw=may_draw)
+            for data in self.told:
+                if not self._knows(data, epoch):
+                    self._tell(data, epoch, may_draw=may_draw)
             yield
 
     def begin(self, epoch: int) -> None:
         """Tell it whatever was told last: a pass begins; raises what set_epoch raises."""
         with _lock:
-            for each in self.told:
-                self._tell(each, epoch, may_draw=True)
+            for data in self.told:
+                self._tell(data, epoch, may_draw=True)
 
-    def _knows(self, each: Any, epoch: int) -> bool:
-        reference, last = _last_told.get(id(each), (None, None))
-        is_known = reference is not None and reference() is each
+    def _knows(self, data: Any, epoch: int) -> bool:
+        reference, last = _last_told.get(id(data), (None, None))
+        is_known = reference is not None and reference() is data
         return is_known and last in ((self._seed, epoch), (None, epoch))
 
-    def _tell(self, each: Any, epoch: int, *, may_draw: bool) -> None:
-        _last_told.pop(id(each), None)  # half told is not told
-        _own_epoch(each)
-        call = partial(each.set_epoch, epoch)
+    def _tell(self, data: Any, epoch: int, *, may_draw: bool) -> None:
+        _last_told.pop(id(data), None)  # half told is not told
+        _own_epoch(data)
+        call = partial(data.set_epoch, epoch)
         try:
             if may_draw:
                 self._calls.call(call, epoch)
@@ -94,11 +94,11 @@ class Epochs:
                 with no_draws():
                     call()
         except Exception as error:
-            error.add_note(f"in set_epoch({epoch}) of {type(each).__name__}")
+            error.add_note(f"in set_epoch({epoch}) of {type(data).__name__}")
             raise
         with suppress(TypeError):  # where there are no references, it is told anew each time
-            reference = weakref.ref(each, partial(_forget, id(each)))
-            _last_told[id(each)] = reference, (self._seed if self.draws else None, epoch)
+            reference = weakref.ref(data, partial(_forget, id(data)))
+            _last_told[id(data)] = reference, (self._seed if self.draws else None, epoch)
 
 
 def _own_epoch(dataset: Any) -> None:
@@ -115,7 +115,7 @@ def told_of(task: Task | FlowTask) -> tuple[Any, ...]:
     that has one, and what datasets that it holds have in their turn (torch's Subset and ConcatDataset have
     none); and a collate that has one.
     """
-    found: dict[int, Any] = {}
+    told: dict[int, Any] = {}
     seen: dict[int, Any] = {}
     waiting = [task.dataset]
     collates: Any = getattr(task.collate, "__self__", task.collate)
@@ -127,10 +127,10 @@ def told_of(task: Task | FlowTask) -> tuple[Any, ...]:
             continue
         seen[id(value)] = value
         if callable(getattr(value, "set_epoch", None)):
-            found[id(value)] = value
+            told[id(value)] = value
         else:
             waiting += _held_by(value)
-    return tuple(found.values())
+    return tuple(told.values())
 
 
 def _held_by(value: Any) -> Iterator[Any]:
@@ -143,7 +143,7 @@ def _held_by(value: Any) -> Iterator[Any]:
         # A list may have a million entries, of one class.
         wanted = {kind for kind in set(map(type, inner)) if _may_be_told(kind)}
         if wanted:
-            yield from (each for each in inner if type(each) in wanted)
+            yield from (entry for entry in inner if type(entry) in wanted)
 
 
 def _may_be_told(kind: type) -> bool:

@@ -82,10 +82,12 @@ class _Places:
         """
         return cls(torch.get_rng_state(), _memory_of_numpy(), random.getstate())
 
-    def is_same(self, other: _Places) -> bool:
+    def is_same(self, second: _Places) -> bool:
         """Whether nothing was drawn or seeded between the two."""
         return (
-            self.numpy == other.numpy and self.python == other.python and torch.equal(self.torch, other.torch)
+            self.numpy == second.numpy
+            and self.python == second.python
+            and torch.equal(self.torch, second.torch)
         )
 
 

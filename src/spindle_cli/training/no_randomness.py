@@ -90,18 +90,18 @@ _Form = tuple[tuple[bool, ...], Mapping[str, tuple[int, float | bool]]]
 def _forms(func: Any) -> tuple[_Form, ...]:
     """The forms of a function that take what chance depends on."""
     name = getattr(func, "__name__", "")
-    found: list[_Form] = []
+    forms: list[_Form] = []
     if isinstance(func, FunctionType):
         names: list[str] = []
         with contextlib.suppress(ValueError):  # it is around a function of C, as x ** y is
             names = list(inspect.signature(func).parameters)
-        found.append(((), _places(name, names)))
+        forms.append(((), _places(name, names)))
     else:
         for schema in _schemas(func, name):
             names = [argument.name for argument in schema.arguments]
             lists = tuple(isinstance(argument.type, torch.ListType) for argument in schema.arguments)
-            found.append((lists, _places(schema.name, names)))
-    return tuple(form for form in found if form[1])
+            forms.append((lists, _places(schema.name, names)))
+    return tuple(form for form in forms if form[1])
 
 
 def _schemas(func: Any, name: str) -> list[Any]:
@@ -146,7 +146,7 @@ class _Draws(TorchDispatchMode):
         arguments = func._schema.arguments
         names = [argument.name for argument in arguments]
         # Torch leaves out what is as by default.
-        defaults = {each.name: each.default_value for each in arguments if each.has_default_value()}
+        defaults = {formal.name: formal.default_value for formal in arguments if formal.has_default_value()}
         given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         name = func._schema.name.removeprefix("aten::")
         places = _places(name, names)

@@ -38,8 +38,8 @@ def in_numbers(tensor: Tensor, device: torch.device | None, dtype: torch.dtype |
     it is made in that.
     """
     twin = twin_of(tensor) if dtype is torch.float64 else None
-    found = tensor if twin is None else twin
-    return found.to(device=device, dtype=dtype_in(found.dtype, dtype))
+    source = tensor if twin is None else twin
+    return source.to(device=device, dtype=dtype_in(source.dtype, dtype))
 
 
 def convert_module(module: nn.Module, device: torch.device | None, dtype: torch.dtype | None) -> None:

@@ -101,7 +101,7 @@ class Turns:
 
     def undrawn(self, step: int) -> frozenset[str]:
         """The tasks that run at a step, counted from 0, whatever is drawn."""
-        due = {name for name, each in self._every.items() if step % each.every == each.offset}
+        due = {name for name, period in self._every.items() if step % period.every == period.offset}
         return self._always | due
 
     def due(self, step: int) -> tuple[str, ...]:
@@ -140,11 +140,11 @@ def sets_of(turns: Turns) -> tuple[TaskShare, ...]:
         WorkloadError: a step would have no task, the period is too long to go through, or there are too many
             sets.
     """
-    period = lcm(*(each.every for each in turns.periods)) if turns.periods else 1
+    period = lcm(*(of_task.every for of_task in turns.periods)) if turns.periods else 1
     if period > LONGEST_PERIOD:
-        found = ", ".join(str(each.every) for each in turns.periods)
+        periods = ", ".join(str(of_task.every) for of_task in turns.periods)
         raise WorkloadError(
-            f"{KEY}: `every` of {found} come back to the same tasks after {period} steps only, more than "
+            f"{KEY}: `every` of {periods} come back to the same tasks after {period} steps only, more than "
             f"{LONGEST_PERIOD}",
             hint="Choose numbers with common factors, such as 2, 4 and 8.",
         )
@@ -173,8 +173,8 @@ def sets_of(turns: Turns) -> tuple[TaskShare, ...]:
 
 def sampled_sets(turns: Turns) -> tuple[TaskShare, ...]:
     """What `sets_of` gives, or nothing where every step runs all tasks; raises what `sets_of` raises."""
-    found = sets_of(turns)
-    return () if [each.tasks for each in found] == [turns.names] else found
+    sets = sets_of(turns)
+    return () if [task_share.tasks for task_share in sets] == [turns.names] else sets
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,8 @@ class Schedule:
     def own_number(self, task: str, number: int) -> int:
         """Which of a task's own batches the run's batch `number` takes."""
         step, place = divmod(number, self.batches_per_step)
-        own = self.turns.before(task, step) * self.batches_per_step + place
-        return own * self.islands + self.island
+        of_island = self.turns.before(task, step) * self.batches_per_step + place
+        return of_island * self.islands + self.island
 
     def own_numbers(self, steps: range) -> Mapping[str, range]:
         """By task, which of its batches these steps take."""

@@ -55,10 +55,10 @@ class MadeInFloat64(TorchFunctionMode):
             return func(*args, **kwargs)
         given = _leaves((args, kwargs))
         result = func(*args, **kwargs)
-        if any(isinstance(each, fx.Proxy) for each in given):
+        if any(isinstance(leaf, fx.Proxy) for leaf in given):
             return result
         written = kwargs.get("out", args[0] if args else None) if _writes(func, kwargs) else None
-        made = [each for each in _leaves(result) if isinstance(each, Tensor)]
+        made = [leaf for leaf in _leaves(result) if isinstance(leaf, Tensor)]
         if written is not None and (not isinstance(written, Tensor) or twin_of(written) is None):
             return result
         if written is None and not made:
@@ -68,19 +68,19 @@ class MadeInFloat64(TorchFunctionMode):
             if written is not None:
                 delattr(written, _TWIN)
             return result
-        before = {id(each) for each in given}
-        others = [each for each in _leaves(wide) if isinstance(each, Tensor)]
-        for one, other in zip(made, others, strict=True):
+        before = {id(leaf) for leaf in given}
+        twins = [leaf for leaf in _leaves(wide) if isinstance(leaf, Tensor)]
+        for narrow, twin in zip(made, twins, strict=True):
             # What lives on might be another by the time that it is asked for; a view of a parameter is none.
-            if id(one) not in before and not _lie_in_one_memory(one, other):
-                setattr(one, _TWIN, other)
+            if id(narrow) not in before and not _lie_in_one_memory(narrow, twin):
+                setattr(narrow, _TWIN, twin)
         return result
 
 
 def twin_of(tensor: Tensor) -> Tensor | None:
     """The tensor as it is made in float64, where that is known."""
-    found: Tensor | None = getattr(tensor, _TWIN, None)
-    return found
+    twin: Tensor | None = getattr(tensor, _TWIN, None)
+    return twin
 
 
 def constants_of_modules(root: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
@@ -117,10 +117,10 @@ def _in_float64(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         torch.set_default_dtype(before)
 
 
-def _lie_in_one_memory(one: Tensor, other: Tensor) -> bool:
-    if one.layout is not torch.strided or other.layout is not torch.strided:
+def _lie_in_one_memory(first: Tensor, second: Tensor) -> bool:
+    if first.layout is not torch.strided or second.layout is not torch.strided:
         return False
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+    return bool(first.untyped_storage()._cdata == second.untyped_storage()._cdata)
 
 
 def _wide(value: Any) -> Any:
@@ -131,16 +131,16 @@ def _wide(value: Any) -> Any:
 
 
 def _leaves(value: Any) -> list[Any]:
-    return list(_each(value))
+    return list(_entries(value))
 
 
-def _each(value: Any) -> Iterator[Any]:
+def _entries(value: Any) -> Iterator[Any]:
     if isinstance(value, tuple | list):
-        for each in value:
-            yield from _each(each)
+        for entry in value:
+            yield from _entries(entry)
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from _each(each)
+        for entry in value.values():
+            yield from _entries(entry)
     elif isinstance(value, slice):
         yield from (value.start, value.stop, value.step)
     else:
@@ -178,8 +178,8 @@ def handed_on(func: Callable[..., Any], kwargs: dict[str, Any] | None) -> dict[s
     """The keywords of a call that a mode has got, with the weight of `l1_loss`, which torch 2.13 hands on to
     no mode or tracer.
     """
-    found = kwargs or {}
-    return {**l1_loss_weight(), **found} if func is functional.l1_loss else found
+    given = kwargs or {}
+    return {**l1_loss_weight(), **given} if func is functional.l1_loss else given
 
 
 def l1_loss_weight() -> dict[str, Any]:

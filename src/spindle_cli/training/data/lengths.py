@@ -37,14 +37,14 @@ def find_lengths(workload: Workload, seed: int, looking: Looking) -> dict[str, T
         WorkloadError: a batch cannot be read, a field has another number of dimensions than before, or
             set_epoch does not do what it has to.
     """
-    found: dict[str, TaskLengths] = {}
+    lengths_by_task: dict[str, TaskLengths] = {}
     for task in workload.tasks:
         require_epochs(task, FEW)
         if is_stream(task) or num_samples(task) >= task.batch_size:
             lengths = _lengths_of(task, seed, looking)
             if lengths is not None:
-                found[task.name] = lengths
-    return found
+                lengths_by_task[task.name] = lengths
+    return lengths_by_task
 
 
 def _lengths_of(task: Task | FlowTask, seed: int, looking: Looking) -> TaskLengths | None:
@@ -57,15 +57,17 @@ def _lengths_of(task: Task | FlowTask, seed: int, looking: Looking) -> TaskLengt
         if len(set(every)) == 1:
             continue
         if len({len(shape) for shape in every}) > 1:
-            other = next(shape for shape in every if len(shape) != len(shapes[0]))
+            different = next(shape for shape in every if len(shape) != len(shapes[0]))
             raise WorkloadError(
                 f"task {task.name!r}: field {name!r} has other numbers of dimensions from batch to batch: "
-                f"of one sample {shapes[0]} and {other}",
+                f"of one sample {shapes[0]} and {different}",
                 hint="Only the sizes of dimensions may differ, not how many there are.",
             )
         sizes = list(zip(*every, strict=True))
         fields[name] = FieldLengths(
-            planned=tuple(_percentile(each, looking.percentile) for each in zip(*shapes, strict=True)),
+            planned=tuple(
+                _percentile(dimension, looking.percentile) for dimension in zip(*shapes, strict=True)
+            ),
             shortest=tuple(map(min, sizes)),
             longest=tuple(map(max, sizes)),
         )

@@ -82,17 +82,17 @@ def read_stream(
     epoch = 0 if state is None else int(state["epoch"])
     while True:
         loader = _loader(StreamPass(task, seed, epoch, make), loading, workers)
-        found = state is not None
+        has_batches = state is not None
         if state is not None:
             loader.load_state_dict(from_json(state["loader"]))
             state = None
         digests: set[str] = set()
-        for piece in _started(loader, workers):
-            found = True
-            _require_other_samples(task, piece.digest, digests)
+        for made in _started(loader, workers):
+            has_batches = True
+            _require_other_samples(task, made.digest, digests)
             place = to_json(loader.state_dict(), task.name)
-            yield piece.made, {"epoch": epoch, "workers": loading.workers, "loader": place}
-        if not found:
+            yield made.made, {"epoch": epoch, "workers": loading.workers, "loader": place}
+        if not has_batches:
             raise _ended(task, epoch)
         epoch += 1
 
@@ -300,10 +300,10 @@ def require_epochs(task: Task | FlowTask, count: int) -> None:
     if is_stream(task) or not epochs.told:
         return
     with generators_kept():
-        known, before = num_samples(task), samples_by_index(task, count)
+        length, before = num_samples(task), samples_by_index(task, count)
         try:
             with epochs.at(1):
-                require_length(task, 1, known)
+                require_length(task, 1, length)
         except SpindleError:
             raise
         except Exception as error:  # code of the user's
@@ -322,7 +322,7 @@ def _first_of_stream(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
     same_arguments(few, task)
     for few.batch_size in range(count, 0, -1):
         make: Make[dict[str, Tensor]] = lambda load: load()  # noqa: E731  # its type is said
-        for piece in StreamPass(few, 0, 0, make):
+        for made in StreamPass(few, 0, 0, make):
             same_arguments(task, few)
-            return piece.made
+            return made.made
     raise WorkloadError(f"task {task.name!r}: the dataset is empty", hint="Give it at least one batch.")

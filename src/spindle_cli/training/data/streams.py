@@ -82,14 +82,14 @@ def to_json(value: Any, task: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict) and all(isinstance(key, str | int) for key in value):
-        pairs = [[key, to_json(each, task)] for key, each in value.items()]
+        pairs = [[key, to_json(entry, task)] for key, entry in value.items()]
         if all(isinstance(key, str) and not key.startswith(_TAG) for key in value):
-            return {str(key): each for key, each in pairs}
+            return {str(key): entry for key, entry in pairs}
         return {f"{_TAG}dict": pairs}
     if isinstance(value, list):
-        return [to_json(each, task) for each in value]
+        return [to_json(entry, task) for entry in value]
     if isinstance(value, tuple):
-        return {f"{_TAG}tuple": [to_json(each, task) for each in value]}
+        return {f"{_TAG}tuple": [to_json(entry, task) for entry in value]}
     if isinstance(value, bytes):
         return {f"{_TAG}bytes": base64.b64encode(value).decode()}
     if isinstance(value, Tensor):
@@ -108,16 +108,16 @@ def to_json(value: Any, task: str) -> Any:
 def from_json(value: Any) -> Any:
     """The inverse of `to_json`."""
     if isinstance(value, list):
-        return [from_json(each) for each in value]
+        return [from_json(entry) for entry in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         ((key, content),) = value.items()
         match key:
             case "spindle:dict":
-                return {each[0]: from_json(each[1]) for each in content}
+                return {pair[0]: from_json(pair[1]) for pair in content}
             case "spindle:tuple":
-                return tuple(from_json(each) for each in content)
+                return tuple(from_json(entry) for entry in content)
             case "spindle:bytes":
                 return base64.b64decode(content)
             case "spindle:tensor":
@@ -125,7 +125,7 @@ def from_json(value: Any) -> Any:
             case "spindle:array":
                 dtype, shape, data = content
                 return np.frombuffer(base64.b64decode(data), np.dtype(dtype)).reshape(shape).copy()
-    return {key: from_json(each) for key, each in value.items()}
+    return {key: from_json(entry) for key, entry in value.items()}
 
 
 UNREADABLE = "unreadable"  # in place of a digest: whoever trains on the sample says why
@@ -210,13 +210,13 @@ def _put(digest: Digest, value: Any) -> None:
         digest.update(value.tobytes() if value.dtype != object else b"")
     elif isinstance(value, Mapping):
         digest.update(f"mapping {len(value)};".encode())
-        for key, each in value.items():
+        for key, entry in value.items():
             _put(digest, key)
-            _put(digest, each)
+            _put(digest, entry)
     elif isinstance(value, list | tuple):
         digest.update(f"list {len(value)};".encode())
-        for each in value:
-            _put(digest, each)
+        for entry in value:
+            _put(digest, entry)
     elif isinstance(value, bytes | str | int | float | complex | bool | None):
         digest.update(f"{type(value).__name__} {value!r};".encode(errors="backslashreplace"))
     else:
@@ -274,28 +274,28 @@ class StreamPass(IterableDataset[Piece[T]]):
         worker = 0 if info is None else info.id
         begins_at, self._begins_at = self._begins_at, {"samples": 0, "dataset": None, "iterator": None}
         samples: Iterator[Any] | None = None
-        asked = 0
+        samples_taken = 0
         digest: str | None = None
 
         def load() -> Batch | None:
-            nonlocal samples, asked, digest
+            nonlocal samples, samples_taken, digest
             with generators_kept(), ExitStack() as within:
                 if samples is None:
-                    samples, asked = self._begun(worker, begins_at)
+                    samples, samples_taken = self._begun(worker, begins_at)
                 within.enter_context(self._epochs.at(self._epoch))
-                first = asked
+                first = samples_taken
                 items: list[Any] = []
                 while len(items) < self._task.batch_size:
-                    item = self._next(samples, worker, asked)
+                    item = self._next(samples, worker, samples_taken)
                     if item is _END and items and self._keeps_rest:
                         break
                     if item is _END:
                         return None
-                    asked += 1
+                    samples_taken += 1
                     items.append(filled(self._task.name, self._task.absent, item))
                 digest = digest_of(items[0]) if first == 0 else None
                 batch = self._collates.call(partial(collate, self._task, items), worker, first)
-            self._place = self._now(samples, asked)
+            self._place = self._now(samples, samples_taken)
             return batch
 
         while (made := self._make(load)) is not None:
@@ -316,28 +316,28 @@ class StreamPass(IterableDataset[Piece[T]]):
 
     def _read_again(self, samples: Any, worker: int, count: int) -> None:
         began = time.monotonic()
-        for asked in range(count):
-            self._next(samples, worker, asked)
+        for number in range(count):
+            self._next(samples, worker, number)
         seconds = format_seconds(time.monotonic() - began)
         print(f"task {self._task.name!r}: {count} samples of its stream were read again, to go on: {seconds}")
 
-    def _next(self, samples: Iterator[Any], worker: int, asked: int) -> Any:
+    def _next(self, samples: Iterator[Any], worker: int, number: int) -> Any:
         try:
             # The first draws the same in all workers, so that those which read the same samples are noticed.
-            return self._reads.call(lambda: next(samples, _END), worker if asked else 0, asked)
+            return self._reads.call(lambda: next(samples, _END), worker if number else 0, number)
         except Exception as error:
             where = "" if worker == 0 else f" of loader worker {worker}"
-            error.add_note(f"at sample {asked}{where} in epoch {self._epoch} of the stream")
+            error.add_note(f"at sample {number}{where} in epoch {self._epoch} of the stream")
             raise
 
-    def _now(self, samples: Any, asked: int) -> dict[str, Any]:
+    def _now(self, samples: Any, samples_taken: int) -> dict[str, Any]:
         dataset, name = self._task.dataset, self._task.name
         inner = iterator = None
         if samples is not dataset and _keeps_state(samples):
             iterator = to_json(samples.state_dict(), name)
         elif _keeps_state(dataset):
             inner = to_json(dataset.state_dict(), name)
-        return {"samples": asked, "dataset": inner, "iterator": iterator}
+        return {"samples": samples_taken, "dataset": inner, "iterator": iterator}
 
 
 def _keeps_state(value: Any) -> bool:

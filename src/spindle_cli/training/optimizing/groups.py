@@ -73,12 +73,14 @@ class OptimizerGroups:
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Canonical names of each group's parameters, by its name; empty where the settings name no group."""
-        found: dict[str, list[str]] = {choice.name: [] for choice in self.choices if choice.name is not None}
+        members: dict[str, list[str]] = {
+            choice.name: [] for choice in self.choices if choice.name is not None
+        }
         for name, index in self.of.items():
             group = self.choices[index].name
             if group is not None:
-                found[group].append(name)
-        return {group: tuple(names) for group, names in found.items()}
+                members[group].append(name)
+        return {group: tuple(names) for group, names in members.items()}
 
 
 def optimizer_groups(train: TrainSettings, roots: Mapping[str, nn.Module]) -> OptimizerGroups:
@@ -104,7 +106,7 @@ def optimizer_groups(train: TrainSettings, roots: Mapping[str, nn.Module]) -> Op
             fitting[name].append(index)
     _require_at_most_one(train.groups, fitting)
     rest = next((index for index, rule in enumerate(train.groups) if rule.rest), None)
-    lonely = [name for name, found in fitting.items() if not found]
+    lonely = [name for name, indices in fitting.items() if not indices]
     if rest is None and lonely:
         raise WorkloadError(
             f"train.groups: no group takes parameter {_listed(lonely)}; the groups are "
@@ -112,7 +114,7 @@ def optimizer_groups(train: TrainSettings, roots: Mapping[str, nn.Module]) -> Op
             hint="Add `rest` to the list, for all that no other group takes, or widen one of them.",
         )
     return OptimizerGroups(
-        train.choices, {name: found[0] if found else rest or 0 for name, found in fitting.items()}
+        train.choices, {name: indices[0] if indices else rest or 0 for name, indices in fitting.items()}
     )
 
 
@@ -140,7 +142,9 @@ def groups_of_graph(train: TrainSettings, graph: WorkloadGraph) -> OptimizerGrou
     _require_masters_kept(train, graph)
     roots = {name: task.root for name, task in graph.tasks.items()}
     _require_declared(train, graph)
-    whole = frozenset(each.name for each in graph.constraints if not each.treats_elements_alone)
+    whole = frozenset(
+        constraint.name for constraint in graph.constraints if not constraint.treats_elements_alone
+    )
     groups = replace(optimizer_groups(train, roots), whole=whole)
     for name, candidate in trained_candidates(roots).items():
         choice = groups.choice_of(name)
@@ -178,8 +182,8 @@ def _require_complex(
 def _require_declared(train: TrainSettings, graph: WorkloadGraph) -> None:
     """Refuse train settings that do not go with what the workload does to parameters beside the optimizer."""
     for key, names in (
-        ("follows", [slow for each in graph.following for slow, _ in each.pairs]),
-        ("constraints", [each.name for each in graph.constraints]),
+        ("follows", [slow for following in graph.following for slow, _ in following.pairs]),
+        ("constraints", [constraint.name for constraint in graph.constraints]),
     ):
         if names and train.local_sgd is not None:
             raise WorkloadError(
@@ -187,10 +191,10 @@ def _require_declared(train: TrainSettings, graph: WorkloadGraph) -> None:
                 "the islands would be taken without",
                 hint="Leave local_sgd out.",
             )
-    for each in graph.following if train.precision == "bf16" else ():
+    for following in graph.following if train.precision == "bf16" else ():
         raise WorkloadError(
-            f"train.precision: bf16 holds {each.pairs[0][0]} in 8 bits, in which a moving average with a "
-            "decay near 1 never moves",
+            f"train.precision: bf16 holds {following.pairs[0][0]} in 8 bits, in which a moving average with "
+            "a decay near 1 never moves",
             hint="Use precision: bf16-autocast, which holds parameters in float32.",
         )
 
@@ -268,7 +272,7 @@ def _taken(rule: GroupRule, candidates: Mapping[str, Candidate]) -> list[str]:
     """Names of what a rule takes."""
     function = None if rule.function is None else imported(rule.function, f"train.groups: {rule.name}")
     _require_patterns_fit(rule, candidates)
-    taken = [name for name, each in candidates.items() if _fits(rule, each, function)]
+    taken = [name for name, candidate in candidates.items() if _fits(rule, candidate, function)]
     if not taken and rule.name != "no_decay":
         raise WorkloadError(
             f"train.groups: group {shown(rule.name)} takes no trained parameter ({rule.selects_by})",
@@ -279,7 +283,7 @@ def _taken(rule: GroupRule, candidates: Mapping[str, Candidate]) -> list[str]:
 
 def _require_patterns_fit(rule: GroupRule, candidates: Mapping[str, Candidate]) -> None:
     """Refuse a pattern that fits no name at all: most likely it is misspelt."""
-    names = [name for each in candidates.values() for name in each.names]
+    names = [name for candidate in candidates.values() for name in candidate.names]
     for key, patterns in (("parameters", rule.parameters), ("excluding", rule.excluding)):
         for pattern in patterns or ():
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -292,49 +296,49 @@ def _require_patterns_fit(rule: GroupRule, candidates: Mapping[str, Candidate]) 
                 )
 
 
-def _fits(rule: GroupRule, each: Candidate, function: Callable[..., Any] | None) -> bool:
-    if rule.parameters is not None and not _named(each, rule.parameters):
+def _fits(rule: GroupRule, candidate: Candidate, function: Callable[..., Any] | None) -> bool:
+    if rule.parameters is not None and not _named(candidate, rule.parameters):
         return False
-    if rule.excluding is not None and _named(each, rule.excluding):
+    if rule.excluding is not None and _named(candidate, rule.excluding):
         return False
-    if rule.modules is not None and not any(is_of_class(owner, rule.modules) for owner in each.owners):
+    if rule.modules is not None and not any(is_of_class(owner, rule.modules) for owner in candidate.owners):
         return False
     if rule.kinds is not None and not any(
-        is_of_kind(kind, each.names, each.owners, each.parameter) for kind in rule.kinds
+        is_of_kind(kind, candidate.names, candidate.owners, candidate.parameter) for kind in rule.kinds
     ):
         return False
-    return function is None or _says(rule, each, function)
+    return function is None or _says(rule, candidate, function)
 
 
-def _named(each: Candidate, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in each.names for pattern in patterns)
+def _named(candidate: Candidate, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in candidate.names for pattern in patterns)
 
 
-def _says(rule: GroupRule, each: Candidate, function: Callable[..., Any]) -> bool:
+def _says(rule: GroupRule, candidate: Candidate, function: Callable[..., Any]) -> bool:
     """What the user's function says of a parameter, which has no values in any process."""
-    stand_in = nn.Parameter(torch.empty_like(each.parameter, device="meta"), requires_grad=True)
+    stand_in = nn.Parameter(torch.empty_like(candidate.parameter, device="meta"), requires_grad=True)
     try:
-        answer = function(each.names[0], stand_in)
+        answer = function(candidate.names[0], stand_in)
     except Exception as error:
         raise WorkloadError(
-            f"train.groups: {rule.name}: {rule.function} failed for {each.names[0]}: "
+            f"train.groups: {rule.name}: {rule.function} failed for {candidate.names[0]}: "
             f"{type(error).__name__}: {error}{where_raised(error)}"
         ) from error
     if not isinstance(answer, bool):
         raise WorkloadError(
-            f"train.groups: {rule.name}: {rule.function} gave {answer!r:.80} for {each.names[0]}; "
+            f"train.groups: {rule.name}: {rule.function} gave {answer!r:.80} for {candidate.names[0]}; "
             "expected True or False"
         )
     return answer
 
 
 def _require_at_most_one(rules: tuple[GroupRule, ...], fitting: Mapping[str, list[int]]) -> None:
-    twice = {name: found for name, found in fitting.items() if len(found) > 1}
-    for name, found in twice.items():
-        both = " and ".join(f"{rules[index].name} ({rules[index].selects_by})" for index in found)
-        alike = [other for other, theirs in twice.items() if theirs == found]
+    twice = {name: indices for name, indices in fitting.items() if len(indices) > 1}
+    for name, indices in twice.items():
+        both = " and ".join(f"{rules[index].name} ({rules[index].selects_by})" for index in indices)
+        alike = [peer for peer, theirs in twice.items() if theirs == indices]
         raise WorkloadError(
-            f"train.groups: parameter {_listed(alike)} fits {len(found)} groups, {both}; expected one",
+            f"train.groups: parameter {_listed(alike)} fits {len(indices)} groups, {both}; expected one",
             hint=f"Narrow one of them, for example with `excluding: [{name!r}]`; there is no order in which "
             "groups would take parameters.",
         )
@@ -356,12 +360,12 @@ def is_of_class(module: nn.Module, wanted: Iterable[str]) -> bool:
 
     `wanted`: names, or 'package.module:Name'. A workload file's own module is called as its file.
     """
-    known = {name for found in type(module).__mro__ for name in _names_of(found)}
-    return any(name in known for name in wanted)
+    names = {name for base in type(module).__mro__ for name in _names_of(base)}
+    return any(name in names for name in wanted)
 
 
-def _names_of(found: type) -> tuple[str, str]:
-    return found.__name__, f"{settled_module_name(found.__module__)}:{found.__qualname__}"
+def _names_of(cls: type) -> tuple[str, str]:
+    return cls.__name__, f"{settled_module_name(cls.__module__)}:{cls.__qualname__}"
 
 
 def is_of_kind(
@@ -387,7 +391,7 @@ def is_of_kind(
 
 
 def _is_called(module: nn.Module, pattern: re.Pattern[str]) -> bool:
-    return any(pattern.search(found.__name__) for found in type(module).__mro__ if found is not nn.Module)
+    return any(pattern.search(base.__name__) for base in type(module).__mro__ if base is not nn.Module)
 
 
 def _is_bias(name: str) -> bool:
@@ -448,8 +452,8 @@ def stepped_whole(train: TrainSettings, groups: OptimizerGroups, graph: Workload
     table, held_as = ParameterTable.of(graph), number_format(train)
     lines = []
     for index, choice in enumerate(groups.choices):
-        found = [table.parameters[name] for name, group in groups.of.items() if group == index]
-        sizes = [each.numel() * (held_as or each.dtype).itemsize for each in found]
+        parameters = [table.parameters[name] for name, group in groups.of.items() if group == index]
+        sizes = [parameter.numel() * (held_as or parameter.dtype).itemsize for parameter in parameters]
         if choice.treats_elements_alone or not sizes:
             continue
         state = sum(sizes) * train.state_per_param(state_per_param(choice))

@@ -57,10 +57,10 @@ def optimizer_class(choice: OptimizerChoice) -> type[torch.optim.Optimizer]:
             choice.optimizer, torch.optim, torch.optim.Optimizer, _REFUSED, key, "optimizer"
         )
         return of_torch
-    found = imported(choice.optimizer, key)
-    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+    cls = imported(choice.optimizer, key)
+    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         raise WorkloadError(f"{key}: {choice.optimizer} is not a class derived from torch.optim.Optimizer")
-    return found
+    return cls
 
 
 def class_named(
@@ -75,22 +75,22 @@ def class_named(
     Raises:
         WorkloadError: there is none, or it is refused; with the name that was probably meant.
     """
-    known = sorted(
-        found
-        for found, value in vars(module).items()
+    names = sorted(
+        attribute
+        for attribute, value in vars(module).items()
         if isinstance(value, type)
         and issubclass(value, base)
-        and found not in refused
-        and not found.startswith("_")
+        and attribute not in refused
+        and not attribute.startswith("_")
     )
     if name in refused:
         raise WorkloadError(
-            f"{key}: {shown(name)} cannot be used: {refused[name]}", hint=f"Known are {', '.join(known)}."
+            f"{key}: {shown(name)} cannot be used: {refused[name]}", hint=f"Known are {', '.join(names)}."
         )
-    if name not in known:
-        by_lower = {found.lower(): found for found in known}
+    if name not in names:
+        by_lower = {class_name.lower(): class_name for class_name in names}
         close = difflib.get_close_matches(name.lower(), by_lower, n=1)
-        hint = f"Did you mean {by_lower[close[0]]}?" if close else f"Known are {', '.join(known)}."
+        hint = f"Did you mean {by_lower[close[0]]}?" if close else f"Known are {', '.join(names)}."
         raise WorkloadError(f"{key}: {module.__name__} has no {what} {shown(name)}", hint=hint)
     return getattr(module, name)
 
@@ -202,27 +202,27 @@ def imported(path: str, where: str) -> Callable[..., Any]:
 
 
 def _called(module: ModuleType, name: str, module_name: str, where: str) -> Callable[..., Any]:
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise WorkloadError(f"{where}: {shown(module_name)} has no class or function {shown(name)}")
-    return cast("Callable[..., Any]", found)
+    return cast("Callable[..., Any]", function)
 
 
 def _module_of(file: str, where: str) -> ModuleType:
     """The module of a Python file: which of two files of one name is meant, nobody can tell."""
     places = [Path(folder or ".") / file for folder in sys.path]
-    found = sorted({place.resolve() for place in places if place.is_file()})
-    if not found:
+    paths = sorted({place.resolve() for place in places if place.is_file()})
+    if not paths:
         raise WorkloadError(
             f"{where}: there is no file {shown(file)}",
             hint="Its path starts from the workload file's folder.",
         )
-    if len(found) > 1:
+    if len(paths) > 1:
         raise WorkloadError(
-            f"{where}: {shown(file)} may be {' or '.join(map(str, found))}",
+            f"{where}: {shown(file)} may be {' or '.join(map(str, paths))}",
             hint="Give it a name of its own, or its whole path.",
         )
-    return import_file(found[0], where, _CODE)
+    return import_file(paths[0], where, _CODE)
 
 
 def where_raised(error: Exception) -> str:
@@ -255,7 +255,9 @@ def require_contract(choice: OptimizerChoice) -> None:
     values = _numbers(0, _SHAPE), _numbers(1, _SHAPE)
     gradients = [tuple(_numbers(10 * step + which, _SHAPE) for which in (2, 3)) for step in range(_STEPS)]
     together = _stepped(choice, values, gradients)
-    alone = [_stepped(choice, [values[which]], [(each[which],) for each in gradients])[0] for which in (0, 1)]
+    alone = [
+        _stepped(choice, [values[which]], [(of_step[which],) for of_step in gradients])[0] for which in (0, 1)
+    ]
     if not all(map(torch.equal, together, alone)):
         raise WorkloadError(
             f"{choice.place}: {choice.optimizer} steps two parameters together otherwise than each by "
@@ -274,7 +276,7 @@ def require_contract(choice: OptimizerChoice) -> None:
     flat = [value.reshape(-1) for value in values[:1]]
     cut = _SHAPE[0] * _SHAPE[1] // 3
     parts = [flat[0][:cut], flat[0][cut:]]
-    of_parts = [(each[0].reshape(-1)[:cut], each[0].reshape(-1)[cut:]) for each in gradients]
+    of_parts = [(of_step[0].reshape(-1)[:cut], of_step[0].reshape(-1)[cut:]) for of_step in gradients]
     if not torch.equal(torch.cat(_stepped(choice, parts, of_parts)), together[0].reshape(-1)):
         raise WorkloadError(
             f"{choice.place}: {choice.optimizer} steps a parameter otherwise than its parts, so that it "

@@ -227,24 +227,24 @@ class TaskWeights:
 
     def _of_function(self, function: Callable[..., Any], step: int) -> dict[str, float]:
         try:
-            found = function(step)
+            weights = function(step)
         except Exception as error:
             raise WorkloadError(
                 f"{_KEY}: {self._asked} failed for step {step}: {type(error).__name__}: {error}"
                 f"{where_raised(error)}"
             ) from error
-        if not isinstance(found, Mapping):
+        if not isinstance(weights, Mapping):
             raise WorkloadError(
-                f"{_KEY}: {self._asked} gave {found!r:.80} for step {step}; expected weights by task"
+                f"{_KEY}: {self._asked} gave {weights!r:.80} for step {step}; expected weights by task"
             )
-        for name, weight in found.items():
+        for name, weight in weights.items():
             self._require_known(name)
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
                 raise WorkloadError(
                     f"{_KEY}: {self._asked} gave {weight!r:.80} for task {name!r} at step {step}; expected "
                     "a finite number"
                 )
-        return {name: float(weight) for name, weight in found.items()}
+        return {name: float(weight) for name, weight in weights.items()}
 
     def _require_known(self, name: str) -> None:
         if name not in self._own:

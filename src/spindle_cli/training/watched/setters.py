@@ -49,21 +49,21 @@ def refuse_setters(train: TrainSettings, source: str, workload: Workload) -> Non
         str(place.key): value for value in StepValues.of(workload).by_name.values() for place in value.places
     }
     for cls in classes:
-        for found in _set_by(cls, workload):
-            entry = watched.get(found.name)
+        for setting in _set_by(cls, workload):
+            entry = watched.get(setting.name)
             if entry is not None:
-                read = watch.reads.place_of(found.name)
+                read = watch.reads.place_of(setting.name)
                 raise WorkloadError(
-                    f"{found.place}: the callback {cls.__name__} sets {found.name!r}, which forward reads"
+                    f"{setting.place}: the callback {cls.__name__} sets {setting.name!r}, which forward reads"
                     f"{f' ({read})' if read else ''}: what is traced, and other devices, would not have that",
-                    hint=entry.way_to_declare(found.name),
+                    hint=entry.way_to_declare(setting.name),
                 )
-            if found.name in declared:
+            if setting.name in declared:
                 raise WorkloadError(
-                    f"{found.place}: the callback {cls.__name__} sets {found.name!r}, which is "
-                    f"{declared[found.name].name} of the tasks' step_values",
+                    f"{setting.place}: the callback {cls.__name__} sets {setting.name!r}, which is "
+                    f"{declared[setting.name].name} of the tasks' step_values",
                     hint="Let the function of the step alone say what it is; or declare a number, and call "
-                    f"run.set_value({declared[found.name].name!r}, number).",
+                    f"run.set_value({declared[setting.name].name!r}, number).",
                 )
 
 
@@ -81,7 +81,7 @@ def _set_by(cls: type, workload: Workload) -> Iterator[_Set]:
     for function in reads.functions:
         tree = _tree_of(function)
         if tree is not None:
-            yield from _Setting(function, own=_own_name(function, workload)).found_in(tree)
+            yield from _Setting(function, self_name=_own_name(function, workload)).found_in(tree)
 
 
 def _own_name(function: FunctionType, workload: Workload) -> str | None:
@@ -112,9 +112,9 @@ def _tree_of(function: FunctionType) -> ast.AST | None:
 class _Setting:
     """Goes through a function's source."""
 
-    def __init__(self, function: FunctionType, own: str | None) -> None:
+    def __init__(self, function: FunctionType, self_name: str | None) -> None:
         self._code: CodeType = function.__code__
-        self._own = own
+        self._own = self_name
         self._globals: set[str] = set()
 
     def found_in(self, tree: ast.AST) -> Iterator[_Set]:

@@ -273,12 +273,14 @@ def _read_by_data(task: Task | FlowTask, values: StepValues) -> list[Entry]:
             finder.look_into_object(value, type(value).__name__, task.name)
     finder.look_around()
     steps = [step for code in reads.codes for step in dis.get_instructions(code)]
-    own = {step.argval for step in steps if step.opname in _SETTING}
-    fills = None in own or not reads.names.isdisjoint(_FILLING)
-    found = [each for each in finder.entries if each.key not in own and (each.seen is None or not fills)]
-    for entry in found:
+    set_here = {step.argval for step in steps if step.opname in _SETTING}
+    fills = None in set_here or not reads.names.isdisjoint(_FILLING)
+    entries = [
+        entry for entry in finder.entries if entry.key not in set_here and (entry.seen is None or not fills)
+    ]
+    for entry in entries:
         entry.is_of_data = True
-    return found
+    return entries
 
 
 def _own_objects(values: Iterable[Any], depth: int = 3) -> Iterator[Any]:
@@ -288,7 +290,10 @@ def _own_objects(values: Iterable[Any], depth: int = 3) -> Iterator[Any]:
             yield value
         elif depth and isinstance(value, Dataset):
             held = (fields_of(value) or {}).values()
-            inside = (each[:_MOST_ENTRIES] if isinstance(each, list) else [each] for each in held)
+            inside = (
+                attribute[:_MOST_ENTRIES] if isinstance(attribute, list) else [attribute]
+                for attribute in held
+            )
             yield from _own_objects(itertools.chain.from_iterable(inside), depth - 1)
 
 
@@ -356,7 +361,7 @@ class _Finder:
                     self._watch(function, {name: value}, name, f"{of_function}.{name}", "")
         for code in self._reads.codes:
             if not ASKS_ENVIRONMENT.isdisjoint(code.co_names):
-                for name in [each for each in code.co_consts if isinstance(each, str)]:
+                for name in [constant for constant in code.co_consts if isinstance(constant, str)]:
                     self._watch(os.environ, Environment(), name, f"{OF_ENVIRONMENT}.{name}", "")
 
     def _watch(
