@@ -164,8 +164,8 @@ class _MetaOpAssembly:
         points = self._timed_points(valid)
         # An estimate has a point for every number of devices: nothing lies between, and nothing was measured.
         fit = None if points[0].source == "estimated" else fit_curve(points, valid[-1])
-        known = {point.num_devices for point in points}
-        between = [n for n in valid if n > points[0].num_devices and n not in known]
+        timed_degrees = {point.num_devices for point in points}
+        between = [n for n in valid if n > points[0].num_devices and n not in timed_degrees]
         fitted = [] if fit is None else [fitted_point(points, fit, n) for n in between]
         sizes = parameter_sizes(self._task, self._ops, self._split)
         sums = self._batch_sums(valid)
@@ -268,14 +268,14 @@ class _MetaOpAssembly:
         return tuple(sorted(shares, key=lambda share: (share.samples, share.tp)))
 
     def _timings(self, dp: int, by_key: Mapping[str, OpTiming] | None = None) -> list[OpTiming] | None:
-        known = self._times.by_key if by_key is None else by_key
+        timing_by_key = self._times.by_key if by_key is None else by_key
         keys = [
             self._table.key(self._ref(op), self._batch_size // dp, sums_shares=dp > 1 and op.talks)
             for op in self._ops
         ]
-        timings = [known.get(key) for key in keys]
-        found = [timing for timing in timings if timing is not None]
-        return found if len(found) == len(timings) else None
+        timings = [timing_by_key.get(key) for key in keys]
+        measured = [timing for timing in timings if timing is not None]
+        return measured if len(measured) == len(timings) else None
 
     def _point(self, dp: int, ops: Sequence[PhaseTimes], tp: int = 1) -> CurvePoint:
         spreads = [times.spread for times in ops if times.spread is not None]
@@ -298,14 +298,14 @@ class _MetaOpAssembly:
             timings = self._timings(dp)
             if timings is not None:
                 by_size: dict[tuple[Any, int], list[BatchSum]] = {}
-                for each in (each for timing in timings for each in timing.batch_sums):
-                    by_size.setdefault((each.kind, each.num_bytes), []).append(each)
+                for batch_sum in (batch_sum for timing in timings for batch_sum in timing.batch_sums):
+                    by_size.setdefault((batch_sum.kind, batch_sum.num_bytes), []).append(batch_sum)
                 return tuple(
                     BatchSum(
                         kind=kind,
                         num_bytes=num_bytes,
-                        forward=self._mean(each.forward for each in alike),
-                        backward=self._mean(each.backward for each in alike),
+                        forward=self._mean(batch_sum.forward for batch_sum in alike),
+                        backward=self._mean(batch_sum.backward for batch_sum in alike),
                     )
                     for (kind, num_bytes), alike in sorted(by_size.items())
                 )
@@ -313,8 +313,10 @@ class _MetaOpAssembly:
 
     def _loss_chunks(self, valid: Sequence[int]) -> dict[int, int]:
         """By the samples of a share, how many chunks its loss is computed in, where there are several."""
-        found = {self._batch_size // dp: self._timings(dp) for dp in reversed(valid)}
-        chunks = {rows: max(each.loss_chunks for each in ops) for rows, ops in found.items() if ops}
+        timings_by_rows = {self._batch_size // dp: self._timings(dp) for dp in reversed(valid)}
+        chunks = {
+            rows: max(timing.loss_chunks for timing in ops) for rows, ops in timings_by_rows.items() if ops
+        }
         return {rows: count for rows, count in chunks.items() if count > 1}
 
     def _with_sums(self, point: CurvePoint, sums: Sequence[BatchSum]) -> CurvePoint:
@@ -341,22 +343,22 @@ class _MetaOpAssembly:
 
     def _shares(self, op: Op, by_key: Mapping[str, OpTiming]) -> Shares:
         """What is known of the op's memory, also from equal ops of other tasks."""
-        known = {
+        timings_by_rows = {
             rows: by_key.get(
                 self._table.key(self._ref(op), rows, sums_shares=op.talks and rows < self._batch_size)
             )
             for rows in self._table.rows
         }
-        return [(rows, timing.memory) for rows, timing in known.items() if timing and timing.memory]
+        return [(rows, timing.memory) for rows, timing in timings_by_rows.items() if timing and timing.memory]
 
     def _memory(self) -> tuple[OpMemory, ...]:
         """What the ops take of memory, for every degree of tensor parallelism that was looked at."""
-        found: list[OpMemory] = []
+        memory: list[OpMemory] = []
         for tp, by_key in ((1, self._times.by_key), *self._times.by_tp.items()):
             ops = [self._shares(op, by_key) for op in self._ops]
             joined = [self._joined_bytes(op, tp) for op in self._ops] if tp > 1 else ()
-            found.extend(op_memory(ops, tp, self._batch_size, joined))
-        return tuple(found)
+            memory.extend(op_memory(ops, tp, self._batch_size, joined))
+        return tuple(memory)
 
     def _joined_bytes(self, op: Op, tp: int) -> int:
         split = layer_split(self._workload, self._task, op, tp)

@@ -45,15 +45,15 @@ def check_metagraph(metaops: Sequence[NodeOfOps]) -> None:
         ValueError: a name twice, an unknown or repeated input, a cycle, or too many ops; names the MetaOps.
     """
     names = [metaop.name for metaop in metaops]
-    known = set(names)
-    if len(known) < len(names):
+    unique_names = set(names)
+    if len(unique_names) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(
             f"metaops: the name {twice!r} occurs {names.count(twice)} times; names must be unique"
         )
     for metaop in metaops:
         for name in metaop.inputs:
-            if name not in known:
+            if name not in unique_names:
                 raise ValueError(
                     f"metaops: {metaop.name!r} consumes {name!r}, which is not a MetaOp of this profile"
                 )
@@ -136,5 +136,5 @@ def _a_cycle(inputs: Mapping[Node, Iterable[Node]]) -> list[Node]:
     graph: nx.DiGraph[Node] = nx.DiGraph()
     graph.add_nodes_from(inputs)
     graph.add_edges_from((producer, node) for node, producers in inputs.items() for producer in producers)
-    found = nx.find_cycle(graph)
-    return [*(edge[0] for edge in found), found[0][0]]
+    edges = nx.find_cycle(graph)
+    return [*(edge[0] for edge in edges), edges[0][0]]

@@ -64,16 +64,18 @@ def require_among_own(
         ValueError: it is not.
     """
     by_op: dict[int, dict[str, int]] = {}
-    for each in tied:
-        if each.op >= num_ops:
-            raise ValueError(f"tied: op {each.op}; {name!r} has {num_ops}, counted from 0")
-        own = by_op.setdefault(each.op, {})
-        if each.parameter in own:
-            raise ValueError(f"tied: {each.parameter!r} is there twice for op {each.op} of {name!r}")
-        own[each.parameter] = each.num_bytes
-    for op, own in by_op.items():
-        if sum(own.values()) > bytes_of(op):
+    for parameters in tied:
+        if parameters.op >= num_ops:
+            raise ValueError(f"tied: op {parameters.op}; {name!r} has {num_ops}, counted from 0")
+        bytes_by_name = by_op.setdefault(parameters.op, {})
+        if parameters.parameter in bytes_by_name:
             raise ValueError(
-                f"tied: {sum(own.values())} bytes for op {op} are more than the parameters that it has in "
-                f"{name!r}, {bytes_of(op)} (param_bytes_per_op, extra_param_bytes)"
+                f"tied: {parameters.parameter!r} is there twice for op {parameters.op} of {name!r}"
+            )
+        bytes_by_name[parameters.parameter] = parameters.num_bytes
+    for op, bytes_by_name in by_op.items():
+        if sum(bytes_by_name.values()) > bytes_of(op):
+            raise ValueError(
+                f"tied: {sum(bytes_by_name.values())} bytes for op {op} are more than the parameters "
+                f"that it has in {name!r}, {bytes_of(op)} (param_bytes_per_op, extra_param_bytes)"
             )

@@ -89,7 +89,7 @@ class ShareTime(Model):
 
 def points_of_shares(shares: Sequence[ShareTime], batch_size: int) -> tuple[CurvePoint, ...]:
     """The allocations of whole batches that shares of these sizes say the times of, ascending by device."""
-    found = [
+    points = [
         CurvePoint(
             num_devices=batch_size // share.samples * share.tp,
             dp=batch_size // share.samples,
@@ -103,8 +103,8 @@ def points_of_shares(shares: Sequence[ShareTime], batch_size: int) -> tuple[Curv
         for share in shares
         if batch_size % share.samples == 0
     ]
-    found.sort(key=lambda point: (point.num_devices, point.tp))
-    return tuple(point for own in by_device(found).values() for point in own)
+    points.sort(key=lambda point: (point.num_devices, point.tp))
+    return tuple(point for of_device in by_device(points).values() for point in of_device)
 
 
 OfDevice = TypeVar("OfDevice", CurvePoint, ShareTime)
@@ -112,10 +112,10 @@ OfDevice = TypeVar("OfDevice", CurvePoint, ShareTime)
 
 def by_device(entries: Sequence[OfDevice]) -> dict[str | None, list[OfDevice]]:
     """Points or shares by the type of device that they name, in the order in which they come."""
-    found: dict[str | None, list[OfDevice]] = {}
+    by_type: dict[str | None, list[OfDevice]] = {}
     for entry in entries:
-        found.setdefault(entry.device, []).append(entry)
-    return found
+        by_type.setdefault(entry.device, []).append(entry)
+    return by_type
 
 
 class OpMemory(Model):
@@ -148,8 +148,8 @@ class OpMemory(Model):
 
     def rebatched(self, ratio: float) -> OpMemory:
         """This op's memory for a batch of `ratio` times as many samples."""
-        other = self.with_pairs(lambda fixed, whole: (fixed, round(whole * ratio)))
-        return other.model_copy(update={"joined_bytes": round(self.joined_bytes * ratio)})
+        scaled = self.with_pairs(lambda fixed, whole: (fixed, round(whole * ratio)))
+        return scaled.model_copy(update={"joined_bytes": round(self.joined_bytes * ratio)})
 
     def with_pairs(self, change: Callable[[int, int], tuple[int, int]]) -> OpMemory:
         """Changes each pair of bytes: those whatever the share, and those for the whole batch."""
@@ -209,21 +209,21 @@ class PhaseTimes(Model):
     communication_s: Seconds = 0.0
 
 
-def require_known(types: Set[DeviceType | None], known: Sequence[DeviceType], where: str) -> None:
+def require_known(types: Set[DeviceType | None], profiled: Sequence[DeviceType], where: str) -> None:
     """Entries are of types that a profile has, and name its first one all or not at all.
 
     Raises:
         ValueError: they do not; `where` in the profile.
     """
-    strange = sorted(types - {None, *known}, key=str)
+    strange = sorted(types - {None, *profiled}, key=str)
     if strange:
         raise ValueError(
             f"{where}: an entry for {strange[0]!r}; expected one of the types that `devices` has: "
-            f"{', '.join(known)}"
+            f"{', '.join(profiled)}"
         )
-    if {None, known[0]} <= types:
+    if {None, profiled[0]} <= types:
         raise ValueError(
-            f"{where}: entries without a device, which are of {known[0]!r}, and entries that name it; "
+            f"{where}: entries without a device, which are of {profiled[0]!r}, and entries that name it; "
             "expected one way for all of them"
         )
 
@@ -264,7 +264,7 @@ def require_whole(metaop: _Timed) -> None:
         ValueError: a point, a share, or sums over several devices' shares.
     """
     dp = max(point.dp for point in metaop.curve)
-    found = (
+    fault = (
         f"a point of the curve has dp {dp}"
         if dp > 1
         else "there are shares"
@@ -273,8 +273,8 @@ def require_whole(metaop: _Timed) -> None:
         if metaop.batch_sums
         else None
     )
-    if found is not None:
+    if fault is not None:
         raise ValueError(
-            f"coupled: true of {metaop.name!r}, whose batch is then never split, and {found}; expected "
+            f"coupled: true of {metaop.name!r}, whose batch is then never split, and {fault}; expected "
             "neither: leave out `coupled`, or list its class under the workload's `coupled` and profile again"
         )

@@ -295,8 +295,8 @@ def estimate_profile(
     peaks = [device_peak(name) for name in names]
     analysed = load_analysed(source, Path.cwd(), looking)
     _require_sound_training(source, analysed)
-    asked = arithmetic_in(analysed.loaded.train.precision)
-    usual = "bfloat16" if asked == "float32" and peaks[0].name != "cpu" else asked
+    trained_in = arithmetic_in(analysed.loaded.train.precision)
+    usual = "bfloat16" if trained_in == "float32" and peaks[0].name != "cpu" else trained_in
     chosen: Precision = precision or usual
     require_precision(names, chosen)
     of_types = {name: degrees_on(cluster, name) for name in names}
@@ -338,11 +338,11 @@ def _checked(analysed: Analysed, settings: CheckSettings | None, audience: Audie
     """
     if settings is None:
         return replace(analysed, check=NumericCheck(skipped="--no-check"))
-    found = check_numbers(analysed.graph, analysed.loaded.train.seed, settings, analysed.shortest)
-    for task in found.tasks:
+    check = check_numbers(analysed.graph, analysed.loaded.train.seed, settings, analysed.shortest)
+    for task in check.tasks:
         for name, why in task.whole.items():
             audience.note(f"{name} is not split over the batch: {why}")
-    return replace(analysed, graph=with_whole(analysed.graph, found), check=found)
+    return replace(analysed, graph=with_whole(analysed.graph, check), check=check)
 
 
 def _say_what_stays_whole(analysed: Analysed, degrees: tuple[int, ...], audience: Audience) -> None:

@@ -343,7 +343,7 @@ class MetaOp(Model):
                 f"memory: expected entries of {self.name!r} by tp, then by first_op from 0, each once"
             )
         whole = [entry for entry in self.memory if entry.tp == 1]
-        if self.selective_share is not None and not (whole and all(each.selective_bytes for each in whole)):
+        if self.selective_share is not None and not (whole and all(entry.selective_bytes for entry in whole)):
             raise ValueError(
                 f"selective_share: expected selective_bytes in all entries of {self.name!r} with tp 1 under "
                 "memory"
@@ -380,15 +380,15 @@ class MetaOpProfile(MetaOp):
     @field_validator("curve")
     @classmethod
     def _curve_ascends(cls, curve: tuple[CurvePoint, ...]) -> tuple[CurvePoint, ...]:
-        for own in by_device(curve).values():
-            order = [(point.num_devices, point.tp) for point in own]
+        for points in by_device(curve).values():
+            order = [(point.num_devices, point.tp) for point in points]
             if order != sorted(set(order)):
                 raise ValueError(
                     "expected ascending num_devices (then tp), each allocation once"
-                    + ("" if own[0].device is None else f", of the points for {own[0].device!r}")
+                    + ("" if points[0].device is None else f", of the points for {points[0].device!r}")
                 )
-            if all(point.op_s == 0 for point in own):
-                of_type = "" if own[0].device is None else f" for {own[0].device!r}"
+            if all(point.op_s == 0 for point in points):
+                of_type = "" if points[0].device is None else f" for {points[0].device!r}"
                 raise ValueError(
                     f"every point of the curve{of_type} takes zero seconds; "
                     "expected positive forward_s or backward_s"
@@ -398,14 +398,14 @@ class MetaOpProfile(MetaOp):
     @field_validator("shares")
     @classmethod
     def _shares_ascend(cls, shares: tuple[ShareTime, ...]) -> tuple[ShareTime, ...]:
-        for own in by_device(shares).values():
-            order = [(share.samples, share.tp) for share in own]
+        for of_device in by_device(shares).values():
+            order = [(share.samples, share.tp) for share in of_device]
             if order != sorted(set(order)):
                 raise ValueError(
                     "expected ascending samples (then tp), each share once"
-                    + ("" if own[0].device is None else f", of the shares for {own[0].device!r}")
+                    + ("" if of_device[0].device is None else f", of the shares for {of_device[0].device!r}")
                 )
-            nothing = next((share for share in own if share.forward_s + share.backward_s == 0), None)
+            nothing = next((share for share in of_device if share.forward_s + share.backward_s == 0), None)
             if nothing is not None:
                 of_type = "" if nothing.device is None else f" for {nothing.device!r}"
                 raise ValueError(
@@ -499,8 +499,8 @@ class TrainedArtifact(Artifact):
     @property
     def training(self) -> dict[str, Any]:
         """These numbers by their keys."""
-        own = set(TrainedArtifact.model_fields) - {"schema_"}
-        return {name: getattr(self, name) for name in type(self).model_fields if name in own}
+        names = set(TrainedArtifact.model_fields) - {"schema_"}
+        return {name: getattr(self, name) for name in type(self).model_fields if name in names}
 
 
 class Profile(TrainedArtifact):
@@ -580,12 +580,14 @@ class Profile(TrainedArtifact):
         """This profile, as a part of a profile of that hash."""
         return self._with(_sha256=sha256)
 
-    def asked_as(self, other: Profile) -> Profile:
+    def asked_as(self, reference: Profile) -> Profile:
         """This profile, for plans that share out and cut batches as those that are looked for of another
         one.
         """
         return self._with(
-            _sharding=other.sharding, _shard_weights=other.shard_weights, _equal_shares=other.equal_shares
+            _sharding=reference.sharding,
+            _shard_weights=reference.shard_weights,
+            _equal_shares=reference.equal_shares,
         )
 
     def sha256(self) -> str:
@@ -596,24 +598,26 @@ class Profile(TrainedArtifact):
         """This profile with other MetaOps, which are not looked at again."""
         return self._with(metaops=tuple(metaops))
 
-    def _with(self, **own: Any) -> Profile:
-        fields: dict[str, Any] = {name: own.get(name, value) for name, value in self}
+    def _with(self, **changes: Any) -> Profile:
+        fields: dict[str, Any] = {name: changes.get(name, value) for name, value in self}
         copy = Profile.model_construct(**fields)
         for name in ("_sharding", "_shard_weights", "_equal_shares", "_sha256"):
-            setattr(copy, name, own.get(name, getattr(self, name)))
+            setattr(copy, name, changes.get(name, getattr(self, name)))
         return copy
 
     @model_validator(mode="after")
     def _entries_name_its_devices(self) -> Profile:
-        known = [device.type for device in self.devices or (self.device,)]
+        types_listed = [device.type for device in self.devices or (self.device,)]
         if self.devices and self.devices[0] != self.device:
-            raise ValueError(f"devices: expected `device`, {self.device.type!r}, first (found {known[0]!r})")
-        if len(set(known)) < len(known):
-            raise ValueError(f"devices: expected each type once (found {', '.join(known)})")
+            raise ValueError(
+                f"devices: expected `device`, {self.device.type!r}, first (found {types_listed[0]!r})"
+            )
+        if len(set(types_listed)) < len(types_listed):
+            raise ValueError(f"devices: expected each type once (found {', '.join(types_listed)})")
         for metaop in self.metaops:
             named = {"curve": set(by_device(metaop.curve)), "shares": set(by_device(metaop.shares))}
             for key, types in named.items():
-                require_known(types, known, f"metaops: {metaop.name}.{key}")
+                require_known(types, types_listed, f"metaops: {metaop.name}.{key}")
         return self
 
     @model_validator(mode="after")
@@ -627,7 +631,7 @@ class Profile(TrainedArtifact):
         """MetaOps, and tasks as wholes, that were not checked by numbers, and why."""
         if self.numeric_check is None:
             return {}
-        return self.numeric_check.unchecked([each.name for each in self.metaops if not each.coupled])
+        return self.numeric_check.unchecked([metaop.name for metaop in self.metaops if not metaop.coupled])
 
     @property
     def compiled_by(self) -> str | None:

@@ -91,13 +91,13 @@ class OpShares:
             if output.requires_grad and not self._op.is_loss
         }
         before = {name: parameter.detach().clone() for name, parameter in self._held.items()}
-        found = self._backward(run, leaves, self._cotangents, 1.0)
+        result = self._backward(run, leaves, self._cotangents, 1.0)
         self.written_backward = tuple(
             name
             for name, parameter in self._held.items()
             if name not in self._op.changes and not torch.equal(parameter, before[name])
         )
-        return found
+        return result
 
     def in_shares(self, cuts: Sequence[int]) -> Run:
         """On shares that end at `cuts`, joined; after `whole`. Buffers are those of the last share. What
@@ -154,8 +154,8 @@ class OpShares:
         parameters' gradients each run has those of all words.
         """
         group = InTurn(split.degree)
-        own = OwnWords(split.words, VocabularyPart(split.degree, group))
-        module = loss_in_chunks(self._task, self._op, samples, 1, own).module
+        vocabulary = OwnWords(split.words, VocabularyPart(split.degree, group))
+        module = loss_in_chunks(self._task, self._op, samples, 1, vocabulary).module
         counts = self._counts((0, samples))
         more = () if counts is None else (1.0, *counts)
         parts = [self._words_of(module, split, member) for member in range(split.degree)]
@@ -203,33 +203,33 @@ class OpShares:
         of.
         """
         views: dict[str, View] = {}
-        known: dict[tuple[int, bool, bool], View] = {}
-        found: dict[str, nn.Parameter] = {}
+        view_by_use: dict[tuple[int, bool, bool], View] = {}
+        wanted: dict[str, nn.Parameter] = {}
         for name, whole in self._module.named_parameters(remove_duplicate=False):
             first, is_own = member == 0, split.finds_own_gradient(name)
             leaf = whole
             if name in split.dims:
                 dim = split.dims[name]
-                begin, end = (whole.shape[dim] * (member + each) // split.degree for each in (0, 1))
+                begin, end = (whole.shape[dim] * (member + end) // split.degree for end in (0, 1))
                 leaf = nn.Parameter(
                     whole.detach().narrow(dim, begin, end - begin).clone(), whole.requires_grad
                 )
             is_zero = not first and name in split.added_once
             view = View((leaf,), counts=first or is_own, is_zero=is_zero)
-            views[name] = known.setdefault((id(whole), view.counts, is_zero), view)
+            views[name] = view_by_use.setdefault((id(whole), view.counts, is_zero), view)
             if name in self._parameters:  # where it does not count it comes to nothing, by the same sums
-                found[name] = views[name].leaves[0]
-        return PartialOp(self._module, views, region_of(self._module, split, group)), found
+                wanted[name] = views[name].leaves[0]
+        return PartialOp(self._module, views, region_of(self._module, split, group)), wanted
 
     def _words_of(self, module: fx.GraphModule, split: LayerSplit, member: int) -> PartialOp:
         """A device's part of the op, with leaves of its own."""
         views: dict[str, View] = {}
-        known: dict[int, View] = {}
+        view_by_id: dict[int, View] = {}
         for name, whole in module.named_parameters(remove_duplicate=False):
             if name in split.words:
                 first, last = (len(whole) * (member + end) // split.degree for end in (0, 1))
                 part = nn.Parameter(whole.detach()[first:last].clone(), whole.requires_grad)
-                views[name] = known.setdefault(id(whole), View((part,)))
+                views[name] = view_by_id.setdefault(id(whole), View((part,)))
         return PartialOp(module, views, None)
 
     def _wanted(self, part: PartialOp) -> dict[str, nn.Parameter]:
@@ -259,13 +259,13 @@ class OpShares:
         """The gradients that the samples from `first` to `last` start from; for copies without a batch
         dimension, those of the first share alone.
         """
-        found: dict[str, Tensor] = {}
+        seeds: dict[str, Tensor] = {}
         for name, seed in self._cotangents.items():
             spec = self._task.values[name]
-            found[name] = _rows(seed, spec, first, last)
+            seeds[name] = _rows(seed, spec, first, last)
             if spec.batch_dim is None and first > 0:
-                found[name] = torch.zeros_like(seed)
-        return found
+                seeds[name] = torch.zeros_like(seed)
+        return seeds
 
     def _counts(self, cuts: Sequence[int]) -> tuple[Tensor, ...] | None:
         """What the shares of a loss count together; None: it is not known to be a sum of their parts."""
@@ -320,12 +320,12 @@ class OpShares:
                     retain_graph=True,  # the pass may have to be run again, see InTurn
                 )
         require_dense(self._task.task.name, wanted, gradients)
-        found = {
+        gradient_by_name = {
             name: torch.zeros_like(tensor) if gradient is None else gradient
             for (name, tensor), gradient in zip(wanted.items(), gradients, strict=True)
         }
         buffers = {name: buffer.detach().clone() for name, buffer in self._values.buffers().items()}
-        return Run({name: output.detach() for name, output in outputs.items()}, found, buffers)
+        return Run({name: output.detach() for name, output in outputs.items()}, gradient_by_name, buffers)
 
     def _joined(self, name: str, parts: list[Tensor], *, is_gradient: bool = False) -> Tensor:
         spec = self._specs.get(name) if is_gradient else self._task.values.get(name)
@@ -354,18 +354,18 @@ def _rows(tensor: Tensor, spec: ValueSpec, first: int, last: int) -> Tensor:
 def largest_difference(whole: Run, shares: Run) -> tuple[str, float]:
     """What differs most, and by how much of its largest element; infinite where shapes do."""
     scale = max((float(g.abs().max()) for g in whole.gradients.values() if g.numel()), default=0.0)
-    found: list[tuple[float, str]] = []
+    differences: list[tuple[float, str]] = []
     kinds = (
         ("", whole.outputs, shares.outputs, 0.0),
         ("the gradient of ", whole.gradients, shares.gradients, scale * _SMALLEST_SHARE),
         ("what forward leaves in ", whole.buffers, shares.buffers, 0.0),
     )
     for kind, ours, theirs, smallest in kinds:
-        found += [
+        differences += [
             (relative_difference(theirs[name], tensor, smallest), f"{kind}{name}")
             for name, tensor in ours.items()
         ]
-    relative, what = max(found, default=(0.0, "nothing"))
+    relative, what = max(differences, default=(0.0, "nothing"))
     return what, relative
 
 
@@ -375,10 +375,10 @@ def relative_difference(ours: Tensor, theirs: Tensor, smallest: float) -> float:
         return float("inf")
     if ours.numel() == 0 or torch.equal(ours, theirs):
         return 0.0
-    one, other = _wide(ours.detach()), _wide(theirs.detach())
-    same = (one == other) | (one.isnan() & other.isnan())
-    gap = float((one - other).abs().masked_fill(same, 0.0).nan_to_num(float("inf"), float("inf")).max())
-    size = max(float(other.abs().nan_to_num(0.0, 0.0).max()), smallest)
+    left, right = _wide(ours.detach()), _wide(theirs.detach())
+    same = (left == right) | (left.isnan() & right.isnan())
+    gap = float((left - right).abs().masked_fill(same, 0.0).nan_to_num(float("inf"), float("inf")).max())
+    size = max(float(right.abs().nan_to_num(0.0, 0.0).max()), smallest)
     if gap == 0:
         return 0.0
     return gap / size if size > 0 else float("inf")

@@ -45,14 +45,16 @@ def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: V
                 move_as_forward(task)
                 averages = _moved(task)
                 loss = _run_ops(task, batch)
-                found = _gradients(loss, trained)
+                gradients = _gradients(loss, trained)
         except Exception as error:  # the user's code, on parameters and numbers that are not its own
             return f"it does not run in float64: {first_line(error)}"
-    refuse_read_of_backward(task, [each for each in (*left.left, *written) if each not in of_forward.left])
+    refuse_read_of_backward(
+        task, [buffer for buffer in (*left.left, *written) if buffer not in of_forward.left]
+    )
     require_dense(task.task.name, trained, expected)
     if not plain.isfinite() or watch.tolerance is None:
         return "its loss is not finite in float64, or computed in few bits"
-    what, relative = _largest(plain, loss, (*expected, *moved), (*found, *averages))
+    what, relative = _largest(plain, loss, (*expected, *moved), (*gradients, *averages))
     if relative > watch.tolerance:
         raise WorkloadError(
             f"task {task.task.name!r}: what was traced of it is not what its forward computes: on "
@@ -98,12 +100,12 @@ def _loss_of(task: TaskGraph, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def _run_ops(task: TaskGraph, batch: Mapping[str, Tensor]) -> Tensor:
-    known = {name: value.clone() for name, value in batch.items()}
+    values = {name: value.clone() for name, value in batch.items()}
     for op in task.ops[:-1]:
-        outputs = op_module(task, op)(*(known[name] for name in (*op.fields, *op.inputs)))
-        known.update(zip(op.outputs, outputs, strict=True))
+        outputs = op_module(task, op)(*(values[name] for name in (*op.fields, *op.inputs)))
+        values.update(zip(op.outputs, outputs, strict=True))
     last = task.ops[-1]
-    loss: Tensor = op_module(task, last)(*(known[name] for name in (*last.fields, *last.inputs)))
+    loss: Tensor = op_module(task, last)(*(values[name] for name in (*last.fields, *last.inputs)))
     return loss
 
 
@@ -117,18 +119,21 @@ def _gradients(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> Sequence
 
 
 def _largest(
-    plain: Tensor, loss: Tensor, expected: Sequence[Tensor | None], found: Sequence[Tensor | None]
+    plain: Tensor, loss: Tensor, expected: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
 ) -> tuple[str, float]:
     sizes = [
         float(gradient.abs().max()) for gradient in expected if gradient is not None and gradient.numel()
     ]
     smallest = 1e-3 * max(sizes, default=0.0)
     differences = [(relative_difference(loss, plain, 0.0), "the loss")]
-    for one, other in zip(found, expected, strict=True):
-        either = one if one is not None else other
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        either = gradient if gradient is not None else wanted
         if either is None:
             continue
-        ours, reference = (torch.zeros_like(either) if each is None else each for each in (one, other))
+        ours, reference = (
+            torch.zeros_like(either) if grad_or_none is None else grad_or_none
+            for grad_or_none in (gradient, wanted)
+        )
         differences.append((relative_difference(ours, reference, smallest), "a gradient"))
     relative, what = max(differences)
     return what, relative

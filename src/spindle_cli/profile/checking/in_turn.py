@@ -48,11 +48,11 @@ class InTurn(TensorGroup):
         tensor.copy_(self._totals[self._next])
         self._next += 1
 
-    def gather(self, own: Tensor, per_share: Sequence[int]) -> Tensor:
+    def gather(self, rows: Tensor, per_share: Sequence[int]) -> Tensor:
         """The rows of all shares: the sum of what has each share's in its place."""
-        whole = own.new_zeros((sum(per_share), *own.shape[1:]))
+        whole = rows.new_zeros((sum(per_share), *rows.shape[1:]))
         first = sum(per_share[: self.member])
-        whole[first : first + len(own)] = own
+        whole[first : first + len(rows)] = rows
         self.sum_(whole, is_gradient=False)
         return whole
 
@@ -64,7 +64,7 @@ class InTurn(TensorGroup):
 
     def exchange(
         self,
-        own: Tensor,
+        part: Tensor,
         cut: tuple[int, Sequence[int]],
         joined: tuple[int, Sequence[int]],
         *,
@@ -72,10 +72,10 @@ class InTurn(TensorGroup):
     ) -> Tensor:
         """Its part of the sum of what has each share's in its place."""
         (cut_dim, cut_sizes), (dim, sizes) = cut, joined
-        shape = list(own.shape)
+        shape = list(part.shape)
         shape[dim] = sum(sizes)
-        whole = own.new_zeros(shape)
-        whole.narrow(dim, sum(sizes[: self.member]), sizes[self.member]).copy_(own)
+        whole = part.new_zeros(shape)
+        whole.narrow(dim, sum(sizes[: self.member]), sizes[self.member]).copy_(part)
         self.sum_(whole, is_gradient=is_gradient)
         return torch.split(whole, list(cut_sizes), cut_dim)[self.member]
 

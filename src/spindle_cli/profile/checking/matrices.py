@@ -55,19 +55,19 @@ class Matrices:
         table = ParameterTable.of(graph)
         uses = _all_uses(graph, table)
         cast = None if train.autocast is None else getattr(torch, train.autocast)
-        found: dict[tuple[str, int], list[tuple[str, Matrix]]] = {}
+        by_op: dict[tuple[str, int], list[tuple[str, Matrix]]] = {}
         for name, of_name in uses.items():
             width = table.parameters[name].itemsize
             alike = _alike(name, of_name, width, width if cast is None else cast.itemsize)
             if _may_gain(alike, train.accumulate, train.widens_gradients):
                 for (task, op, dotted, _), matrix in zip(of_name, alike, strict=True):
-                    found.setdefault((task, op.index), []).append((dotted, matrix))
-        return cls(found)
+                    by_op.setdefault((task, op.index), []).append((dotted, matrix))
+        return cls(by_op)
 
     @property
     def names(self) -> frozenset[str]:
         """The canonical names of the matrices."""
-        return frozenset(matrix.parameter for own in self.by_op.values() for _, matrix in own)
+        return frozenset(matrix.parameter for of_op in self.by_op.values() for _, matrix in of_op)
 
     def of_ops(
         self, task: str, ops: Sequence[Op], split_of: Callable[[Op], LayerSplit | None]
@@ -75,13 +75,13 @@ class Matrices:
         """The matrices of a MetaOp's ops, counted from its first. `split_of`: how tensor parallelism splits
         an op.
         """
-        found = []
+        matrices = []
         for position, op in enumerate(ops):
             split = split_of(op)
             for dotted, matrix in self.by_op.get((task, op.index), ()):
                 is_split = split is not None and dotted in split.dims
-                found.append(matrix.model_copy(update={"op": position, "is_split": is_split}))
-        return tuple(found)
+                matrices.append(matrix.model_copy(update={"op": position, "is_split": is_split}))
+        return tuple(matrices)
 
 
 # A task, an op of it, a matrix's dotted name there, and how the op uses it: in one way alone, or None.
@@ -101,18 +101,20 @@ def _all_uses(graph: WorkloadGraph, table: ParameterTable) -> dict[str, list[_Us
     seen = _Seen()
     for task_name, task in graph.tasks.items():
         for op in task.ops:
-            own = [dotted for dotted in op.parameters if table.names[task_name, dotted] in uses]
-            if own:
-                found = {} if task_name in graph.lengths else seen.uses(task, op)
-                for dotted in own:
-                    uses[table.names[task_name, dotted]].append((task_name, op, dotted, found.get(dotted)))
+            matrix_names = [dotted for dotted in op.parameters if table.names[task_name, dotted] in uses]
+            if matrix_names:
+                use_by_name = {} if task_name in graph.lengths else seen.uses(task, op)
+                for dotted in matrix_names:
+                    uses[table.names[task_name, dotted]].append(
+                        (task_name, op, dotted, use_by_name.get(dotted))
+                    )
     return uses
 
 
 def _alike(name: str, uses: Sequence[_UseOf], width: int, cast_width: int) -> list[Matrix]:
     """The uses of a matrix, if all are in one way."""
-    found = [(op, use) for _, op, _, use in uses if use is not None]
-    if len(found) < len(uses) or len({use.way for _, use in found}) != 1:
+    known_uses = [(op, use) for _, op, _, use in uses if use is not None]
+    if len(known_uses) < len(uses) or len({use.way for _, use in known_uses}) != 1:
         return []
     return [
         Matrix(
@@ -126,7 +128,7 @@ def _alike(name: str, uses: Sequence[_UseOf], width: int, cast_width: int) -> li
             tokens=use.tokens,
             fixed_tokens=use.fixed_tokens,
         )
-        for op, use in found
+        for op, use in known_uses
     ]
 
 
@@ -136,7 +138,7 @@ def _may_gain(uses: Sequence[Matrix], batches: int, is_wide: bool) -> bool:
         return False
     first = uses[0]
     width = first.num_bytes // (first.outputs * first.inputs) * (2 if is_wide else 1)
-    tokens = batches * sum(each.tokens + each.fixed_tokens for each in uses)
+    tokens = batches * sum(use.tokens + use.fixed_tokens for use in uses)
     gradient = MatrixGradient(first.outputs, first.inputs, tokens, width, first.factor_width)
     gathered = gradient.rows_bytes if first.way == "rows" else gradient.factors_bytes
     return gathered < 2 * gradient.dense_bytes
@@ -157,7 +159,7 @@ class _Use:
 class _Seen:
     """Runs ops; of equal ones the first alone."""
 
-    known: dict[Hashable, tuple[_Use | None, ...]] = field(default_factory=dict)
+    uses_by_key: dict[Hashable, tuple[_Use | None, ...]] = field(default_factory=dict)
 
     def uses(self, task: TaskGraph, op: Op) -> dict[str, _Use]:
         """By dotted name, the matrices of an op that it uses in one way alone."""
@@ -170,11 +172,11 @@ class _Seen:
         )
         specs = tuple((spec.shape, spec.dtype, spec.batch_dim, spec.requires_grad) for spec in given)
         key = op.kind, shapes, specs, op.computed_with if op.target is None else None
-        if key not in self.known:
-            self.known[key] = tuple(_uses_of(task, op))
+        if key not in self.uses_by_key:
+            self.uses_by_key[key] = tuple(_uses_of(task, op))
         return {
             dotted: use
-            for dotted, use in zip(op.computed_with, self.known[key], strict=True)
+            for dotted, use in zip(op.computed_with, self.uses_by_key[key], strict=True)
             if use is not None
         }
 
@@ -265,14 +267,14 @@ def _notes(tensors: OpTensors) -> dict[str, _Note]:
         with _Watching(notes) as watching, with_state(module, state):
             result = tensors_of(module(*inputs))
         outputs = [
-            each for each in (result if isinstance(result, tuple) else (result,)) if each.requires_grad
+            output for output in (result if isinstance(result, tuple) else (result,)) if output.requires_grad
         ]
         if not outputs or watching.runs_again:
             return {}
         left = torch.autograd.grad(
             outputs,
             list(trained.values()),
-            [torch.empty_like(each) for each in outputs],
+            [torch.empty_like(output) for output in outputs],
             allow_unused=True,
         )
     return {

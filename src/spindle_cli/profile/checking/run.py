@@ -80,12 +80,12 @@ def check_numbers(
                 return layer_split(graph.workload, task, op, _DEVICES) if settings.by_words else None
 
             checker = TaskChecker(task, names, seed, limits, split_of)
-            found = checker.check_loss() if settings.losses_only else checker.check()
+            check = checker.check_loss() if settings.losses_only else checker.check()
             short = (shortest or {}).get(task.task.name)
             if short is not None and not settings.losses_only:
                 of_short = partial(split_of, task=short)
-                found = _with_shortest(found, TaskChecker(short, names, seed, limits, of_short).check())
-            tasks.append(found)
+                check = _with_shortest(check, TaskChecker(short, names, seed, limits, of_short).check())
+            tasks.append(check)
     return NumericCheck(tasks=tuple(tasks))
 
 

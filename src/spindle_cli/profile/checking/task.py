@@ -127,32 +127,34 @@ class TaskChecker:
             WorkloadError: together they compute something else than the task's `forward`, or a parameter has
                 a hook that must not see a part of its gradient.
         """
-        found = _Findings()
+        findings = _Findings()
         untried = self._try_hooks()
         try:
-            self._check_chain(found)
+            self._check_chain(findings)
         except NotCheckedError as error:
-            self._leave(found, str(error))
+            self._leave(findings, str(error))
         for op in self._splits:
-            if op.index in found.checked and not untried.keys().isdisjoint(op.parameters):
-                found.checked.remove(op.index)
-                found.unchecked[op.index] = next(untried[name] for name in op.parameters if name in untried)
-        return self._result(found, self._compare_with_forward())
+            if op.index in findings.checked and not untried.keys().isdisjoint(op.parameters):
+                findings.checked.remove(op.index)
+                findings.unchecked[op.index] = next(
+                    untried[name] for name in op.parameters if name in untried
+                )
+        return self._result(findings, self._compare_with_forward())
 
     def check_loss(self) -> TaskCheck:
         """Check the loss by itself, on stand-ins for what it takes. Raises WorkloadError: as `check` does of
         hooks.
         """
-        found = _Findings()
+        findings = _Findings()
         self._try_hooks()
         loss = self._task.ops[-1]
         if loss in self._splits:
             try:
-                self._check_alone(loss, found)
+                self._check_alone(loss, findings)
             except NotCheckedError as error:
-                found.unchecked[loss.index] = str(error)
-        self._leave(found, "an estimate runs no layers")
-        return self._result(found, "an estimate runs no layers")
+                findings.unchecked[loss.index] = str(error)
+        self._leave(findings, "an estimate runs no layers")
+        return self._result(findings, "an estimate runs no layers")
 
     def _try_hooks(self) -> dict[str, str]:
         """Try the hooks of parameters, with values in the place of those on the meta device where there is
@@ -168,36 +170,36 @@ class TaskChecker:
         with made_real(root):
             return try_hooks(self._task)
 
-    def _leave(self, found: _Findings, why: str) -> None:
+    def _leave(self, findings: _Findings, why: str) -> None:
         for op in self._splits:
-            if op.index not in found.seen:
-                found.unchecked[op.index] = why
+            if op.index not in findings.seen:
+                findings.unchecked[op.index] = why
 
-    def _check_alone(self, op: Op, found: _Findings) -> None:
+    def _check_alone(self, op: Op, findings: _Findings) -> None:
         def check(dtype: torch.dtype) -> None:
             values = self._task.values
             inputs = {name: stand_in(values[name], self._samples, dtype) for name in op.inputs}
-            self._check_op(op, {**self._fields(dtype), **inputs}, found, dtype)
+            self._check_op(op, {**self._fields(dtype), **inputs}, findings, dtype)
 
         _in_either(check)
 
-    def _check_chain(self, found: _Findings) -> None:
-        _in_either(lambda dtype: self._check_ops(found, dtype))
+    def _check_chain(self, findings: _Findings) -> None:
+        _in_either(lambda dtype: self._check_ops(findings, dtype))
 
-    def _check_ops(self, found: _Findings, dtype: torch.dtype) -> None:
-        known = self._fields(dtype)
+    def _check_ops(self, findings: _Findings, dtype: torch.dtype) -> None:
+        values = self._fields(dtype)
         for op in self._task.ops:
-            left = [split for split in self._splits if split.index not in found.seen]
-            if not left and not any(self._writes_unknown(each) for each in self._task.ops):
+            left = [split for split in self._splits if split.index not in findings.seen]
+            if not left and not any(self._writes_unknown(later) for later in self._task.ops):
                 return
             self._limits.require_time()
             if op in left:
-                known.update(self._check_op(op, known, found, dtype))
+                values.update(self._check_op(op, values, findings, dtype))
             else:
-                known.update(self._run(op, known, dtype))
+                values.update(self._run(op, values, dtype))
             for name in op.inputs:
                 if not any(name in later.inputs for later in self._task.ops[op.index + 1 :]):
-                    del known[name]
+                    del values[name]
 
     def _writes_unknown(self, op: Op) -> bool:
         """Whether the backward pass of an op that runs whole is to be seen yet, which may write into
@@ -209,13 +211,13 @@ class TaskChecker:
         return _in_dtype(self._batch, dtype)
 
     def _check_op(
-        self, op: Op, known: Mapping[str, Tensor], found: _Findings, dtype: torch.dtype
+        self, op: Op, inputs: Mapping[str, Tensor], findings: _Findings, dtype: torch.dtype
     ) -> dict[str, Tensor]:
         """Compare, and note what was found; gives the op's outputs."""
         self._require_room(op)
         values = Values.of_op(self._task, op, dtype)
         with values.held() as parameters, watching(self._task.root), constants_in(dtype):
-            runs = OpShares(self._task, op, known, values, parameters)
+            runs = OpShares(self._task, op, inputs, values, parameters)
             try:
                 whole = runs.whole(self._samples)
             except Exception as error:
@@ -226,7 +228,7 @@ class TaskChecker:
                 shares = runs.in_shares((0, 1, self._samples))
                 repeats = runs.draws_again(self._samples)
             except Exception as error:  # a share is what workers would run
-                found.whole[op.index] = (
+                findings.whole[op.index] = (
                     f"{place_of(op)}it fails on shares of 1 and {self._samples - 1} samples: "
                     f"{first_line(error)}"
                 )
@@ -237,19 +239,19 @@ class TaskChecker:
                 self._check_experts(op, runs, whole, runs.watch.tolerance)
         what, relative = largest_difference(whole, shares)
         if not whole.is_finite:
-            found.unchecked[op.index] = f"{place_of(op)}it gives numbers that are none on drawn parameters"
+            findings.unchecked[op.index] = f"{place_of(op)}it gives numbers that are none on drawn parameters"
         elif runs.watch.tolerance is None:
-            found.unchecked[op.index] = f"{place_of(op)}it computes in numbers of {runs.watch.bits} bits"
+            findings.unchecked[op.index] = f"{place_of(op)}it computes in numbers of {runs.watch.bits} bits"
         elif repeats:
-            found.whole[op.index] = f"{place_of(op)}it draws the same random numbers in every share"
+            findings.whole[op.index] = f"{place_of(op)}it draws the same random numbers in every share"
         elif relative > runs.watch.tolerance:
-            found.whole[op.index] = (
+            findings.whole[op.index] = (
                 f"{place_of(op)}on shares of 1 and {self._samples - 1} samples {what} differs from that of "
                 f"the whole by {relative:.1e}"
             )
         else:
-            found.checked.add(op.index)
-            found.largest = max(found.largest, relative)
+            findings.checked.add(op.index)
+            findings.largest = max(findings.largest, relative)
         return whole.outputs
 
     def _refuse_written(self, op: Op, names: Sequence[str]) -> None:
@@ -279,8 +281,8 @@ class TaskChecker:
         split = self._split_of(op)
         if split is None or not split.words:
             return
-        for found in runs.in_words(split, self._samples):
-            what, relative = largest_difference(whole, found)
+        for run in runs.in_words(split, self._samples):
+            what, relative = largest_difference(whole, run)
             if relative > tolerance:
                 raise WorkloadError(
                     f"{place_of(op)}split by words over {split.degree} devices, {what} of the op with "
@@ -330,19 +332,19 @@ class TaskChecker:
 
     def _differs(self, runs: OpShares, split: LayerSplit, whole: Run, tolerance: float) -> str | None:
         try:
-            found = [largest_difference(whole, run) for run in runs.in_parts(split, self._samples)]
+            differences = [largest_difference(whole, run) for run in runs.in_parts(split, self._samples)]
         except Exception as error:  # what workers would run into
             return f"it fails: {first_line(error)}"
-        what, relative = max(found, key=lambda each: each[1])
+        what, relative = max(differences, key=lambda difference: difference[1])
         return f"{what} differs from that of the whole by {relative:.1e}" if relative > tolerance else None
 
-    def _run(self, op: Op, known: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    def _run(self, op: Op, inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
         """Run an op whole; gives its outputs."""
         self._require_room(op)
         values = Values.of_op(self._task, op, dtype)
         if self._writes_unknown(op):
             with values.held() as parameters, watching(self._task.root), constants_in(dtype):
-                runs = OpShares(self._task, op, known, values, parameters)
+                runs = OpShares(self._task, op, inputs, values, parameters)
                 self._seen_backward.add(op.index)
                 try:
                     outputs = runs.whole(self._samples).outputs
@@ -351,10 +353,10 @@ class TaskChecker:
                 else:
                     self._refuse_written(op, runs.written_backward)
                     return {} if op.is_loss else outputs
-        arguments = [known[name].clone() for name in op.fields]
+        arguments = [inputs[name].clone() for name in op.fields]
         # An op may ask for gradients itself, by what it is given too.
         arguments += [
-            known[name].clone().requires_grad_(self._task.values[name].requires_grad) for name in op.inputs
+            inputs[name].clone().requires_grad_(self._task.values[name].requires_grad) for name in op.inputs
         ]
         with values.held(), watching(self._task.root), constants_in(dtype), NoRandomness():
             try:
@@ -403,18 +405,18 @@ class TaskChecker:
         with constants_in(torch.float64):
             return compare_with_forward(self._task, _in_dtype(batch, torch.float64), values_held)
 
-    def _result(self, found: _Findings, forward_unchecked: str | None) -> TaskCheck:
+    def _result(self, findings: _Findings, forward_unchecked: str | None) -> TaskCheck:
         def by_name(reasons: Mapping[int, str]) -> dict[str, str]:
             return {self._names[op]: reasons[op] for op in sorted(reasons, reverse=True)}
 
-        whole = by_name(found.whole)
-        unchecked = {name: why for name, why in by_name(found.unchecked).items() if name not in whole}
-        checked = dict.fromkeys(self._names[op] for op in sorted(found.checked))
+        whole = by_name(findings.whole)
+        unchecked = {name: why for name, why in by_name(findings.unchecked).items() if name not in whole}
+        checked = dict.fromkeys(self._names[op] for op in sorted(findings.checked))
         return TaskCheck(
             task=self._task.task.name,
             samples=self._samples,
             checked=tuple(name for name in checked if name not in {**whole, **unchecked}),
-            largest_difference=found.largest,
+            largest_difference=findings.largest,
             whole=whole,
             unchecked=unchecked,
             forward_unchecked=forward_unchecked,
@@ -534,20 +536,20 @@ def _writes(task: str, hooked: str, written: str, place: str | None = None) -> W
 def _is_additive(hooks: Mapping[int, Callable[..., Any]], parameter: nn.Parameter) -> bool:
     generator = torch.Generator().manual_seed(0)
     dtype = torch.promote_types(parameter.dtype, torch.float32)
-    one, other = (torch.randn(parameter.shape, dtype=dtype, generator=generator) for _ in range(2))
-    return all(_adds_up(hooks.values(), one * scale, other * scale) for scale in _SCALES)
+    first, second = (torch.randn(parameter.shape, dtype=dtype, generator=generator) for _ in range(2))
+    return all(_adds_up(hooks.values(), first * scale, second * scale) for scale in _SCALES)
 
 
-def _adds_up(hooks: Iterable[Callable[..., Any]], one: Tensor, other: Tensor) -> bool:
-    found = [_hooked(hooks, gradient) for gradient in (one + other, one, other)]
-    largest = max((float(each.abs().max()) for each in found if each.numel()), default=0.0)
-    return torch.allclose(found[0], found[1] + found[2], rtol=0.0, atol=_TOLERANCE * largest)
+def _adds_up(hooks: Iterable[Callable[..., Any]], first: Tensor, second: Tensor) -> bool:
+    hooked = [_hooked(hooks, gradient) for gradient in (first + second, first, second)]
+    largest = max((float(gradient.abs().max()) for gradient in hooked if gradient.numel()), default=0.0)
+    return torch.allclose(hooked[0], hooked[1] + hooked[2], rtol=0.0, atol=_TOLERANCE * largest)
 
 
 def _hooked(hooks: Iterable[Callable[..., Any]], gradient: Tensor) -> Tensor:
     gradient = gradient.clone()
     with torch.no_grad():
         for hook in hooks:
-            found = hook(gradient)
-            gradient = gradient if found is None else found
+            replaced = hook(gradient)
+            gradient = gradient if replaced is None else replaced
     return gradient

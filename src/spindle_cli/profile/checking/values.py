@@ -60,10 +60,14 @@ def made_real(root: nn.Module) -> Iterator[None]:
     """Give a module's parameters and buffers that are on the meta device values inside: to whoever has them,
     as they stay the same objects.
     """
-    held = [each for each in (*root.parameters(), *root.buffers()) if each.is_meta and not is_lazy(each)]
+    held = [
+        tensor for tensor in (*root.parameters(), *root.buffers()) if tensor.is_meta and not is_lazy(tensor)
+    ]
     made = [
-        nn.Parameter(_drawn(each), each.requires_grad) if isinstance(each, nn.Parameter) else _drawn(each)
-        for each in held
+        nn.Parameter(_drawn(tensor), tensor.requires_grad)
+        if isinstance(tensor, nn.Parameter)
+        else _drawn(tensor)
+        for tensor in held
     ]
     for pair in zip(held, made, strict=True):
         swap(*pair)
@@ -139,7 +143,7 @@ class Values:
             convert_constants(self._root, self._dtype)
             self._attributes = [Before(owner) for owner in self._owners()]
             kept = tensors_kept(self._root) if self._keeps else []
-            self._kept = [(each, each.detach().clone()) for each in kept]
+            self._kept = [(tensor, tensor.detach().clone()) for tensor in kept]
             self.start_anew()
             yield made
         finally:

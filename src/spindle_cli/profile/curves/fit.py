@@ -65,8 +65,8 @@ def leave_one_out_errors(points: Sequence[CurvePoint]) -> list[float]:
     errors = []
     for left_out in range(1, len(points) - 1):
         point = points[left_out]
-        known = [*points[:left_out], *points[left_out + 1 :]]
-        predicted = predict_s(_segments(known, known[-1].num_devices), point.num_devices)
+        others = [*points[:left_out], *points[left_out + 1 :]]
+        predicted = predict_s(_segments(others, others[-1].num_devices), point.num_devices)
         errors.append(abs(predicted - point.op_s) / point.op_s)
     return errors
 
@@ -161,13 +161,15 @@ def op_memory(
         return ()
     fits = [tuple(_fit(shares, key, batch_size) for key in _KEYS) for shares in ops]
     kept = [_selective(shares, fit[0][0], batch_size) for shares, fit in zip(ops, fits, strict=True)]
-    found: list[OpMemory] = []
+    memories: list[OpMemory] = []
     first = 0
     for (fit, whole, selective), run in groupby(zip(fits, joined or [0] * len(fits), kept, strict=True)):
         pairs = dict(zip(_KEYS, fit, strict=True))
-        found.append(OpMemory(tp=tp, first_op=first, joined_bytes=whole, selective_bytes=selective, **pairs))
+        memories.append(
+            OpMemory(tp=tp, first_op=first, joined_bytes=whole, selective_bytes=selective, **pairs)
+        )
         first += len(list(run))
-    return tuple(found)
+    return tuple(memories)
 
 
 def selective_share(ops: Sequence[Shares]) -> float | None:
@@ -181,8 +183,10 @@ def selective_share(ops: Sequence[Shares]) -> float | None:
         )
         for shares in ops
     ]
-    known = [each[1] for each in largest if each is not None]
-    return sum(known) / len(known) if known and len(known) == len(largest) else None
+    shares_known = [rows_and_share[1] for rows_and_share in largest if rows_and_share is not None]
+    return (
+        sum(shares_known) / len(shares_known) if shares_known and len(shares_known) == len(largest) else None
+    )
 
 
 def _selective(shares: Shares, fixed: int, batch_size: int) -> tuple[int, int] | None:
@@ -190,7 +194,7 @@ def _selective(shares: Shares, fixed: int, batch_size: int) -> tuple[int, int] |
     of; of one alone as much whatever the share as where nothing is recomputed (`fixed`): parameters that were
     cast are kept in any case.
     """
-    points = [(rows, each.selective.kept_bytes) for rows, each in shares if each.selective is not None]
+    points = [(rows, memory.selective.kept_bytes) for rows, memory in shares if memory.selective is not None]
     if len(points) == 1:
         points.append((0, min(fixed, points[0][1])))
     return _line(points, batch_size) if points else None
@@ -203,9 +207,9 @@ def _fit(shares: Shares, key: str, batch_size: int) -> tuple[int, int]:
     return _line([(rows, getattr(memory, key)) for rows, memory in shares], batch_size)
 
 
-def _line(known: Sequence[tuple[int, int]], batch_size: int) -> tuple[int, int]:
-    points = sorted(known)
-    (few, least), (many, most) = points[0], points[-1]
+def _line(points: Sequence[tuple[int, int]], batch_size: int) -> tuple[int, int]:
+    ascending = sorted(points)
+    (few, least), (many, most) = ascending[0], ascending[-1]
     slope = max(0.0, (most - least) / (many - few)) if many > few else most / many
-    fixed = max(0.0, *(taken - slope * rows for rows, taken in points))
+    fixed = max(0.0, *(taken - slope * rows for rows, taken in ascending))
     return round(fixed), round(slope * batch_size)

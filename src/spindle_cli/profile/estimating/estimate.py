@@ -238,7 +238,7 @@ def between(few: Work, many: Work, few_rows: int, many_rows: int, rows: int) -> 
 
     def mix_both(a: _Both, b: _Both) -> _Both:
         first, second = (
-            tuple(mix(x, y) for x, y in zip(*each, strict=True)) for each in zip(a, b, strict=True)
+            tuple(mix(x, y) for x, y in zip(*pair, strict=True)) for pair in zip(a, b, strict=True)
         )
         return first, second
 

@@ -65,8 +65,8 @@ def _memory(
 ) -> ShareMemory:
     task, op, rows, mode = tensors.task, tensors.op, tensors.rows, tensors.mode
     is_cast = train.autocast is not None
-    own = None if split is None else split.own_words(SumCounter((0,), 0, torch.device("cpu")))
-    timed = timed_op(task, op, rows, train.loss_chunks, own)
+    vocabulary = None if split is None else split.own_words(SumCounter((0,), 0, torch.device("cpu")))
+    timed = timed_op(task, op, rows, train.loss_chunks, vocabulary)
     module = timed.module
     with mode:
         more = timed.more_arguments(torch.device("cpu"))
@@ -120,8 +120,8 @@ def _copying_gradients(module: nn.Module, split: LayerSplit | None) -> Iterator[
     entered: list[tuple[Tensor, Tensor]] = []
 
     def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        for known, inside in entered:
-            if args and known is args[0]:
+        for original, inside in entered:
+            if args and original is args[0]:
                 return (inside, *args[1:])
         if not args:
             return args

@@ -84,13 +84,13 @@ def machine_text(num_devices: int | None) -> str:
     return cluster_text(one_node(device, count, link), f"{what}; the link is measured between two.")
 
 
-def _count(kind: DeviceType, asked: int | None) -> int:
+def _count(kind: DeviceType, requested: int | None) -> int:
     if kind == "cpu":
-        return asked or min(len(own_cores()), _MOST_PROCESSES)
+        return requested or min(len(own_cores()), _MOST_PROCESSES)
     there = places_on_gpus()
-    if asked is not None and asked > there:
-        raise UsageError(f"--nproc {asked}: this machine has {there} GPUs")
-    return asked or there
+    if requested is not None and requested > there:
+        raise UsageError(f"--nproc {requested}: this machine has {there} GPUs")
+    return requested or there
 
 
 def _measured(kind: DeviceType) -> MeasuredLink:

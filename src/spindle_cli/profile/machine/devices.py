@@ -154,10 +154,10 @@ def is_same_device(device: Device, cluster_device: str) -> bool:
     be shortened to some of its words: 'rtx-4090' is an 'NVIDIA GeForce RTX 4090'.
     """
     wanted = _full_name(cluster_device)
-    own = cluster_device_name(device)
-    if own == wanted:
+    profiled = cluster_device_name(device)
+    if profiled == wanted:
         return True
-    unlisted = device.type == "cuda" and own not in _BY_NAME and wanted not in _BY_NAME
+    unlisted = device.type == "cuda" and profiled not in _BY_NAME and wanted not in _BY_NAME
     return unlisted and set(_words(wanted)) <= set(_words(device.name))
 
 
@@ -194,10 +194,10 @@ def require_precision(names: Sequence[str], precision: Precision) -> None:
     for name in names:
         listed = _BY_NAME.get(name)
         of_chips = (PEAK_FLOPS_PER_S.get(word) for word in _words(name))
-        known = next(filter(None, of_chips), None) if listed is None else listed.flops_per_s
-        if known is not None and precision not in known:
+        peaks = next(filter(None, of_chips), None) if listed is None else listed.flops_per_s
+        if peaks is not None and precision not in peaks:
             raise InputError(
-                f"{name!r} has no {precision}, only {' and '.join(known)}",
+                f"{name!r} has no {precision}, only {' and '.join(peaks)}",
                 hint="Train in float16 autocast with a loss scale (train.precision: fp16-autocast), or in "
                 "float32 (train.precision: full, profiled with --precision float32); profile so on all types "
                 "of device alike. Or leave these devices out.",

@@ -109,9 +109,9 @@ def _one_way(rank: int, elements: int, device: torch.device, size_s: float = _SE
         return OneWay(seconds)
     beside_s = max(_LEAST_BESIDE_S, _BESIDE_TIMES * seconds)
     # One of these takes at least as long as what is computed beside it; both ends know how long that is.
-    beside = torch.ones(_BESIDE_ROWS, _BESIDE_ELEMENTS).unbind()
+    operands = torch.ones(_BESIDE_ROWS, _BESIDE_ELEMENTS).unbind()
     exchanges = [
-        _exchange(rank, message, beside, beside_s) for _ in range(min(count, _rounds(size_s, beside_s)))
+        _exchange(rank, message, operands, beside_s) for _ in range(min(count, _rounds(size_s, beside_s)))
     ]
     return OneWay(seconds, _of_one_end(exchanges, seconds))
 
@@ -148,7 +148,7 @@ def _round_trip(rank: int, message: torch.Tensor) -> float:
     return time.perf_counter() - started
 
 
-def _exchange(rank: int, message: torch.Tensor, beside: Sequence[torch.Tensor], beside_s: float) -> float:
+def _exchange(rank: int, message: torch.Tensor, operands: Sequence[torch.Tensor], beside_s: float) -> float:
     """Processor seconds that a message each way takes of this end beside its own work, as in training: it
     computes for so many seconds while they are under way.
 
@@ -161,7 +161,7 @@ def _exchange(rank: int, message: torch.Tensor, beside: Sequence[torch.Tensor], 
     works = dist.batch_isend_irecv(operations)
     calls_s = time.thread_time() - thread_s
     computed_s = time.thread_time() + beside_s
-    compute_beside(beside, lambda: time.thread_time() >= computed_s)
+    compute_beside(operands, lambda: time.thread_time() >= computed_s)
     waiting_s = time.thread_time()
     for work in works:
         work.wait()

@@ -81,20 +81,20 @@ def is_unsteady(timing: OpTiming) -> bool:
 
 def complaints(noise: Noise, most_share: float, most_spread: float) -> list[str]:
     """What is beyond these bounds, for people."""
-    found = []
+    lines = []
     if noise.others_share > most_share:
-        found.append(f"other processes took {noise.others_share:.0%} of the cores' time")
+        lines.append(f"other processes took {noise.others_share:.0%} of the cores' time")
     if noise.spread > most_spread:
-        found.append(
+        lines.append(
             f"half of the times vary by more than {noise.spread:.0%} (at worst {noise.worst_spread:.0%})"
         )
-    return found
+    return lines
 
 
 def warning(noise: Noise) -> str | None:
     """What to say of a noisy profile; None of a quiet one."""
-    found = complaints(noise, NOTED_SHARE, NOTED_SPREAD)
-    return f"measured while the machine was busy: {', and '.join(found)}" if found else None
+    lines = complaints(noise, NOTED_SHARE, NOTED_SPREAD)
+    return f"measured while the machine was busy: {', and '.join(lines)}" if lines else None
 
 
 def require_quiet(noise: Noise) -> None:
@@ -103,10 +103,10 @@ def require_quiet(noise: Noise) -> None:
     Raises:
         RunFailedError: they are beyond the bounds.
     """
-    found = complaints(noise, MOST_SHARE, MOST_SPREAD)
-    if found:
+    lines = complaints(noise, MOST_SHARE, MOST_SPREAD)
+    if lines:
         raise RunFailedError(
-            f"the machine was too busy to measure: {', and '.join(found)}; expected at most {MOST_SHARE:.0%} "
+            f"the machine was too busy to measure: {', and '.join(lines)}; expected at most {MOST_SHARE:.0%} "
             f"of the time and a spread of {MOST_SPREAD:.0%}",
             hint="End what else runs and profile again. What was measured is kept: the same command with "
             "--accept-noise takes it as it is.",

@@ -104,13 +104,13 @@ class ResumeFile:
         if not self.path.exists():
             return fresh
         try:
-            found = PartialProfile.read(self.path)
+            resumed = PartialProfile.read(self.path)
         except InputError as error:
             raise InputError(
                 f"the rest of an interrupted profile cannot be used: {error.message}",
                 hint=f"Remove {self.path} to start anew.",
             ) from error
-        return found if found.conditions == self._conditions else fresh
+        return resumed if resumed.conditions == self._conditions else fresh
 
     def _write(self) -> None:
         partial = PartialProfile(

@@ -64,11 +64,11 @@ class Reused:
 
     def hand_over(self, kept: ResumeFile, keys: Sequence[str]) -> str:
         """Put what it has of the jobs with these keys to the results so far; says how much, for people."""
-        found = self.measurements
-        count = sum(key in found.timings or key in found.failed for key in keys)
+        measurements = self.measurements
+        count = sum(key in measurements.timings or key in measurements.failed for key in keys)
         kept.take(
-            {key: found.timings[key] for key in keys if key in found.timings},
-            {key for key in keys if key in found.failed},
+            {key: measurements.timings[key] for key in keys if key in measurements.timings},
+            {key for key in keys if key in measurements.failed},
             self.profile.links or None,
         )
         return f"{count} of {len(keys)} measurements are those of {self.path}"

@@ -56,7 +56,7 @@ class MeasureSettings:
 
     def environment(self) -> dict[str, Any]:
         """What the times depend on besides the workload, for the profile."""
-        found: dict[str, Any] = {
+        environment: dict[str, Any] = {
             "torch": torch.__version__,
             "threads_per_process": self.threads,
             "processes": self.processes,
@@ -68,12 +68,12 @@ class MeasureSettings:
             "loss_chunks": self.loss_chunks,
         }
         if self.compile is not None:
-            found["compile"] = self.compile
+            environment["compile"] = self.compile
         if self.float32_matmul is not None:
-            found["float32_matmul"] = self.float32_matmul
+            environment["float32_matmul"] = self.float32_matmul
         if self.device == "cuda":
-            found["cuda"] = torch.version.cuda
-        return found
+            environment["cuda"] = torch.version.cuda
+        return environment
 
     @property
     def links(self) -> str | None:

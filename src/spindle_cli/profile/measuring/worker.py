@@ -121,11 +121,11 @@ class _Worker:
         if settings.device == "cuda":
             self._device = torch.device("cuda", gpu_of(rank))
             torch.cuda.set_device(self._device)
-        found = analysed or load_analysed(settings.source, settings.folder, settings.lengths)
-        self._graph = found.graph
+        workload = analysed or load_analysed(settings.source, settings.folder, settings.lengths)
+        self._graph = workload.graph
         wanted = set(settings.stand_ins.values())
         give_parameters(self._graph, sorted(wanted))
-        self._train = found.loaded.train
+        self._train = workload.loaded.train
         set_matmul_precision(self._train)
         self._compiler = LayerCompiler.of(self._train)
         self._inputs = ChainInputs(self._graph, settings.stand_ins, wanted, self._train, self._device)
@@ -160,8 +160,8 @@ class _Worker:
         if request.job.tp > 1:
             split = layer_split(self._graph.workload, task, op, request.job.tp)
             assert split is not None, "a job is made only where the op can be split"
-        own = None if split is None else split.own_words(sums)
-        timed = timed_op(task, op, request.job.rows, self._train.loss_chunks, own)
+        vocabulary = None if split is None else split.own_words(sums)
+        timed = timed_op(task, op, request.job.rows, self._train.loss_chunks, vocabulary)
         whole = timed.module.to(self._device)
         module: nn.Module = whole
         positions = OwnPositions(split, sums, self._inputs.take(ref, request.job.rows))
@@ -298,12 +298,14 @@ class Selecting(nn.Module):
         return selective_checkpoint(self.module, arguments)
 
 
-def _same_gradients(run: OpRun, other: OpRun) -> bool:
+def _same_gradients(first: OpRun, second: OpRun) -> bool:
     """Whether both give the same gradients, for the same random numbers."""
-    for own, theirs in zip(_gradients(run), _gradients(other), strict=True):
-        is_narrow = own.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled(own.device.type)
+    for ours, theirs in zip(_gradients(first), _gradients(second), strict=True):
+        is_narrow = ours.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled(
+            ours.device.type
+        )
         tolerance = _NARROW_TOLERANCE if is_narrow else _TOLERANCE
-        if not bool((own - theirs).norm() <= tolerance * own.norm()):
+        if not bool((ours - theirs).norm() <= tolerance * ours.norm()):
             return False
     return True
 

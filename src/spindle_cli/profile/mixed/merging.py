@@ -64,10 +64,10 @@ def merge(named: Sequence[tuple[Path, Profile]]) -> Profile:
     """
     first = named[0][1]
     # All are held to one that knows all there is to know.
-    known_path, known = next((each for each in named if _knows_splits(each[1])), named[0])
-    for path, other in named:
-        if other is not known:
-            _require_same(known_path, known, path, other)
+    fullest_path, fullest = next((entry for entry in named if _knows_splits(entry[1])), named[0])
+    for path, profile in named:
+        if profile is not fullest:
+            _require_same(fullest_path, fullest, path, profile)
     types: dict[str, Path] = {}
     parts: list[tuple[Profile, Device, str]] = []
     for path, profile in named:
@@ -87,7 +87,7 @@ def merge(named: Sequence[tuple[Path, Profile]]) -> Profile:
         "noise": None,
         "measurements": None,
         "calibration": None,
-        "metaops": tuple(_merged(metaop, parts) for metaop in known.metaops),
+        "metaops": tuple(_merged(metaop, parts) for metaop in fullest.metaops),
         "optimizer_s_per_byte": max(profile.optimizer_s_per_byte for _, profile in named),
         "processor": _slowest([profile.processor for _, profile in named]),
         # Older profiles do not say it.
@@ -97,34 +97,34 @@ def merge(named: Sequence[tuple[Path, Profile]]) -> Profile:
     return Profile.model_validate(first.model_copy(update=update).model_dump(mode="json", by_alias=True))
 
 
-def _require_same(first_path: Path, first: Profile, path: Path, other: Profile) -> None:
-    if other.workload.fingerprint != first.workload.fingerprint:
+def _require_same(first_path: Path, first: Profile, path: Path, second: Profile) -> None:
+    if second.workload.fingerprint != first.workload.fingerprint:
         raise InputError(
-            f"{path}: a profile of the workload {other.workload.name!r} "
-            f"({other.workload.fingerprint[:19]}...); {first_path} is of "
+            f"{path}: a profile of the workload {second.workload.name!r} "
+            f"({second.workload.fingerprint[:19]}...); {first_path} is of "
             f"{first.workload.name!r} ({first.workload.fingerprint[:19]}...)",
             hint="Profile the same workload, with the same arguments"
             + (
                 ", the same --batches and the same --length-percentile, on each type of device: they are of "
                 "other lengths of the batches."
-                if other.workload.lengths != first.workload.lengths
+                if second.workload.lengths != first.workload.lengths
                 else ", on each type of device."
             ),
         )
     for key in sorted(_OF_TRAINING):
-        _require_equal(first_path, getattr(first, key), path, getattr(other, key), key)
+        _require_equal(first_path, getattr(first, key), path, getattr(second, key), key)
     for key in _OF_ENVIRONMENT:
-        own, theirs = first.environment.get(key), other.environment.get(key)
-        _require_equal(first_path, own, path, theirs, f"environment.{key}")
-    if list(first.by_name) != list(other.by_name):
-        differs = sorted(set(first.by_name) ^ set(other.by_name)) or list(other.by_name)
+        ours, theirs = first.environment.get(key), second.environment.get(key)
+        _require_equal(first_path, ours, path, theirs, f"environment.{key}")
+    if list(first.by_name) != list(second.by_name):
+        differs = sorted(set(first.by_name) ^ set(second.by_name)) or list(second.by_name)
         raise InputError(
             f"{path}: metaops: {', '.join(differs[:3])}: not the MetaOps of {first_path}, in its order",
             hint="Profile both with the same version of spindle.",
         )
-    both_know = _knows_splits(first) == _knows_splits(other)
+    both_know = _knows_splits(first) == _knows_splits(second)
     keys = set(MetaOpProfile.model_fields) - _OF_DEVICES - (frozenset() if both_know else _OF_SPLITS)
-    for metaop in other.metaops:
+    for metaop in second.metaops:
         same = first.by_name[metaop.name]
         if not both_know:
             metaop, same = _without_splits(metaop), _without_splits(same)
@@ -146,15 +146,17 @@ def _knows_splits(profile: Profile) -> bool:
 def _without_splits(metaop: MetaOpProfile) -> MetaOpProfile:
     """As it is said of where no splits were looked at."""
     none = {"is_split": False}
-    tied = tuple(each.model_copy(update={**none, "is_split_by_any": False}) for each in metaop.tied)
-    matrices = tuple(each.model_copy(update=none) for each in metaop.matrices)
+    tied = tuple(
+        parameters.model_copy(update={**none, "is_split_by_any": False}) for parameters in metaop.tied
+    )
+    matrices = tuple(matrix.model_copy(update=none) for matrix in metaop.matrices)
     return metaop.model_copy(update={"tied": tied, "matrices": matrices})
 
 
-def _require_equal(first_path: Path, own: object, path: Path, other: object, key: str) -> None:
-    if own != other:
+def _require_equal(first_path: Path, expected: object, path: Path, value: object, key: str) -> None:
+    if expected != value:
         raise InputError(
-            f"{path}: {key} is {_short(other)}; expected {_short(own)}, as in {first_path}",
+            f"{path}: {key} is {_short(value)}; expected {_short(expected)}, as in {first_path}",
             hint="Make both profiles with the same workload file, options and version of spindle.",
         )
 
@@ -168,20 +170,22 @@ def _short(value: object) -> str:
 
 def _merged(metaop: MetaOpProfile, parts: Sequence[tuple[Profile, Device, str]]) -> MetaOpProfile:
     curve, shares = [], []
-    own = [profile.by_name[metaop.name] for profile, *_ in parts]
-    for (profile, device, name), each in zip(parts, own, strict=True):
-        curve += _named(each.curve, profile, device, name)
-        shares += _named(each.shares, profile, device, name)
-    flops = [each.flops_per_op for each in own if each.flops_per_op is not None]
-    again = [each.selective_share for each in own]
+    by_part = [profile.by_name[metaop.name] for profile, *_ in parts]
+    for (profile, device, name), of_part in zip(parts, by_part, strict=True):
+        curve += _named(of_part.curve, profile, device, name)
+        shares += _named(of_part.shares, profile, device, name)
+    flops = [of_part.flops_per_op for of_part in by_part if of_part.flops_per_op is not None]
+    again = [of_part.selective_share for of_part in by_part]
     return metaop.model_copy(
         update={
             "curve": tuple(curve),
             "shares": tuple(shares),
             "fit": None,
-            "memory": _most([each.memory for each in own]),
-            "selective_share": None if None in again else max(each for each in again if each is not None),
-            "activation_bytes_per_op": max(each.activation_bytes_per_op for each in own),
+            "memory": _most([of_part.memory for of_part in by_part]),
+            "selective_share": None
+            if None in again
+            else max(of_part for of_part in again if of_part is not None),
+            "activation_bytes_per_op": max(of_part.activation_bytes_per_op for of_part in by_part),
             "flops_per_op": max(flops, default=None),
         }
     )
@@ -189,37 +193,39 @@ def _merged(metaop: MetaOpProfile, parts: Sequence[tuple[Profile, Device, str]])
 
 def _named(entries: Iterable[OfDevice], profile: Profile, device: Device, name: str) -> list[OfDevice]:
     """The entries of one device of a profile, which then name it."""
-    own = [entry for entry in entries if (entry.device or profile.device.type) == device.type]
-    return [entry.model_copy(update={"device": name}) for entry in own]
+    of_device = [entry for entry in entries if (entry.device or profile.device.type) == device.type]
+    return [entry.model_copy(update={"device": name}) for entry in of_device]
 
 
 def _most(memories: Sequence[Sequence[OpMemory]]) -> tuple[OpMemory, ...]:
     """For each degree and stretch of ops the most of each number."""
-    found: dict[tuple[int, int], OpMemory] = {}
+    largest: dict[tuple[int, int], OpMemory] = {}
     for entry in (entry for memory in memories for entry in memory):
         key = entry.tp, entry.first_op
-        held = found.get(key)
-        found[key] = entry if held is None else _larger(held, entry)
-    return tuple(found[key] for key in sorted(found))
+        held = largest.get(key)
+        largest[key] = entry if held is None else _larger(held, entry)
+    return tuple(largest[key] for key in sorted(largest))
 
 
-def _larger(one: OpMemory, other: OpMemory) -> OpMemory:
+def _larger(first: OpMemory, second: OpMemory) -> OpMemory:
     pairs = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
-    update: dict[str, Any] = {key: tuple(map(max, getattr(one, key), getattr(other, key))) for key in pairs}
-    own, theirs = one.selective_bytes, other.selective_bytes
-    if own is None or theirs is None:
+    update: dict[str, Any] = {
+        key: tuple(map(max, getattr(first, key), getattr(second, key))) for key in pairs
+    }
+    ours, theirs = first.selective_bytes, second.selective_bytes
+    if ours is None or theirs is None:
         update["selective_bytes"] = None
     else:
-        update["selective_bytes"] = tuple(map(max, own, theirs))
-    return one.model_copy(update=update | {"joined_bytes": max(one.joined_bytes, other.joined_bytes)})
+        update["selective_bytes"] = tuple(map(max, ours, theirs))
+    return first.model_copy(update=update | {"joined_bytes": max(first.joined_bytes, second.joined_bytes)})
 
 
 def _slowest(costs: Sequence[ProcessorCosts]) -> ProcessorCosts:
-    tasks = dict.fromkeys(task for each in costs for task in each.load_s)
+    tasks = dict.fromkeys(task for cost in costs for task in cost.load_s)
     return costs[0].model_copy(
         update={
-            "message_s": max(each.message_s for each in costs),
-            "s_per_byte": max(each.s_per_byte for each in costs),
-            "load_s": {task: max(each.load_s.get(task, 0.0) for each in costs) for task in tasks},
+            "message_s": max(cost.message_s for cost in costs),
+            "s_per_byte": max(cost.s_per_byte for cost in costs),
+            "load_s": {task: max(cost.load_s.get(task, 0.0) for cost in costs) for task in tasks},
         }
     )

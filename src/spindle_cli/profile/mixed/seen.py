@@ -59,8 +59,8 @@ def together(profile: Profile, parts: Mapping[str, Sequence[MetaOpProfile]]) -> 
             and maybe more shares between these.
     """
     if not profile.devices:
-        (own,) = parts.values()
-        return tuple(own)
+        (metaops,) = parts.values()
+        return tuple(metaops)
     return tuple(
         metaop.model_copy(
             update={
@@ -76,13 +76,13 @@ def _replaced(
     entries: Sequence[OfDevice], profile: Profile, others: Mapping[str, Sequence[OfDevice]]
 ) -> tuple[OfDevice, ...]:
     """Each entry's place taken by the same one of its type, with those before it that had no place."""
-    left = {kind: deque(own) for kind, own in others.items()}
-    found: list[OfDevice] = []
+    left = {kind: deque(of_kind) for kind, of_kind in others.items()}
+    result: list[OfDevice] = []
     for entry in entries:
-        own, place = left[entry.device or profile.device.type], _place(entry)
-        while own and _place(own[0]) <= place:
-            found.append(own.popleft().model_copy(update={"device": entry.device}))
-    return tuple(found)
+        remaining, place = left[entry.device or profile.device.type], _place(entry)
+        while remaining and _place(remaining[0]) <= place:
+            result.append(remaining.popleft().model_copy(update={"device": entry.device}))
+    return tuple(result)
 
 
 def _place(entry: CurvePoint | ShareTime) -> tuple[int, int]:
@@ -131,14 +131,14 @@ def _seen(
     shares = []
     for name, device in source.items():
         said = name if cluster.is_mixed else None
-        own = _entries_of(metaop.curve, profile, device, said)
-        if not own:
+        points = _entries_of(metaop.curve, profile, device, said)
+        if not points:
             raise InputError(
                 f"metaops: {metaop.name}: no point of its curve is of {device.type!r}, whose devices the "
                 "profile says it is of",
                 hint="Profile it there, and merge again.",
             )
-        curve += own
+        curve += points
         shares += _entries_of(metaop.shares, profile, device, said)
     return metaop.model_copy(update={"curve": tuple(curve), "shares": tuple(shares)})
 
@@ -147,5 +147,5 @@ def _entries_of(
     entries: Sequence[OfDevice], profile: Profile, device: Device, said: str | None
 ) -> list[OfDevice]:
     """The entries of one type of device, which they then call `said`."""
-    own = [entry for entry in entries if (entry.device or profile.device.type) == device.type]
-    return [entry.model_copy(update={"device": said}) for entry in own]
+    of_device = [entry for entry in entries if (entry.device or profile.device.type) == device.type]
+    return [entry.model_copy(update={"device": said}) for entry in of_device]

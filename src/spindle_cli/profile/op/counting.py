@@ -349,15 +349,15 @@ def _flops(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: A
 def _num_bytes(tensor: Tensor, itemsize: Callable[[torch.dtype], int]) -> int:
     """Bytes that reading the tensor moves: an expanded one is no larger than its storage."""
     parts = dense_parts(tensor)
-    counts = (min(each.numel(), each.untyped_storage().nbytes() // each.dtype.itemsize) for each in parts)
-    return sum(count * itemsize(each.dtype) for count, each in zip(counts, parts, strict=True))
+    counts = (min(part.numel(), part.untyped_storage().nbytes() // part.dtype.itemsize) for part in parts)
+    return sum(count * itemsize(part.dtype) for count, part in zip(counts, parts, strict=True))
 
 
 def _storage_bytes(tensor: Tensor, itemsize: Callable[[torch.dtype], int]) -> float:
     """Bytes of all that the tensor keeps alive."""
     return sum(
-        each.untyped_storage().nbytes() / each.dtype.itemsize * itemsize(each.dtype)
-        for each in dense_parts(tensor)
+        part.untyped_storage().nbytes() / part.dtype.itemsize * itemsize(part.dtype)
+        for part in dense_parts(tensor)
     )
 
 
@@ -396,8 +396,8 @@ class OpTensors:
         """The parameters and buffers of the op's module, or one device's part of them."""
         state = fake_state(module, split)
         if self.is_real:
-            made = {id(each): _drawn(each, each.requires_grad) for each in state.values()}
-            state = {name: made[id(each)] for name, each in state.items()}
+            made = {id(tensor): _drawn(tensor, tensor.requires_grad) for tensor in state.values()}
+            state = {name: made[id(tensor)] for name, tensor in state.items()}
         return state
 
     def inputs(self) -> list[Tensor]:

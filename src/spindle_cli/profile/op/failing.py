@@ -82,12 +82,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _of_other_numbers(task: TaskGraph, op: Op) -> str | None:
     """What to do about fields in other floating-point numbers than the op's parameters."""
-    own = {parameter.dtype for parameter in op_module(task, op).parameters()}
+    parameter_dtypes = {parameter.dtype for parameter in op_module(task, op).parameters()}
     fields = [task.fields[name] for name in op.fields]
-    others = [each for each in fields if own and each.dtype.is_floating_point and each.dtype not in own]
+    others = [
+        field
+        for field in fields
+        if parameter_dtypes and field.dtype.is_floating_point and field.dtype not in parameter_dtypes
+    ]
     if not others:
         return None
-    told = ", ".join(sorted(map(_name, own)))
+    told = ", ".join(sorted(map(_name, parameter_dtypes)))
     return (
         f"Field {others[0].name!r} is {_name(others[0].dtype)}, and parameters are {told}: let the dataset "
         "give it so, or forward convert it."

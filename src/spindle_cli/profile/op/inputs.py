@@ -83,7 +83,7 @@ class ChainInputs:
         with told, torch.enable_grad(), computing(self._train, self._device.type):
             outputs = module(*inputs)
         given = outputs if isinstance(outputs, tuple) else (outputs,)
-        values.update(zip(op.outputs, (each.detach() for each in given), strict=False))
+        values.update(zip(op.outputs, (output.detach() for output in given), strict=False))
 
     def _is_wanted(self, task: TaskGraph, op: Op) -> bool:
         return OpRef(task.task.name, op.index) in self._wanted

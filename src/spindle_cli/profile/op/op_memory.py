@@ -160,12 +160,12 @@ class _End(torch.autograd.Function):
 
 
 def live_meter(
-    known: Sequence[Tensor], itemsize: Callable[[torch.dtype], int] | None = None
+    counted: Sequence[Tensor], itemsize: Callable[[torch.dtype], int] | None = None
 ) -> Callable[[Sequence[Tensor]], Meter]:
     """A meter of live tensors, of which `known` ones count from the beginning."""
 
     def meter(present: Sequence[Tensor]) -> Meter:
-        return LiveBytes([*known, *present], itemsize)
+        return LiveBytes([*counted, *present], itemsize)
 
     return meter
 

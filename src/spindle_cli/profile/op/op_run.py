@@ -198,8 +198,8 @@ class OpRun:
     def memory(self) -> ShareMemory:
         """What one run takes of the device's memory; parameters have gradients afterwards as before."""
         trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        known = [*self.module.parameters(), *self.module.buffers(), *self.inputs]
-        meter = live_meter(known)
+        present = [*self.module.parameters(), *self.module.buffers(), *self.inputs]
+        meter = live_meter(present)
         if isinstance(self.clock, CudaClock):
             self.clock.wait()
             meter = cuda_meter
@@ -237,8 +237,8 @@ def _give_gradients(module: nn.Module) -> None:
 class SavedStorages:
     """Context that notes every storage that autograd saves in it, once; those of `known` tensors not."""
 
-    def __init__(self, known: Sequence[Tensor]) -> None:
-        self._known = {tensor.untyped_storage()._cdata for tensor in known}
+    def __init__(self, counted: Sequence[Tensor]) -> None:
+        self._known = {tensor.untyped_storage()._cdata for tensor in counted}
         # Storages are told apart by address, so their tensors have to live as long as they are compared.
         self._saved: dict[int, Tensor] = {}
         self._hooks = SavedTensorsHooks(self._note, lambda tensor: tensor)

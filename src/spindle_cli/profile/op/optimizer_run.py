@@ -72,8 +72,8 @@ class OptimizerRun:
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         taken = [
-            (parameter, each.choice)
-            for parameter, each in zip(self._parameters, shapes[::stride], strict=True)
+            (parameter, stepped.choice)
+            for parameter, stepped in zip(self._parameters, shapes[::stride], strict=True)
         ]
         made = [
             make_optimizer(choice, (parameter for parameter, of in taken if of == choice))

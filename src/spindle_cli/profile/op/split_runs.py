@@ -95,9 +95,9 @@ class SumCounter(TensorGroup):
         """Count it: it moves as a sum does."""
         self._forward.append(self._bytes(tensor))
 
-    def gather(self, own: Tensor, per_share: Sequence[int]) -> Tensor:
+    def gather(self, rows: Tensor, per_share: Sequence[int]) -> Tensor:
         """Its own rows in the place of those of all, which takes memory and time as those do."""
-        whole = torch.cat([own] * -(-sum(per_share) // len(own)))[: sum(per_share)]
+        whole = torch.cat([rows] * -(-sum(per_share) // len(rows)))[: sum(per_share)]
         self._gathers.append(whole.nbytes)
         return whole
 
@@ -106,9 +106,9 @@ class SumCounter(TensorGroup):
         self._scatters.append(whole.nbytes)
         return whole[: per_share[0]].clone()
 
-    def gather_along(self, own: Tensor, dim: int, sizes: Sequence[int], *, is_gradient: bool) -> Tensor:
+    def gather_along(self, positions: Tensor, dim: int, sizes: Sequence[int], *, is_gradient: bool) -> Tensor:
         """Its own positions in the place of those of all."""
-        whole = torch.cat([own.narrow(dim, 0, size) for size in sizes], dim)
+        whole = torch.cat([positions.narrow(dim, 0, size) for size in sizes], dim)
         self._along(whole, is_gradient)
         return whole
 
@@ -121,7 +121,7 @@ class SumCounter(TensorGroup):
 
     def exchange(
         self,
-        own: Tensor,
+        part: Tensor,
         cut: tuple[int, Sequence[int]],
         joined: tuple[int, Sequence[int]],
         *,
@@ -131,8 +131,8 @@ class SumCounter(TensorGroup):
         sends the rest, as when so much is gathered.
         """
         (cut_dim, cut_sizes), (dim, sizes) = cut, joined
-        kept = own.narrow(cut_dim, 0, max(cut_sizes))
-        self._along(own, is_gradient)
+        kept = part.narrow(cut_dim, 0, max(cut_sizes))
+        self._along(part, is_gradient)
         return torch.cat([kept.narrow(dim, 0, size) for size in sizes], dim)
 
     def _along(self, whole: Tensor, is_gradient: bool) -> None:

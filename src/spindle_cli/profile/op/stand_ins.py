@@ -58,8 +58,8 @@ def load_analysed(source: str, folder: Path, lengths: Looking | Mapping[str, Tas
     shortest: dict[str, TaskGraph] = {}
     if looks and lengths:
         tracer = LengthTracer(loaded.workload, graph)
-        for name, known in lengths.items():
-            shortest[name] = tracer.at(name, known.shortest).over(graph.tasks[name])
+        for name, of_task in lengths.items():
+            shortest[name] = tracer.at(name, of_task.shortest).over(graph.tasks[name])
     dtype = number_format(loaded.train)
     if dtype is not None:
         for task in graph.tasks.values():

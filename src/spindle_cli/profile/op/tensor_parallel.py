@@ -90,7 +90,7 @@ class OwnPositions:
 def tensors_of(result: Any) -> Any:
     """What an op gives, with tensors in place of parts of them."""
     if isinstance(result, tuple):
-        return tuple(tensors_of(each) for each in result)
+        return tuple(tensors_of(entry) for entry in result)
     return result.tensor if isinstance(result, Shared) else result
 
 

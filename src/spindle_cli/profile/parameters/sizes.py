@@ -46,8 +46,8 @@ def parameter_sizes(
     split_extra: dict[int, int] = {}
     trained = total = 0
     for position, op in enumerate(ops):
-        own = 0 if op.target is None else attribute_bytes(task.root.get_submodule(op.target))
-        total += own
+        layer = 0 if op.target is None else attribute_bytes(task.root.get_submodule(op.target))
+        total += layer
         glue = glue_split = own_split = 0
         split = split_of(op)
         tensors = {name: _tensor(task, name) for name in (*op.parameters, *op.buffers)}
@@ -60,13 +60,13 @@ def parameter_sizes(
             trained += num_bytes * tensor.requires_grad
             is_split = split is not None and name in split.dims
             if name in op.layer_parameters or _is_within(name, op.target):
-                own += num_bytes
+                layer += num_bytes
                 own_split += num_bytes * is_split
             else:
                 glue += num_bytes
                 glue_split += num_bytes * is_split
-        layer_bytes = max(layer_bytes, own)
-        whole_bytes = max(whole_bytes, 0 if split is None else own - own_split)
+        layer_bytes = max(layer_bytes, layer)
+        whole_bytes = max(whole_bytes, 0 if split is None else layer - own_split)
         if glue:
             extra[position] = glue
         if glue_split:
@@ -90,16 +90,16 @@ def attribute_bytes(module: nn.Module) -> int:
     """Bytes of the tensors that are attributes of a module or of those in it, also in lists and dicts of its
     own; each tensor once, parameters and buffers not.
     """
-    known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    found = {
+    registered = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    tensor_by_id = {
         id(tensor): tensor
         for part in module.modules()
         for name, value in part.__dict__.items()
         if name not in ("_parameters", "_buffers", "_modules")
         for tensor in _tensors(value)
-        if id(tensor) not in known
+        if id(tensor) not in registered
     }
-    return sum(tensor.numel() * tensor.itemsize for tensor in found.values())
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensor_by_id.values())
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

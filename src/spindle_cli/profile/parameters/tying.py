@@ -48,9 +48,9 @@ class Tying:
         uses = _uses(graph, table, split_of)
         for name, of_name in uses.items():
             if len({(use.key, use.block) for use in of_name}) > 1:
-                own = name if name in apart else None
-                alike.setdefault((of_name, table.is_trainable(name), own), []).append(name)
-        found: dict[str, list[TiedParameters]] = {}
+                alone = name if name in apart else None
+                alike.setdefault((of_name, table.is_trainable(name), alone), []).append(name)
+        by_metaop: dict[str, list[TiedParameters]] = {}
         for names in alike.values():
             num_bytes = sum(table.num_bytes(name) for name in names)
             of_name = uses[names[0]]
@@ -59,13 +59,13 @@ class Tying:
                     op=use.position,
                     parameter=names[0],
                     num_bytes=num_bytes,
-                    keys=tuple(sorted({each.key for each in of_name})),
+                    keys=tuple(sorted({of_use.key for of_use in of_name})),
                     is_trained=table.is_trainable(names[0]),
                     is_split=use.is_split,
-                    is_split_by_any=any(each.is_split for each in of_name),
+                    is_split_by_any=any(of_use.is_split for of_use in of_name),
                 )
-                found.setdefault(use.metaop, []).append(tied)
-        return cls({name: tuple(sorted(own, key=_order)) for name, own in found.items()})
+                by_metaop.setdefault(use.metaop, []).append(tied)
+        return cls({name: tuple(sorted(tied_of, key=_order)) for name, tied_of in by_metaop.items()})
 
     def of(self, metaop: str) -> tuple[TiedParameters, ...]:
         """What the ops of a MetaOp are tied to, by op."""
@@ -74,7 +74,7 @@ class Tying:
 
 def _uses(graph: WorkloadGraph, table: ParameterTable, split_of: SplitOf) -> dict[str, tuple[_Use, ...]]:
     """The uses of each parameter, by canonical name: every op that uses it once."""
-    found: dict[str, dict[_Use, None]] = {}
+    uses_by_name: dict[str, dict[_Use, None]] = {}
     for metaop in graph.metaops:
         task = graph.tasks[metaop.task]
         for position, index in enumerate(metaop.ops):
@@ -85,8 +85,8 @@ def _uses(graph: WorkloadGraph, table: ParameterTable, split_of: SplitOf) -> dic
             for dotted, name in shared.items():
                 is_split = split is not None and dotted in split.dims
                 use = _Use(metaop.name, position, *_block(metaop, position), is_split)
-                found.setdefault(name, {})[use] = None
-    return {name: tuple(uses) for name, uses in found.items()}
+                uses_by_name.setdefault(name, {})[use] = None
+    return {name: tuple(uses) for name, uses in uses_by_name.items()}
 
 
 def _block(metaop: MetaOp, position: int) -> tuple[str, int]:
