@@ -55,7 +55,7 @@ class Beside:
     def of(cls, run: Run, profile: Profile, traffic: Traffic) -> Beside:
         """Work out what devices do beside the slices of a run whose plan moves `traffic`."""
         plan = run.plan
-        beside = beside_slices(
+        communication = beside_slices(
             profile.processor,
             plan.cluster.num_devices,
             plan.slices,
@@ -64,12 +64,12 @@ class Beside:
             traffic.collectives,
             profile.accumulate,
         )
-        took_s = [each.forward_s + each.backward_s for each in run.measured.slices]
+        took_s = [slice_time.forward_s + slice_time.backward_s for slice_time in run.measured.slices]
         outside_s = [0.0] * plan.cluster.num_devices
-        for each in run.measured.devices:
-            outside_s[each.device] = each.other_s or 0.0
+        for device in run.measured.devices:
+            outside_s[device.device] = device.other_s or 0.0
         type_of = plan.cluster.type_of if plan.cluster.is_mixed else None
-        return cls(plan.slices, took_s, beside.seconds, outside_s, type_of)
+        return cls(plan.slices, took_s, communication.seconds, outside_s, type_of)
 
     def shares(self) -> list[tuple[float, float]]:
         """For each slice, what the device that does most beside it did so, by the profile's costs, and what
@@ -80,7 +80,7 @@ class Beside:
             (beside_s / took_s, outside_s / took_s) if took_s else (0.0, 0.0)
             for beside_s, outside_s, took_s in zip(self.beside_s, self.outside_s, of_device, strict=True)
         ]
-        return [max(shares[device] for device in piece.devices) for piece in self.slices]
+        return [max(shares[device] for device in slice_.devices) for slice_ in self.slices]
 
     def stretches(self, times: float) -> list[float]:
         """For each slice, by how much work beside it stretches it: so that the seconds that are left
@@ -93,32 +93,35 @@ class Beside:
             max(0.0, times * beside_s - outside_s)
             for beside_s, outside_s in zip(self.beside_s, self.outside_s, strict=True)
         ]
-        found = [1.0] * len(self.slices)
+        stretches = [1.0] * len(self.slices)
         for _ in range(_ROUNDS if any(inside_s) else 0):
-            own_s = [took_s / stretch for took_s, stretch in zip(self.took_s, found, strict=True)]
+            own_s = [took_s / stretch for took_s, stretch in zip(self.took_s, stretches, strict=True)]
             of_device = _by_device(self.slices, own_s, len(self.beside_s))
             stretched = [
                 1.0 + other_s / compute_s if compute_s else 1.0
                 for other_s, compute_s in zip(inside_s, of_device, strict=True)
             ]
-            before, found = found, [max(stretched[each] for each in piece.devices) for piece in self.slices]
-            if found == before:
+            before, stretches = (
+                stretches,
+                [max(stretched[device] for device in slice_.devices) for slice_ in self.slices],
+            )
+            if stretches == before:
                 break
-        return found
+        return stretches
 
     def own_s(self, times: float) -> list[tuple[_Share, float]]:
         """For each slice that computes nothing again and waits for no copies of activations, what an op of it
         took without what its devices did beside it; `times`: see `stretches`.
         """
         return [
-            (self._ran_as(piece), took_s / stretch / piece.num_ops)
-            for piece, took_s, stretch in zip(self.slices, self.took_s, self.stretches(times), strict=True)
-            if took_s > 0 and not piece.recompute and not piece.offload
+            (self._ran_as(slice_), took_s / stretch / slice_.num_ops)
+            for slice_, took_s, stretch in zip(self.slices, self.took_s, self.stretches(times), strict=True)
+            if took_s > 0 and not slice_.recompute and not slice_.offload
         ]
 
-    def _ran_as(self, piece: Slice) -> _Share:
-        types = () if self.type_of is None else tuple(self.type_of[device] for device in piece.devices)
-        return piece.metaop, piece.shares_of_batch, piece.tp, piece.rows, types
+    def _ran_as(self, slice_: Slice) -> _Share:
+        types = () if self.type_of is None else tuple(self.type_of[device] for device in slice_.devices)
+        return slice_.metaop, slice_.shares_of_batch, slice_.tp, slice_.rows, types
 
 
 def processor_times(runs: Sequence[Beside]) -> float:
@@ -140,24 +143,24 @@ def _told_apart(runs: Sequence[Beside], most: float) -> float | None:
     """With which costs the seconds that are left of an op on the same share of a batch agree best; None where
     they agree without any change, or hardly better with one.
     """
-    known = [key for run in runs for key, _ in run.own_s(1.0)]
-    free = len(known) - len(set(known)) - 1
+    shares = [key for run in runs for key, _ in run.own_s(1.0)]
+    free = len(shares) - len(set(shares)) - 1
     if free < _LEAST_FREE:
         return None
-    found = _least(lambda times: _disagreement(runs, times), most)
-    now, then = _disagreement(runs, 1.0), _disagreement(runs, found)
+    best_times = _least(lambda times: _disagreement(runs, times), most)
+    now, then = _disagreement(runs, 1.0), _disagreement(runs, best_times)
     if now <= _AGREES**2 or now - then <= _CLEARLY**2 * then / free:
         return None
-    return found
+    return best_times
 
 
 def _disagreement(runs: Sequence[Beside], times: float) -> float:
     """The squared distances of ops' own seconds from the mean of those on the same share, over that mean."""
     groups: dict[_Share, list[float]] = {}
-    for key, own_s in (each for run in runs for each in run.own_s(times)):
+    for key, own_s in (share_and_seconds for run in runs for share_and_seconds in run.own_s(times)):
         groups.setdefault(key, []).append(own_s)
-    means = {key: fmean(found) for key, found in groups.items()}
-    return sum((own_s / means[key] - 1) ** 2 for key, found in groups.items() for own_s in found)
+    means = {key: fmean(seconds) for key, seconds in groups.items()}
+    return sum((own_s / means[key] - 1) ** 2 for key, seconds in groups.items() for own_s in seconds)
 
 
 def _least(of: Callable[[float], float], most: float) -> float:
@@ -175,7 +178,7 @@ def _least(of: Callable[[float], float], most: float) -> float:
 
 def _by_device(slices: Sequence[Slice], seconds: Sequence[float], num_devices: int) -> list[float]:
     total = [0.0] * num_devices
-    for piece, own_s in zip(slices, seconds, strict=True):
-        for device in piece.devices:
+    for slice_, own_s in zip(slices, seconds, strict=True):
+        for device in slice_.devices:
             total[device] += own_s
     return total

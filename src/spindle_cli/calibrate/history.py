@@ -46,10 +46,10 @@ def from_history(folder: Path, profile: Profile, profile_path: Path, goal: Clust
     Raises:
         InputError: the folder is missing or cannot be read.
     """
-    found = _Found(profile, profile_path, goal)
-    found.look(folder)
-    chosen = _nearest(found)
-    passed_over = tuple(found.passed_over)
+    nearby = _NearbyRuns(profile, profile_path, goal)
+    nearby.look(folder)
+    chosen = _nearest(nearby)
+    passed_over = tuple(nearby.passed_over)
     if chosen is None:
         note = f"No run or calibrated profile in {folder} is of this workload on {goal.device_type}."
         return History(profile, f"{note} Times are the profile's own.", passed_over)
@@ -57,7 +57,7 @@ def from_history(folder: Path, profile: Profile, profile_path: Path, goal: Clust
 
 
 @dataclass
-class _Found:
+class _NearbyRuns:
     """What in a folder belongs to a profile: runs by their distance, and calibrated profiles."""
 
     profile: Profile
@@ -95,7 +95,9 @@ class _Found:
         """
         if not is_of_devices(self.profile, self.goal):
             return True
-        types = [{type_in(self.profile, name) for name in each.types} for each in (cluster, self.goal)]
+        types = [
+            {type_in(self.profile, name) for name in of_cluster.types} for of_cluster in (cluster, self.goal)
+        ]
         return types[0] == types[1]
 
     def _take_profile(self, path: Path) -> None:
@@ -106,10 +108,10 @@ class _Found:
             or not data.get("calibration")
         ):
             return
-        other = Profile.from_data(data, where=str(path))
-        if _is_of(other.workload.fingerprint, self.profile) and is_of_devices(other, self.goal):
-            require_same_settings(other, self.profile, str(path), self.profile_path)
-            self.profiles.append((path, other))
+        calibrated = Profile.from_data(data, where=str(path))
+        if _is_of(calibrated.workload.fingerprint, self.profile) and is_of_devices(calibrated, self.goal):
+            require_same_settings(calibrated, self.profile, str(path), self.profile_path)
+            self.profiles.append((path, calibrated))
 
 
 def _entries(folder: Path, depth: int) -> Iterator[Path]:
@@ -152,12 +154,12 @@ class _Candidate:
     note: str
 
 
-def _nearest(found: _Found) -> _Candidate | None:
-    candidates = [_of_profile(path, profile, found.goal) for path, profile in found.profiles]
-    if found.runs:
-        nearest = min(found.runs)
-        candidates.append(_of_runs(nearest, found.runs[nearest], found.profile))
-    return min(candidates, key=lambda each: (each.distance, -each.steps), default=None)
+def _nearest(nearby: _NearbyRuns) -> _Candidate | None:
+    candidates = [_of_profile(path, profile, nearby.goal) for path, profile in nearby.profiles]
+    if nearby.runs:
+        nearest = min(nearby.runs)
+        candidates.append(_of_runs(nearest, nearby.runs[nearest], nearby.profile))
+    return min(candidates, key=lambda candidate: (candidate.distance, -candidate.steps), default=None)
 
 
 def _of_profile(path: Path, profile: Profile, goal: Cluster) -> _Candidate:
@@ -174,16 +176,16 @@ def _of_profile(path: Path, profile: Profile, goal: Cluster) -> _Candidate:
 def _of_runs(distance: _Distance, runs: Sequence[Run], profile: Profile) -> _Candidate:
     made = calibrated_by(tuple(runs), profile).profile
     assert made.calibration is not None, "it was just calibrated"
-    own = made.calibration.runs[-len(runs) :]
+    records = made.calibration.runs[-len(runs) :]
     folders = " ".join(str(run.folder) for run in runs)
-    note = f"Times are {_said(own)} (`spindle calibrate {folders} PROFILE.json` makes that profile)."
+    note = f"Times are {_said(records)} (`spindle calibrate {folders} PROFILE.json` makes that profile)."
     return _Candidate(distance, sum(run.measured.steps for run in runs), made, note)
 
 
 def _said(runs: Iterable[CalibratedRun]) -> str:
-    each = [
+    descriptions = [
         f"{run.name} ({counted(run.steps, 'step')} on {counted(run.num_devices, 'device')}"
         + (")" if run.error is None else f", iteration {run.error:+.0%} off its plan)")
         for run in runs
     ]
-    return "calibrated by " + ", ".join(each)
+    return "calibrated by " + ", ".join(descriptions)

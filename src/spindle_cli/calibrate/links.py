@@ -24,21 +24,21 @@ def slower_links(links: Sequence[MeasuredLink], times: Mapping[str, float]) -> t
     stays as it was.
     """
     return tuple(
-        each
-        if (factor := times.get(each.kind, 1.0)) == 1.0
-        else each.model_copy(
+        link
+        if (factor := times.get(link.kind, 1.0)) == 1.0
+        else link.model_copy(
             update={
-                "latency_s": each.latency_s * factor,
-                "points": tuple((size, speed / factor) for size, speed in each.points),
+                "latency_s": link.latency_s * factor,
+                "points": tuple((size, speed / factor) for size, speed in link.points),
             }
         )
-        for each in links
+        for link in links
     )
 
 
 def with_links_of(cluster: Cluster, links: Sequence[MeasuredLink]) -> Cluster:
     """A cluster with a profile's own links, of the kinds that were measured."""
-    measured: dict[str, Link] = {each.kind: _as_link(each) for each in links if each.points}
+    measured: dict[str, Link] = {link.kind: _as_link(link) for link in links if link.points}
     return cluster.with_links(cluster.links.model_copy(update=measured))
 
 
@@ -51,19 +51,19 @@ def unlike_links(profile: Profile, cluster: Cluster) -> tuple[str, ...]:
     """Where a profile was calibrated by runs over links that are much slower than a cluster's, for people."""
     if profile.calibration is None:
         return ()
-    found: list[str] = []
+    lines: list[str] = []
     for measured in profile.links:
         if not measured.points or profile.calibration.links.get(measured.kind, 1.0) < _UNLIKE:
             continue
         planned: Link = getattr(cluster.links, measured.kind)
         times = transfer_s(_MESSAGE, _as_link(measured)) / transfer_s(_MESSAGE, planned)
         if times >= _UNLIKE:
-            found.append(
+            lines.append(
                 f"{measured.kind}: the runs that the profile is calibrated by saw messages take {times:.1f} "
                 f"times as long as the links of {cluster.name!r} say; `spindle calibrate --write-cluster` "
                 "writes a cluster file with links as they were seen, and a profile that goes with it"
             )
-    return tuple(found)
+    return tuple(lines)
 
 
 def with_slower_links(cluster: Cluster, times: Mapping[str, float]) -> Cluster:
@@ -109,11 +109,11 @@ def update_s_per_byte(runs: Sequence[Run], profile: Profile) -> float | None:
     the profile's own where it comes to that, and at least it where a type of device has not run.
     """
     before = profile.optimizer_s_per_byte
-    found = _update_by_type(runs, profile)
-    if not found:
+    by_type = _update_by_type(runs, profile)
+    if not by_type:
         return None
-    slowest = max(found.values())
-    if len(found) < len(devices_of(profile)):
+    slowest = max(by_type.values())
+    if len(by_type) < len(devices_of(profile)):
         slowest = max(slowest, before)
     return before if abs(slowest - before) <= EQUAL * before else slowest
 
@@ -124,10 +124,10 @@ def _update_by_type(runs: Sequence[Run], profile: Profile) -> dict[str, float]:
     for run in runs:
         plan = run.plan
         held = device_memory(plan.metaops, plan.slices, plan.cluster, plan, turn=plan.turn)
-        for each in run.measured.devices:
-            if held[each.device].updated_bytes and each.optimizer_s:
-                kind = type_in(profile, plan.cluster.type_of[each.device])
+        for device in run.measured.devices:
+            if held[device.device].updated_bytes and device.optimizer_s:
+                kind = type_in(profile, plan.cluster.type_of[device.device])
                 steps = run.measured.steps
-                seconds[kind] = seconds.get(kind, 0.0) + steps * each.optimizer_s
-                num_bytes[kind] = num_bytes.get(kind, 0.0) + steps * held[each.device].updated_bytes
+                seconds[kind] = seconds.get(kind, 0.0) + steps * device.optimizer_s
+                num_bytes[kind] = num_bytes.get(kind, 0.0) + steps * held[device.device].updated_bytes
     return {kind: seconds[kind] / num_bytes[kind] for kind in seconds}

@@ -32,11 +32,11 @@ class Moved:
     predicted_s: float = 0.0
     measured_s: float = 0.0
 
-    def __add__(self, other: Moved) -> Moved:
+    def __add__(self, more: Moved) -> Moved:
         return Moved(
-            self.count + other.count,
-            self.predicted_s + other.predicted_s,
-            self.measured_s + other.measured_s,
+            self.count + more.count,
+            self.predicted_s + more.predicted_s,
+            self.measured_s + more.measured_s,
         )
 
     @property
@@ -56,36 +56,41 @@ def moved_in(run: Run, traffic: Traffic, cluster: Cluster) -> dict[tuple[str, st
         "messages": messages_seen(run, traffic, cluster),
         "sums": sums_seen(run, traffic, cluster),
     }
-    return {(kind, what): each for what, found in seen.items() for kind, each in found.items() if each.count}
+    return {
+        (kind, what): moved
+        for what, by_link in seen.items()
+        for kind, moved in by_link.items()
+        if moved.count
+    }
 
 
 def messages_seen(run: Run, traffic: Traffic, cluster: Cluster) -> Mapping[str, Moved]:
     """By kind of link, the messages that were seen to arrive."""
-    found = {INTRA: Moved(), INTER: Moved()}
+    total = {INTRA: Moved(), INTER: Moved()}
     for step in _steps(run.timeline):
         for kind, moved in _messages_of(step, run, _gathered(traffic), cluster):
-            found[kind] += moved
-    return found
+            total[kind] += moved
+    return total
 
 
 def sums_seen(run: Run, traffic: Traffic, cluster: Cluster) -> Mapping[str, Moved]:
     """By kind of link (the slower one that its devices use), the sums and gathers that were noted."""
-    found = {INTRA: Moved(), INTER: Moved()}
+    total = {INTRA: Moved(), INTER: Moved()}
     for step in _steps(run.timeline):
         for kind, moved in _sums_of(step, traffic, cluster):
-            found[kind] += moved
-    return found
+            total[kind] += moved
+    return total
 
 
 def times_of_links(moved: Mapping[tuple[str, str], Moved]) -> dict[str, float]:
     """By kind of link, how many times as long as predicted all took that moved over it."""
     of_kind: dict[str, Moved] = {}
-    for (kind, _), each in sorted(moved.items()):
-        of_kind[kind] = of_kind.get(kind, Moved()) + each
+    for (kind, _), of_traffic in sorted(moved.items()):
+        of_kind[kind] = of_kind.get(kind, Moved()) + of_traffic
     return {
         kind: 1.0 if abs(times - 1.0) <= EQUAL else times
-        for kind, each in of_kind.items()
-        if (times := each.times) is not None
+        for kind, of_traffic in of_kind.items()
+        if (times := of_traffic.times) is not None
     }
 
 
@@ -95,7 +100,7 @@ def _steps(timeline: MeasuredTimeline | None) -> tuple[MeasuredStep, ...]:
 
 def _gathered(traffic: Traffic) -> frozenset[int]:
     """Slices whose waits may be for new values of their parameters."""
-    groups = [each.group for each in traffic.collectives if each.kind is Collective.GATHER]
+    groups = [collective.group for collective in traffic.collectives if collective.kind is Collective.GATHER]
     return frozenset(index for group in groups if group is not None for index in traffic.groups[group].slices)
 
 
@@ -135,15 +140,15 @@ def _arrivals(step: MeasuredStep, cluster: Cluster) -> Iterator[tuple[_Message, 
     moves one at a time in each direction inside its node, a network card one between nodes.
     """
     free_s: dict[_Port, float] = {}
-    for each in sorted(_posted(step), key=lambda message: message.posted_s):
-        inside = cluster.node_of[each.source] == cluster.node_of[each.taker]
-        source, taker = (end if inside else cluster.card_of[end] for end in (each.source, each.taker))
+    for message in sorted(_posted(step), key=lambda message: message.posted_s):
+        inside = cluster.node_of[message.source] == cluster.node_of[message.taker]
+        source, taker = (end if inside else cluster.card_of[end] for end in (message.source, message.taker))
         ports: tuple[_Port, ...] = (("out", inside, source), ("in", inside, taker))
-        link = cluster.link(each.source, each.taker)
-        begins_s = max(each.posted_s, *(free_s.get(port, each.posted_s) for port in ports))
-        arrives_s = begins_s + transfer_s(each.num_bytes, link)
+        link = cluster.link(message.source, message.taker)
+        begins_s = max(message.posted_s, *(free_s.get(port, message.posted_s) for port in ports))
+        arrives_s = begins_s + transfer_s(message.num_bytes, link)
         free_s.update(dict.fromkeys(ports, arrives_s))
-        yield each, arrives_s
+        yield message, arrives_s
 
 
 def _posted(step: MeasuredStep) -> Iterator[_Message]:
@@ -156,21 +161,25 @@ def _posted(step: MeasuredStep) -> Iterator[_Message]:
 
 def _sums_of(step: MeasuredStep, traffic: Traffic, cluster: Cluster) -> Iterator[tuple[str, Moved]]:
     spans: dict[tuple[str, int], dict[int, MeasuredSpan]] = {}
-    for device, own in enumerate(step.devices):
-        for span in own:
+    for device, of_device_spans in enumerate(step.devices):
+        for span in of_device_spans:
             if span.kind in ("sum", "gather") and span.group is not None:
                 spans.setdefault((span.kind, span.group), {})[device] = span
-    known = {(each.kind.value, each.group): each for each in traffic.collectives}
-    noted = [(each, spans[key]) for key in spans if (each := known.get(key)) is not None]
+    collectives = {
+        (collective.kind.value, collective.group): collective for collective in traffic.collectives
+    }
+    noted = [(collective, spans[key]) for key in spans if (collective := collectives.get(key)) is not None]
     free_s: dict[int, float] = {}
-    for each, of_device in sorted(noted, key=lambda item: _posted_by_all_s(item[1])):
-        if set(of_device) != set(each.devices):
+    for collective, of_device in sorted(noted, key=lambda item: _posted_by_all_s(item[1])):
+        if set(of_device) != set(collective.devices):
             continue
         ended_s = max(span.end_s for span in of_device.values())
-        begins_s = max(_posted_by_all_s(of_device), *(free_s.get(device, -inf) for device in each.devices))
-        free_s.update(dict.fromkeys(each.devices, ended_s))
-        spread = per_node(each.devices, cluster)
-        predicted_s = together_s(each, spread, cluster)
+        begins_s = max(
+            _posted_by_all_s(of_device), *(free_s.get(device, -inf) for device in collective.devices)
+        )
+        free_s.update(dict.fromkeys(collective.devices, ended_s))
+        spread = per_node(collective.devices, cluster)
+        predicted_s = together_s(collective, spread, cluster)
         if ended_s > begins_s:
             yield INTER if len(spread.counts) > 1 else INTRA, Moved(1, predicted_s, ended_s - begins_s)
 

@@ -48,25 +48,28 @@ class Run:
         return tuple(self._of_sets()) if self.plan.task_sets and self.tasks is None else (self,)
 
     def _of_sets(self) -> Iterator[Run]:
-        for each in self.measured.task_sets:
-            own = plan_of_set(self.plan, each.tasks)
-            assert own is not None, "`read_run` has seen to it"
+        for measured_set in self.measured.task_sets:
+            set_plan = plan_of_set(self.plan, measured_set.tasks)
+            assert set_plan is not None, "`read_run` has seen to it"
             measured = PredictedVsMeasured(
-                steps=each.steps, iteration=each.iteration, slices=each.slices, devices=each.devices
+                steps=measured_set.steps,
+                iteration=measured_set.iteration,
+                slices=measured_set.slices,
+                devices=measured_set.devices,
             )
-            timeline = None if self.timeline is None else timeline_of_set(self.timeline, own)
-            yield Run(self.folder, own, measured, timeline, each.tasks)
+            timeline = None if self.timeline is None else timeline_of_set(self.timeline, set_plan)
+            yield Run(self.folder, set_plan, measured, timeline, measured_set.tasks)
 
     @property
     def shares(self) -> tuple[float, ...]:
         """The share of all steps that each part ran in, by the plan; among the measured steps, where the plan
         does not say it of all.
         """
-        planned = {each.tasks: each.share for each in self.plan.task_sets}
-        found = [planned.get(part.tasks or (), 0.0) for part in self.parts]
-        if not all(found):
-            found = [float(part.measured.steps) for part in self.parts]
-        return tuple(each / sum(found) for each in found)
+        planned = {task_share.tasks: task_share.share for task_share in self.plan.task_sets}
+        shares = [planned.get(part.tasks or (), 0.0) for part in self.parts]
+        if not all(shares):
+            shares = [float(part.measured.steps) for part in self.parts]
+        return tuple(share / sum(shares) for share in shares)
 
     @property
     def name(self) -> str:
@@ -143,15 +146,15 @@ def _require_sets(run: Run, path: Path) -> None:
     """
     if not run.plan.task_sets:
         return
-    found = [each.tasks for each in run.measured.task_sets]
-    if not found:
+    task_sets = [measured_set.tasks for measured_set in run.measured.task_sets]
+    if not task_sets:
         raise InputError(
             f"{path}: task_sets: not every step of this run ran all tasks, and what slices took in the steps "
             "of each set of tasks is missing; the run is of an older version",
             hint="Run the plan again with this version.",
         )
-    for number, tasks in enumerate(found):
-        again = tasks in found[:number]
+    for number, tasks in enumerate(task_sets):
+        again = tasks in task_sets[:number]
         if again or not run.plan.metaops or plan_of_set(run.plan, tasks) is None:
             raise InputError(
                 f"{path}: task_sets: {', '.join(tasks)}: "
@@ -163,28 +166,34 @@ def _require_sets(run: Run, path: Path) -> None:
 def _require_sound(run: Run, path: Path) -> None:
     plan, measured = run.plan, run.measured
     where = "slices" if run.tasks is None else f"task_sets: {', '.join(run.tasks)}: slices"
-    found = [each.slice for each in measured.slices]
-    if not found:
+    indices = [measured_slice.slice for measured_slice in measured.slices]
+    if not indices:
         raise InputError(
             f"{path}: {where}: what each slice took is missing; the run is of an older version",
             hint="Run the plan again with this version.",
         )
-    if found != list(range(len(plan.slices))):
+    if indices != list(range(len(plan.slices))):
         raise InputError(
             f"{path}: {where}: expected each of the plan's {len(plan.slices)} slices once, in order",
             hint="The file is damaged, or of a run by another plan; run the plan again.",
         )
     iteration = measured.iteration
-    passes = [each for piece in measured.slices for each in (piece, *piece.shares)]
-    slices = [seconds for each in passes for seconds in (each.forward_s, each.backward_s)]
-    devices_s = [seconds for each in measured.devices for seconds in (each.optimizer_s, each.other_s or 0.0)]
+    passes = [
+        pass_times
+        for measured_slice in measured.slices
+        for pass_times in (measured_slice, *measured_slice.shares)
+    ]
+    slices = [seconds for pass_times in passes for seconds in (pass_times.forward_s, pass_times.backward_s)]
+    devices_s = [
+        seconds for device in measured.devices for seconds in (device.optimizer_s, device.other_s or 0.0)
+    ]
     most_s = max(iteration.predicted_s, iteration.measured_s, *slices, *devices_s)
     if most_s > MOST_S:
         raise InputError(
             f"{path}: {most_s:g} s are no measurement; expected at most {MOST_S:g}",
             hint="The file is damaged; run the plan again.",
         )
-    devices = [each.device for each in measured.devices if each.device >= plan.cluster.num_devices]
+    devices = [device.device for device in measured.devices if device.device >= plan.cluster.num_devices]
     if devices:
         raise InputError(
             f"{path}: device {devices[0]} is not in the plan", hint="Give the folder of a run by this plan."
@@ -208,48 +217,48 @@ def require_belongs(run: Run, profile: Profile, profile_path: Path) -> None:
     if not is_of_devices(profile, plan.cluster):
         raise InputError(
             f"{folder}: a run on devices {' and '.join(map(repr, plan.cluster.types))}; {profile_path} is of "
-            f"{' and '.join(f'{each.name!r} (type {each.type!r})' for each in devices_of(profile))}",
+            f"{' and '.join(f'{device.name!r} (type {device.type!r})' for device in devices_of(profile))}",
             hint="Give a run on the profile's types of device, or a profile that has those of the run.",
         )
     require_same_settings(plan, profile, f"{folder}: a run by a plan", profile_path)
     seen = seen_on(profile, plan.cluster)
     for part in run.parts:
         _require_shares(part)
-        for piece in part.plan.slices:
-            metaop = seen.by_name.get(piece.metaop)
-            if metaop is None or not _has_shares(metaop, piece, plan.cluster):
+        for slice_ in part.plan.slices:
+            metaop = seen.by_name.get(slice_.metaop)
+            if metaop is None or not _has_shares(metaop, slice_, plan.cluster):
                 raise InputError(
-                    f"{folder}: slice {piece.label} ran on {_described(metaop, piece)}, which {profile_path} "
-                    "has no times of",
+                    f"{folder}: slice {slice_.label} ran on {_described(metaop, slice_)}, which "
+                    f"{profile_path} has no times of",
                     hint="Give the profile that the run's plan was made from.",
                 )
 
 
 def _require_shares(run: Run) -> None:
-    for took, piece in zip(run.measured.slices, run.plan.slices, strict=True):
-        if tells_shares_apart(piece, run.plan.cluster) and len(took.shares) != piece.dp:
+    for took, slice_ in zip(run.measured.slices, run.plan.slices, strict=True):
+        if tells_shares_apart(slice_, run.plan.cluster) and len(took.shares) != slice_.dp:
             why = "the devices are of several types" if run.plan.cluster.is_mixed else "they are not equal"
             raise InputError(
-                f"{run.folder / PREDICTED_FILE}: slices: slice {took.slice}, {piece.label}: what each share "
-                f"took is not said ({len(took.shares)} found, expected {piece.dp}), and {why}; the run is of "
-                "an older version, or the file damaged",
+                f"{run.folder / PREDICTED_FILE}: slices: slice {took.slice}, {slice_.label}: what each "
+                f"share took is not said ({len(took.shares)} found, expected {slice_.dp}), and {why}; the run "
+                "is of an older version, or the file damaged",
                 hint="Run the plan again with this version.",
             )
 
 
-def _has_shares(metaop: MetaOpProfile, piece: Slice, cluster: Cluster) -> bool:
+def _has_shares(metaop: MetaOpProfile, slice_: Slice, cluster: Cluster) -> bool:
     """Whether a profile has what a plan says a slice takes; where types differ, of each of its shares."""
     if not cluster.is_mixed:
-        return times_of(metaop, piece, cluster) is not None
-    return all(times_of_share(metaop, piece, share, cluster) is not None for share in range(piece.dp))
+        return times_of(metaop, slice_, cluster) is not None
+    return all(times_of_share(metaop, slice_, share, cluster) is not None for share in range(slice_.dp))
 
 
-def _described(metaop: MetaOpProfile | None, piece: Slice) -> str:
+def _described(metaop: MetaOpProfile | None, slice_: Slice) -> str:
     """How a slice's batch was cut."""
-    degrees = f"dp {piece.dp}, tp {piece.tp}"
-    if metaop is None or (piece.rows is None and piece.micro_batches == 1):
+    degrees = f"dp {slice_.dp}, tp {slice_.tp}"
+    if metaop is None or (slice_.rows is None and slice_.micro_batches == 1):
         return degrees
-    samples = {*(sizes(piece) or (metaop.batch_size // piece.shares_of_batch,))}
+    samples = {*(sizes(slice_) or (metaop.batch_size // slice_.shares_of_batch,))}
     return f"{degrees}, in shares of {' and '.join(map(str, sorted(samples, reverse=True)))} samples"
 
 
@@ -260,8 +269,8 @@ def require_same_settings(one: Plan | Profile, profile: Profile, where: str, pro
     Raises:
         InputError: one of them differs.
     """
-    own, others = _settings(profile), _settings(one)
-    for name, value in own.items():
+    expected, others = _settings(profile), _settings(one)
+    for name, value in expected.items():
         if others[name] != value:
             raise InputError(
                 f"{where}: of {name} {others[name]}; {profile_path} has {value}",
@@ -273,8 +282,8 @@ def _settings(one: Plan | Profile) -> dict[str, int | str | float | bool | None]
     if isinstance(one, Plan):
         threads, compiled = one.threads_per_process, one.compile
     else:
-        found = one.environment.get("threads_per_process")
-        threads, compiled = found if isinstance(found, int) and found >= 1 else None, one.compiled_by
+        setting = one.environment.get("threads_per_process")
+        threads, compiled = setting if isinstance(setting, int) and setting >= 1 else None, one.compiled_by
     return {
         "threads_per_process": threads,
         "compile": compiled,
@@ -285,32 +294,34 @@ def _settings(one: Plan | Profile) -> dict[str, int | str | float | bool | None]
 
 def plan_of_set(plan: Plan, tasks: Sequence[str]) -> Plan | None:
     """What steps ran that ran just these tasks; None where the plan has nothing for them."""
-    own = plan.set_plans.get(tuple(tasks))
-    if own is not None:
-        return own
+    set_plan = plan.set_plans.get(tuple(tasks))
+    if set_plan is not None:
+        return set_plan
     return plan if set(tasks) == {metaop.task for metaop in plan.metaops} else None
 
 
-def timeline_of_set(timeline: MeasuredTimeline, own: Plan) -> MeasuredTimeline:
+def timeline_of_set(timeline: MeasuredTimeline, set_plan: Plan) -> MeasuredTimeline:
     """The steps that ran a set's plan, with its own numbers of slices and parameter groups."""
-    assert own.joint is not None, "a set's plan runs in turn with others"
-    place = {index: number for number, index in enumerate(own.joint.members[own.member])}
-    group = _own_groups(own, place)
-    tasks = own.joint.tasks[own.member]
+    assert set_plan.joint is not None, "a set's plan runs in turn with others"
+    place = {index: number for number, index in enumerate(set_plan.joint.members[set_plan.member])}
+    group = _own_groups(set_plan, place)
+    tasks = set_plan.joint.tasks[set_plan.member]
     steps = [
         step.model_copy(
             update={"devices": tuple(tuple(_renumbered(spans, place, group)) for spans in step.devices)}
         )
         for step in timeline.steps
-        if _ran_by(step, own.joint) == tasks
+        if _ran_by(step, set_plan.joint) == tasks
     ]
     return timeline.model_copy(update={"steps": tuple(steps)})
 
 
-def _own_groups(own: Plan, place: Mapping[int, int]) -> dict[int, int]:
+def _own_groups(set_plan: Plan, place: Mapping[int, int]) -> dict[int, int]:
     """Number the parameter groups of all plans that one plan adds to as that plan numbers them."""
-    assert own.joint is not None
-    groups = joint_groups(own.joint, uses_of(own), own.cluster, own.gradient_bytes_per_param)
+    assert set_plan.joint is not None
+    groups = joint_groups(
+        set_plan.joint, uses_of(set_plan), set_plan.cluster, set_plan.gradient_bytes_per_param
+    )
     added_to = [group.index for group in groups if not place.keys().isdisjoint(group.slices)]
     return {index: number for number, index in enumerate(added_to)}
 

@@ -48,12 +48,12 @@ def report_on(made: Calibrated, profile: Path, cluster: Path | None) -> Calibrat
                 {
                     "link": kind,
                     "what": what,
-                    "count": each.count,
-                    "predicted_s": each.predicted_s,
-                    "measured_s": each.measured_s,
+                    "count": moved.count,
+                    "predicted_s": moved.predicted_s,
+                    "measured_s": moved.measured_s,
                 }
             )
-            for (kind, what), each in sorted(made.moved.items())
+            for (kind, what), moved in sorted(made.moved.items())
         ),
         link_times=made.link_times,
         optimizer_s_per_byte=made.before.optimizer_s_per_byte,
@@ -65,25 +65,25 @@ def report_on(made: Calibrated, profile: Path, cluster: Path | None) -> Calibrat
 
 def _iterations(made: Calibrated) -> Iterator[RunPrediction]:
     for run in made.runs:
-        found = [_iteration(part, made) for part in run.parts]
+        predictions = [_iteration(part, made) for part in run.parts]
         if not run.plan.task_sets:
-            yield RunPrediction(run=str(run.folder), **found[0])
+            yield RunPrediction(run=str(run.folder), **predictions[0])
             continue
         shares = run.shares
         mean = {
-            name: sum(share * each[name] for share, each in zip(shares, found, strict=True))
-            for name in found[0]
+            name: sum(share * prediction[name] for share, prediction in zip(shares, predictions, strict=True))
+            for name in predictions[0]
         }
         sets = tuple(
-            SetPrediction(tasks=part.tasks or (), share=share, steps=part.measured.steps, **each)
-            for part, share, each in zip(run.parts, shares, found, strict=True)
+            SetPrediction(tasks=part.tasks or (), share=share, steps=part.measured.steps, **prediction)
+            for part, share, prediction in zip(run.parts, shares, predictions, strict=True)
         )
         yield RunPrediction(run=str(run.folder), task_sets=sets, **mean)
 
 
 def _iteration(run: Run, made: Calibrated) -> dict[str, float]:
     """The iteration's seconds of a run, or of a part of it, by the names of `IterationPrediction`."""
-    slowest = max(run.measured.devices, key=lambda each: each.compute_s, default=None)
+    slowest = max(run.measured.devices, key=lambda device: device.compute_s, default=None)
     return {
         "plan_s": run.measured.iteration.predicted_s,
         "before_s": predicted_again(run.plan, made.before).iteration_s,
@@ -96,9 +96,11 @@ def _iteration(run: Run, made: Calibrated) -> dict[str, float]:
 def _points(made: Calibrated) -> Iterator[CalibratedPoint]:
     order = {metaop.name: number for number, metaop in enumerate(made.before.metaops)}
     parts = of_types(made.before)
-    found = [(key, kind) for kind, own in made.points.items() for key in own]
+    allocations = [(key, kind) for kind, of_type in made.points.items() for key in of_type]
     types = list(parts)
-    for key, kind in sorted(found, key=lambda each: (order[each[0][0]], types.index(each[1]), *each[0][1:])):
+    for key, kind in sorted(
+        allocations, key=lambda item: (order[item[0][0]], types.index(item[1]), *item[0][1:])
+    ):
         name, ways, tp = key
         metaop, measured = parts[kind].by_name[name], made.points[kind][key]
         before, whole = known_times(metaop, ways, tp), Fraction(ways)
@@ -120,7 +122,7 @@ def point_table(report: CalibrationReport) -> Table:
     """What ran, by the samples of its shares, an op's seconds before and after."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("MetaOp")
-    has_types = any(each.device is not None for each in report.points)
+    has_types = any(point.device is not None for point in report.points)
     if has_types:
         table.add_column("device")
     for name in (
@@ -133,17 +135,17 @@ def point_table(report: CalibrationReport) -> Table:
         "times",
     ):
         table.add_column(name, justify="right")
-    for each in report.points:
-        before_s = each.forward_s + each.backward_s
-        after_s = each.measured_forward_s + each.measured_backward_s
+    for point in report.points:
+        before_s = point.forward_s + point.backward_s
+        after_s = point.measured_forward_s + point.measured_backward_s
         table.add_row(
-            each.metaop,
-            *((each.device or "",) if has_types else ()),
-            f"{each.samples:g}",
-            str(each.tp),
+            point.metaop,
+            *((point.device or "",) if has_types else ()),
+            f"{point.samples:g}",
+            str(point.tp),
             *map(
                 format_seconds,
-                (each.forward_s, each.measured_forward_s, each.backward_s, each.measured_backward_s),
+                (point.forward_s, point.measured_forward_s, point.backward_s, point.measured_backward_s),
             ),
             f"{after_s / before_s:.2f}" if before_s else "-",
         )
@@ -167,21 +169,22 @@ def summary_lines(report: CalibrationReport) -> str:
         lines.append(f"update: {times if before else 'measured; the profile had none'}")
     if report.processor_times != 1.0:
         lines.append(f"processor costs: {report.processor_times:.2f} times as large as before")
-    for each in report.iterations:
-        of_steps = " (mean of the steps)" if each.task_sets else ""
-        lines.append(f"{each.run}: iteration{of_steps} {_described(each)}")
+    for iteration in report.iterations:
+        of_steps = " (mean of the steps)" if iteration.task_sets else ""
+        lines.append(f"{iteration.run}: iteration{of_steps} {_described(iteration)}")
         lines += [
-            f"  {own.share:.0%} of the steps run {', '.join(own.tasks)}: {_described(own)}"
-            for own in each.task_sets
+            f"  {of_set.share:.0%} of the steps run {', '.join(of_set.tasks)}: {_described(of_set)}"
+            for of_set in iteration.task_sets
         ]
     return "\n".join(lines)
 
 
-def _described(each: IterationPrediction) -> str:
+def _described(prediction: IterationPrediction) -> str:
     return (
-        f"{format_seconds(each.measured_s)} measured, {format_seconds(each.plan_s)} by its plan; the same "
-        f"slices: {format_seconds(each.before_s)} by the profile before, {format_seconds(each.after_s)} by "
-        f"the new one ({format_seconds(each.other_s)} of the measured are in no slice, wait or update)"
+        f"{format_seconds(prediction.measured_s)} measured, {format_seconds(prediction.plan_s)} by its plan; "
+        f"the same slices: {format_seconds(prediction.before_s)} by the profile before, "
+        f"{format_seconds(prediction.after_s)} by the new one "
+        f"({format_seconds(prediction.other_s)} of the measured are in no slice, wait or update)"
     )
 
 

@@ -93,7 +93,7 @@ class Calibrated:
             for kind, times in self.link_times.items()
             if times >= _CROWDED
         )
-        never = [each.type for each in devices_of(self.before) if each.type not in self.points]
+        never = [device.type for device in devices_of(self.before) if device.type not in self.points]
         if not never:
             return (*short, *crowded)
         left = f"no run had devices of type {', '.join(never)}, whose times stay as they were"
@@ -142,19 +142,22 @@ def _calibrated_by(runs: tuple[Run, ...], profile: Profile, *, for_links: bool) 
     parts = parts_of(runs)
     traffic = [traffic_of(part.plan) for part in parts]
     seen = [seen_on(profile, part.plan.cluster) for part in parts]
-    beside = [Beside.of(part, own, moves) for part, own, moves in zip(parts, seen, traffic, strict=True)]
-    times = processor_times(beside)
+    communication = [
+        Beside.of(part, of_part_profile, moves)
+        for part, of_part_profile, moves in zip(parts, seen, traffic, strict=True)
+    ]
+    times = processor_times(communication)
     if abs(times - 1.0) <= EQUAL:
         times = 1.0
     of_parts = [
-        measured_points(part, profile, each.stretches(times))
-        for part, each in zip(parts, beside, strict=True)
+        measured_points(part, profile, of_run.stretches(times))
+        for part, of_run in zip(parts, communication, strict=True)
     ]
     by_type = of_types(profile)
     points = {
-        kind: all_runs(found[kind] for found in of_parts if kind in found)
+        kind: all_runs(by_kind[kind] for by_kind in of_parts if kind in by_kind)
         for kind in by_type
-        if any(kind in found for found in of_parts)
+        if any(kind in by_kind for by_kind in of_parts)
     }
     moves_of = list(zip(parts, traffic, strict=True))
     moved = _joined(moved_in(part, moves, part.plan.cluster) for part, moves in moves_of)
@@ -168,7 +171,11 @@ def _calibrated_by(runs: tuple[Run, ...], profile: Profile, *, for_links: bool) 
     fields = {name: getattr(profile, name) for name in type(profile).model_fields}
     fields |= {
         "metaops": together(
-            profile, {kind: calibrated_metaops(own, points.get(kind, {})) for kind, own in by_type.items()}
+            profile,
+            {
+                kind: calibrated_metaops(of_part_profile, points.get(kind, {}))
+                for kind, of_part_profile in by_type.items()
+            },
         ),
         "links": slower_links(profile.links, times_of_links(over_own)),
         "processor": with_processor_times(profile.processor, times),
@@ -200,8 +207,8 @@ def held_up(runs: Sequence[Run], accounted: Profile, link_times: Mapping[str, fl
 
 def _joined(of_runs: Iterable[Mapping[tuple[str, str], Moved]]) -> dict[tuple[str, str], Moved]:
     total: dict[tuple[str, str], Moved] = {}
-    for found in of_runs:
-        for key, moved in found.items():
+    for by_link in of_runs:
+        for key, moved in by_link.items():
             total[key] = total.get(key, Moved()) + moved
     return total
 
@@ -212,10 +219,10 @@ def _record(
     """`of_parts`: what each of the run's parts has measured."""
     cluster, iteration = run.plan.cluster, run.measured.iteration
     errors = [
-        abs(each.times.op_s / before - 1)
+        abs(measured.times.op_s / before - 1)
         for points in of_parts
-        for kind, found in points.items()
-        for (name, ways, tp), each in found.items()
+        for kind, by_allocation in points.items()
+        for (name, ways, tp), measured in by_allocation.items()
         if (before := known_times(by_type[kind].by_name[name], ways, tp).op_s) > 0
     ]
     return CalibratedRun(
@@ -234,9 +241,9 @@ def _record(
 
 def _with(before: Calibration | None, records: Sequence[CalibratedRun]) -> tuple[CalibratedRun, ...]:
     """Those of earlier calibrations first; a run that is taken again counts once."""
-    again = {each.sha256 for each in records}
+    again = {record.sha256 for record in records}
     earlier = () if before is None else before.runs
-    return (*(each for each in earlier if each.sha256 not in again), *records)
+    return (*(record for record in earlier if record.sha256 not in again), *records)
 
 
 def require_outputs(runs: Sequence[Path], profile: Path, output: Path, cluster: Path | None) -> None:
@@ -246,22 +253,22 @@ def require_outputs(runs: Sequence[Path], profile: Path, output: Path, cluster: 
     Raises:
         UsageError: one of these.
     """
-    own = [run / name for run in runs for name in (PLAN_FILE, PREDICTED_FILE, TIMELINE_FILE)]
+    inputs = [run / name for run in runs for name in (PLAN_FILE, PREDICTED_FILE, TIMELINE_FILE)]
     is_profile = output.absolute() == profile.absolute()
-    require_no_input("-o", output, *own, *(() if is_profile else (profile,)))
+    require_no_input("-o", output, *inputs, *(() if is_profile else (profile,)))
     require_no_other("-o", output, "profile")
     if cluster is not None:
-        require_no_input("--write-cluster", cluster, *own, profile, output)
+        require_no_input("--write-cluster", cluster, *inputs, profile, output)
         require_no_other("--write-cluster", cluster, "cluster")
         if cluster.absolute() == output.absolute():
             raise UsageError(
                 f"--write-cluster {cluster}: -o names the same file", hint="Give one of them another name."
             )
-    known: set[Path] = set()
+    given: set[Path] = set()
     for run in runs:
-        if run.resolve() in known:
+        if run.resolve() in given:
             raise UsageError(f"{run}: this run is given twice", hint="Give each run once.")
-        known.add(run.resolve())
+        given.add(run.resolve())
 
 
 def write_calibrated(made: Calibrated, output: Path, cluster: Path | None) -> None:

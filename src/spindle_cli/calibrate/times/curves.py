@@ -32,15 +32,17 @@ def calibrated_metaops(profile: Profile, measured: Points) -> tuple[MetaOpProfil
     two of them by the logarithm of the number of devices.
     """
     factors = {
-        (name, ways, tp): factor_of(known_times(profile.by_name[name], ways, tp), each)
-        for (name, ways, tp), each in measured.items()
+        (name, ways, tp): factor_of(known_times(profile.by_name[name], ways, tp), times)
+        for (name, ways, tp), times in measured.items()
     }
     by_kind = _by_kind(profile, factors)
-    found = []
+    metaops = []
     for metaop in profile.metaops:
         kind = kind_of(metaop)
         equal_ops = {} if kind is None else by_kind.get(kind, {})
-        own = {(ways, tp): each for (name, ways, tp), each in factors.items() if name == metaop.name}
+        own_factors = {
+            (ways, tp): factor for (name, ways, tp), factor in factors.items() if name == metaop.name
+        }
         curve = []
         for point in metaop.curve:
             ran = measured.get((metaop.name, point.dp, point.tp))
@@ -48,34 +50,34 @@ def calibrated_metaops(profile: Profile, measured: Points) -> tuple[MetaOpProfil
                 curve.append(_measured_point(point, ran))
                 continue
             same = equal_ops.get((Fraction(metaop.batch_size, point.dp), point.tp))
-            factor = same or neighbours(own, point)
+            factor = same or neighbours(own_factors, point)
             curve.append(point if factor is None else _scaled(point, factor))
-        ran_here = {(ways, tp): each for (name, ways, tp), each in measured.items() if name == metaop.name}
-        found.append(_with_curve(metaop, tuple(curve), ran_here, equal_ops))
-    return tuple(found)
+        ran_here = {(ways, tp): times for (name, ways, tp), times in measured.items() if name == metaop.name}
+        metaops.append(_with_curve(metaop, tuple(curve), ran_here, equal_ops))
+    return tuple(metaops)
 
 
-def neighbours(own: Mapping[tuple[Fraction | int, int], Factor], point: CurvePoint) -> Factor | None:
+def neighbours(factors: Mapping[tuple[Fraction | int, int], Factor], point: CurvePoint) -> Factor | None:
     """The factor of the points that ran next to one that did not: of its own degree of tensor parallelism
     where there are any; None where its MetaOp did not run at all.
     """
-    same = {ways * tp: [each] for (ways, tp), each in own.items() if tp == point.tp}
+    same = {ways * tp: [factor] for (ways, tp), factor in factors.items() if tp == point.tp}
     if not same:
-        for (ways, tp), each in own.items():
-            same.setdefault(ways * tp, []).append(each)
+        for (ways, tp), factor in factors.items():
+            same.setdefault(ways * tp, []).append(factor)
     if not same:
         return None
-    known = {n: mean(each) for n, each in same.items()}
-    below = max((n for n in known if n <= point.num_devices), default=None)
-    above = min((n for n in known if n >= point.num_devices), default=None)
+    by_devices = {n: mean(of_devices) for n, of_devices in same.items()}
+    below = max((n for n in by_devices if n <= point.num_devices), default=None)
+    above = min((n for n in by_devices if n >= point.num_devices), default=None)
     if below is None or above is None:
         nearest = above if below is None else below
         assert nearest is not None, "one that ran is below or above"
-        return known[nearest]
+        return by_devices[nearest]
     if below == above:
-        return known[below]
+        return by_devices[below]
     share = log2(point.num_devices / below) / log2(above / below)
-    low, high = known[below], known[above]
+    low, high = by_devices[below], by_devices[above]
     return Factor(
         low.forward + share * (high.forward - low.forward),
         low.backward + share * (high.backward - low.backward),
@@ -84,14 +86,17 @@ def neighbours(own: Mapping[tuple[Fraction | int, int], Factor], point: CurvePoi
 
 def _by_kind(profile: Profile, factors: Mapping[Allocation, Factor]) -> dict[Kind, OfEqualOps]:
     """By kind, then samples of a share and tp: the mean of the MetaOps that ran so."""
-    found: dict[Kind, dict[tuple[Fraction, int], list[Factor]]] = {}
+    factors_by_kind: dict[Kind, dict[tuple[Fraction, int], list[Factor]]] = {}
     for (name, ways, tp), factor in factors.items():
         metaop = profile.by_name[name]
         kind = kind_of(metaop)
         if kind is not None:
             share = Fraction(metaop.batch_size) / ways, tp
-            found.setdefault(kind, {}).setdefault(share, []).append(factor)
-    return {kind: {share: mean(each) for share, each in own.items()} for kind, own in found.items()}
+            factors_by_kind.setdefault(kind, {}).setdefault(share, []).append(factor)
+    return {
+        kind: {share: mean(of_share) for share, of_share in by_share.items()}
+        for kind, by_share in factors_by_kind.items()
+    }
 
 
 def _measured_point(point: CurvePoint, measured: Measured) -> CurvePoint:
@@ -141,7 +146,7 @@ def _with_curve(
 Ran = Mapping[tuple[Fraction | int, int], Measured]
 
 
-class _Known(NamedTuple):
+class _ShareFactor(NamedTuple):
     """What is known of a share: how many times as long as before it takes, and how long."""
 
     factor: Factor
@@ -149,7 +154,7 @@ class _Known(NamedTuple):
     source: Source
 
 
-_BySamples = dict[Fraction, _Known]  # of one degree of tensor parallelism
+_BySamples = dict[Fraction, _ShareFactor]  # of one degree of tensor parallelism
 
 
 def calibrated_shares(
@@ -163,45 +168,47 @@ def calibrated_shares(
         curve: its points now, in the old ones' order.
         equal_ops: what MetaOps of its kind took.
     """
-    known = _known(metaop, curve, ran)
+    by_tp = _factors_by_tp(metaop, curve, ran)
     shares = sorted((*metaop.shares, *_between(metaop, ran)), key=lambda share: (share.samples, share.tp))
-    return tuple(_share(share, known.get(share.tp, {}), equal_ops) for share in shares)
+    return tuple(_share(share, by_tp.get(share.tp, {}), equal_ops) for share in shares)
 
 
-def _known(metaop: MetaOpProfile, curve: Sequence[CurvePoint], ran: Ran) -> dict[int, _BySamples]:
-    found: dict[int, _BySamples] = {}
-    for (ways, tp), each in ran.items():
-        factor = factor_of(known_times(metaop, ways, tp), each)
-        found.setdefault(tp, {})[Fraction(metaop.batch_size) / ways] = _Known(factor, each.times, "measured")
+def _factors_by_tp(metaop: MetaOpProfile, curve: Sequence[CurvePoint], ran: Ran) -> dict[int, _BySamples]:
+    by_tp: dict[int, _BySamples] = {}
+    for (ways, tp), measured in ran.items():
+        factor = factor_of(known_times(metaop, ways, tp), measured)
+        by_tp.setdefault(tp, {})[Fraction(metaop.batch_size) / ways] = _ShareFactor(
+            factor, measured.times, "measured"
+        )
     for old, new in zip(metaop.curve, curve, strict=True):
         times = OpTimes(new.forward_s, new.backward_s)
-        known = _Known(factor_of(old, Measured(times, 1.0, 1)), times, new.source)
-        found.setdefault(old.tp, {})[Fraction(metaop.batch_size, old.dp)] = known
-    return found
+        of_point = _ShareFactor(factor_of(old, Measured(times, 1.0, 1)), times, new.source)
+        by_tp.setdefault(old.tp, {})[Fraction(metaop.batch_size, old.dp)] = of_point
+    return by_tp
 
 
 def _between(metaop: MetaOpProfile, ran: Ran) -> Iterator[ShareTime]:
     """Shares that ran between two that the profile has, as these say; but for those that took as long."""
     have = {(share.samples, share.tp) for share in metaop.shares}
-    for (ways, tp), each in ran.items():
+    for (ways, tp), measured in ran.items():
         samples = int(Fraction(metaop.batch_size) / ways)
         before = share_seconds(metaop.shares, samples, tp)
         if (samples, tp) in have or before is None:
             continue
-        if not is_equal(OpTimes(before.forward_s, before.backward_s), each.times):
+        if not is_equal(OpTimes(before.forward_s, before.backward_s), measured.times):
             yield ShareTime(samples=samples, tp=tp, source="fitted", **before._asdict())
 
 
-def _share(share: ShareTime, known: _BySamples, equal_ops: OfEqualOps) -> ShareTime:
+def _share(share: ShareTime, by_samples: _BySamples, equal_ops: OfEqualOps) -> ShareTime:
     samples = Fraction(share.samples)
     source: Source = "fitted"
-    if samples in known:
-        _, times, source = known[samples]
+    if samples in by_samples:
+        _, times, source = by_samples[samples]
     elif (samples, share.tp) in equal_ops:
         times = equal_ops[samples, share.tp].of(share)
-    elif known:
-        nearest = min(known, key=lambda other: abs(log2(other / samples)))
-        times = known[nearest].factor.of(share)
+    elif by_samples:
+        nearest = min(by_samples, key=lambda candidate: abs(log2(candidate / samples)))
+        times = by_samples[nearest].factor.of(share)
     else:
         return share
     if is_equal(share, times):

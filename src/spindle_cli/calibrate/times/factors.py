@@ -21,33 +21,33 @@ class Factor:
     forward: float
     backward: float
 
-    def of(self, known: CurvePoint | ShareTime) -> OpTimes:
+    def of(self, before: CurvePoint | ShareTime) -> OpTimes:
         """What the op of a point or share takes then."""
-        return OpTimes(known.forward_s * self.forward, known.backward_s * self.backward)
+        return OpTimes(before.forward_s * self.forward, before.backward_s * self.backward)
 
 
-def factor_of(known: CurvePoint | ShareTime | OpTimes, measured: Measured) -> Factor:
+def factor_of(before: CurvePoint | ShareTime | OpTimes, measured: Measured) -> Factor:
     """Measured over profiled; of both passes together for one that the profile has at no time at all."""
     times = measured.times
-    before_s = known.forward_s + known.backward_s
+    before_s = before.forward_s + before.backward_s
     both = times.op_s / before_s if before_s else 1.0
     return Factor(
-        times.forward_s / known.forward_s if known.forward_s else both,
-        times.backward_s / known.backward_s if known.backward_s else both,
+        times.forward_s / before.forward_s if before.forward_s else both,
+        times.backward_s / before.backward_s if before.backward_s else both,
     )
 
 
 def mean(factors: Iterable[Factor]) -> Factor:
     """The mean of factors, for each pass."""
-    found = list(factors)
-    return Factor(fmean(each.forward for each in found), fmean(each.backward for each in found))
+    listed = list(factors)
+    return Factor(fmean(factor.forward for factor in listed), fmean(factor.backward for factor in listed))
 
 
-def is_equal(known: CurvePoint | ShareTime | OpTimes, times: OpTimes) -> bool:
+def is_equal(before: CurvePoint | ShareTime | OpTimes, times: OpTimes) -> bool:
     """Whether both passes take as long as known, but for what is left of arithmetic."""
     return all(
         abs(new - old) <= EQUAL * old
-        for old, new in ((known.forward_s, times.forward_s), (known.backward_s, times.backward_s))
+        for old, new in ((before.forward_s, times.forward_s), (before.backward_s, times.backward_s))
     )
 
 

@@ -63,21 +63,21 @@ def measured_points(run: Run, profile: Profile, stretches: Sequence[float]) -> M
     Args:
         stretches: of each slice, see `Beside.stretches`.
     """
-    found: dict[str, dict[Allocation, list[tuple[_Timed, Measured]]]] = {}
+    by_type: dict[str, dict[Allocation, list[tuple[_Timed, Measured]]]] = {}
     plan, seen = run.plan, seen_on(profile, run.plan.cluster)
     beyond = BeyondCurve(plan.by_name, plan.cluster, plan)
-    for index, (piece, stretch) in enumerate(zip(plan.slices, stretches, strict=True)):
-        metaop, ops = seen.by_name[piece.metaop], piece.num_ops * stretch
+    for index, (slice_, stretch) in enumerate(zip(plan.slices, stretches, strict=True)):
+        metaop, ops = seen.by_name[slice_.metaop], slice_.num_ops * stretch
         for timed in _shares_that_ran(run, index, metaop):
             share, kind, took, _ = timed
             if took.op_s <= 0:
                 continue
             op = OpTimes(took.forward_s / ops, took.backward_s / ops)
-            own = _own_times(op, run, piece, share, metaop, beyond)
-            one = Measured(own, run.measured.steps * piece.num_ops, run.measured.steps)
-            of_type = found.setdefault(type_in(profile, kind), {})
-            of_type.setdefault(_allocation(piece, share, metaop), []).append((timed, one))
-    return {kind: {key: _of_run(each) for key, each in own.items()} for kind, own in found.items()}
+            op_times = _own_times(op, run, slice_, share, metaop, beyond)
+            one = Measured(op_times, run.measured.steps * slice_.num_ops, run.measured.steps)
+            of_type = by_type.setdefault(type_in(profile, kind), {})
+            of_type.setdefault(_allocation(slice_, share, metaop), []).append((timed, one))
+    return {kind: {key: _of_run(alike) for key, alike in shares.items()} for kind, shares in by_type.items()}
 
 
 class _Timed(NamedTuple):
@@ -92,12 +92,12 @@ class _Timed(NamedTuple):
     decides: bool = True
 
 
-def _of_run(found: Sequence[tuple[_Timed, Measured]]) -> Measured:
+def _of_run(timed_shares: Sequence[tuple[_Timed, Measured]]) -> Measured:
     """What a run says of a share: by the slices that it decides, where there are any, so that these are
     predicted as they were.
     """
-    deciding = [measured for timed, measured in found if timed.decides]
-    return together(deciding or [measured for _, measured in found])
+    deciding = [measured for timed, measured in timed_shares if timed.decides]
+    return together(deciding or [measured for _, measured in timed_shares])
 
 
 def _shares_that_ran(run: Run, index: int, metaop: MetaOpProfile) -> Iterator[_Timed]:
@@ -107,71 +107,77 @@ def _shares_that_ran(run: Run, index: int, metaop: MetaOpProfile) -> Iterator[_T
     On one type a plan says of a slice what its largest share takes: that has what the slowest device took. A
     smaller one says nothing where the profile knows nothing of it, or where it waits for larger ones inside.
     """
-    piece, took, cluster = run.plan.slices[index], run.measured.slices[index], run.plan.cluster
+    slice_, took, cluster = run.plan.slices[index], run.measured.slices[index], run.plan.cluster
     whole = OpTimes(took.forward_s, took.backward_s)
-    if not tells_shares_apart(piece, cluster):
+    if not tells_shares_apart(slice_, cluster):
         yield _Timed(0, cluster.device_type, whole)
         return
-    largest = largest_samples(piece, metaop.batch_size)
-    for (kind, samples), alike in _alike(piece, metaop, cluster).items():
+    largest = largest_samples(slice_, metaop.batch_size)
+    for (kind, samples), alike in _alike(slice_, metaop, cluster).items():
         slowest = _slowest(took.shares[share] for share in alike)
         if cluster.is_mixed:
             yield _Timed(alike[0], kind, slowest)
         elif samples == largest:
             yield _Timed(alike[0], kind, whole)
-        elif _is_told(piece, alike[0], metaop, run.plan):
+        elif _is_told(slice_, alike[0], metaop, run.plan):
             yield _Timed(alike[0], kind, slowest, decides=False)
 
 
-def _alike(piece: Slice, metaop: MetaOpProfile, cluster: Cluster) -> dict[tuple[str, float], list[int]]:
+def _alike(slice_: Slice, metaop: MetaOpProfile, cluster: Cluster) -> dict[tuple[str, float], list[int]]:
     """A slice's shares by the type of their devices and their samples."""
-    own: Sequence[float] = sizes(piece) or (metaop.batch_size / piece.shares_of_batch,) * piece.dp
-    found: dict[tuple[str, float], list[int]] = {}
-    for share, samples in enumerate(own):
-        kind = cluster.type_of[piece.devices[share * piece.tp]]
-        found.setdefault((kind, samples), []).append(share)
-    return found
+    samples_by_share: Sequence[float] = (
+        sizes(slice_) or (metaop.batch_size / slice_.shares_of_batch,) * slice_.dp
+    )
+    alike: dict[tuple[str, float], list[int]] = {}
+    for share, samples in enumerate(samples_by_share):
+        kind = cluster.type_of[slice_.devices[share * slice_.tp]]
+        alike.setdefault((kind, samples), []).append(share)
+    return alike
 
 
 def _slowest(shares: Iterable[PassTimes]) -> OpTimes:
-    each = list(shares)
-    return OpTimes(max(one.forward_s for one in each), max(one.backward_s for one in each))
+    listed = list(shares)
+    return OpTimes(max(share.forward_s for share in listed), max(share.backward_s for share in listed))
 
 
-def _is_told(piece: Slice, share: int, metaop: MetaOpProfile, plan: Plan) -> bool:
+def _is_told(slice_: Slice, share: int, metaop: MetaOpProfile, plan: Plan) -> bool:
     """Whether what a smaller share took is its own, and the profile knows what it should have taken: where
     shares sum something inside of their passes, or gather parameters there, all take as long as the largest.
     """
     if metaop.batch_sums or level_of(metaop, plan.sharding).is_by_pass:
         return False
-    return times_of_share(metaop, piece, share, plan.cluster) is not None
+    return times_of_share(metaop, slice_, share, plan.cluster) is not None
 
 
-def _allocation(piece: Slice, share: int, metaop: MetaOpProfile) -> Allocation:
-    own = sizes(piece)
-    ways = piece.shares_of_batch if own is None else Fraction(metaop.batch_size, own[share])
-    return piece.metaop, ways, piece.tp
-
-
-def together(found: Sequence[Measured]) -> Measured:
-    """The mean by weights."""
-    weight = sum(each.weight for each in found)
-    times = OpTimes(
-        sum(each.times.forward_s * each.weight for each in found) / weight,
-        sum(each.times.backward_s * each.weight for each in found) / weight,
+def _allocation(slice_: Slice, share: int, metaop: MetaOpProfile) -> Allocation:
+    samples_by_share = sizes(slice_)
+    ways = (
+        slice_.shares_of_batch
+        if samples_by_share is None
+        else Fraction(metaop.batch_size, samples_by_share[share])
     )
-    return Measured(times, weight, max(each.steps for each in found))
+    return slice_.metaop, ways, slice_.tp
+
+
+def together(measurements: Sequence[Measured]) -> Measured:
+    """The mean by weights."""
+    weight = sum(measured.weight for measured in measurements)
+    times = OpTimes(
+        sum(measured.times.forward_s * measured.weight for measured in measurements) / weight,
+        sum(measured.times.backward_s * measured.weight for measured in measurements) / weight,
+    )
+    return Measured(times, weight, max(measured.steps for measured in measurements))
 
 
 def all_runs(runs: Iterable[Points]) -> dict[Allocation, Measured]:
     """What several runs say together, each by its number of steps."""
-    found: dict[Allocation, list[Measured]] = {}
+    by_allocation: dict[Allocation, list[Measured]] = {}
     for points in runs:
-        for key, each in points.items():
-            found.setdefault(key, []).append(each)
-    joined = {key: together(each) for key, each in found.items()}
-    steps = {key: sum(each.steps for each in of_runs) for key, of_runs in found.items()}
-    return {key: Measured(each.times, each.weight, steps[key]) for key, each in joined.items()}
+        for key, measured in points.items():
+            by_allocation.setdefault(key, []).append(measured)
+    joined = {key: together(measured) for key, measured in by_allocation.items()}
+    steps = {key: sum(measured.steps for measured in of_runs) for key, of_runs in by_allocation.items()}
+    return {key: Measured(measured.times, measured.weight, steps[key]) for key, measured in joined.items()}
 
 
 def known_times(metaop: MetaOpProfile, ways: Fraction | int, tp: int) -> OpTimes:
@@ -179,21 +185,21 @@ def known_times(metaop: MetaOpProfile, ways: Fraction | int, tp: int) -> OpTimes
     for point in metaop.curve:
         if (point.dp, point.tp) == (ways, tp):
             return OpTimes(point.forward_s, point.backward_s)
-    known = share_seconds(metaop.shares, float(metaop.batch_size / ways), tp)
-    assert known is not None, "`require_belongs` has seen to it"
-    return OpTimes(known.forward_s, known.backward_s)
+    share = share_seconds(metaop.shares, float(metaop.batch_size / ways), tp)
+    assert share is not None, "`require_belongs` has seen to it"
+    return OpTimes(share.forward_s, share.backward_s)
 
 
 def _own_times(
-    op: OpTimes, run: Run, piece: Slice, share: int, metaop: MetaOpProfile, beyond: BeyondCurve
+    op: OpTimes, run: Run, slice_: Slice, share: int, metaop: MetaOpProfile, beyond: BeyondCurve
 ) -> OpTimes:
     """What the curve should say where one op of a slice took `op` on a share. What gathers of shared-out
     parameters take longer than what they hide behind is as the profile's curve has it.
     """
-    known = times_of_share(metaop, piece, share, run.plan.cluster)
-    assert known is not None, "`require_belongs` has seen to it"
-    again = forwards_again(piece, metaop) / piece.num_ops
-    more_s = beyond.op_s(piece, metaop, known.forward_s, known.backward_s + again * known.forward_s)
+    profiled = times_of_share(metaop, slice_, share, run.plan.cluster)
+    assert profiled is not None, "`require_belongs` has seen to it"
+    again = forwards_again(slice_, metaop) / slice_.num_ops
+    more_s = beyond.op_s(slice_, metaop, profiled.forward_s, profiled.backward_s + again * profiled.forward_s)
     forward_s = max(op.forward_s - more_s[0], LEAST_OWN * op.forward_s)
     backward_s = max(op.backward_s - more_s[1], LEAST_OWN * op.backward_s)
     if again:  # forward once more, as part of the backward pass
