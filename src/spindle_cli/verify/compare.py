@@ -118,8 +118,8 @@ def compare_runs(
         skip_alike(plain_steps, list(read_metrics(draw.run_dir))) for draw in runs.drawn
     )
     measured = _Measured(with_rounding, with_draws)
-    found = [_compare_island(runs, number, measured) for number in range(runs.islands)]
-    widest = max(tolerance, *(each.tolerance for each in found))
+    by_island = [_compare_island(runs, number, measured) for number in range(runs.islands)]
+    widest = max(tolerance, *(of_island.tolerance for of_island in by_island))
     evaluations = compare_evaluations(
         read_evaluations(runs.ours.run_dir),
         list(read_evaluations(runs.plain.run_dir)),
@@ -129,7 +129,7 @@ def compare_runs(
         drawn=[read_evaluations(draw.run_dir) for draw in runs.drawn] if with_draws else (),
         most=max(MOST_EXPLAINED[dtype], MOST_EXPLAINED_OF_STATE),
     )
-    initial, *others = together([each.checks for each in found])
+    initial, *others = together([of_island.checks for of_island in by_island])
     checks = (
         initial,
         compare_losses(our_steps, plain_steps, tolerance),
@@ -146,10 +146,12 @@ def compare_runs(
         dtype=dtype,
         no_randomness=options.no_randomness,
         checks=checks,
-        rounding=max((each.rounding for each in found if each.rounding is not None), default=None),
+        rounding=max(
+            (of_island.rounding for of_island in by_island if of_island.rounding is not None), default=None
+        ),
         noise_floor=floor,
-        noise=tuple(dict.fromkeys(entry for each in found for entry in each.noise)),
-        unused=found[0].unused,
+        noise=tuple(dict.fromkeys(entry for of_island in by_island for entry in of_island.noise)),
+        unused=by_island[0].unused,
         islands=runs.islands,
         outer_every=runs.ours.request.outer_every,
         draws=len(runs.drawn) if with_draws else 0,
@@ -189,7 +191,7 @@ def _compare_island(runs: Runs, number: int, measured: _Measured) -> _OfIsland:
         noise = find_noise(ours, plain, floor)
         names = [entry.name for entry in noise]
         if spreads is not None:
-            noise += tuple(each for each in spreads.find_noise(plain) if each.name not in names)
+            noise += tuple(entry for entry in spreads.find_noise(plain) if entry.name not in names)
         unused = find_unused(ours, plain)
         left_out = [*(entry.name for entry in noise), *unused]
         rounded = measured.rounded
@@ -224,8 +226,8 @@ def _open_draws(runs: Runs, island: int, measured: _Measured) -> Iterator[Spread
 
 def _near_in(check: Check) -> tuple[str, ...]:
     """The buffers that differ by no more than rounding could ever explain, on every rank."""
-    far = {each.name for each in check.failures if (each.relative or math.inf) > LARGEST_TOLERANCE}
-    return tuple(sorted({each.name for each in check.failures} - far))
+    far = {failure.name for failure in check.failures if (failure.relative or math.inf) > LARGEST_TOLERANCE}
+    return tuple(sorted({failure.name for failure in check.failures} - far))
 
 
 def _require_an_update(plain: Sequence[StepMetrics]) -> None:
@@ -318,25 +320,30 @@ def compare_evaluations(
             (comparing/spread.py), and by `most`.
     """
     tally = Tally(EVALUATIONS, tolerance)
-    last = {found.task: found for found in plan}
-    moved = {found.task: found for found in rounded}
-    draws = [{found.task: found.loss for found in draw} for draw in drawn]
+    last = {evaluation.task: evaluation for evaluation in plan}
+    moved = {evaluation.task: evaluation for evaluation in rounded}
+    draws = [{evaluation.task: evaluation.loss for evaluation in draw} for draw in drawn]
     for expected in plain:
-        found, where = last.get(expected.task), f"after step {expected.step}"
+        ours_found, where = last.get(expected.task), f"after step {expected.step}"
         name = f"evaluation of {expected.task}"
-        if found is None or (found.step, found.num_samples) != (expected.step, expected.num_samples):
+        if ours_found is None or (ours_found.step, ours_found.num_samples) != (
+            expected.step,
+            expected.num_samples,
+        ):
             said = (
                 "missing under the plan"
-                if found is None
-                else f"of {found.num_samples} samples after step {found.step} under the plan, "
+                if ours_found is None
+                else f"of {ours_found.num_samples} samples after step {ours_found.step} under the plan, "
                 f"of {expected.num_samples} in plain PyTorch"
             )
             tally.add(Difference(name=name, where=where, problem=said))
             continue
-        noisy = moved.get(found.task, expected)
-        compared: list[tuple[str, Numbers]] = [("loss", (found.loss, expected.loss, noisy.loss))]
-        for metric in sorted({*found.metrics, *expected.metrics}) if metrics else ():
-            ours, theirs, by_noise = (each.metrics.get(metric) for each in (found, expected, noisy))
+        noisy = moved.get(ours_found.task, expected)
+        compared: list[tuple[str, Numbers]] = [("loss", (ours_found.loss, expected.loss, noisy.loss))]
+        for metric in sorted({*ours_found.metrics, *expected.metrics}) if metrics else ():
+            ours, theirs, by_noise = (
+                evaluation.metrics.get(metric) for evaluation in (ours_found, expected, noisy)
+            )
             compared.append((metric, (ours, theirs, by_noise)))
         for key, (ours, theirs, by_noise) in compared:
             may = widened(tolerance, _difference(key, where, by_noise, theirs).relative or 0.0)
@@ -345,7 +352,11 @@ def compare_evaluations(
                 by_draw = [
                     _difference(key, where, draw.get(expected.task), theirs).relative for draw in draws
                 ]
-                rounding = 0.0 if None in by_draw else max(each or 0.0 for each in by_draw)
+                rounding = (
+                    0.0
+                    if None in by_draw
+                    else max(difference_or_none or 0.0 for difference_or_none in by_draw)
+                )
                 difference = difference.model_copy(update={"rounding": rounding})
                 explained = (difference.relative or math.inf) <= min(FACTOR * rounding, most)
                 tally.add(difference, may, explained=explained)
@@ -362,32 +373,35 @@ def _difference(name: str, where: str, ours: float | None, theirs: float | None)
     return Difference(name=name, where=where, relative=abs(ours - theirs) / max(abs(theirs), _SMALLEST))
 
 
-def together(found: Sequence[Sequence[Check]]) -> tuple[Check, ...]:
+def together(by_island: Sequence[Sequence[Check]]) -> tuple[Check, ...]:
     """Each kind of comparison once, with what was compared on all islands.
 
     Args:
         found: by island, its checks; each kind once, in one order.
     """
-    if len(found) == 1:
-        return tuple(found[0])
-    kinds = dict.fromkeys(check.what for checks in found for check in checks)
-    numbered = [(number, check) for number, checks in enumerate(found) for check in checks]
-    return tuple(_joined([each for each in numbered if each[1].what == kind]) for kind in kinds)
+    if len(by_island) == 1:
+        return tuple(by_island[0])
+    kinds = dict.fromkeys(check.what for checks in by_island for check in checks)
+    numbered = [(number, check) for number, checks in enumerate(by_island) for check in checks]
+    return tuple(
+        _joined([numbered_check for numbered_check in numbered if numbered_check[1].what == kind])
+        for kind in kinds
+    )
 
 
-def _joined(own: Sequence[tuple[int, Check]]) -> Check:
-    named = [_of_island(difference, number) for number, check in own if (difference := check.largest)]
-    compared = [each for each in named if each.relative is not None]
-    return own[0][1].model_copy(
+def _joined(numbered: Sequence[tuple[int, Check]]) -> Check:
+    named = [_of_island(difference, number) for number, check in numbered if (difference := check.largest)]
+    compared = [difference for difference in named if difference.relative is not None]
+    return numbered[0][1].model_copy(
         update={
-            "compared": sum(check.compared for _, check in own),
-            "tolerance": max(check.tolerance for _, check in own),
-            "largest": max(compared, key=lambda each: each.relative or 0.0, default=None),
+            "compared": sum(check.compared for _, check in numbered),
+            "tolerance": max(check.tolerance for _, check in numbered),
+            "largest": max(compared, key=lambda difference: difference.relative or 0.0, default=None),
             "failures": tuple(
-                _of_island(difference, number) for number, check in own for difference in check.failures
+                _of_island(difference, number) for number, check in numbered for difference in check.failures
             ),
             "explained": tuple(
-                _of_island(difference, number) for number, check in own for difference in check.explained
+                _of_island(difference, number) for number, check in numbered for difference in check.explained
             ),
         }
     )
@@ -433,9 +447,9 @@ def compare_scales(plan: Sequence[StepMetrics], plain: Sequence[StepMetrics]) ->
     return tally.check()
 
 
-def skip_alike(run: Sequence[StepMetrics], other: Sequence[StepMetrics]) -> bool:
+def skip_alike(first: Sequence[StepMetrics], second: Sequence[StepMetrics]) -> bool:
     """Whether two runs have skipped the same steps: else the first gradients of each are of another batch."""
-    return [step.skipped for step in run] == [step.skipped for step in other]
+    return [step.skipped for step in first] == [step.skipped for step in second]
 
 
 def _told(metrics: StepMetrics) -> str:

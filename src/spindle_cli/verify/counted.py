@@ -116,12 +116,12 @@ class CountedLoss:
         if key not in self._by_length:
             graph, constants = self._graph, dict[str, Tensor]()
             if self._tracer is not None:
-                found = self._tracer.at(graph.task.name, dict(key))
+                traced = self._tracer.at(graph.task.name, dict(key))
                 device, dtype = self._arithmetic.device, self._arithmetic.dtype
                 dtype = dtype if dtype is torch.float64 else None  # else it makes them in float32
-                graph = found.over(graph)
+                graph = traced.over(graph)
                 constants = {
-                    name: in_numbers(value, device, dtype) for name, value in found.constants.items()
+                    name: in_numbers(value, device, dtype) for name, value in traced.constants.items()
                 }
             self._by_length[key] = _AtLength(graph, constants)
         return self._by_length[key]

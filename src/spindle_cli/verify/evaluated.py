@@ -110,10 +110,10 @@ def _joined(task: Task | FlowTask, key: str, parts: list[Tensor]) -> Tensor:
     first = parts[0]
     for part in parts:
         if (part.shape[1:], part.dtype) != (first.shape[1:], first.dtype):
-            one, other = (f"{each.dtype} {tuple(each.shape)}" for each in (first, part))
+            expected, found_instead = (f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (first, part))
             raise WorkloadError(
                 f"task {task.name!r}: metrics are given one tensor with {key!r} of all samples, "
-                f"and for batches of different lengths forward gives {one} and {other}",
+                f"and for batches of different lengths forward gives {expected} and {found_instead}",
                 hint="Let forward return what has one size at every length, as sums over the length.",
             )
     return torch.cat(parts)

@@ -29,20 +29,20 @@ def run_flow(task: FlowTask, batch: Mapping[str, Tensor]) -> Any:
     return _output(task, last, batch, {})
 
 
-def _output(task: FlowTask, module: nn.Module, batch: Mapping[str, Tensor], known: dict[int, Any]) -> Any:
+def _output(task: FlowTask, module: nn.Module, batch: Mapping[str, Tensor], outputs: dict[int, Any]) -> Any:
     """A module's output, after those of its producers; `known` holds outputs by the module's id."""
-    if id(module) in known:
-        return known[id(module)]
+    if id(module) in outputs:
+        return outputs[id(module)]
     positional: list[Any] = []
     by_name: dict[str, Any] = {}
     for flow in task.flows:
         if flow.consumer is not module:
             continue
         producer = flow.producer
-        value = batch[producer] if isinstance(producer, str) else _output(task, producer, batch, known)
+        value = batch[producer] if isinstance(producer, str) else _output(task, producer, batch, outputs)
         if flow.argument is None:
             positional.append(value)
         else:
             by_name[flow.argument] = value
-    known[id(module)] = module(*positional, **by_name)
-    return known[id(module)]
+    outputs[id(module)] = module(*positional, **by_name)
+    return outputs[id(module)]

@@ -69,17 +69,17 @@ def train(request: RunRequest, noise: RoundingNoise | OperatorNoise | None = Non
     assert request.steps is not None and request.capture_dir is not None
     torch.set_num_threads(request.threads)
     requests = [request_of_island(request, number) for number in range(request.islands)]
-    trainings = [PlainTraining(each, noise) for each in requests]
-    held = [buffer_places(each.workload) for each in trainings]
+    trainings = [PlainTraining(of_island, noise) for of_island in requests]
+    held = [buffer_places(training.workload) for training in trainings]
     for training, buffers in zip(trainings, held, strict=True):
         training.write("initial", training.parameters)
         training.write("initial-buffers", buffers_at(buffers))
     outer_steps = outer_steps_of(
-        trainings[0].train, request.outer_every, [each.parameters for each in trainings]
+        trainings[0].train, request.outer_every, [training.parameters for training in trainings]
     )
     with (request.run_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics:
         for step in range(request.steps):
-            metrics.write(mean_metrics([each.step(step) for each in trainings]).to_line())
+            metrics.write(mean_metrics([training.step(step) for training in trainings]).to_line())
             if outer_steps is not None:
                 outer_steps.after(step + 1)
     for training, buffers in zip(trainings, held, strict=True):
@@ -212,7 +212,7 @@ class PlainTraining:
     def evaluate(self) -> None:
         """Leave an evaluation of every task that has a dataset for it, after the last step."""
         request, arithmetic = self._request, self._arithmetic
-        asked = None if request.dtype is None else arithmetic.dtype
+        requested_dtype = None if request.dtype is None else arithmetic.dtype
         device, dtype = arithmetic.device, arithmetic.dtype
         for task in self.workload.evaluated:
             convert_module(root_of(task), device, dtype)
@@ -223,15 +223,15 @@ class PlainTraining:
         @contextmanager
         def computing() -> Iterator[None]:
             with (
-                computing_as_asked(asked, no_randomness=request.no_randomness),
+                computing_as_asked(requested_dtype, no_randomness=request.no_randomness),
                 self._rounding_again(),
                 arithmetic.computing(),
             ):
                 yield
 
         steps = request.steps or 0
-        for found in evaluate_all(self.workload, self._train.seed, steps, fields, computing):
-            append_evaluation(request.run_dir, found)
+        for evaluation in evaluate_all(self.workload, self._train.seed, steps, fields, computing):
+            append_evaluation(request.run_dir, evaluation)
 
     def _backward(self, task: Task | FlowTask, weight: float) -> float:
         """Add a task's gradients, of its next batches; its loss."""
@@ -243,9 +243,12 @@ class PlainTraining:
         taken = [self._batches[name].rows(number, 0, task.batch_size) for number in numbers]
         if counted is not None:
             counted.fit(taken)
-        asked = None if self._request.dtype is None else self._arithmetic.dtype
+        requested_dtype = None if self._request.dtype is None else self._arithmetic.dtype
         self._watch.check(self._step)
-        with computing_as_asked(asked, no_randomness=self._request.no_randomness), self._rounding_again():
+        with (
+            computing_as_asked(requested_dtype, no_randomness=self._request.no_randomness),
+            self._rounding_again(),
+        ):
             loss = backward(task, taken, self._arithmetic, counted, weight, self._scaling)
         self._watch.record()
         return loss
@@ -468,8 +471,8 @@ class Declared:
                 continue
             decay = _number(follows.decay, step)
             slow, fast = (
-                [each] if isinstance(each, nn.Parameter) else list(each.parameters())
-                for each in (follows.slow, follows.fast)
+                [followed] if isinstance(followed, nn.Parameter) else list(followed.parameters())
+                for followed in (follows.slow, follows.fast)
             )
             for average, parameter in zip(slow, fast, strict=True):
                 average.mul_(decay).add_(parameter, alpha=1 - decay)
@@ -480,8 +483,8 @@ def _number(decay: float | Callable[[int], float], step: int) -> float:
 
 
 def _trained(constraint: Constraint) -> Iterator[nn.Parameter]:
-    own = [constraint.of] if isinstance(constraint.of, nn.Parameter) else constraint.of.parameters()
-    yield from (each for each in own if each.requires_grad)
+    parameters = [constraint.of] if isinstance(constraint.of, nn.Parameter) else constraint.of.parameters()
+    yield from (parameter for parameter in parameters if parameter.requires_grad)
 
 
 def runs_at(train: TrainSettings, task: str, step: int) -> bool:
@@ -490,8 +493,8 @@ def runs_at(train: TrainSettings, task: str, step: int) -> bool:
     if sampling is None:
         return True
     if task in sampling.every:
-        each = sampling.every[task]
-        return step in range(each.offset, step + 1, each.every)
+        turns = sampling.every[task]
+        return step in range(turns.offset, step + 1, turns.every)
     draw = sampling.draw
     if draw is None or task not in draw.weights:
         return True
@@ -536,13 +539,13 @@ class Scaling:
 
     def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Take the scale out of the gradients of all optimizers; whether any has overflowed."""
-        self._unscaled = [each for each in optimizers if _has_gradients(each)]
-        found: list[Tensor] = []
+        self._unscaled = [optimizer for optimizer in optimizers if _has_gradients(optimizer)]
+        overflow_flags: list[Tensor] = []
         for optimizer in self._unscaled:
             self._scaler.unscale_(optimizer)
-            found.extend(self._scaler._found_inf_per_device(optimizer).values())
-        overflowed = any(bool(flag.item()) for flag in found)
-        for flag in found:
+            overflow_flags.extend(self._scaler._found_inf_per_device(optimizer).values())
+        overflowed = any(bool(flag.item()) for flag in overflow_flags)
+        for flag in overflow_flags:
             flag.fill_(float(overflowed))
         return overflowed
 
@@ -555,4 +558,6 @@ class Scaling:
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])
+    return any(
+        parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]
+    )

@@ -46,8 +46,12 @@ class RoundingNoise:
         """Change every gradient's elements by up to `NOISE_EPSILONS` epsilons of its largest; those below the
         floor by up to the floor.
         """
-        found = [each.grad for each in parameters if each.grad is not None and each.grad.numel() > 0]
-        gradients = [as_real(gradient) for gradient in found]
+        given = [
+            parameter.grad
+            for parameter in parameters
+            if parameter.grad is not None and parameter.grad.numel() > 0
+        ]
+        gradients = [as_real(gradient) for gradient in given]
         floor = self._floor * max((float(gradient.abs().max()) for gradient in gradients), default=0.0)
         for gradient in gradients:
             size = NOISE_EPSILONS * torch.finfo(gradient.dtype).eps * gradient.abs().max()

@@ -49,29 +49,30 @@ def verify_plan(
     """
     plan = read_plan(plan_path)
     require_valid(plan, plan_path)
-    found = find_workload(plan, plan_path, workload)
+    planned = find_workload(plan, plan_path, workload)
     with verify_folder(options.run_dir) as folder:
-        runs = build_runs(plan, plan_path, found.source, folder, options, found.train.precision)
-        runs = replace(runs, averages=found.train.ema is not None)
+        runs = build_runs(plan, plan_path, planned.source, folder, options, planned.train.precision)
+        runs = replace(runs, averages=planned.train.ema is not None)
         for line in missing_devices(plan, runs.ours.processes, node_rank=None):
             say(line)
-        for line in kept_by_device(found):
+        for line in kept_by_device(planned):
             say(f"warning: {line}")
         require_open_files(runs.ours.processes, plan.whole_cluster.num_devices)
         require_disk(
-            folder, needed_bytes=captured_bytes(plan, buffer_bytes(found.graph), averages=runs.averages)
+            folder,
+            needed_bytes=captured_bytes(plan, buffer_bytes(planned.graph), averages=runs.averages),
         )
         say(f"training {options.steps} steps in one plain process")
-        train(runs.plain, "plain PyTorch", found.memo)
+        train(runs.plain, "plain PyTorch", planned.memo)
         say(f"training {options.steps} steps by the plan with {runs.ours.processes} workers")
-        train(runs.ours, "the plan's run", found.memo)
+        train(runs.ours, "the plan's run", planned.memo)
         report = compare_runs(runs, options)
         rounded = rounding_may_explain(report) or has_values_of_noise(report)
         if rounded:
             say(f"training {options.steps} steps in one plain process with rounding noise in its gradients")
-            train(runs.rounded, "plain PyTorch with rounding noise", found.memo)
+            train(runs.rounded, "plain PyTorch with rounding noise", planned.memo)
             report = compare_runs(runs, options, with_rounding=True)
-        if report.same or not operators_may_explain(report) or not _drawn(runs, options, found.memo, say):
+        if report.same or not operators_may_explain(report) or not _drawn(runs, options, planned.memo, say):
             return report
         return compare_runs(runs, options, with_rounding=rounded, with_draws=True)
 
@@ -124,7 +125,7 @@ def captured_bytes(plan: Plan, buffer_bytes: int, *, averages: bool = False) -> 
     buffers.
     """
     once = sum(_param_bytes(plan, metaop.name, (0, metaop.num_ops)) for metaop in plan.metaops)
-    held = sum(_param_bytes(plan, piece.metaop, piece.ops) * len(piece.devices) for piece in plan.slices)
+    held = sum(_param_bytes(plan, slice_.metaop, slice_.ops) * len(slice_.devices) for slice_ in plan.slices)
     return (3 + averages) * (once + held) + 2 * buffer_bytes * (1 + plan.cluster.num_devices)
 
 

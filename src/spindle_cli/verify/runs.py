@@ -52,7 +52,7 @@ class Runs:
     @property
     def is_split(self) -> bool:
         """Whether tensor parallelism splits any layer."""
-        return any(piece.tp > 1 for piece in self.plan.slices)
+        return any(slice_.tp > 1 for slice_ in self.plan.slices)
 
 
 def build_runs(
@@ -70,7 +70,7 @@ def build_runs(
 
     def launch(name: str, threads: int) -> Launch:
         run_dir = folder / name
-        asked = LaunchOptions(
+        launch_options = LaunchOptions(
             steps=options.steps,
             threads=threads,
             dtype=options.dtype,
@@ -79,7 +79,7 @@ def build_runs(
             worker_module=options.worker_module,
             outer_every=every,
         )
-        return build_launch(plan, plan_path, source, run_dir, share, asked)
+        return build_launch(plan, plan_path, source, run_dir, share, launch_options)
 
     ours = launch("plan", threads_per_worker(plan, share.processes))
     plain = launch("plain", usable_cores())

@@ -43,9 +43,10 @@ class Captured:
         """
         fragments = self.fragments[name]
         for number in range(max(len(ranks) for ranks in fragments.values())):
-            holders = {each: ranks[number % len(ranks)] for each, ranks in fragments.items()}
+            holders = {fragment: ranks[number % len(ranks)] for fragment, ranks in fragments.items()}
             taken = {
-                each: self.files[rank].get_tensor(fragment_key(name, each)) for each, rank in holders.items()
+                fragment: self.files[rank].get_tensor(fragment_key(name, fragment))
+                for fragment, rank in holders.items()
             }
             where = _where(sorted(set(holders.values())))
             try:
@@ -112,10 +113,10 @@ def _open(capture_dir: Path, stage: CaptureStage, workers: int, stack: ExitStack
             ) from error
         for key in files[rank].keys():  # noqa: SIM118 - a safetensors file is not a mapping
             name, fragment = parse_key(key)
-            known = fragments.setdefault(name, {})
-            known[fragment] = (*known.get(fragment, ()), rank)
+            ranks_by_fragment = fragments.setdefault(name, {})
+            ranks_by_fragment[fragment] = (*ranks_by_fragment.get(fragment, ()), rank)
     holders = {
-        name: tuple(sorted({rank for ranks in known.values() for rank in ranks}))
-        for name, known in fragments.items()
+        name: tuple(sorted({rank for ranks in ranks_by_fragment.values() for rank in ranks}))
+        for name, ranks_by_fragment in fragments.items()
     }
     return Captured(files, holders, fragments)

@@ -265,14 +265,14 @@ def _over_largest(_name: str, ours: Tensor, theirs: Tensor) -> float:
 def find_noise(plan: CapturedRun, plain: CapturedRun, relative_floor: float) -> tuple[Noise, ...]:
     """The parameters whose gradients are not zero but everywhere below the noise floor, in both runs."""
     largest_of_all = largest_gradient(plain)
-    found: list[Noise] = []
+    noise: list[Noise] = []
     for name in plain.gradients.holders:
         gradient = larger_gradient(plan, plain, name)
         if 0 < largest(gradient) < relative_floor * largest_of_all:
             share = largest(gradient) / largest_of_all
             count = gradient.numel()
-            found.append(Noise(name=name, left_out=count, elements=count, largest_gradient=share))
-    return tuple(found)
+            noise.append(Noise(name=name, left_out=count, elements=count, largest_gradient=share))
+    return tuple(noise)
 
 
 def compare_noise(

@@ -92,8 +92,8 @@ class Spread:
             moved = moved if kept is None else moved[kept]
             norms.append(float(moved.norm()))
             elements.append(largest(moved))
-        known = all(map(math.isfinite, norms))
-        return (max(norms), max(elements)) if known else (0.0, 0.0)
+        is_finite = all(map(math.isfinite, norms))
+        return (max(norms), max(elements)) if is_finite else (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class Spreads:
 
     def of(self, stage: Callable[[CapturedRun], Captured | None]) -> Spread:
         """The spread of parameters or averages between the runs."""
-        found = [captured for run in self.runs if (captured := stage(run)) is not None]
-        return Spread(found, MOST_EXPLAINED[self.dtype], _norm, is_sharp=self._is_sharp)
+        stages = [captured for run in self.runs if (captured := stage(run)) is not None]
+        return Spread(stages, MOST_EXPLAINED[self.dtype], _norm, is_sharp=self._is_sharp)
 
     def of_buffers(self) -> Spread:
         """The spread of buffers between the runs."""
@@ -127,15 +127,15 @@ class Spreads:
     def find_noise(self, plain: CapturedRun) -> tuple[Noise, ...]:
         """The parameters whose gradient is small in the model, and rounding as measured."""
         largest_of_all, spread = largest_gradient(plain), self.of_gradients(plain)
-        found: list[Noise] = []
+        noise: list[Noise] = []
         for name in plain.gradients.holders:
             gradient = plain.gradients.first(name).double()
             size = largest(gradient)
             is_small = 0 < size < SMALL_GRADIENT[self.dtype] * largest_of_all
             if is_small and spread.of(name, gradient) > _ALL_ROUNDING:
                 count, share = gradient.numel(), size / largest_of_all
-                found.append(Noise(name=name, left_out=count, elements=count, largest_gradient=share))
-        return tuple(found)
+                noise.append(Noise(name=name, left_out=count, elements=count, largest_gradient=share))
+        return tuple(noise)
 
 
 def _norm(tensor: Tensor) -> float:

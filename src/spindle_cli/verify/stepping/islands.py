@@ -29,10 +29,10 @@ def request_of_island(request: RunRequest, number: int) -> RunRequest:
     assert request.capture_dir is not None
     if request.islands == 1:
         return request
-    own = island_dir(request.run_dir, number)
-    capture_dir = own / request.capture_dir.name
+    run_dir = island_dir(request.run_dir, number)
+    capture_dir = run_dir / request.capture_dir.name
     capture_dir.mkdir(parents=True, exist_ok=True)
-    return request.model_copy(update={"island": number, "run_dir": own, "capture_dir": capture_dir})
+    return request.model_copy(update={"island": number, "run_dir": run_dir, "capture_dir": capture_dir})
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class PlainOuterSteps:
     """`islands`: the parameters of each, by name. `common`: as they were after the last outer step."""
 
     every: int
-    asked: LocalSgd
+    local_sgd: LocalSgd
     islands: Sequence[Mapping[str, nn.Parameter]]
     common: Mapping[str, nn.Parameter]
     outer: torch.optim.Optimizer
@@ -51,19 +51,19 @@ class PlainOuterSteps:
             return
         with torch.no_grad():
             for name, common in self.common.items():
-                moved = [self._rounded(common - own[name]) for own in self.islands]
+                moved = [self._rounded(common - island[name]) for island in self.islands]
                 common.grad = torch.stack(moved).mean(0)
         self.outer.step()
         with torch.no_grad():
-            for own in self.islands:
-                for name, parameter in own.items():
+            for island in self.islands:
+                for name, parameter in island.items():
                     if name in self.common:
                         parameter.copy_(self.common[name])
 
     def _rounded(self, moved: Tensor) -> Tensor:
-        if self.asked.bits == 32 or not moved.any():
+        if self.local_sgd.bits == 32 or not moved.any():
             return moved
-        unit = moved.abs().max() / (2 ** (self.asked.bits - 1) - 1)
+        unit = moved.abs().max() / (2 ** (self.local_sgd.bits - 1) - 1)
         rounded: Tensor = unit * torch.round(moved / unit)
         return rounded
 
@@ -72,19 +72,19 @@ def outer_steps_of(
     train: TrainSettings, outer_every: int | None, islands: Sequence[Mapping[str, nn.Parameter]]
 ) -> PlainOuterSteps | None:
     """None where the train settings have no islands. `outer_every`: instead of what they say."""
-    asked = train.local_sgd
-    if asked is None:
+    local_sgd = train.local_sgd
+    if local_sgd is None:
         return None
     common = {
         name: nn.Parameter(parameter.detach().clone())
         for name, parameter in islands[0].items()
         if parameter.requires_grad
     }
-    outer = asked.outer
+    outer = local_sgd.outer
     optimizer = torch.optim.SGD(
         common.values(), lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov
     )
-    return PlainOuterSteps(outer_every or asked.every, asked, islands, common, optimizer)
+    return PlainOuterSteps(outer_every or local_sgd.every, local_sgd, islands, common, optimizer)
 
 
 def mean_metrics(islands: Sequence[StepMetrics]) -> StepMetrics:
@@ -92,11 +92,11 @@ def mean_metrics(islands: Sequence[StepMetrics]) -> StepMetrics:
     first, count = islands[0], len(islands)
     if count == 1:
         return first
-    losses = {name: sum(each.task_losses[name] for each in islands) / count for name in first.task_losses}
+    losses = {name: sum(island.task_losses[name] for island in islands) / count for name in first.task_losses}
     return first.model_copy(
         update={
-            "loss": sum(each.loss for each in islands) / count,
+            "loss": sum(island.loss for island in islands) / count,
             "task_losses": losses,
-            "iteration_s": sum(each.iteration_s for each in islands),
+            "iteration_s": sum(island.iteration_s for island in islands),
         }
     )

@@ -13,28 +13,28 @@ from spindle_cli.workload.types import Workload
 
 def parameters_by_name(workload: Workload) -> dict[str, nn.Parameter]:
     """Each distinct parameter once, as '<first task that has it>.<its dotted name there>'."""
-    found: dict[int, str] = {}
+    names_by_id: dict[int, str] = {}
     parameters: dict[str, nn.Parameter] = {}
     for task in workload.tasks:
         for name, parameter in root_of(task).named_parameters():
-            if id(parameter) not in found:
-                found[id(parameter)] = f"{task.name}.{name}"
-                parameters[found[id(parameter)]] = parameter
+            if id(parameter) not in names_by_id:
+                names_by_id[id(parameter)] = f"{task.name}.{name}"
+                parameters[names_by_id[id(parameter)]] = parameter
     return parameters
 
 
 def buffer_places(workload: Workload) -> dict[str, tuple[nn.Module, str]]:
     """Each distinct buffer once, named as parameters are: the module that holds it, and its name there."""
-    places: dict[int, str] = {}
-    found: dict[str, tuple[nn.Module, str]] = {}
+    names_by_id: dict[int, str] = {}
+    places: dict[str, tuple[nn.Module, str]] = {}
     for task in workload.tasks:
         root = root_of(task)
         for name, buffer in root.named_buffers():
-            if id(buffer) not in places:
+            if id(buffer) not in names_by_id:
                 owner, _, attribute = name.rpartition(".")
-                places[id(buffer)] = f"{task.name}.{name}"
-                found[places[id(buffer)]] = (root.get_submodule(owner), attribute)
-    return found
+                names_by_id[id(buffer)] = f"{task.name}.{name}"
+                places[names_by_id[id(buffer)]] = (root.get_submodule(owner), attribute)
+    return places
 
 
 def buffers_at(places: Mapping[str, tuple[nn.Module, str]]) -> dict[str, Tensor]:

@@ -128,4 +128,4 @@ def _widened(value: Any) -> Any:
 
 def _computes(args: Any) -> bool:
     """Whether an operator that may draw is given numbers to compute with, as attention with dropout is."""
-    return sum(isinstance(each, Tensor) for each in args) > 1
+    return sum(isinstance(arg, Tensor) for arg in args) > 1

@@ -91,15 +91,15 @@ def named(path: str) -> Any:
 
 def weights_at(train: TrainSettings, tasks: Sequence[Task | FlowTask], step: int) -> dict[str, float]:
     """The weight of each task's loss in the total of a step, counted from 0."""
-    found = {task.name: float(task.weight) for task in tasks}
-    asked = train.task_weights
-    if isinstance(asked, str):
-        found.update(named(asked)(step))
+    weight_by_task = {task.name: float(task.weight) for task in tasks}
+    setting = train.task_weights
+    if isinstance(setting, str):
+        weight_by_task.update(named(setting)(step))
     else:
-        for name, points in (asked or {}).items():
+        for name, points in (setting or {}).items():
             steps, weights = zip(*points, strict=True)
-            found[name] = float(numpy.interp(step, steps, weights))
-    return found
+            weight_by_task[name] = float(numpy.interp(step, steps, weights))
+    return weight_by_task
 
 
 @dataclass(frozen=True)
