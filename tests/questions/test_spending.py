@@ -87,8 +87,8 @@ def test_what_is_not_known_of_one_group_is_not_told_of_all() -> None:
     cost, energy = unknown(one_and_three(b={}))
     assert "no price of b;" in cost and "for b;" in energy
     assert unknown(one_and_three({}, {})) == ()
-    assert len(unknown(one_and_three({}, {}), asked=True)) == 2
-    assert [each.partition(":")[0] for each in unknown(one_and_three(), asked=True)] == ["no CO2"]
+    assert len(unknown(one_and_three({}, {}), wanted=True)) == 2
+    assert [each.partition(":")[0] for each in unknown(one_and_three(), wanted=True)] == ["no CO2"]
     assert unknown(one_and_three(b={"watts_per_device": 3}), price_per_device_hour=1) == ()
     # Grams ask for watts.
     (energy,) = unknown(one_and_three({}, {}, co2_grams_per_kwh=500))

@@ -72,5 +72,5 @@ def _tell_additions(profile: Profile, cluster: Cluster, texts: list[str], *, as_
 
     result = compare_additions(profile, cluster, parse_additions(texts, profile, cluster))
     output.report(as_json, result, *compared_tables(result), best_lines(result))
-    for note in (*no_plan_lines(result), *unknown(cluster, asked=True)):
+    for note in (*no_plan_lines(result), *unknown(cluster, wanted=True)):
         output.note(note)

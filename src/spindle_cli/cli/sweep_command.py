@@ -86,5 +86,5 @@ def _tell_additions(
     for row in (result.as_it_is, *result.additions):
         if row.failure is not None:
             output.note(f"no plan with {added(row)} added: {row.failure}")
-    for note in unknown(cluster, price, asked=True):
+    for note in unknown(cluster, price, wanted=True):
         output.note(note)

@@ -111,7 +111,7 @@ def parse_additions(texts: Sequence[str], profile: Profile, cluster: Cluster) ->
         UsageError: not of this form; no nodes of such a type; no whole number of nodes; more devices than can
             be planned for.
     """
-    found = []
+    wanted = []
     for text in texts:
         name, _, listed = text.rpartition("=")
         counts = parse_counts(listed)
@@ -121,44 +121,45 @@ def parse_additions(texts: Sequence[str], profile: Profile, cluster: Cluster) ->
                 f"commas between, for example --add {cluster.types[-1]}={cluster.nodes[-1].devices}"
             )
         for count in counts:
-            found.append(_wanted(name, count, profile, cluster))
-    return tuple(dict.fromkeys(found))
+            wanted.append(_wanted(name, count, profile, cluster))
+    return tuple(dict.fromkeys(wanted))
 
 
 def _wanted(name: str, num_added: int, profile: Profile, cluster: Cluster) -> Wanted:
-    asked = f"--add {name}={num_added}"
+    option = f"--add {name}={num_added}"
     groups = cluster.nodes
     places = [place for place, group in enumerate(groups) if group.name == name] or [
         place for place, group in enumerate(groups) if group.device == name
     ]
     if not places:
-        raise _no_nodes_of(name, asked, profile, cluster)
+        raise _no_nodes_of(name, option, profile, cluster)
     fitting = [place for place in places if num_added % groups[place].devices == 0]
     if not fitting:
         sizes = " or ".join(str(size) for size in dict.fromkeys(groups[place].devices for place in places))
         raise UsageError(
-            f"{asked}: a node of {name} in {cluster.name!r} has {sizes} devices; expected a multiple of that",
+            f"{option}: a node of {name} in {cluster.name!r} has {sizes} devices; expected a multiple of "
+            "that",
             hint="Whole nodes are added, of the size that the cluster file gives.",
         )
     if cluster.num_devices + num_added > MAX_DEVICES:
         raise UsageError(
-            f"{asked}: {cluster.num_devices + num_added} devices together; at most {MAX_DEVICES} can be "
+            f"{option}: {cluster.num_devices + num_added} devices together; at most {MAX_DEVICES} can be "
             "planned for"
         )
     return Wanted(fitting[-1], num_added)
 
 
-def _no_nodes_of(name: str, asked: str, profile: Profile, cluster: Cluster) -> UsageError:
+def _no_nodes_of(name: str, option: str, profile: Profile, cluster: Cluster) -> UsageError:
     """Nothing says the nodes, the links and the price of a type that the cluster does not have."""
     have = ", ".join(
         f"{group.device} (group {group.name})" if group.name else group.device for group in cluster.nodes
     )
-    known = any(is_known_as(device, name) for device in devices_of(profile))
-    curves = "" if known else "profile on one, or for it with --estimate, and --merge; then "
+    has_curves = any(is_known_as(device, name) for device in devices_of(profile))
+    curves = "" if has_curves else "profile on one, or for it with --estimate, and --merge; then "
     return UsageError(
-        f"{asked}: {cluster.name!r} has no nodes of {name}, so that their size, links and price are not "
+        f"{option}: {cluster.name!r} has no nodes of {name}, so that their size, links and price are not "
         f"known; it has {have}",
-        hint=f"The profile has {'its curves' if known else 'no curves of it either'}: {curves}"
+        hint=f"The profile has {'its curves' if has_curves else 'no curves of it either'}: {curves}"
         "write a second cluster file with a group of such nodes, and ask `spindle compare` with each.",
     )
 
@@ -180,17 +181,17 @@ def additions(
     """
     before = on_cluster(profile, cluster, strategy, price_per_device_hour, tell_types=True)
     rows = []
-    for each in wanted:
-        group = cluster.nodes[each.place]
-        num_nodes = each.num_added // group.devices
-        grown = with_more_nodes(cluster, each.place, num_nodes)
+    for addition in wanted:
+        group = cluster.nodes[addition.place]
+        num_nodes = addition.num_added // group.devices
+        grown = with_more_nodes(cluster, addition.place, num_nodes)
         after = on_cluster(profile, grown, strategy, price_per_device_hour, tell_types=True)
         rows.append(
             Addition(
                 **dict(after),
                 group=group.label,
                 device=group.device,
-                num_added=each.num_added,
+                num_added=addition.num_added,
                 num_nodes=num_nodes,
                 speedup=None
                 if before.iteration_s is None or after.iteration_s is None
@@ -218,11 +219,11 @@ def additions(
 
 def _least(rows: Sequence[Addition]) -> dict[Aim, float]:
     """By each measure that is known, what the best of the additions has."""
-    known = {
+    values_by_aim = {
         aim: [value for row in rows if (value := measure.value(row)) is not None]
         for aim, measure in _MEASURES.items()
     }
-    return {aim: min(values) for aim, values in known.items() if values}
+    return {aim: min(values) for aim, values in values_by_aim.items() if values}
 
 
 def _is_better(value: float, before: float | None) -> bool:

@@ -112,16 +112,16 @@ def compare(profile: Profile, cluster: Cluster) -> Comparison:
     Raises:
         NoPlanError: no strategy has a plan that fits.
     """
-    found = outcomes_on(profile, cluster)
-    if found.no_plan is not None:
-        raise found.no_plan
+    outcomes = outcomes_on(profile, cluster)
+    if outcomes.no_plan is not None:
+        raise outcomes.no_plan
     return Comparison(
         workload=profile.workload.name,
         cluster=cluster.name,
         num_devices=cluster.num_devices,
-        lower_bound_s=found.lower_bound_s,
+        lower_bound_s=outcomes.lower_bound_s,
         task_sets=profile.task_sets,
-        strategies=found.rows,
+        strategies=outcomes.rows,
     )
 
 
@@ -194,7 +194,7 @@ def of_sets(task_sets: Sequence[TaskShare]) -> str:
     """What figures are of, behind a title; nothing where every step runs all tasks."""
     if not task_sets:
         return ""
-    shown = "; ".join(f"{each.share:.0%} {', '.join(each.tasks)}" for each in task_sets)
+    shown = "; ".join(f"{task_share.share:.0%} {', '.join(task_share.tasks)}" for task_share in task_sets)
     return f"\nseconds: the mean of the steps, memory: the most in any ({shown})"
 
 

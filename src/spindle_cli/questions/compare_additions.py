@@ -93,11 +93,11 @@ class _Measure:
     value: Callable[[StrategyOutcome], float | None]
     verb: str
 
-    def than(self, value: float, other: float) -> str:
+    def than(self, value: float, reference: float) -> str:
         """Says in words how a value compares with another one."""
         if self.verb == "takes":
-            return f"{other / value:.2f}x as fast as"
-        return f"an iteration {self.verb} {_more(value, other)} than"
+            return f"{reference / value:.2f}x as fast as"
+        return f"an iteration {self.verb} {_more(value, reference)} than"
 
 
 _MEASURES: dict[Aim, _Measure] = {
@@ -107,10 +107,10 @@ _MEASURES: dict[Aim, _Measure] = {
 }
 
 
-def _more(value: float, other: float) -> str:
-    if abs(value - other) <= BETTER * other:  # also where all is for nothing
+def _more(value: float, reference: float) -> str:
+    if abs(value - reference) <= BETTER * reference:  # also where all is for nothing
         return "as much"
-    return f"{value / other - 1:.1%} more" if value > other else f"{1 - value / other:.1%} less"
+    return f"{value / reference - 1:.1%} more" if value > reference else f"{1 - value / reference:.1%} less"
 
 
 def compare_additions(profile: Profile, cluster: Cluster, wanted: Sequence[Wanted]) -> ComparedAdditions:
@@ -120,8 +120,8 @@ def compare_additions(profile: Profile, cluster: Cluster, wanted: Sequence[Wante
         NoPlanError: there is a plan for none of them.
     """
     before = _on(profile, cluster)
-    rows = [_added(profile, cluster, each, before) for each in wanted]
-    every = [row for each in (before, *rows) for row in each.strategies]
+    rows = [_added(profile, cluster, addition, before) for addition in wanted]
+    every = [row for compared in (before, *rows) for row in compared.strategies]
     if all(row.iteration_s is None for row in every):
         raise NoPlanError(
             f"there is no plan for {cluster.name!r}, with none of the additions: {every[-1].failure}"
@@ -136,24 +136,24 @@ def compare_additions(profile: Profile, cluster: Cluster, wanted: Sequence[Wante
 
 
 def _on(profile: Profile, cluster: Cluster) -> ComparedCluster:
-    found = outcomes_on(profile, cluster)
+    outcomes = outcomes_on(profile, cluster)
     return ComparedCluster(
         num_devices=cluster.num_devices,
         of_types=dict(cluster.num_of_type),
-        lower_bound_s=found.lower_bound_s,
-        strategies=found.rows,
+        lower_bound_s=outcomes.lower_bound_s,
+        strategies=outcomes.rows,
     )
 
 
-def _added(profile: Profile, cluster: Cluster, each: Wanted, before: ComparedCluster) -> ComparedAddition:
-    group = cluster.nodes[each.place]
-    num_nodes = each.num_added // group.devices
-    after = _on(profile, with_more_nodes(cluster, each.place, num_nodes))
+def _added(profile: Profile, cluster: Cluster, addition: Wanted, before: ComparedCluster) -> ComparedAddition:
+    group = cluster.nodes[addition.place]
+    num_nodes = addition.num_added // group.devices
+    after = _on(profile, with_more_nodes(cluster, addition.place, num_nodes))
     return ComparedAddition(
         **dict(after),
         group=group.label,
         device=group.device,
-        num_added=each.num_added,
+        num_added=addition.num_added,
         num_nodes=num_nodes,
         times_as_fast={
             new.strategy: old.iteration_s / new.iteration_s
@@ -165,23 +165,27 @@ def _added(profile: Profile, cluster: Cluster, each: Wanted, before: ComparedClu
 
 def _least(row: ComparedCluster, measure: _Measure) -> tuple[float, StrategyName] | None:
     """The least value of any strategy, of equals the first; None where there is none."""
-    known = [(value, each.strategy) for each in row.strategies if (value := measure.value(each)) is not None]
-    return min(known, key=lambda found: found[0], default=None)
+    values = [
+        (value, outcome.strategy)
+        for outcome in row.strategies
+        if (value := measure.value(outcome)) is not None
+    ]
+    return min(values, key=lambda value_and_name: value_and_name[0], default=None)
 
 
 def _with_best(before: ComparedCluster, rows: Sequence[ComparedAddition]) -> tuple[ComparedAddition, ...]:
     """Say of each addition by which aims it is best; what is as good as the best is best, too."""
     best_by: list[list[Aim]] = [[] for _ in rows]
     for aim, measure in _MEASURES.items():
-        values = [found[0] if (found := _least(row, measure)) else None for row in rows]
+        values = [best[0] if (best := _least(row, measure)) else None for row in rows]
         without = _least(before, measure)
         least = min((value for value in values if value is not None), default=None)
         if least is None or (without is not None and least >= without[0] * (1 - BETTER)):
             continue
-        for own, value in zip(best_by, values, strict=True):
-            own += [aim] if value == least else []
+        for aims, value in zip(best_by, values, strict=True):
+            aims += [aim] if value == least else []
     return tuple(
-        row.model_copy(update={"best_by": tuple(own)}) for row, own in zip(rows, best_by, strict=True)
+        row.model_copy(update={"best_by": tuple(aims)}) for row, aims in zip(rows, best_by, strict=True)
     )
 
 
@@ -190,18 +194,18 @@ def compared_tables(result: ComparedAdditions) -> list[Table]:
     for each strategy and a column for each addition.
     """
     clusters = (result.as_it_is, *result.additions)
-    outcomes = [row for each in clusters for row in each.strategies]
+    outcomes = [row for compared in clusters for row in compared.strategies]
     title = f"{result.workload} on {result.cluster}: an iteration, with more devices"
     time = _table(result, title + of_sets(result.task_sets))
     for place, row in enumerate(result.as_it_is.strategies):
-        time.add_row(row.strategy, *(_seconds(each, place) for each in clusters))
+        time.add_row(row.strategy, *(_seconds(compared, place) for compared in clusters))
     tables = [time]
     for figure in known_figures(outcomes, FIGURES):
         table = _table(result, f"{figure.title} of an iteration")
         for place, row in enumerate(result.as_it_is.strategies):
-            table.add_row(row.strategy, *(figure.cell(each.strategies[place]) for each in clusters))
+            table.add_row(row.strategy, *(figure.cell(compared.strategies[place]) for compared in clusters))
         if figure is FIGURES[0]:
-            table.add_row(PRICE.title, *(_price(each, PRICE) for each in clusters))
+            table.add_row(PRICE.title, *(_price(compared, PRICE) for compared in clusters))
         tables.append(table)
     return tables
 
@@ -219,18 +223,18 @@ def label(row: ComparedAddition | None) -> str:
     return "nothing added" if row is None else f"{row.num_added} more {row.group}"
 
 
-def _seconds(each: ComparedCluster, place: int) -> str:
+def _seconds(compared: ComparedCluster, place: int) -> str:
     """With how many times as fast it is as the same strategy with nothing added."""
-    row = each.strategies[place]
+    row = compared.strategies[place]
     if row.iteration_s is None:
         return "no plan"
-    speedup = each.times_as_fast.get(row.strategy) if isinstance(each, ComparedAddition) else None
+    speedup = compared.times_as_fast.get(row.strategy) if isinstance(compared, ComparedAddition) else None
     return format_seconds(row.iteration_s) + (f" ({speedup:.2f}x)" if speedup is not None else "")
 
 
-def _price(each: ComparedCluster, figure: Figure) -> str:
+def _price(compared: ComparedCluster, figure: Figure) -> str:
     """The price of all devices of a cluster, which any strategy's plan says."""
-    return next((cell for row in each.strategies if (cell := figure.cell(row))), "")
+    return next((cell for row in compared.strategies if (cell := figure.cell(row))), "")
 
 
 def best_lines(result: ComparedAdditions) -> str:
@@ -239,12 +243,18 @@ def best_lines(result: ComparedAdditions) -> str:
     """
     lines = []
     for aim, measure in _MEASURES.items():
-        found = [(least, row) for row in result.additions if (least := _least(row, measure)) is not None]
-        if not found:
+        least_by_row = [
+            (least, row) for row in result.additions if (least := _least(row, measure)) is not None
+        ]
+        if not least_by_row:
             continue
-        (value, strategy), row = min(found, key=lambda each: each[0][0])
+        (value, strategy), row = min(least_by_row, key=lambda item: item[0][0])
         without = _least(result.as_it_is, measure)
-        best = [f"{own} with {label(each)}" for (_, own), each in found if aim in each.best_by]
+        best = [
+            f"{its_strategy} with {label(addition)}"
+            for (_, its_strategy), addition in least_by_row
+            if aim in addition.best_by
+        ]
         if without is None:
             lines.append(f"best by {aim}: {' or '.join(best)}")
             continue
@@ -261,9 +271,11 @@ def best_lines(result: ComparedAdditions) -> str:
 
 def no_plan_lines(result: ComparedAdditions) -> list[str]:
     """A line for each strategy that has no plan, and why, with the additions of which that holds."""
-    found: dict[tuple[str, str], list[str]] = {}
+    labels: dict[tuple[str, str], list[str]] = {}
     for addition in (None, *result.additions):
         for row in (result.as_it_is if addition is None else addition).strategies:
             if row.failure is not None:
-                found.setdefault((row.strategy, row.failure), []).append(label(addition))
-    return [f"no plan by {name} with {', '.join(own)}: {why}" for (name, why), own in found.items()]
+                labels.setdefault((row.strategy, row.failure), []).append(label(addition))
+    return [
+        f"no plan by {name} with {', '.join(additions)}: {why}" for (name, why), additions in labels.items()
+    ]

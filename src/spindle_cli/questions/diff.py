@@ -122,7 +122,10 @@ def _origin_changes(before: Plan, after: Plan) -> list[Change]:
 
 
 def _sets(plan: Plan) -> str:
-    return "; ".join(f"{each.share:.0%} {', '.join(each.tasks)}" for each in plan.task_sets) or "all"
+    return (
+        "; ".join(f"{task_share.share:.0%} {', '.join(task_share.tasks)}" for task_share in plan.task_sets)
+        or "all"
+    )
 
 
 def _cluster(plan: Plan) -> str:
@@ -144,21 +147,21 @@ def _allocation(plan: Plan, metaop: str) -> str | None:
     if metaop not in plan.by_name:
         return None
     parts: list[str] = []
-    for piece in sorted((p for p in plan.slices if p.metaop == metaop), key=_place):
-        devices = ", ".join(str(item) for item in format_devices(piece.devices))
-        degrees = f"dp {piece.dp}" + (f", tp {piece.tp}" if piece.tp > 1 else "")
-        moved = ", ".join(f"{first}:{last}" for first, last in piece.offload)
+    for slice_ in sorted((p for p in plan.slices if p.metaop == metaop), key=_place):
+        devices = ", ".join(str(item) for item in format_devices(slice_.devices))
+        degrees = f"dp {slice_.dp}" + (f", tp {slice_.tp}" if slice_.tp > 1 else "")
+        moved = ", ".join(f"{first}:{last}" for first, last in slice_.offload)
         memory = f", {moved} in host memory" if moved else ""
-        memory += ", recomputed" if piece.num_recomputed else ""
-        memory += " but for what takes longest" if piece.num_recomputed and piece.selective else ""
-        degrees += f", rows {list(piece.rows)}" if piece.rows is not None else ""
-        ops = f"{piece.ops[0]}:{piece.ops[1]}{piece.part}"
+        memory += ", recomputed" if slice_.num_recomputed else ""
+        memory += " but for what takes longest" if slice_.num_recomputed and slice_.selective else ""
+        degrees += f", rows {list(slice_.rows)}" if slice_.rows is not None else ""
+        ops = f"{slice_.ops[0]}:{slice_.ops[1]}{slice_.part}"
         parts.append(f"ops {ops} on [{devices}] ({degrees}{memory})")
     return "; ".join(parts)
 
 
-def _place(piece: Slice) -> tuple[int, tuple[int, int]]:
-    return piece.micro_batch, piece.ops
+def _place(slice_: Slice) -> tuple[int, tuple[int, int]]:
+    return slice_.micro_batch, slice_.ops
 
 
 def figure_table(difference: Difference) -> Table:

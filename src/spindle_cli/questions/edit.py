@@ -47,10 +47,10 @@ def without_task(profile: Profile, task: str) -> Profile:
 def _sets_without(profile: Profile, task: str) -> tuple[TaskShare, ...]:
     """The sets of tasks that steps run, without one; none where every step then runs all that are left."""
     shares: dict[tuple[str, ...], float] = {}
-    for each in profile.task_sets:
-        tasks = tuple(name for name in each.tasks if name != task)
+    for task_share in profile.task_sets:
+        tasks = tuple(name for name in task_share.tasks if name != task)
         if tasks:
-            shares[tasks] = shares.get(tasks, 0.0) + each.share
+            shares[tasks] = shares.get(tasks, 0.0) + task_share.share
     left = {metaop.task for metaop in profile.metaops} - {task}
     if [set(tasks) for tasks in shares] == [left]:
         return ()
@@ -167,7 +167,7 @@ def _parted(group: NodeGroup, links: Links, *, is_new: bool) -> tuple[NodeGroup,
         return one, links
     name = f"{group.name}, last node"
     between = [
-        link.model_copy(update={"groups": tuple(name if own == group.name else own for own in groups)})
+        link.model_copy(update={"groups": tuple(name if label == group.name else label for label in groups)})
         for link in links.between
         if group.name in (groups := link.groups)
     ]

@@ -104,7 +104,7 @@ def explain(plan: Plan, profile: Profile | None, *, plan_name: str) -> Explanati
         profile = of_tasks(profile, tasks)
     predicted = plan.predicted
     total_s = plan.cluster.num_devices * predicted.compute_s
-    busy_s = sum(len(piece.devices) * piece.busy_s for piece in plan.slices)
+    busy_s = sum(len(slice_.devices) * slice_.busy_s for slice_ in plan.slices)
     return Explanation(
         plan=plan_name,
         strategy=plan.strategy,

@@ -84,27 +84,27 @@ def worth_text(worth: Worth | None) -> str:
         f"what binds: {worth.device_part:.0%} of the lower bound is the number of devices, "
         f"{1 - worth.device_part:.0%} chains of MetaOps that more devices do not shorten",
     ]
-    for each in worth.of_types:
-        value = format_seconds(each.device_value_s)
-        lines.append(f"one more {each.device} is worth {value} of the bound (dual value); solved again:")
-        lines.append(f"  {_other(each.more, worth.lower_bound_s)}")
+    for of_type in worth.of_types:
+        value = format_seconds(of_type.device_value_s)
+        lines.append(f"one more {of_type.device} is worth {value} of the bound (dual value); solved again:")
+        lines.append(f"  {_other(of_type.more, worth.lower_bound_s)}")
     if not worth.of_types:
         value = format_seconds(worth.device_value_s)
         lines.append(f"one more device is worth {value} of the bound (dual value); solved again:")
-    for other in () if worth.of_types else (worth.fewer, worth.more):
-        if other is not None:
-            lines.append(f"  {_other(other, worth.lower_bound_s)}")
+    for size in () if worth.of_types else (worth.fewer, worth.more):
+        if size is not None:
+            lines.append(f"  {_other(size, worth.lower_bound_s)}")
     return "\n".join(lines)
 
 
-def _other(other: OtherSize, bound_s: float) -> str:
-    if other.lower_bound_s is None or other.iteration_s is None:
-        return f"{counted(other.num_devices, 'device')}: no plan"
-    change_s = other.lower_bound_s - bound_s
+def _other(size: OtherSize, bound_s: float) -> str:
+    if size.lower_bound_s is None or size.iteration_s is None:
+        return f"{counted(size.num_devices, 'device')}: no plan"
+    change_s = size.lower_bound_s - bound_s
     sign = "+" if change_s >= 0 else ""
     return (
-        f"{counted(other.num_devices, 'device')}: bound {format_seconds(other.lower_bound_s)} "
-        f"({sign}{format_seconds(change_s)}), planned iteration {format_seconds(other.iteration_s)}"
+        f"{counted(size.num_devices, 'device')}: bound {format_seconds(size.lower_bound_s)} "
+        f"({sign}{format_seconds(change_s)}), planned iteration {format_seconds(size.iteration_s)}"
     )
 
 
@@ -154,27 +154,30 @@ def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def islands_table(found: OtherSettings | None) -> Table | str:
+def islands_table(settings: OtherSettings | None) -> Table | str:
     """A row for each number of steps between outer steps, and columns for each number of bits; the plan's
     are marked.
     """
-    if found is None:
+    if settings is None:
         return ""
-    sums = "summing in every step" if found.without_s is not None else "an outer step after every step"
+    sums = "summing in every step" if settings.without_s is not None else "an outer step after every step"
     table = Table(
-        title=f"outer steps of {found.islands} islands: what an iteration takes in the mean, what a device "
-        f"sends in it at most, and what it saves against {sums}",
+        title=f"outer steps of {settings.islands} islands: what an iteration takes in the mean, what a "
+        f"device sends in it at most, and what it saves against {sums}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
     )
-    for name in ("every", *(n for own in found.of_bits for n in (f"{own.bits} bits", "sends", "saves"))):
+    for name in (
+        "every",
+        *(n for of_bits in settings.of_bits for n in (f"{of_bits.bits} bits", "sends", "saves")),
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for rows in zip(*(own.steps for own in found.of_bits), strict=True):
+    for rows in zip(*(of_bits.steps for of_bits in settings.of_bits), strict=True):
         every = rows[0].every
-        mark = f"<- the plan, in {found.bits} bits" if every == found.every else ""
+        mark = f"<- the plan, in {settings.bits} bits" if every == settings.every else ""
         table.add_row(str(every), *(cell for row in rows for cell in _cells(row)), mark)
     return table
 
@@ -184,16 +187,16 @@ def _cells(row: OuterSteps) -> tuple[str, str, str]:
     return format_seconds(row.iteration_s), format_bytes(row.bytes_per_iteration), format_seconds(saved_s)
 
 
-def islands_text(found: OtherSettings | None) -> str:
+def islands_text(settings: OtherSettings | None) -> str:
     """From where on islands save time, and who says these settings."""
-    if found is None:
+    if settings is None:
         return ""
-    inner = f"an iteration takes {format_seconds(found.inner_s)} without outer steps"
-    if found.without_s is None:
+    inner = f"an iteration takes {format_seconds(settings.inner_s)} without outer steps"
+    if settings.without_s is None:
         lines = [f"{inner}; with gradients summed over all devices in every step there is no plan"]
     else:
-        lines = [f"{inner}, {format_seconds(found.without_s)} with gradients summed over all devices"]
-        lines += [_from(found)]
+        lines = [f"{inner}, {format_seconds(settings.without_s)} with gradients summed over all devices"]
+        lines += [_from(settings)]
     lines.append(
         "`every` and `bits` are part of what is trained, so the workload file says them (train.local_sgd); "
         "`steps` and `eval_every` are multiples of `every`"
@@ -201,21 +204,25 @@ def islands_text(found: OtherSettings | None) -> str:
     return "\n".join(lines)
 
 
-def _from(found: OtherSettings) -> str:
+def _from(settings: OtherSettings) -> str:
     """From which `every` on each number of bits saves time."""
-    known = [f"{own.saves_from} in {own.bits} bits" for own in found.of_bits if own.saves_from is not None]
-    if not known:
+    from_which = [
+        f"{of_bits.saves_from} in {of_bits.bits} bits"
+        for of_bits in settings.of_bits
+        if of_bits.saves_from is not None
+    ]
+    if not from_which:
         return "islands save no time, however seldom they average"
-    return f"islands save time if `every` is at least {', '.join(known)}"
+    return f"islands save time if `every` is at least {', '.join(from_which)}"
 
 
-def type_reasons_text(found: TypeReasons | None) -> str:
+def type_reasons_text(type_reasons: TypeReasons | None) -> str:
     """A heading with what types are worth, and the lines of each MetaOp."""
-    if found is None:
+    if type_reasons is None:
         return ""
-    lines = [f"why these types: {_worths(found.prices)}"]
+    lines = [f"why these types: {_worths(type_reasons.prices)}"]
     lines += ["'wastes' is what an op costs by these prices over the cheapest allocation"]
-    for reason in found.metaops:
+    for reason in type_reasons.metaops:
         lines += _lines(reason)
     return "\n".join(lines)
 
@@ -244,8 +251,8 @@ def _lines(reason: TypeReason) -> Iterator[str]:
     if instead:
         yield f"    instead {instead}"
     yield f"    {_shares(taken, reason)}{_one_more(taken)}"
-    for other in others:
-        yield f"    also {_ops(other, reason)}; {_shares(other, reason)}"
+    for further in others:
+        yield f"    also {_ops(further, reason)}; {_shares(further, reason)}"
 
 
 def _ops(taken: Taken, reason: TypeReason) -> str:
@@ -260,11 +267,11 @@ def _instead(taken: Taken, reason: TypeReason) -> str:
         named.append(("fastest on", reason.fastest))
     if reason.cheapest.priced < taken.priced - SAME:
         named.append(("wasting least on", reason.cheapest))
-    once = {(*each.of_types.items(), each.tp): (name, each) for name, each in named}
+    once = {(*allocation.of_types.items(), allocation.tp): (name, allocation) for name, allocation in named}
     return "; ".join(
-        f"{name} {on_types(each)} {format_seconds(each.op_s)} ({each.op_s / taken.op_s:.3g}x), "
-        f"wastes {each.priced:.1%}"
-        for name, each in once.values()
+        f"{name} {on_types(allocation)} {format_seconds(allocation.op_s)} "
+        f"({allocation.op_s / taken.op_s:.3g}x), wastes {allocation.priced:.1%}"
+        for name, allocation in once.values()
     )
 
 
@@ -296,7 +303,7 @@ def _one_more(taken: Taken) -> str:
     kinds: dict[str, list[str]] = {}
     for more in taken.one_more:
         kinds.setdefault(_brings(taken, more.op_s), []).append(more.device)
-    return "".join(f"; {one} {' or '.join(own)}: {brings}" for brings, own in kinds.items())
+    return "".join(f"; {one} {' or '.join(devices)}: {brings}" for brings, devices in kinds.items())
 
 
 def _brings(taken: Taken, op_s: float | None) -> str:

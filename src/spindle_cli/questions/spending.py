@@ -89,13 +89,16 @@ def energy_j(plan: Plan) -> float | None:
     None where a group's watts are not known.
     """
     watts = [watts_of(group) for group in plan.cluster.nodes]
-    known = [each for each in watts if each is not None]
-    if len(known) < len(watts):
+    known_watts = [power for power in watts if power is not None]
+    if len(known_watts) < len(watts):
         return None
     if not plan.task_sets:
         islands = plan.whole_cluster.num_devices // plan.cluster.num_devices
-        return islands * _energy_j(plan, known)
-    return sum(each.share * _energy_j(plan.set_plans[each.tasks], known) for each in plan.task_sets)
+        return islands * _energy_j(plan, known_watts)
+    return sum(
+        task_share.share * _energy_j(plan.set_plans[task_share.tasks], known_watts)
+        for task_share in plan.task_sets
+    )
 
 
 def _energy_j(plan: Plan, watts: Sequence[float]) -> float:
@@ -121,9 +124,9 @@ def watts_of(group: NodeGroup) -> float | None:
 def _idle_s(plan: Plan) -> list[float]:
     """By device, seconds of the schedule in which it runs no slice."""
     left_s = [plan.predicted.compute_s] * plan.cluster.num_devices
-    for piece in plan.slices:
-        for device in piece.devices:
-            left_s[device] -= piece.busy_s
+    for slice_ in plan.slices:
+        for device in slice_.devices:
+            left_s[device] -= slice_.busy_s
     return [max(0.0, seconds) for seconds in left_s]
 
 
@@ -133,32 +136,32 @@ def known_figures(rows: Sequence[Spending], among: Sequence[Figure] = FIGURES) -
 
 
 def unknown(
-    cluster: Cluster, price_per_device_hour: float | None = None, *, asked: bool = False
+    cluster: Cluster, price_per_device_hour: float | None = None, *, wanted: bool = False
 ) -> tuple[str, ...]:
     """What keeps figures from being told, a sentence each, with the key of the cluster file that would.
 
     Args:
         asked: also where the cluster says nothing of a figure at all; else only where it does of some groups.
     """
-    found = []
+    lines = []
     without_price = [] if price_per_device_hour is not None else _without_price(cluster)
-    if without_price and (asked or len(without_price) < len(cluster.nodes)):
-        found.append(
+    if without_price and (wanted or len(without_price) < len(cluster.nodes)):
+        lines.append(
             f"no cost: {cluster.name!r} says no price of {_listed(without_price)}; expected "
             "price_per_device_hour for each group of its nodes"
         )
     without_watts = [group for group in cluster.nodes if watts_of(group) is None]
     says_watts = cluster.co2_grams_per_kwh is not None or len(without_watts) < len(cluster.nodes)
-    if without_watts and (asked or says_watts):
-        found.append(
+    if without_watts and (wanted or says_watts):
+        lines.append(
             f"no energy: no board power is listed for {_listed(without_watts)}; expected "
             f"watts_per_device for these groups of {cluster.name!r}"
         )
-    if asked and not without_watts and cluster.co2_grams_per_kwh is None:
-        found.append(
+    if wanted and not without_watts and cluster.co2_grams_per_kwh is None:
+        lines.append(
             f"no CO2: {cluster.name!r} says no co2_grams_per_kwh, the grams of CO2 of a kWh where it stands"
         )
-    return tuple(found)
+    return tuple(lines)
 
 
 def _without_price(cluster: Cluster) -> list[NodeGroup]:

@@ -142,9 +142,9 @@ def _require_clear(cluster: Cluster, counts: Sequence[int]) -> None:
 def _point(
     profile: Profile, cluster: Cluster, count: int, strategy: StrategyName, price: float | None
 ) -> SweepPoint:
-    found = on_cluster(profile, with_devices(cluster, count), strategy, price, tell_types=cluster.is_mixed)
-    device_s = None if found.iteration_s is None else count * found.iteration_s
-    return SweepPoint(**dict(found), device_s=device_s)
+    outcome = on_cluster(profile, with_devices(cluster, count), strategy, price, tell_types=cluster.is_mixed)
+    device_s = None if outcome.iteration_s is None else count * outcome.iteration_s
+    return SweepPoint(**dict(outcome), device_s=device_s)
 
 
 def find_knee(planned: Sequence[tuple[int, float]]) -> int:
@@ -167,7 +167,7 @@ def sweep_table(result: Sweep) -> Table:
     """
     figures = (COST, *(figure for figure in known_figures(result.points) if figure is not COST))
     is_mixed = any(point.of_types for point in result.points)
-    names = ("iteration", "lower bound", "device time", *(each.title for each in figures), "efficiency")
+    names = ("iteration", "lower bound", "device time", *(figure.title for figure in figures), "efficiency")
     table = Table(
         title=f"{result.workload} on {result.cluster}, strategy {result.strategy}"
         + of_sets(result.task_sets),

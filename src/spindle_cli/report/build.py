@@ -52,8 +52,8 @@ class Rows:
 def rows_by(plan: Plan, band_of: Mapping[str, str]) -> Rows:
     """Bands in the order of the plan's MetaOps. `band_of`: the band of each MetaOp, by its name."""
     members: dict[str, list[int]] = {band_of[metaop.name]: [] for metaop in plan.metaops}
-    for index, piece in enumerate(plan.slices):
-        members[band_of[piece.metaop]].append(index)
+    for index, slice_ in enumerate(plan.slices):
+        members[band_of[slice_.metaop]].append(index)
     row_of = [0] * len(plan.slices)
     bands: list[Band] = []
     first_row = 0
@@ -75,24 +75,26 @@ def _pack(slices: Sequence[Slice]) -> list[int]:
     placed: list[int] = []
     last_of: dict[str, int] = defaultdict(int)
     for index in sorted(range(len(slices)), key=lambda i: (slices[i].start_s, -len(slices[i].devices), i)):
-        piece = slices[index]
-        beside = [other for other in placed if _overlap(slices[other], piece)]
-        taken = sorted((offsets[other], offsets[other] + len(slices[other].devices)) for other in beside)
-        height = len(piece.devices)
-        wanted = last_of[piece.metaop]
+        slice_ = slices[index]
+        overlapping = [earlier for earlier in placed if _overlap(slices[earlier], slice_)]
+        taken = sorted(
+            (offsets[earlier], offsets[earlier] + len(slices[earlier].devices)) for earlier in overlapping
+        )
+        height = len(slice_.devices)
+        wanted = last_of[slice_.metaop]
         is_free = all(end <= wanted or wanted + height <= start for start, end in taken)
         offsets[index] = wanted if is_free else _lowest_gap(taken, height)
-        last_of[piece.metaop] = offsets[index]
-        placed = [other for other in placed if slices[other].last_s > piece.start_s] + [index]
+        last_of[slice_.metaop] = offsets[index]
+        placed = [earlier for earlier in placed if slices[earlier].last_s > slice_.start_s] + [index]
     return offsets
 
 
-def _overlap(one: Slice, other: Slice) -> bool:
+def _overlap(first: Slice, second: Slice) -> bool:
     """Whether any of their passes do."""
     return any(
         start_s < until_s and since_s < end_s
-        for start_s, end_s in one.times_s
-        for since_s, until_s in other.times_s
+        for start_s, end_s in first.times_s
+        for since_s, until_s in second.times_s
     )
 
 
@@ -193,9 +195,9 @@ def work_views(
     `profile`: says in which arithmetic the devices' peak is.
     """
     yield _view(simulation, profile, is_this=True)
-    beside = others.get(BESIDE)
-    if beside is not None:
-        yield _view(simulate(beside), profile, is_this=False)
+    sequential = others.get(BESIDE)
+    if sequential is not None:
+        yield _view(simulate(sequential), profile, is_this=False)
 
 
 def _view(simulation: Simulation, profile: Profile | None, *, is_this: bool) -> ClusterWork:
@@ -203,7 +205,7 @@ def _view(simulation: Simulation, profile: Profile | None, *, is_this: bool) -> 
     mean = None if flops is None or not simulation.step_s else flops / simulation.step_s
     arithmetic = None if profile is None else arithmetic_of(profile.environment)
     peak = None if arithmetic is None else peak_flops_per_s(plan.cluster.device_type, arithmetic)
-    held = [[step.num_bytes for step in own] for own in simulation.memory]
+    held = [[step.num_bytes for step in of_device] for of_device in simulation.memory]
     return ClusterWork(
         strategy=plan.strategy,
         is_this=is_this,
@@ -213,7 +215,7 @@ def _view(simulation: Simulation, profile: Profile | None, *, is_this: bool) -> 
         peak_share=None if mean is None or peak is None else mean / (peak * plan.cluster.num_devices),
         memory=tuple(
             HeldRange(run=run, least_bytes=least, most_bytes=most)
-            for run, (least, most) in equal_runs([(min(own), max(own)) for own in held])
+            for run, (least, most) in equal_runs([(min(of_device), max(of_device)) for of_device in held])
         ),
     )
 
@@ -248,11 +250,11 @@ def flops_over_time(simulation: Simulation) -> tuple[FlopsStep, ...] | None:
     # In whole operations per second, so that what begins and ends leaves nothing behind.
     changes: dict[float, int] = defaultdict(int, {0.0: 0})
     for span in simulation.spans:
-        piece = simulation.plan.slices[span.slice_index]
-        of_op = work[piece.metaop][span.activity is Activity.BACKWARD]
+        slice_ = simulation.plan.slices[span.slice_index]
+        of_op = work[slice_.metaop][span.activity is Activity.BACKWARD]
         length_s = lengths[_pass_of(span)]
         if length_s > 0:
-            rate = round(piece.num_ops * of_op * _part_of(piece, span.device) / length_s)
+            rate = round(slice_.num_ops * of_op * _part_of(slice_, span.device) / length_s)
             changes[round(span.start_s, _DECIMALS)] += rate
             changes[round(span.end_s, _DECIMALS)] -= rate
     steps: list[FlopsStep] = []
@@ -264,11 +266,11 @@ def flops_over_time(simulation: Simulation) -> tuple[FlopsStep, ...] | None:
     return tuple(steps)
 
 
-def _part_of(piece: Slice, device: int) -> float:
+def _part_of(slice_: Slice, device: int) -> float:
     """The part of an op's work on its task's whole batch that one device of a slice does."""
-    if piece.rows is None:
-        return 1 / (piece.shares_of_batch * piece.tp)
-    return 1 / (cuts_by_share(piece)[piece.devices.index(device) // piece.tp] * piece.tp)
+    if slice_.rows is None:
+        return 1 / (slice_.shares_of_batch * slice_.tp)
+    return 1 / (cuts_by_share(slice_)[slice_.devices.index(device) // slice_.tp] * slice_.tp)
 
 
 def _pass_of(span: Span) -> tuple[int, Activity, int, int]:
@@ -289,8 +291,8 @@ def components(plan: Plan) -> dict[str, str]:
 def metaop_views(plan: Plan, profile: Profile | None) -> tuple[MetaOpView, ...]:
     """MetaOps in the plan's order; curves and fits are the profile's where it is given."""
     device_s: dict[str, float] = defaultdict(float)
-    for piece in plan.slices:
-        device_s[piece.metaop] += piece.busy_s * len(piece.devices)
+    for slice_ in plan.slices:
+        device_s[slice_.metaop] += slice_.busy_s * len(slice_.devices)
     index_of = {metaop.name: index for index, metaop in enumerate(plan.metaops)}
     component_of = components(plan)
     views = []
@@ -319,25 +321,25 @@ def slice_views(plan: Plan, by_task: Rows, by_component: Rows) -> tuple[SliceVie
     wave_of = [wave.index for wave in plan.waves for _ in wave.slices]
     return tuple(
         SliceView(
-            metaop=index_of[piece.metaop],
-            ops=piece.ops,
+            metaop=index_of[slice_.metaop],
+            ops=slice_.ops,
             wave=wave_of[index],
-            runs=runs_of(piece.devices),
-            num_devices=len(piece.devices),
-            dp=piece.dp,
-            tp=piece.tp,
-            rows=piece.rows,
-            part=piece.part,
-            recompute=piece.recompute,
-            selective=piece.selective,
-            offload=piece.offload,
-            start_s=piece.start_s,
-            end_s=piece.end_s,
-            backward_s=piece.backward_s,
+            runs=runs_of(slice_.devices),
+            num_devices=len(slice_.devices),
+            dp=slice_.dp,
+            tp=slice_.tp,
+            rows=slice_.rows,
+            part=slice_.part,
+            recompute=slice_.recompute,
+            selective=slice_.selective,
+            offload=slice_.offload,
+            start_s=slice_.start_s,
+            end_s=slice_.end_s,
+            backward_s=slice_.backward_s,
             task_row=by_task.row_of[index],
             component_row=by_component.row_of[index],
         )
-        for index, piece in enumerate(plan.slices)
+        for index, slice_ in enumerate(plan.slices)
     )
 
 

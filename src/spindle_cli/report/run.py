@@ -68,13 +68,13 @@ def _length_s(step: MeasuredStep) -> float:
 
 def _happenings(step: MeasuredStep) -> tuple[Happening, ...]:
     """What happened on all devices, from the beginning of the step; what began before it is cut off there."""
-    found = [
+    happenings = [
         _happening(span, device, step.start_s)
         for device, spans in enumerate(step.devices)
         for span in spans
         if span.end_s > step.start_s
     ]
-    return tuple(sorted(found, key=lambda happening: _LAYERS.index(happening.kind)))
+    return tuple(sorted(happenings, key=lambda happening: _LAYERS.index(happening.kind)))
 
 
 def _happening(span: MeasuredSpan, device: int, zero_s: float) -> Happening:
@@ -136,10 +136,12 @@ def view_of(
         measured_steps=None if compared is None else compared.steps,
         iteration=None if compared is None else _pair("iteration", compared.iteration),
         task_sets=() if compared is None else tuple(map(_set_pair, compared.task_sets)),
-        metaops=() if compared is None else tuple(_pair(each.metaop, each) for each in compared.metaops),
+        metaops=()
+        if compared is None
+        else tuple(_pair(metaop.metaop, metaop) for metaop in compared.metaops),
         devices=()
         if compared is None
-        else tuple(MeasuredDevice.model_validate(each.model_dump()) for each in compared.devices),
+        else tuple(MeasuredDevice.model_validate(device.model_dump()) for device in compared.devices),
         timeline=timeline,
         evaluations=follower.evaluations.points,
         attempts=tuple(
@@ -171,26 +173,26 @@ def flops_by_task(plan: Plan) -> dict[str, float] | None:
     flops = flops_by_metaop(plan.metaops)
     if flops is None:
         return None
-    found: dict[str, float] = {}
+    by_task: dict[str, float] = {}
     for metaop in plan.metaops:
-        own = plan.accumulate * flops[metaop.name] / plan.cluster.num_devices
-        found[metaop.task] = found.get(metaop.task, 0.0) + own
-    return found
+        metaop_flops = plan.accumulate * flops[metaop.name] / plan.cluster.num_devices
+        by_task[metaop.task] = by_task.get(metaop.task, 0.0) + metaop_flops
+    return by_task
 
 
 def _refuse_another_plan(plan: Plan, compared: PredictedVsMeasured, path: Path) -> None:
-    unknown = [each.metaop for each in compared.metaops if each.metaop not in plan.by_name]
+    unknown = [metaop.metaop for metaop in compared.metaops if metaop.metaop not in plan.by_name]
     tasks = {metaop.task for metaop in plan.metaops}
-    others = [task for each in compared.task_sets for task in each.tasks if task not in tasks]
-    devices = [each.device for each in compared.devices if each.device >= plan.cluster.num_devices]
+    others = [task for task_set in compared.task_sets for task in task_set.tasks if task not in tasks]
+    devices = [device.device for device in compared.devices if device.device >= plan.cluster.num_devices]
     named = [
         *(f"MetaOp {name!r}" for name in unknown),
         *(f"task {task!r}" for task in others),
         *(f"device {device}" for device in devices),
     ]
-    found = next(iter(named), None)
-    if found is not None:
-        raise InputError(f"{path}: {found} is not in the plan", hint="Give the folder of a run by this plan.")
+    first = next(iter(named), None)
+    if first is not None:
+        raise InputError(f"{path}: {first} is not in the plan", hint="Give the folder of a run by this plan.")
 
 
 def _set_pair(measured: SetMeasured) -> SetPair:

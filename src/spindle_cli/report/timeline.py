@@ -74,13 +74,13 @@ def _computes(simulation: Simulation) -> Iterator[Happening]:
     merged: dict[tuple[Activity, int, float, float], list[int]] = defaultdict(list)
     for span in simulation.spans:
         merged[span.activity, span.slice_index, *_moments(span)].append(span.device)
-    for (activity, piece, start_s, end_s), devices in merged.items():
+    for (activity, slice_index, start_s, end_s), devices in merged.items():
         yield Happening(
             kind="forward" if activity is Activity.FORWARD else "backward",
             start_s=start_s,
             end_s=end_s,
             runs=runs_of(devices),
-            slice=piece,
+            slice=slice_index,
         )
 
 
@@ -133,13 +133,13 @@ def _waits(simulation: Simulation) -> Iterator[Happening]:
     merged: dict[tuple[int | None, Cause, int | None, float, float], list[int]] = defaultdict(list)
     for wait in simulation.waits:
         merged[wait.slice_index, wait.cause, wait.source_slice_index, *_moments(wait)].append(wait.device)
-    for (piece, cause, source, start_s, end_s), devices in merged.items():
+    for (slice_index, cause, source, start_s, end_s), devices in merged.items():
         yield Happening(
             kind="wait",
             start_s=start_s,
             end_s=end_s,
             runs=runs_of(devices),
-            slice=piece,
+            slice=slice_index,
             source_slice=source,
             cause=_CAUSES[cause],
         )

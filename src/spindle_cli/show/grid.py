@@ -47,7 +47,7 @@ def length_s(plan: Plan) -> float:
     last_s = max(
         max(
             wave.start_s,
-            *(time_s for piece in wave.slices for times_s in piece.times_s for time_s in times_s),
+            *(time_s for slice_ in wave.slices for times_s in slice_.times_s for time_s in times_s),
         )
         for wave in plan.waves
     )
@@ -74,8 +74,8 @@ Alike = tuple[tuple[int, ...], tuple[int, ...]]  # devices, and the slices that 
 def _devices_alike(plan: Plan) -> list[Alike]:
     """Devices grouped by what they run, ordered by their first device."""
     runs: list[list[int]] = [[] for _ in range(plan.cluster.num_devices)]
-    for index, piece in enumerate(plan.slices):
-        for device in piece.devices:
+    for index, slice_ in enumerate(plan.slices):
+        for device in slice_.devices:
             runs[device].append(index)
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for device, slices in enumerate(runs):
@@ -102,9 +102,9 @@ def _row(plan: Plan, groups: Sequence[Alike], columns: int, column_s: float) -> 
     busy_s = 0.0
     for members, slices in groups:
         for index in slices:
-            piece = plan.slices[index]
-            busy_s += len(members) * piece.busy_s
-            for is_backward, (start_s, end_s) in enumerate(piece.times_s):
+            slice_ = plan.slices[index]
+            busy_s += len(members) * slice_.busy_s
+            for is_backward, (start_s, end_s) in enumerate(slice_.times_s):
                 first = min(int(start_s / column_s), columns - 1)
                 for column in range(first, min(int(end_s / column_s) + 1, columns)):
                     overlap_s = min(end_s, (column + 1) * column_s) - max(start_s, column * column_s)
@@ -124,6 +124,6 @@ def _winner(share: dict[_Pass, float], cell_s: float) -> _Pass | None:
     """The slice with most device-seconds of a cell of `cell_s`, if it has more than idleness."""
     if not share:
         return None
-    best = max(share, key=lambda each: (share[each], -each[0], -each[1]))
+    best = max(share, key=lambda slice_pass: (share[slice_pass], -slice_pass[0], -slice_pass[1]))
     idle_s = cell_s - sum(share.values())
     return best if share[best] >= idle_s else None

@@ -142,13 +142,13 @@ def _bars(plan: Plan, row: Row, symbols: Symbols) -> Iterator[Text]:
         if index is None:
             yield Text(IDLE * length, style="dim")
             continue
-        piece = plan.slices[index]
-        letter = symbols.letter[piece.metaop]
-        ops = f"[{piece.ops[0]}:{piece.ops[1]}]{piece.part}"
+        slice_ = plan.slices[index]
+        letter = symbols.letter[slice_.metaop]
+        ops = f"[{slice_.ops[0]}:{slice_.ops[1]}]{slice_.part}"
         letter = BACKWARD + letter if is_backward and length > 1 else letter
-        texts = (f"{letter} {symbols.short_name[piece.metaop]}{ops} ", f"{letter} {ops} ", letter)
+        texts = (f"{letter} {symbols.short_name[slice_.metaop]}{ops} ", f"{letter} {ops} ", letter)
         text = next((text for text in texts if len(text) <= length), letter)
-        colour = symbols.colour[plan.by_name[piece.metaop].task]
+        colour = symbols.colour[plan.by_name[slice_.metaop].task]
         yield Text(text.ljust(length, BAR), style=f"black on {colour}")
 
 

@@ -134,9 +134,9 @@ def summarise(plan: Plan) -> ShowReport:
         gap=predicted.compute_s / bound_s - 1 if bound_s > 0 else None,
         device_use=_device_use(plan),
         peak_memory_bytes=predicted.peak_memory_bytes,
-        num_recomputed=sum(piece.num_recomputed for piece in plan.slices),
-        num_selective=sum(piece.num_recomputed for piece in plan.slices if piece.selective),
-        num_offloaded=sum(piece.num_offloaded for piece in plan.slices),
+        num_recomputed=sum(slice_.num_recomputed for slice_ in plan.slices),
+        num_selective=sum(slice_.num_recomputed for slice_ in plan.slices if slice_.selective),
+        num_offloaded=sum(slice_.num_offloaded for slice_ in plan.slices),
         host_memory_bytes=predicted.host_memory_bytes,
         sharding=plan.sharding,
         shard_weights=weight_reports(plan.shard_weights, plan.cluster),
@@ -147,9 +147,9 @@ def summarise(plan: Plan) -> ShowReport:
 
 def _device_use(plan: Plan) -> tuple[float, ...]:
     busy_s = [0.0] * plan.cluster.num_devices
-    for piece in plan.slices:
-        for device in piece.devices:
-            busy_s[device] += piece.busy_s
+    for slice_ in plan.slices:
+        for device in slice_.devices:
+            busy_s[device] += slice_.busy_s
     whole_s = length_s(plan)
     return tuple(seconds / whole_s for seconds in busy_s)
 
@@ -157,9 +157,9 @@ def _device_use(plan: Plan) -> tuple[float, ...]:
 def _metaops(plan: Plan) -> tuple[MetaOpSummary, ...]:
     summaries = []
     for metaop in plan.outlined().metaops:
-        pieces = [piece for piece in plan.slices if piece.metaop == metaop.name]
+        slices = [slice_ for slice_ in plan.slices if slice_.metaop == metaop.name]
         ops: Counter[tuple[int, int, bool]] = Counter()
-        for (first, last), dp, tp, equal in {(p.ops, p.dp, p.tp, p.rows is None) for p in pieces}:
+        for (first, last), dp, tp, equal in {(p.ops, p.dp, p.tp, p.rows is None) for p in slices}:
             ops[dp, tp, equal] += last - first
         widest_first = sorted(ops.items(), key=lambda entry: (-entry[0][0] * entry[0][1], entry[0]))
         summaries.append(
@@ -172,10 +172,10 @@ def _metaops(plan: Plan) -> tuple[MetaOpSummary, ...]:
                     Allocation(num_ops=n, dp=dp, tp=tp, equal_shares=equal)
                     for (dp, tp, equal), n in widest_first
                 ),
-                start_s=min((piece.start_s for piece in pieces), default=0.0),
-                end_s=max((piece.last_s for piece in pieces), default=0.0),
-                busy_s=sum(piece.busy_s for piece in pieces),
-                device_s=sum(piece.busy_s * len(piece.devices) for piece in pieces),
+                start_s=min((slice_.start_s for slice_ in slices), default=0.0),
+                end_s=max((slice_.last_s for slice_ in slices), default=0.0),
+                busy_s=sum(slice_.busy_s for slice_ in slices),
+                device_s=sum(slice_.busy_s * len(slice_.devices) for slice_ in slices),
             )
         )
     return tuple(summaries)
@@ -219,7 +219,7 @@ class RankReport(Artifact):
     def of(cls, program: Program, rank: int) -> RankReport:
         """The program of a rank that the plan has."""
         taken = communicator_memory(program, rank)
-        own = tuple(
+        communicators = tuple(
             CommunicatorView(
                 index=index,
                 purpose=str(program.communicators[index].purpose),
@@ -230,4 +230,4 @@ class RankReport(Artifact):
             for index, num_bytes in taken.items()
         )
         actions = tuple(map(format_action, program.actions[rank]))
-        return cls(rank=rank, actions=actions, communicators=own)
+        return cls(rank=rank, actions=actions, communicators=communicators)

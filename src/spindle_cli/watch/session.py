@@ -146,10 +146,10 @@ class WatchSession:
 
     def _problems(self) -> tuple[str, ...]:
         kept = (self._request, self._planned, self._compared, self._timeline, self._events)
-        found = [each.problem for each in kept if each.problem is not None]
+        problems = [read.problem for read in kept if read.problem is not None]
         more = len(self._damage) - MAX_PROBLEMS
         lines = [*self._damage[:MAX_PROBLEMS], *([f"and {more} more lines"] if more > 0 else [])]
-        return (*found, *lines)
+        return (*problems, *lines)
 
     def _page_name(self) -> str:
         planned = self._planned.value
@@ -179,8 +179,8 @@ def _require_run(run_dir: Path) -> None:
         raise InputError(f"{run_dir}: no such folder", hint=hint)
     if not run_dir.is_dir():
         raise InputError(f"{run_dir}: not a folder", hint=hint)
-    known = (run_dir / METRICS_FILE, run_dir / PREDICTED_FILE, workers_dir(run_dir))
-    if not any(path.exists() for path in known):
+    expected = (run_dir / METRICS_FILE, run_dir / PREDICTED_FILE, workers_dir(run_dir))
+    if not any(path.exists() for path in expected):
         names = f"{METRICS_FILE}, {PREDICTED_FILE} nor workers/"
         raise InputError(f"{run_dir}: not the folder of a run: neither {names} is in it", hint=hint)
 
@@ -192,10 +192,10 @@ Stamp = tuple[int, int, int] | None
 def stamp_of(path: Path) -> Stamp:
     """What is another as soon as a file is; None where there is none."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 class Kept(Generic[T]):

@@ -53,7 +53,7 @@ class Link(Model):
 class _Stretch(NamedTuple):
     """A slice from a start to an end; the second stretch of a slice is its backward pass."""
 
-    piece: Slice
+    slice_: Slice
     is_backward: bool
     start_s: float
     end_s: float
@@ -62,18 +62,20 @@ class _Stretch(NamedTuple):
 def critical_chain(plan: Plan) -> tuple[Link, ...]:
     """From the first slice of the chain to the one that ends last."""
     stretches = [
-        _Stretch(piece, number == 1, start_s, end_s)
-        for piece in plan.slices
-        for number, (start_s, end_s) in enumerate(piece.times_s)
+        _Stretch(slice_, number == 1, start_s, end_s)
+        for slice_ in plan.slices
+        for number, (start_s, end_s) in enumerate(slice_.times_s)
     ]
     tolerance_s = GAP_TOLERANCE * plan.predicted.compute_s
     this = max(stretches, key=lambda candidate: candidate.end_s)
     links: list[Link] = []
     while True:
         ended = [
-            other for other in stretches if other is not this and other.end_s <= this.start_s + tolerance_s
+            earlier
+            for earlier in stretches
+            if earlier is not this and earlier.end_s <= this.start_s + tolerance_s
         ]
-        causes = ((other, cause) for other in ended if (cause := _cause(plan, this, other)) is not None)
+        causes = ((earlier, cause) for earlier in ended if (cause := _cause(plan, this, earlier)) is not None)
         before = max(causes, key=lambda item: (item[0].end_s, item[1] is not Cause.DEVICE), default=None)
         if before is None or this.start_s <= tolerance_s:
             links.append(_link(this, Cause.START, this.start_s))
@@ -85,28 +87,28 @@ def critical_chain(plan: Plan) -> tuple[Link, ...]:
 
 def _link(this: _Stretch, cause: Cause, idle_s: float) -> Link:
     return Link(
-        metaop=this.piece.metaop,
-        ops=this.piece.ops,
-        num_devices=len(this.piece.devices),
+        metaop=this.slice_.metaop,
+        ops=this.slice_.ops,
+        num_devices=len(this.slice_.devices),
         start_s=this.start_s,
         end_s=this.end_s,
         cause=cause,
         idle_s=max(idle_s, 0.0),
         is_backward=this.is_backward,
-        micro_batch=this.piece.part.strip(),
+        micro_batch=this.slice_.part.strip(),
     )
 
 
-def _cause(plan: Plan, this: _Stretch, other: _Stretch) -> Cause | None:
+def _cause(plan: Plan, this: _Stretch, earlier: _Stretch) -> Cause | None:
     """Why a stretch waits for another one that ends before it; None where it does not."""
-    piece, before = this.piece, other.piece
-    if this.is_backward and before is piece:
+    slice_, before = this.slice_, earlier.slice_
+    if this.is_backward and before is slice_:
         return Cause.FORWARD
-    if this.is_backward == other.is_backward and piece.micro_batch == before.micro_batch:
-        if piece.metaop == before.metaop and (piece.ops > before.ops) != this.is_backward:
+    if this.is_backward == earlier.is_backward and slice_.micro_batch == before.micro_batch:
+        if slice_.metaop == before.metaop and (slice_.ops > before.ops) != this.is_backward:
             return Cause.OPS
-        if not this.is_backward and before.metaop in plan.by_name[piece.metaop].inputs:
+        if not this.is_backward and before.metaop in plan.by_name[slice_.metaop].inputs:
             return Cause.INPUT
-        if this.is_backward and piece.metaop in plan.by_name[before.metaop].inputs:
+        if this.is_backward and slice_.metaop in plan.by_name[before.metaop].inputs:
             return Cause.GRADIENT
-    return None if set(piece.devices).isdisjoint(before.devices) else Cause.DEVICE
+    return None if set(slice_.devices).isdisjoint(before.devices) else Cause.DEVICE

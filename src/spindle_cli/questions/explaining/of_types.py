@@ -160,14 +160,14 @@ def type_reasons(plan: Plan, profile: Profile) -> TypeReasons | None:
     # Micro-batches are looked at as the plan cuts them, and prices are of whole batches all the same.
     cut = make_mixed_problem(cut_profile(profile, plan.micro_batches, cluster), cluster)
     columns = cheapest_columns(problem, bound)
-    found = []
-    for node, own, column in zip(problem.nodes, cut.nodes, columns, strict=True):
+    reasons = []
+    for node, cut_node, column in zip(problem.nodes, cut.nodes, columns, strict=True):
         flow = bound.critical[node.index]
         least = [column.cost(bound.prices, flow)]
         least += [_cost(point, bound.prices, flow) for point in node.points]
-        ask = _Asked(
+        ask = _NodeCosts(
             metaop=node.metaop,
-            part=own.metaop,
+            part=cut_node.metaop,
             count=plan.micro_batches.get(node.metaop.task, 1),
             cluster=cluster,
             prices=bound.prices,
@@ -175,7 +175,7 @@ def type_reasons(plan: Plan, profile: Profile) -> TypeReasons | None:
             least=min(least),
         )
         level = plan.sharding.get(node.metaop.parameters or node.metaop.name)
-        found.append(
+        reasons.append(
             TypeReason(
                 metaop=node.metaop.name,
                 num_ops=node.num_ops,
@@ -184,11 +184,11 @@ def type_reasons(plan: Plan, profile: Profile) -> TypeReasons | None:
                 shares_out=level is not None and level.is_by_pass,
                 in_plan=_in_plan(ask, plan.slices),
                 in_bound=_in_bound(bound.ops[node.index], cluster),
-                fastest=ask.on(own.points[-1]),
-                cheapest=ask.on(min(own.points, key=lambda point: _cost(point, bound.prices, flow))),
+                fastest=ask.on(cut_node.points[-1]),
+                cheapest=ask.on(min(cut_node.points, key=lambda point: _cost(point, bound.prices, flow))),
             )
         )
-    return TypeReasons(prices=dict(zip(cluster.types, bound.prices, strict=True)), metaops=tuple(found))
+    return TypeReasons(prices=dict(zip(cluster.types, bound.prices, strict=True)), metaops=tuple(reasons))
 
 
 def _cost(point: Point, prices: Sequence[float], flow: float) -> float:
@@ -197,7 +197,7 @@ def _cost(point: Point, prices: Sequence[float], flow: float) -> float:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _NodeCosts:
     """A MetaOp that is asked about.
 
     Attributes:
@@ -235,8 +235,8 @@ class _Asked:
 
     def alone(self, number: int, num_devices: int) -> OnTypes | None:
         """On the type of this number alone, with as many devices, or all that there are and do something."""
-        found = [self._largest(number, num_devices, tp) for tp in degrees_of(self.part, self.cluster)]
-        points = [point for point in found if point is not None]
+        largest = [self._largest(number, num_devices, tp) for tp in degrees_of(self.part, self.cluster)]
+        points = [point for point in largest if point is not None]
         return self.on(min(points, key=lambda point: point.op_s)) if points else None
 
     def _largest(self, number: int, num_devices: int, tp: int) -> Point | None:
@@ -255,64 +255,64 @@ class _Asked:
         return None
 
 
-def _in_plan(ask: _Asked, slices: Sequence[Slice]) -> tuple[Taken, ...]:
+def _in_plan(ask: _NodeCosts, slices: Sequence[Slice]) -> tuple[Taken, ...]:
     """Each allocation once, whichever devices it is of."""
-    pieces: dict[tuple[int, tuple[TypeShares, ...]], list[Slice]] = {}
-    for piece in slices:
-        if piece.metaop == ask.metaop.name:
-            pieces.setdefault((piece.tp, _shares(ask, piece)), []).append(piece)
-    found = [_taken(ask, shares, own) for (_, shares), own in pieces.items()]
-    return tuple(sorted(found, key=lambda each: (-each.ops, each.op_s)))
+    by_allocation: dict[tuple[int, tuple[TypeShares, ...]], list[Slice]] = {}
+    for slice_ in slices:
+        if slice_.metaop == ask.metaop.name:
+            by_allocation.setdefault((slice_.tp, _shares(ask, slice_)), []).append(slice_)
+    allocations = [_taken(ask, shares, alike) for (_, shares), alike in by_allocation.items()]
+    return tuple(sorted(allocations, key=lambda taken: (-taken.ops, taken.op_s)))
 
 
-def _shares(ask: _Asked, piece: Slice) -> tuple[TypeShares, ...]:
+def _shares(ask: _NodeCosts, slice_: Slice) -> tuple[TypeShares, ...]:
     """The shares of a slice, type after type, the largest first."""
     cluster = ask.cluster
-    own = sizes(piece) or [round(ask.metaop.batch_size / piece.shares_of_batch)] * piece.dp
-    kinds = [cluster.type_of[device] for device in piece.devices[:: piece.tp]]
-    counts = Counter(zip(kinds, own, strict=True))
-    found = []
+    samples_by_share = sizes(slice_) or [round(ask.metaop.batch_size / slice_.shares_of_batch)] * slice_.dp
+    kinds = [cluster.type_of[device] for device in slice_.devices[:: slice_.tp]]
+    counts = Counter(zip(kinds, samples_by_share, strict=True))
+    shares = []
     for (kind, samples), count in sorted(
         counts.items(), key=lambda item: (cluster.types.index(item[0][0]), -item[0][1])
     ):
-        op = share_on_type(ask.metaop, kind, samples, piece.tp)
+        op = share_on_type(ask.metaop, kind, samples, slice_.tp)
         assert op is not None, "no other shares are planned"
         share_s = ask.count * (op.forward_s + op.backward_s)
-        found.append(TypeShares(device=kind, num_shares=count, samples=samples, share_s=share_s))
-    return tuple(found)
+        shares.append(TypeShares(device=kind, num_shares=count, samples=samples, share_s=share_s))
+    return tuple(shares)
 
 
-def _taken(ask: _Asked, shares: tuple[TypeShares, ...], slices: Sequence[Slice]) -> Taken:
+def _taken(ask: _NodeCosts, shares: tuple[TypeShares, ...], slices: Sequence[Slice]) -> Taken:
     """The allocation that these slices run on."""
-    piece, types = slices[0], ask.cluster.types
-    op = times_of(ask.metaop, piece, ask.cluster)
+    first, types = slices[0], ask.cluster.types
+    op = times_of(ask.metaop, first, ask.cluster)
     assert op is not None, "no other allocations are planned"
-    groups = [sum(each.num_shares for each in shares if each.device == kind) for kind in types]
+    groups = [sum(share.num_shares for share in shares if share.device == kind) for kind in types]
     point = Point(
-        num_devices=len(piece.devices),
-        dp=piece.dp,
-        tp=piece.tp,
+        num_devices=len(first.devices),
+        dp=first.dp,
+        tp=first.tp,
         forward_s=op.forward_s,
         backward_s=op.backward_s,
         op_s=op.forward_s + op.backward_s,
-        counts=tuple(count * piece.tp for count in groups),
+        counts=tuple(count * first.tp for count in groups),
     )
-    own = ask.on(point)
-    is_alone = len(own.of_types) == 1
-    others = [number for number, kind in enumerate(types) if not (is_alone and kind in own.of_types)]
+    allocated = ask.on(point)
+    is_alone = len(allocated.of_types) == 1
+    others = [number for number, kind in enumerate(types) if not (is_alone and kind in allocated.of_types)]
     alone = [ask.alone(number, point.num_devices) for number in others]
-    best = ask.best_cut(groups, piece.tp)
+    best = ask.best_cut(groups, first.tp)
     return Taken(
-        **dict(own),
-        ops=sum(each.num_ops for each in slices) / ask.count,
+        **dict(allocated),
+        ops=sum(slice_.num_ops for slice_ in slices) / ask.count,
         shares=shares,
         best_cut_s=None if best is None else ask.count * best.op_s,
-        alone=tuple(each for each in alone if each is not None),
-        one_more=tuple(_one_more(ask, groups, number, piece.tp) for number in range(len(types))),
+        alone=tuple(allocation for allocation in alone if allocation is not None),
+        one_more=tuple(_one_more(ask, groups, number, first.tp) for number in range(len(types))),
     )
 
 
-def _one_more(ask: _Asked, groups: Sequence[int], number: int, tp: int) -> OneMore:
+def _one_more(ask: _NodeCosts, groups: Sequence[int], number: int, tp: int) -> OneMore:
     more = [count + (place == number) for place, count in enumerate(groups)]
     point = ask.best_cut(more, tp)
     return OneMore(device=ask.cluster.types[number], op_s=None if point is None else ask.count * point.op_s)
@@ -325,6 +325,6 @@ def _in_bound(used: Sequence[tuple[Column, float]], cluster: Cluster) -> tuple[I
             op_s=column.op_s,
             ops=ops,
         )
-        for column, ops in sorted(used, key=lambda each: -each[1])
+        for column, ops in sorted(used, key=lambda column_and_ops: -column_and_ops[1])
         if ops > SOME_OPS
     )

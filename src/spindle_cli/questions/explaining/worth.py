@@ -143,11 +143,11 @@ def _with(plan: Plan, profile: Profile, cluster: Cluster, num_devices: int) -> O
     return _planned_on(plan, profile, with_devices(cluster, num_devices))
 
 
-def _planned_on(plan: Plan, profile: Profile, other: Cluster) -> OtherSize:
-    num_devices = other.num_devices
+def _planned_on(plan: Plan, profile: Profile, cluster: Cluster) -> OtherSize:
+    num_devices = cluster.num_devices
     try:
-        bound_s = _bound(seen_on(profile, other), other).lower_bound_s
-        iteration_s = make_plan(profile, other, plan.strategy).predicted.iteration_s
+        bound_s = _bound(seen_on(profile, cluster), cluster).lower_bound_s
+        iteration_s = make_plan(profile, cluster, plan.strategy).predicted.iteration_s
     except NoPlanError:  # an answer: with so many devices nothing fits
         return OtherSize(num_devices=num_devices, lower_bound_s=None, iteration_s=None)
     return OtherSize(num_devices=num_devices, lower_bound_s=bound_s, iteration_s=iteration_s)
@@ -179,7 +179,7 @@ def _reason(bound: Bound, node: Node, slices: tuple[Slice, ...]) -> Reason:
     in_plan: dict[int, int] = {}
     # Micro-batches on the same devices run the same ops.
     for (first, last), devices in {
-        (piece.ops, len(piece.devices)) for piece in slices if piece.metaop == node.metaop.name
+        (slice_.ops, len(slice_.devices)) for slice_ in slices if slice_.metaop == node.metaop.name
     }:
         in_plan[devices] = in_plan.get(devices, 0) + last - first
     return Reason(

@@ -84,12 +84,12 @@ class Follower:
         size = self._metrics.offset + self.left_bytes
         return self._metrics.offset / size if size else 1.0
 
-    def _take_steps(self, found: NewLines) -> None:
-        if found.begun_anew:
+    def _take_steps(self, new_lines: NewLines) -> None:
+        if new_lines.begun_anew:
             self._forget_steps()
             self._redone = []
-        self.left_bytes = found.left_bytes
-        for number, line in found.lines:
+        self.left_bytes = new_lines.left_bytes
+        for number, line in new_lines.lines:
             metrics = self._parsed(StepMetrics, self._metrics, number, line)
             if metrics is None or self._is_void(number, metrics.step):
                 continue
@@ -141,8 +141,10 @@ class Evaluations:
     @property
     def points(self) -> tuple[EvaluationPoint, ...]:
         """The points of all evaluated tasks, in order of steps."""
-        found = [each for of_task in self._of.values() for each in self._thinned(of_task)]
-        return tuple(_point(each) for each in sorted(found, key=lambda each: each.step))
+        evaluations = [evaluation for of_task in self._of.values() for evaluation in self._thinned(of_task)]
+        return tuple(
+            _point(evaluation) for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.step)
+        )
 
     def _thinned(self, of_task: dict[int, Evaluation]) -> list[Evaluation]:
         every = [of_task[step] for step in sorted(of_task)]

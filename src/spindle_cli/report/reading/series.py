@@ -71,9 +71,9 @@ class _Bucket:
 
     def join(self, later: _Bucket) -> None:
         self.step = later.step
-        for own, other in ((self.values, later.values), (self.losses, later.losses)):
-            for name, spread in other.items():
-                own.setdefault(name, _Spread()).join(spread)
+        for spreads, added in ((self.values, later.values), (self.losses, later.losses)):
+            for name, spread in added.items():
+                spreads.setdefault(name, _Spread()).join(spread)
         self.flops = None if self.flops is None or later.flops is None else self.flops + later.flops
 
     def point(self) -> StepPoint:
@@ -86,7 +86,7 @@ class _Bucket:
             loss=of["loss"].mean,
             loss_range=of["loss"].range,
             task_losses={task: spread.mean for task, spread in self.losses.items()},
-            task_loss_ranges={task: found for task, found in ranges.items() if found is not None} or None,
+            task_loss_ranges={task: spread for task, spread in ranges.items() if spread is not None} or None,
             iteration_s=iteration.total / iteration.count,
             iteration_range_s=iteration.range,
             flops_per_s=(self.flops or 0.0) / iteration.total if is_known else None,
