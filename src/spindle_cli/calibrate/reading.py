@@ -239,9 +239,9 @@ def _require_shares(run: Run) -> None:
         if tells_shares_apart(slice_, run.plan.cluster) and len(took.shares) != slice_.dp:
             why = "the devices are of several types" if run.plan.cluster.is_mixed else "they are not equal"
             raise InputError(
-                f"{run.folder / PREDICTED_FILE}: slices: slice {took.slice}, {slice_.label}: what each "
-                f"share took is not said ({len(took.shares)} found, expected {slice_.dp}), and {why}; the run "
-                "is of an older version, or the file damaged",
+                f"{run.folder / PREDICTED_FILE}: slices: slice {took.slice}, {slice_.label}: what "
+                f"each share took is not said ({len(took.shares)} found, expected {slice_.dp}), and {why}; "
+                "the run is of an older version, or the file damaged",
                 hint="Run the plan again with this version.",
             )
 

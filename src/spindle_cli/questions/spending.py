@@ -141,7 +141,8 @@ def unknown(
     """What keeps figures from being told, a sentence each, with the key of the cluster file that would.
 
     Args:
-        asked: also where the cluster says nothing of a figure at all; else only where it does of some groups.
+        wanted: also where the cluster says nothing of a figure at all; else only where it does of some
+            groups.
     """
     lines = []
     without_price = [] if price_per_device_hour is not None else _without_price(cluster)

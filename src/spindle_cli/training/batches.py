@@ -294,7 +294,7 @@ class SampleShapes:
     """The shapes of one sample of a task's fields, which all batches have."""
 
     def __init__(self, task: str, profiled: Mapping[str, SampleShape] | None = None) -> None:
-        """`known`: those that the task was profiled with; None for a size that differs."""
+        """`profiled`: those that the task was profiled with; None for a size that differs."""
         self._task = task
         self._known: dict[str, SampleShape] = dict(profiled or {})
 

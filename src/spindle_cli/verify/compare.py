@@ -377,7 +377,7 @@ def together(by_island: Sequence[Sequence[Check]]) -> tuple[Check, ...]:
     """Each kind of comparison once, with what was compared on all islands.
 
     Args:
-        found: by island, its checks; each kind once, in one order.
+        by_island: its checks; each kind once, in one order.
     """
     if len(by_island) == 1:
         return tuple(by_island[0])

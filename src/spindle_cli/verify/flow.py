@@ -30,7 +30,7 @@ def run_flow(task: FlowTask, batch: Mapping[str, Tensor]) -> Any:
 
 
 def _output(task: FlowTask, module: nn.Module, batch: Mapping[str, Tensor], outputs: dict[int, Any]) -> Any:
-    """A module's output, after those of its producers; `known` holds outputs by the module's id."""
+    """A module's output, after those of its producers; `outputs` holds them by the module's id."""
     if id(module) in outputs:
         return outputs[id(module)]
     positional: list[Any] = []

@@ -115,7 +115,7 @@ def arguments_of(task: Task | FlowTask) -> Arguments | None:
 
 
 def same_arguments(task: Task | FlowTask, alike: Task | FlowTask) -> None:
-    """Let a task's batches be what those of `other` were found to be."""
+    """Let a task's batches be what those of another task, like this one, were found to be."""
     if alike in _found:
         _found[task] = _found[alike]
 

@@ -152,7 +152,7 @@ def _exchange(rank: int, message: torch.Tensor, operands: Sequence[torch.Tensor]
     """Processor seconds that a message each way takes of this end beside its own work, as in training: it
     computes for so many seconds while they are under way.
 
-    It is the time of the calls, and all of what other threads of the process take meanwhile. `beside`: what
+    It is the time of the calls, and all of what other threads of the process take meanwhile. `operands`: what
     it computes on.
     """
     received = torch.empty_like(message)

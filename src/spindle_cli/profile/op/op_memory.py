@@ -162,7 +162,7 @@ class _End(torch.autograd.Function):
 def live_meter(
     counted: Sequence[Tensor], itemsize: Callable[[torch.dtype], int] | None = None
 ) -> Callable[[Sequence[Tensor]], Meter]:
-    """A meter of live tensors, of which `known` ones count from the beginning."""
+    """Return what makes a meter of live tensors, of which `counted` ones count from the beginning."""
 
     def meter(present: Sequence[Tensor]) -> Meter:
         return LiveBytes([*counted, *present], itemsize)

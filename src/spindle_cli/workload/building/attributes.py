@@ -304,7 +304,7 @@ class Memories:
 
     def replace_plain(self, replacement: Callable[[object, str], object]) -> list[str]:
         """Put something else in the place of plain values that have changed or come to lists, for good, and
-        give the names of what holds them. `other`: see `changed_replaced`.
+        give the names of what holds them. `replacement`: see `changed_replaced`.
         """
         with contextlib.ExitStack() as undo:
             replaced = [
@@ -395,7 +395,7 @@ class Memories:
         variables of functions, classes and files, and lists that have grown are much longer.
 
         Args:
-            other: gives it, for who holds the value and by which name.
+            replacement: gives it, for who holds the value and by which name.
         """
         with contextlib.ExitStack() as undo:
             replaced = [replace_plain(memory, replacement, undo) for memory in self._changed()]

@@ -262,7 +262,7 @@ class _Empties:
         self._known: weakref.WeakKeyDictionary[Any, _Empty] = weakref.WeakKeyDictionary()
 
     def of(self, holder: Any, holder_name: str, held: dict[str, Any]) -> tuple[_Empty, list[tuple[str, Any]]]:
-        """What of `held`, which a class or file called `own` holds, keeps nothing; and the rest."""
+        """Return what of `held`, which a class or file of this name holds, keeps nothing, and the rest."""
         empty = self._known.get(holder)
         if empty is not None:
             get = empty.values.get

@@ -320,7 +320,7 @@ class InitialValues:
         initial values are in a file, of which one part at a time is read.
 
         Args:
-            own: any key -> canonical name, and what there is.
+            parts: any key -> canonical name, and what there is.
 
         Raises:
             InputError: a file cannot be read.
