@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spindle_cli.account.holdings import Lot, Places, Span, places_of
+from spindle_cli.account.holdings import GatherUnit, Places, Span, places_of
 
 
-def one_after_the_other(*sizes: float) -> list[Lot]:
-    """A lot for each op of one slice."""
-    return [Lot(size, (Span(0, op, op),)) for op, size in enumerate(sizes, 3)]
+def one_after_the_other(*sizes: float) -> list[GatherUnit]:
+    """A unit for each op of one slice."""
+    return [GatherUnit(size, (Span(0, op, op),)) for op, size in enumerate(sizes, 3)]
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,17 @@ def test_ops_one_after_the_other_need_room_for_two(
     ],
 )
 def test_what_is_there_at_once_lies_apart(one: Span, other: Span, apart: bool) -> None:
-    assert places_of([Lot(4.0, (one,)), Lot(2.0, (other,))]).num_bytes == (6.0 if apart else 4.0)
-    assert places_of([Lot(2.0, (other,)), Lot(4.0, (one,))]).num_bytes == (6.0 if apart else 4.0)
+    assert places_of([GatherUnit(4.0, (one,)), GatherUnit(2.0, (other,))]).num_bytes == (
+        6.0 if apart else 4.0
+    )
+    assert places_of([GatherUnit(2.0, (other,)), GatherUnit(4.0, (one,))]).num_bytes == (
+        6.0 if apart else 4.0
+    )
 
 
 def test_one_slice_that_uses_both_at_once_is_enough() -> None:
-    lots = [Lot(1.0, (Span(0, 0, 0), Span(1, 4, 4))), Lot(1.0, (Span(0, 9, 9), Span(1, 5, 5)))]
-    assert places_of(lots).num_bytes == 2.0
+    units = [GatherUnit(1.0, (Span(0, 0, 0), Span(1, 4, 4))), GatherUnit(1.0, (Span(0, 9, 9), Span(1, 5, 5)))]
+    assert places_of(units).num_bytes == 2.0
 
 
 SPANS = st.builds(
@@ -65,7 +69,9 @@ SPANS = st.builds(
 )
 LOTS = st.lists(
     st.builds(
-        lambda size, spans: Lot(float(size), tuple(sorted({span.piece: span for span in spans}.values()))),
+        lambda size, spans: GatherUnit(
+            float(size), tuple(sorted({span.slice_index: span for span in spans}.values()))
+        ),
         st.integers(1, 9),
         st.lists(SPANS, min_size=1, max_size=3),
     ),
@@ -73,19 +79,19 @@ LOTS = st.lists(
 )
 
 
-def there(lot: Lot, piece: int, op: int, *, backward: bool) -> bool:
+def there(unit: GatherUnit, piece: int, op: int, *, backward: bool) -> bool:
     """Whether it is there while an op runs: from the op before it in the pass to the last that uses it."""
     early, late = (0, 1) if backward else (1, 0)
     return any(
-        span.piece == piece and span.first - early <= op <= span.last + late and 0 <= op <= 9
-        for span in lot.spans
+        span.slice_index == piece and span.first - early <= op <= span.last + late and 0 <= op <= 9
+        for span in unit.spans
     )
 
 
 @given(LOTS)
-def test_no_two_that_are_there_while_an_op_runs_share_a_byte(lots: list[Lot]) -> None:
-    places = places_of(lots)
-    for (one, begin), (other, start) in combinations(zip(lots, places.offsets, strict=True), 2):
+def test_no_two_that_are_there_while_an_op_runs_share_a_byte(units: list[GatherUnit]) -> None:
+    places = places_of(units)
+    for (one, begin), (other, start) in combinations(zip(units, places.offsets, strict=True), 2):
         at_once = any(
             there(one, piece, op, backward=backward) and there(other, piece, op, backward=backward)
             for piece in range(3)
@@ -94,6 +100,6 @@ def test_no_two_that_are_there_while_an_op_runs_share_a_byte(lots: list[Lot]) ->
         )
         if at_once:
             assert begin + one.num_bytes <= start or start + other.num_bytes <= begin
-    ends = [begin + lot.num_bytes for lot, begin in zip(lots, places.offsets, strict=True)]
+    ends = [begin + unit.num_bytes for unit, begin in zip(units, places.offsets, strict=True)]
     assert places.num_bytes == max(ends, default=0.0)
-    assert places.num_bytes <= sum(lot.num_bytes for lot in lots)
+    assert places.num_bytes <= sum(unit.num_bytes for unit in units)

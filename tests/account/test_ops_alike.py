@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.plans import cluster_of, metaop_of, profile_of
-from spindle_cli.account.device.parts import Kinds, KnownUses, Part
+from spindle_cli.account.device.parts import Kinds, Part, UsesCache
 from spindle_cli.account.device_memory import device_memory, memory_by_pass, memory_within
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
@@ -23,7 +23,7 @@ NUM_DEVICES = 6
 MIB = 2**20
 
 
-class OpByOp(KnownUses):
+class OpByOp(UsesCache):
     """Puts no two ops into one run."""
 
     def kinds(
@@ -139,7 +139,7 @@ def test_runs_of_ops_take_what_their_ops_take(backend: str, seed: int) -> None:
 @given(seed=st.integers(0, 2**32))
 def test_what_was_found_for_other_slices_changes_nothing(seed: int) -> None:
     profile, slices, cluster = drawn(seed, "nccl")
-    known = KnownUses()
+    known = UsesCache()
     random = Random(seed + 1)
     plenty = (2**60,) * NUM_DEVICES
     for _ in range(2):

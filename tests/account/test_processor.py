@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.compute import ProcessorTime, beside_slices, slice_stretches
+from spindle_cli.account.compute import ProcessorTime, processor_overhead, slice_stretches
 from spindle_cli.account.types import Collective, Together
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Slice
@@ -67,7 +67,7 @@ def test_a_device_reads_all_of_its_micro_batches() -> None:
     by_name = {"a/net": net}
 
     def read_s(*slices: Slice) -> tuple[float, ...]:
-        return beside_slices(COSTS, 2, slices, by_name, [], []).seconds
+        return processor_overhead(COSTS, 2, slices, by_name, [], []).seconds
 
     assert read_s(whole) == (0.08, 0.0)
     assert read_s(*halves) == (0.08, 0.0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.examples import examples
-from spindle_cli.account.traffic import find_meetings, peers_bytes, sides_of
+from spindle_cli.account.traffic import find_communicator_ranks, peers_bytes, sides_of
 from spindle_cli.account.types import Purpose
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 
@@ -62,7 +62,7 @@ def test_halves_take_no_more_memory_than_two_communicators_of_all(pairs: Pairs) 
     groups = (NodeGroup(count=4, devices=3, device="a800-80gb", memory_gib=80),)
     cluster = Cluster(name="gpus", nodes=groups, links=Links(intra_node=link, inter_node=link))
     pairs = [*pairs, *((b, a) for a, b in pairs)]
-    halves = [each for each in find_meetings(12, pairs, (), ()) if each.purpose is Purpose.MESSAGES]
+    halves = [each for each in find_communicator_ranks(12, pairs, (), ()) if each.purpose is Purpose.MESSAGES]
     assert len(halves) == (2 if pairs else 0)
     for device in range(12):
         peers = {b for a, b in pairs if a == device}
@@ -75,5 +75,5 @@ def test_halves_take_no_more_memory_than_two_communicators_of_all(pairs: Pairs) 
 
 
 def test_each_half_has_those_who_send_and_those_who_receive_of_them() -> None:
-    found = [each for each in find_meetings(6, [(1, 2), (2, 4)], (), ()) if each.senders]
+    found = [each for each in find_communicator_ranks(6, [(1, 2), (2, 4)], (), ()) if each.senders]
     assert [(each.ranks, each.senders) for each in found] == [((1, 2), (1,)), ((2, 4), (2,))]

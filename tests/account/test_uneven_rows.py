@@ -7,7 +7,7 @@ import pytest
 from helpers.cut import cuttable, shares_of
 from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.account.activations import Chunk, Crossings, Layout, crossing, layout_of, route
-from spindle_cli.account.compute import beside_slices
+from spindle_cli.account.compute import processor_overhead
 from spindle_cli.account.device_memory import device_memory, memory_by_pass
 from spindle_cli.costs.beyond_curve import batch_sums_s, sums_beyond_curve_s
 from spindle_cli.costs.shares import cuts_by_share, cuts_like_largest, largest_samples, times_of
@@ -160,7 +160,7 @@ def test_a_device_reads_its_own_share() -> None:
     costs = ProcessorCosts(message_s=0.0, s_per_byte=0.0, load_s={"t": 0.01})
     net = metaop_of("t/a", 1, {1: 1.0}, field_bytes={0: 1})
     piece = by_rows(net, (0, 5, 8), (0, 1, 2, 3), tp=2)
-    beside = beside_slices(costs, 5, [piece], {"t/a": net}, (), ())
+    beside = processor_overhead(costs, 5, [piece], {"t/a": net}, (), ())
     assert beside.seconds == pytest.approx((0.05, 0.05, 0.03, 0.03, 0.0))
 
 

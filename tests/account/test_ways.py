@@ -9,7 +9,7 @@ import pytest
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.groups import with_ways
 from spindle_cli.account.step_end import collectives_of_step
-from spindle_cli.account.traffic import find_meetings
+from spindle_cli.account.traffic import find_communicator_ranks
 from spindle_cli.account.types import Collective, ParameterGroup, Purpose
 from spindle_cli.costs.links import by_node_s, per_node, spread_all_gather_s, spread_all_reduce_s
 from spindle_cli.costs.parameters import parts_collective_s
@@ -181,7 +181,9 @@ def test_by_nodes_takes_as_long_as_the_formula_says() -> None:
 
 def test_what_goes_by_nodes_meets_inside_of_them_and_between() -> None:
     group = replace(GROUP, devices=(0, 1, 8, 9), nodes=((0, 1), (8, 9)))
-    found = {each.ranks for each in find_meetings(64, [], [group], []) if each.purpose is Purpose.SUMS}
+    found = {
+        each.ranks for each in find_communicator_ranks(64, [], [group], []) if each.purpose is Purpose.SUMS
+    }
     assert found == {(0, 1, 8, 9), (0, 1), (8, 9), (0, 8), (1, 9)}
 
 

@@ -36,8 +36,8 @@ PASSES_AHEAD = 2
 
 
 def opened_at(place: int) -> int:
-    """From the start of which of its passes on a device holds buffers for what the pass at a place among them
-    takes, where that is not small; for the first pass it does from the start.
+    """The place, among a device's passes, of the pass from whose start on the device holds receive buffers
+    for what the pass at `place` takes, where these are not small; the first pass's are there from the start.
     """
     return max(0, place - PASSES_AHEAD)
 
@@ -161,34 +161,36 @@ def crossing(source: Layout, destination: Layout) -> list[Chunk]:
         return []
     if source.tp == destination.tp == 1 and source.cuts == destination.cuts:  # share by share, as mostly
         shares = zip(destination.devices, source.cuts, source.cuts[1:], source.devices, strict=False)
-        return [Chunk(*each) for each in shares if each[0] != each[3] and each[1] < each[2]]
+        return [Chunk(*share) for share in shares if share[0] != share[3] and share[1] < share[2]]
     return [chunk for chunk in _chunks(source, destination) if chunk.source != chunk.destination]
 
 
 def _chunks(source: Layout, destination: Layout) -> Iterator[Chunk]:
     for share in range(destination.dp):
-        pieces = [
-            (source.holders(piece), first, last)
-            for piece, first, last in source.overlaps(*destination.rows(share))
+        overlaps = [
+            (source.holders(source_share), first, last)
+            for source_share, first, last in source.overlaps(*destination.rows(share))
         ]
         for index, device in enumerate(destination.holders(share)):
             turn = (share * destination.tp + index) % source.tp
-            for holders, first, last in pieces:
+            for holders, first, last in overlaps:
                 yield Chunk(device, first, last, device if device in holders else holders[turn])
 
 
 def slice_layouts(plan: PlacedPlan) -> tuple[Layout, ...]:
     """Who holds which samples, of each of `plan.slices`."""
-    return tuple(layout_of(piece, plan.by_name) for piece in plan.slices)
+    return tuple(layout_of(slice_, plan.by_name) for slice_ in plan.slices)
 
 
-def layout_of(piece: SliceShape, by_name: Mapping[str, MetaOp]) -> Layout:
+def layout_of(slice_: SliceShape, by_name: Mapping[str, MetaOp]) -> Layout:
     """Who holds which samples of a slice."""
-    metaop = by_name[piece.metaop]
+    metaop = by_name[slice_.metaop]
     # An op that sums over its shares is never split by tensor parallelism as well.
-    sums_shares = bool(metaop.batch_sums) and piece.dp > 1
-    micro_batch = piece.micro_batch, piece.shares_of_batch // piece.dp
-    return Layout(piece.devices, piece.dp, piece.tp, metaop.batch_size, sums_shares, micro_batch, piece.rows)
+    sums_shares = bool(metaop.batch_sums) and slice_.dp > 1
+    micro_batch = slice_.micro_batch, slice_.shares_of_batch // slice_.dp
+    return Layout(
+        slice_.devices, slice_.dp, slice_.tp, metaop.batch_size, sums_shares, micro_batch, slice_.rows
+    )
 
 
 def slice_edges(plan: PlacedPlan) -> tuple[Edge, ...]:
@@ -203,21 +205,21 @@ def edges_between(slices: Sequence[SliceShape], by_name: Mapping[str, MetaOp]) -
     the slice with the consumer's first op; or to each of the consumer's slices, where every one of its ops
     takes that input.
     """
-    pieces: dict[tuple[str, int], list[int]] = {}
-    for index, piece in enumerate(slices):
-        pieces.setdefault((piece.metaop, piece.micro_batch), []).append(index)
-    for indices in pieces.values():
+    indices_of: dict[tuple[str, int], list[int]] = {}
+    for index, slice_ in enumerate(slices):
+        indices_of.setdefault((slice_.metaop, slice_.micro_batch), []).append(index)
+    for indices in indices_of.values():
         indices.sort(key=lambda index: slices[index].ops)
 
     edges: list[Edge] = []
-    for (own_name, micro_batch), own in pieces.items():
-        metaop = by_name[own_name]
-        edges.extend(Edge(producer, consumer, inner=True) for producer, consumer in pairwise(own))
+    for (consumer_name, micro_batch), indices in indices_of.items():
+        metaop = by_name[consumer_name]
+        edges.extend(Edge(producer, consumer, inner=True) for producer, consumer in pairwise(indices))
         for name in metaop.inputs:
-            consumers = own if name in metaop.inputs_of_every_op else own[:1]
+            consumers = indices if name in metaop.inputs_of_every_op else indices[:1]
             edges.extend(
                 Edge(producer, consumer, inner=False)
-                for producer in pieces.get((name, micro_batch), ())[-1:]
+                for producer in indices_of.get((name, micro_batch), ())[-1:]
                 for consumer in consumers
             )
     return tuple(sorted(edges, key=lambda edge: (edge.consumer, edge.producer)))
@@ -241,24 +243,38 @@ def order_passes(slices: Sequence[SliceShape], edges: Sequence[Edge]) -> tuple[P
 
     Every device runs its passes in this order, so that all devices agree on it without asking each other.
     """
-    if all(piece.backward_start_s is None for piece in slices):
-        forward = _sorted([piece.start_s for piece in slices], [(e.producer, e.consumer) for e in edges])
-        there = [Pass(index, is_backward=False) for index in forward]
-        return (*there, *(Pass(index, is_backward=True) for index in reversed(forward)))
+    starts = [slice_.start_s for slice_ in slices]
+    forward_edges = [(edge.producer, edge.consumer) for edge in edges]
+    if _is_mirrored(slices):
+        return _mirrored_passes(_sorted(starts, forward_edges))
     count = len(slices)
-    starts = [piece.start_s for piece in slices]
     starts += [
-        piece.start_s if piece.backward_start_s is None else piece.backward_start_s for piece in slices
+        slice_.start_s if slice_.backward_start_s is None else slice_.backward_start_s for slice_ in slices
     ]
     before = [(index, count + index) for index in range(count)]
-    before += [(edge.producer, edge.consumer) for edge in edges]
-    before += [(count + edge.consumer, count + edge.producer) for edge in edges]
+    before += forward_edges
+    before += [(count + consumer, count + producer) for producer, consumer in forward_edges]
     return tuple(Pass(number % count, number >= count) for number in _sorted(starts, before))
+
+
+def _is_mirrored(slices: Iterable[SliceShape]) -> bool:
+    """Whether slices say nothing of their backward passes, which then run in reverse behind all forward
+    passes.
+    """
+    return all(slice_.backward_start_s is None for slice_ in slices)
+
+
+def _mirrored_passes(forward: Sequence[int]) -> tuple[Pass, ...]:
+    """All slices' forward passes in this order, and then their backward passes in reverse."""
+    return (
+        *(Pass(index, is_backward=False) for index in forward),
+        *(Pass(index, is_backward=True) for index in reversed(forward)),
+    )
 
 
 def backward_order(order: Sequence[Pass]) -> tuple[int, ...]:
     """Indices of slices in the order in which they run backward."""
-    return tuple(piece for piece, is_backward in order if is_backward)
+    return tuple(index for index, is_backward in order if is_backward)
 
 
 def _sorted(starts: Sequence[float], before: Sequence[tuple[int, int]]) -> list[int]:
@@ -332,10 +348,10 @@ class Crossings:
         missing = self._missing(index, takers)
         if len(takers) < 2:
             return missing
-        piece, most = self._slices[index], max(num_bytes for num_bytes, _ in takers)
-        cuts = cuts_by_share(piece)
-        found = missing or [0.0] * len(piece.devices)
-        return [size + most / cuts[position // piece.tp] for position, size in enumerate(found)]
+        slice_, most = self._slices[index], max(num_bytes for num_bytes, _ in takers)
+        cuts = cuts_by_share(slice_)
+        received = missing or [0.0] * len(slice_.devices)
+        return [size + most / cuts[position // slice_.tp] for position, size in enumerate(received)]
 
     def taken_by(self, index: int) -> list[Taken]:
         """All that a slice takes in from other slices, on whichever devices they are."""
@@ -345,44 +361,47 @@ class Crossings:
         """Whether another slice takes what a slice makes."""
         return bool(self._takers[index])
 
-    def _missing(self, index: int, others: Sequence[tuple[int, int]]) -> list[float] | None:
-        piece = self._slices[index]
-        cuts = cuts_by_share(piece)
+    def _missing(self, index: int, peers: Sequence[tuple[int, int]]) -> list[float] | None:
+        slice_ = self._slices[index]
+        cuts = cuts_by_share(slice_)
         missing: list[float] | None = None
-        for num_bytes, other in others:
-            has = self._holder(other, piece)
+        for num_bytes, peer in peers:
+            has = self._holder(peer, slice_)
             if has is _EVERYWHERE:
                 continue
-            missing = missing or [0.0] * len(piece.devices)
-            for position, device in enumerate(piece.devices):
-                if not has(device, position // piece.tp):
-                    missing[position] += num_bytes / cuts[position // piece.tp]
+            missing = missing or [0.0] * len(slice_.devices)
+            for position, device in enumerate(slice_.devices):
+                if not has(device, position // slice_.tp):
+                    missing[position] += num_bytes / cuts[position // slice_.tp]
         return missing
 
-    def _holder(self, other: int, piece: SliceShape) -> Callable[[int, int], bool]:
-        """Whether a device's share of the slice `other` includes a share of `piece`."""
-        source = self._slices[other]
-        if _place_of(source) == _place_of(piece):
+    def _holder(self, peer: int, slice_: SliceShape) -> Callable[[int, int], bool]:
+        """A function that tells whether a device's share of the slice `peer` includes a share of `slice_`."""
+        source = self._slices[peer]
+        if _place_of(source) == _place_of(slice_):
             return _EVERYWHERE
-        if source.rows is not None or piece.rows is not None:
-            layouts = layout_of(source, self._by_name), layout_of(piece, self._by_name)
+        if source.rows is not None or slice_.rows is not None:
+            layouts = layout_of(source, self._by_name), layout_of(slice_, self._by_name)
             return lambda device, share: layouts[0].holds(device, *layouts[1].rows(share))
-        if other not in self._places:
-            self._places[other] = {held: place for place, held in enumerate(source.devices)}
-        places = self._places[other]
+        if peer not in self._places:
+            self._places[peer] = {held: place for place, held in enumerate(source.devices)}
+        places = self._places[peer]
 
         def has(device: int, share: int) -> bool:
             place = places.get(device)
             if place is None:
                 return False
-            own = place // source.tp
-            return own * piece.dp <= share * source.dp and (share + 1) * source.dp <= (own + 1) * piece.dp
+            held_share = place // source.tp
+            return (
+                held_share * slice_.dp <= share * source.dp
+                and (share + 1) * source.dp <= (held_share + 1) * slice_.dp
+            )
 
         return has
 
 
-def _place_of(piece: SliceShape) -> object:
-    return piece.devices, piece.dp, piece.tp, piece.rows
+def _place_of(slice_: SliceShape) -> object:
+    return slice_.devices, slice_.dp, slice_.tp, slice_.rows
 
 
 def _EVERYWHERE(_: int, __: int) -> bool:  # noqa: N802 - a constant
@@ -419,15 +438,16 @@ class HandedOver(NamedTuple):
 def part_of(size: int, part: tuple[int, int]) -> tuple[int, int]:
     """[first, last) of so many numbers, or bytes, that a part has."""
     number, count = part
-    each = -(-size // count)
-    return min(size, number * each), min(size, (number + 1) * each)
+    part_size = -(-size // count)
+    return min(size, number * part_size), min(size, (number + 1) * part_size)
 
 
 def handed_over(source: Layout, destination: Layout, num_bytes: int, cluster: Cluster) -> HandedOver:
-    """What is sent so that a batch of `num_bytes` gets from one layout to another, in parts where some of it
-    crosses nodes, and that, with the gathers behind it, is faster by the links.
+    """What is sent so that a batch of `num_bytes` gets from one layout to another.
 
-    Not where any device holds rows of both: it need not be sent what it has, and has no part to gather.
+    The devices of a tensor-parallel group are sent a part each, which they gather, where messages cross nodes
+    and parts are faster by the links, the gathers included. Where any device holds rows of both layouts all
+    are sent the whole: that device need not be sent what it has, and has no part to gather.
     """
     chunks = sorted(crossing(source, destination))
     whole = [_send(chunk, WHOLE, num_bytes, destination) for chunk in chunks]
@@ -481,8 +501,8 @@ def _gather_s(layout: Layout, whole: Sequence[Send], cluster: Cluster) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class OwnOrder:
-    """All passes of a plan, in the order in which devices run their own.
+class PassOrder:
+    """All passes of a plan, in one order; every device runs its passes in this order.
 
     `mirrors`: all slices run forward, and then all backward in reverse.
     """
@@ -491,15 +511,12 @@ class OwnOrder:
     mirrors: bool
 
     @classmethod
-    def of(cls, slices: Sequence[SliceShape], edges: Sequence[Edge]) -> OwnOrder:
+    def of(cls, slices: Sequence[SliceShape], edges: Sequence[Edge]) -> PassOrder:
         """Find the order of the passes of slices, which are in order of start, with the edges between
         them.
         """
-        if all(piece.backward_start_s is None for piece in slices):
-            there = range(len(slices))
-            forward = [Pass(index, is_backward=False) for index in there]
-            backward = [Pass(index, is_backward=True) for index in reversed(there)]
-            return cls([*forward, *backward], mirrors=True)
+        if _is_mirrored(slices):
+            return cls(_mirrored_passes(range(len(slices))), mirrors=True)
         return cls(order_passes(slices, edges), mirrors=False)
 
     def by_device(self, slices: Sequence[SliceShape], num_devices: int) -> list[list[Pass]] | None:
@@ -507,9 +524,9 @@ class OwnOrder:
         if self.mirrors:
             return None
         passes: list[list[Pass]] = [[] for _ in range(num_devices)]
-        for each in self.passes:
-            for device in slices[each.piece].devices:
-                passes[device].append(each)
+        for pass_ in self.passes:
+            for device in slices[pass_.slice_index].devices:
+                passes[device].append(pass_)
         return passes
 
     @cached_property
@@ -522,13 +539,13 @@ class OwnOrder:
         """The place of each slice's backward pass among all passes."""
         return self._places(is_backward=True)
 
-    def place_of(self, each: Pass) -> int:
+    def place_of(self, pass_: Pass) -> int:
         """The place of a pass among all."""
-        return (self.backward_at if each.is_backward else self.forward_at)[each.piece]
+        return (self.backward_at if pass_.is_backward else self.forward_at)[pass_.slice_index]
 
     def _places(self, *, is_backward: bool) -> Sequence[int]:
         places = [0] * (len(self.passes) // 2)
-        for number, each in enumerate(self.passes):
-            if each.is_backward == is_backward:
-                places[each.piece] = number
+        for number, pass_ in enumerate(self.passes):
+            if pass_.is_backward == is_backward:
+                places[pass_.slice_index] = number
         return places

@@ -27,16 +27,18 @@ class _Planned(PlacedPlan, OptimizerNumbers, Protocol):
     def optimizer_s_per_byte(self) -> float: ...
 
 
-def outer_step_bytes(plan: _Planned, asked: LocalSgd) -> tuple[int, ...]:
+def outer_step_bytes(plan: _Planned, local_sgd: LocalSgd) -> tuple[int, ...]:
     """By device of an island, bytes that it sends in an outer step, to all its counterparts together.
 
     The one scale that goes with each parameter where numbers are rounded is not counted.
     """
     held = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
-    return tuple(round((asked.islands - 1) * each.updated_bytes * asked.sent_share) for each in held)
+    return tuple(
+        round((local_sgd.islands - 1) * device.updated_bytes * local_sgd.sent_share) for device in held
+    )
 
 
-def outer_step_s(plan: _Planned, asked: LocalSgd, whole: Cluster) -> float:
+def outer_step_s(plan: _Planned, local_sgd: LocalSgd, whole: Cluster) -> float:
     """Seconds that an outer step takes, after the last update of an island.
 
     Args:
@@ -44,11 +46,15 @@ def outer_step_s(plan: _Planned, asked: LocalSgd, whole: Cluster) -> float:
         whole: the cluster of all islands.
     """
     held = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
-    outer_s = max(each.updated_bytes for each in held) * plan.optimizer_s_per_byte
-    return _exchange_s(outer_step_bytes(plan, asked), asked, plan.cluster, whole) + outer_s + _gathers_s(plan)
+    outer_s = max(device.updated_bytes for device in held) * plan.optimizer_s_per_byte
+    return (
+        _exchange_s(outer_step_bytes(plan, local_sgd), local_sgd, plan.cluster, whole)
+        + outer_s
+        + _gathers_s(plan)
+    )
 
 
-def _exchange_s(sent: Sequence[int], asked: LocalSgd, island: Cluster, whole: Cluster) -> float:
+def _exchange_s(sent: Sequence[int], local_sgd: LocalSgd, island: Cluster, whole: Cluster) -> float:
     """Seconds until every device has what its counterparts have sent: rings of one device of each island, one
     hop after the other. Devices behind one network card share it.
     """
@@ -57,12 +63,12 @@ def _exchange_s(sent: Sequence[int], asked: LocalSgd, island: Cluster, whole: Cl
         card = island.card_of[device]
         by_card[card] = by_card.get(card, 0) + num_bytes
     nodes = len(island.node_sizes)
-    hops = asked.islands - 1
+    hops = local_sgd.islands - 1
     return max(
         hops
         * transfer_s(
             num_bytes / hops,
-            whole.links_among(node + nodes * number for number in range(asked.islands)).inter_node,
+            whole.links_among(node + nodes * number for number in range(local_sgd.islands)).inter_node,
         )
         for (node, _), num_bytes in by_card.items()
     )
@@ -73,9 +79,9 @@ def _gathers_s(plan: _Planned) -> float:
     them.
     """
     taken = [0.0] * plan.cluster.num_devices
-    for each in traffic_of(plan).collectives:
-        if each.kind is Collective.GATHER:
-            gather_s = all_gather_s(each.num_bytes, each.devices, plan.cluster)
-            for device in each.devices:
+    for collective in traffic_of(plan).collectives:
+        if collective.kind is Collective.GATHER:
+            gather_s = all_gather_s(collective.num_bytes, collective.devices, plan.cluster)
+            for device in collective.devices:
                 taken[device] += gather_s
     return max(taken)

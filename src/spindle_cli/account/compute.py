@@ -43,7 +43,9 @@ class ProcessorSeconds(Protocol):
 
 
 class ProcessorTime:
-    """What an iteration takes of each device beside its slices, added up one thing at a time."""
+    """The time that messages, collectives and loading take of each device in an iteration, added up one by
+    one.
+    """
 
     def __init__(self, costs: ProcessorSeconds, num_devices: int) -> None:
         self._costs = costs
@@ -86,14 +88,14 @@ class ProcessorTime:
         `computes_s`: seconds of each slice, forward and backward, by its curve.
         """
         of_device = [0.0] * len(self._seconds)
-        for piece, compute_s in zip(slices, computes_s, strict=True):
-            for device in piece.devices:
+        for slice_, compute_s in zip(slices, computes_s, strict=True):
+            for device in slice_.devices:
                 of_device[device] += compute_s
         stretched = [
             1.0 + taken_s / compute_s if compute_s else 1.0
             for taken_s, compute_s in zip(self.seconds, of_device, strict=True)
         ]
-        return tuple(max(stretched[device] for device in piece.devices) for piece in slices)
+        return tuple(max(stretched[device] for device in slice_.devices) for slice_ in slices)
 
 
 def _segments(collective: Together) -> int:
@@ -124,11 +126,11 @@ def slice_stretches(
     """
     if costs_nothing(costs):
         return (1.0,) * len(slices)
-    beside = beside_slices(costs, num_devices, slices, by_name, messages, collectives, batches)
-    return beside.stretches(slices, computes_s)
+    processor_time = processor_overhead(costs, num_devices, slices, by_name, messages, collectives, batches)
+    return processor_time.stretches(slices, computes_s)
 
 
-def beside_slices(
+def processor_overhead(
     costs: ProcessorSeconds,
     num_devices: int,
     slices: Sequence[SliceShape],
@@ -137,20 +139,22 @@ def beside_slices(
     collectives: Iterable[Together],
     batches: int = 1,
 ) -> ProcessorTime:
-    """What an iteration takes of each device beside its slices; arguments as of `slice_stretches`."""
-    beside = ProcessorTime(costs, num_devices)
+    """The time that messages, collectives and loading take of each device in an iteration, on top of its
+    slices; arguments as of `slice_stretches`.
+    """
+    processor_time = ProcessorTime(costs, num_devices)
     for source, destination, num_bytes in messages:
-        beside.message(source, destination, num_bytes)
+        processor_time.message(source, destination, num_bytes)
     for collective in collectives:
-        beside.together(collective, 1 / batches)
-    for piece in slices:
-        metaop = by_name[piece.metaop]
-        if any(piece.ops[0] <= op < piece.ops[1] for op in metaop.field_bytes):
-            cuts = cuts_by_share(piece)
-            for position, device in enumerate(piece.devices):
-                samples = metaop.batch_size / cuts[position // piece.tp]
-                beside.read(device, metaop.task, samples, piece.micro_batch)
-    return beside
+        processor_time.together(collective, 1 / batches)
+    for slice_ in slices:
+        metaop = by_name[slice_.metaop]
+        if any(slice_.ops[0] <= op < slice_.ops[1] for op in metaop.field_bytes):
+            cuts = cuts_by_share(slice_)
+            for position, device in enumerate(slice_.devices):
+                samples = metaop.batch_size / cuts[position // slice_.tp]
+                processor_time.read(device, metaop.task, samples, slice_.micro_batch)
+    return processor_time
 
 
 def costs_nothing(costs: ProcessorSeconds) -> bool:
@@ -168,13 +172,13 @@ def compute_of_devices(plan: Plan, traffic: Traffic) -> tuple[float, ...]:
     """
     seconds = [0.0] * plan.cluster.num_devices
     beyond = BeyondCurve(plan.by_name, plan.cluster, plan)
-    for piece in plan.slices:
-        for share, share_s in enumerate(_shares_s(plan, piece, beyond)):
-            for device in piece.devices[share * piece.tp : (share + 1) * piece.tp]:
+    for slice_ in plan.slices:
+        for share, share_s in enumerate(_shares_s(plan, slice_, beyond)):
+            for device in slice_.devices[share * slice_.tp : (share + 1) * slice_.tp]:
                 seconds[device] += share_s
     if costs_nothing(plan.processor):
         return tuple(seconds)
-    beside = beside_slices(
+    processor_time = processor_overhead(
         plan.processor,
         plan.cluster.num_devices,
         plan.slices,
@@ -183,23 +187,25 @@ def compute_of_devices(plan: Plan, traffic: Traffic) -> tuple[float, ...]:
         traffic.collectives,
         plan.accumulate,
     )
-    return tuple(own_s + other_s for own_s, other_s in zip(seconds, beside.seconds, strict=True))
+    return tuple(
+        slices_s + processor_s for slices_s, processor_s in zip(seconds, processor_time.seconds, strict=True)
+    )
 
 
-def _shares_s(plan: Plan, piece: Slice, beyond: BeyondCurve) -> list[float]:
+def _shares_s(plan: Plan, slice_: Slice, beyond: BeyondCurve) -> list[float]:
     """Seconds of all ops of a slice for each of its shares: both passes, what is computed again, and what
     comes on top.
 
     Of unequal shares on devices of one type a plan need know the largest alone; one that it does not know
     counts as that.
     """
-    metaop, found = plan.by_name[piece.metaop], []
-    for share in range(piece.dp):
-        op = times_of_share(metaop, piece, share, plan.cluster) or times_of(metaop, piece, plan.cluster)
+    metaop, seconds = plan.by_name[slice_.metaop], []
+    for share in range(slice_.dp):
+        op = times_of_share(metaop, slice_, share, plan.cluster) or times_of(metaop, slice_, plan.cluster)
         assert op is not None, "`check` has seen to it"
-        again_s = op.forward_s * forwards_again(piece, metaop) / piece.num_ops
-        more_s = beyond.op_s(piece, metaop, op.forward_s, op.backward_s + again_s)
-        waits = stalls_of_share(piece, metaop, plan.cluster, share, op)
-        own_s = piece.num_ops * (op.forward_s + op.backward_s + again_s + sum(more_s))
-        found.append(own_s + waits.forward_s + waits.backward_s)
-    return found
+        again_s = op.forward_s * forwards_again(slice_, metaop) / slice_.num_ops
+        more_s = beyond.op_s(slice_, metaop, op.forward_s, op.backward_s + again_s)
+        waits = stalls_of_share(slice_, metaop, plan.cluster, share, op)
+        ops_s = slice_.num_ops * (op.forward_s + op.backward_s + again_s + sum(more_s))
+        seconds.append(ops_s + waits.forward_s + waits.backward_s)
+    return seconds

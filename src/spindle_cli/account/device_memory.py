@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from spindle_cli.account.activations import Crossings, OwnOrder
+from spindle_cli.account.activations import Crossings, PassOrder
 from spindle_cli.account.device.account import Account, MemoryByPass, Need, OptimizerNumbers
 from spindle_cli.account.device.iteration import Role, Setting
-from spindle_cli.account.device.parts import Kinds, KnownUses, Part
+from spindle_cli.account.device.parts import Kinds, Part, UsesCache
 from spindle_cli.account.groups import gathered_matrices
 from spindle_cli.account.holdings import Holders
-from spindle_cli.account.joint import beside
+from spindle_cli.account.joint import other_plans_slices
 from spindle_cli.account.types import DeviceMemory as DeviceMemory
 from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape
@@ -99,20 +99,20 @@ def memory_within(
     cluster: Cluster,
     optimizer: OptimizerNumbers,
     capacities: Sequence[int],
-    known: KnownUses | None = None,
+    uses_cache: UsesCache | None = None,
 ) -> tuple[DeviceMemory, ...] | None:
     """Work out `device_memory` without communicators, for slices that may not fit: None as soon as a device
     has less than it needs, those that run most slices being looked at first. `capacities`: bytes of each
-    device. `known`: what was found for other slices of the same MetaOps.
+    device. `uses_cache`: what other slices of the same MetaOps use.
     """
     outside = outside_bytes(cluster, None)
-    left = [capacity - own for capacity, own in zip(capacities, outside, strict=True)]
+    left = [capacity - taken for capacity, taken in zip(capacities, outside, strict=True)]
 
     def has_room(need: Need, device: int) -> bool:
         return need.peak().total_bytes <= left[device]
 
     try:
-        return _peaks(find_needs(metaops, slices, cluster, optimizer, None, has_room, known), outside)
+        return _peaks(find_needs(metaops, slices, cluster, optimizer, None, has_room, uses_cache), outside)
     except NoRoomError:
         return None
 
@@ -120,16 +120,16 @@ def memory_within(
 def _peaks(needs: Sequence[Need], outside: Sequence[int]) -> tuple[DeviceMemory, ...]:
     peaks = {need: need.peak() for need in dict.fromkeys(needs)}
     both = list(zip(needs, outside, strict=True))
-    found = {(need, own): replace(peaks[need], outside_bytes=own) for need, own in dict.fromkeys(both)}
-    return tuple(found[each] for each in both)
+    memory = {(need, taken): replace(peaks[need], outside_bytes=taken) for need, taken in dict.fromkeys(both)}
+    return tuple(memory[key] for key in both)
 
 
 def host_memory(devices: Sequence[DeviceMemory], cluster: Cluster) -> tuple[int, ...]:
     """Bytes of activations in the memory of each node, if all of its devices have most there at once."""
-    found = [0] * len(cluster.node_sizes)
+    host_bytes = [0] * len(cluster.node_sizes)
     for node, device in zip(cluster.node_of, devices, strict=True):
-        found[node] += device.host_bytes
-    return tuple(found)
+        host_bytes[node] += device.host_bytes
+    return tuple(host_bytes)
 
 
 def optimizer_steps_s(devices: Iterable[DeviceMemory], s_per_byte: float) -> tuple[float, ...]:
@@ -156,13 +156,13 @@ def memory_by_pass(
     needs = find_needs(metaops, slices, cluster, optimizer, turn)
     order = sorted(range(len(slices)), key=lambda index: slices[index].start_s)
     outside = outside_bytes(cluster, communicator_bytes)
-    return tuple(need.by_pass(order, own) for need, own in zip(needs, outside, strict=True))
+    return tuple(need.by_pass(order, taken) for need, taken in zip(needs, outside, strict=True))
 
 
 def outside_bytes(cluster: Cluster, communicator_bytes: Sequence[int] | None) -> tuple[int, ...]:
     """Bytes of each device that are outside of torch's allocator."""
     communicators = communicator_bytes or (0,) * cluster.num_devices
-    return tuple(reserve + own for reserve, own in zip(cluster.reserve_bytes, communicators, strict=True))
+    return tuple(reserve + taken for reserve, taken in zip(cluster.reserve_bytes, communicators, strict=True))
 
 
 class NoRoomError(Exception):
@@ -176,7 +176,7 @@ def find_needs(
     optimizer: OptimizerNumbers,
     turn: Turn,
     has_room: Callable[[Need, int], bool] | None = None,
-    known: KnownUses | None = None,
+    uses_cache: UsesCache | None = None,
 ) -> list[Need]:
     """Find what each device needs; devices that need the same share one object.
 
@@ -184,31 +184,31 @@ def find_needs(
         NoRoomError: `has_room` says so of a device, those that run most slices first.
     """
     by_name = {metaop.name: metaop for metaop in metaops}
-    known = known or KnownUses()
+    uses_cache = uses_cache or UsesCache()
     others: Sequence[SliceShape] = ()
     if turn is not None:
-        by_name, others = {**turn[0].by_name}, beside(*turn)
-    in_order = sorted(slices, key=lambda piece: piece.start_s)
+        by_name, others = {**turn[0].by_name}, other_plans_slices(*turn)
+    in_order = sorted(slices, key=lambda slice_: slice_.start_s)
     crossings = Crossings(in_order, by_name)
-    parts = _parts(in_order, others, by_name, crossings, known)
-    order = OwnOrder.of(in_order, crossings.edges)
+    parts = _parts(in_order, others, by_name, crossings, uses_cache)
+    order = PassOrder.of(in_order, crossings.edges)
     passes = order.by_device(in_order, cluster.num_devices)
     held = _held_only(others, len(in_order), cluster.num_devices)
     weights = optimizer.shard_weights
     takes, only_teams = _who_takes_buffers(slices, by_name, cluster, optimizer)
     shares_out = bool(optimizer.sharding)
-    kinds = known.kinds(parts, [*in_order, *others], op_by_op=takes, ends_apart=shares_out)
-    roles = _roles(in_order, cluster.num_devices, crossings, parts, by_name, known)
+    kinds = uses_cache.kinds(parts, [*in_order, *others], op_by_op=takes, ends_apart=shares_out)
+    roles = _roles(in_order, cluster.num_devices, crossings, parts, by_name, uses_cache)
     due = {kind for runs in kinds.runs[: len(in_order)] for run in runs for kind in run.kinds}
     # Most devices do the same as others; each of these sets of roles is added up once.
     of_device = [
         (
-            tuple(own),
+            tuple(device_roles),
             tuple(only),
             None if passes is None else tuple(passes[device]),
             weights[device] if weights else 1,
         )
-        for device, (own, only) in enumerate(zip(roles, held, strict=True))
+        for device, (device_roles, only) in enumerate(zip(roles, held, strict=True))
     ]
     matrices = gathered_matrices(slices, by_name, optimizer.accumulate)
     setting = Setting(
@@ -225,7 +225,7 @@ def find_needs(
         unreached=_unreached([*in_order, *others], by_name, optimizer.sharding),
     )
     account = Account(setting, cluster.is_cpu, optimizer, optimizer.sharding, due, matrices)
-    return _each_once(account, of_device, has_room)
+    return _needs_by_device(account, of_device, has_room)
 
 
 def _who_takes_buffers(
@@ -247,11 +247,11 @@ def _who_takes_buffers(
 def _has_teams(slices: Iterable[SliceShape], by_name: Mapping[str, MetaOp], sharding: ShardingOf) -> bool:
     """Whether parameters are shared out by several sets of devices."""
     run_on: dict[str, set[frozenset[int]]] = {}
-    for piece in slices:
-        if level_of(by_name[piece.metaop], sharding).is_fetched:
-            key = by_name[piece.metaop].parameters or piece.metaop
-            run_on.setdefault(key, set()).add(frozenset(piece.devices))
-    return any(len(found) > 1 for found in run_on.values())
+    for slice_ in slices:
+        if level_of(by_name[slice_.metaop], sharding).is_fetched:
+            key = by_name[slice_.metaop].parameters or slice_.metaop
+            run_on.setdefault(key, set()).add(frozenset(slice_.devices))
+    return any(len(device_sets) > 1 for device_sets in run_on.values())
 
 
 def _parts(
@@ -259,7 +259,7 @@ def _parts(
     others: Sequence[SliceShape],
     by_name: Mapping[str, MetaOp],
     crossings: Crossings,
-    known: KnownUses,
+    uses_cache: UsesCache,
 ) -> list[Part]:
     """The parts of all slices; `others`: the slices that other plans alone run, which hand nothing on
     here.
@@ -267,14 +267,14 @@ def _parts(
     return [
         Part(
             index,
-            piece,
+            slice_,
             by_name,
-            cuts_like_largest(piece),
+            cuts_like_largest(slice_),
             crossings.taken_by(index) if index < len(in_order) else (),
             is_handed_on=index < len(in_order) and crossings.is_handed_on(index),
-            known=known,
+            uses_cache=uses_cache,
         )
-        for index, piece in enumerate((*in_order, *others))
+        for index, slice_ in enumerate((*in_order, *others))
     ]
 
 
@@ -294,7 +294,7 @@ def _unreached(
     if Sharding.KEPT not in sharding.values():
         return frozenset()
     reached = reached_by_gradients(by_name.values())
-    return frozenset(index for index, piece in enumerate(slices) if not reached[piece.metaop])
+    return frozenset(index for index, slice_ in enumerate(slices) if not reached[slice_.metaop])
 
 
 def _held_only(others: Sequence[SliceShape], first: int, num_devices: int) -> list[list[Role]]:
@@ -302,18 +302,20 @@ def _held_only(others: Sequence[SliceShape], first: int, num_devices: int) -> li
     parameters. `first`: the number of the first of their parts.
     """
     held: list[list[Role]] = [[] for _ in range(num_devices)]
-    for index, piece in enumerate(others, first):
-        for position, device in enumerate(piece.devices):
-            held[device].append((index, position % piece.tp, 0.0, 0.0))
+    for index, slice_ in enumerate(others, first):
+        for position, device in enumerate(slice_.devices):
+            held[device].append((index, position % slice_.tp, 0.0, 0.0))
     return held
 
 
-def _each_once(
+def _needs_by_device(
     account: Account, of_device: Sequence[RolesOf], has_room: Callable[[Need, int], bool] | None
 ) -> list[Need]:
-    """What each device needs, by what it has to do; those that run most slices first."""
+    """The needs of all devices. They are worked out once for all devices that do the same, and for those
+    first that run most slices.
+    """
     needs: dict[RolesOf, Need] = {}
-    found: dict[int, Need] = {}
+    need_of: dict[int, Need] = {}
     for device in sorted(range(len(of_device)), key=lambda device: -len(of_device[device][0])):
         role = of_device[device]
         need = needs.get(role)  # one look, as its hash goes through all that a device does
@@ -321,8 +323,8 @@ def _each_once(
             need = needs[role] = account.need(*role)
         if has_room is not None and not has_room(need, device):
             raise NoRoomError
-        found[device] = need
-    return [found[device] for device in range(len(of_device))]
+        need_of[device] = need
+    return [need_of[device] for device in range(len(of_device))]
 
 
 def _roles(
@@ -331,43 +333,51 @@ def _roles(
     crossings: Crossings,
     parts: list[Part],
     by_name: Mapping[str, MetaOp],
-    known: KnownUses,
+    uses_cache: UsesCache,
 ) -> list[list[Role]]:
     """What each device does of the slices. Shares that are not equal have parts of their own, which are added
     to `parts`.
     """
     roles: list[list[Role]] = [[] for _ in range(num_devices)]
-    for index, piece in enumerate(in_order):
+    for index, slice_ in enumerate(in_order):
         received, returned = crossings.received_by(index), crossings.returned_to(index)
         number_of = None
-        if piece.rows is not None:
-            number_of = _parts_by_share(index, piece, crossings, parts, by_name, known)
-        for position, device in enumerate(piece.devices):
+        if slice_.rows is not None:
+            number_of = _parts_by_share(index, slice_, crossings, parts, by_name, uses_cache)
+        for position, device in enumerate(slice_.devices):
             crossing = (received[position] if received else 0.0, returned[position] if returned else 0.0)
-            number = index if number_of is None else number_of[position // piece.tp]
-            roles[device].append((number, position % piece.tp, *crossing))
+            number = index if number_of is None else number_of[position // slice_.tp]
+            roles[device].append((number, position % slice_.tp, *crossing))
     return roles
 
 
 def _parts_by_share(
     index: int,
-    piece: SliceShape,
+    slice_: SliceShape,
     crossings: Crossings,
     parts: list[Part],
     by_name: Mapping[str, MetaOp],
-    known: KnownUses,
+    uses_cache: UsesCache,
 ) -> list[int]:
     """The number of the part of each share of a slice whose shares are not equal; new ones are added to
     `parts`, where the slice's own is of its largest.
     """
-    own = parts[index]
-    number_of = {own.shares: index}
-    found = []
-    for shares in cuts_by_share(piece):
+    largest = parts[index]
+    number_of = {largest.shares: index}
+    numbers = []
+    for shares in cuts_by_share(slice_):
         if shares not in number_of:
             number_of[shares] = len(parts)
             taken = crossings.taken_by(index)
-            part = Part(index, piece, by_name, shares, taken, is_handed_on=own.is_handed_on, known=known)
+            part = Part(
+                index,
+                slice_,
+                by_name,
+                shares,
+                taken,
+                is_handed_on=largest.is_handed_on,
+                uses_cache=uses_cache,
+            )
             parts.append(part)
-        found.append(number_of[shares])
-    return found
+        numbers.append(number_of[shares])
+    return numbers

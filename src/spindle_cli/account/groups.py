@@ -201,45 +201,58 @@ _Alike = tuple[tuple[_User, ...], Sharding, tuple[tuple[int, int], ...], bool, s
 _ALONE: tuple[Sharding, dict[int, int]] = (Sharding.OPTIMIZER, {})  # not shared out pass by pass
 
 
+@dataclass(slots=True)
+class _BlockUsers:
+    """The slices that use a block of parameters, and how.
+
+    Attributes:
+        num_bytes: the most that any op uses of it.
+        by_slice: of each slice that uses it, by its index.
+        sharding: what its devices share out.
+        last_ops: of each slice the last op that uses it, where it is gathered or summed in each pass.
+    """
+
+    num_bytes: int = 0
+    by_slice: dict[int, _User] = field(default_factory=dict)
+    sharding: Sharding = Sharding.OPTIMIZER
+    last_ops: dict[int, int] = field(default_factory=dict)
+    is_trained: bool = True
+    is_gathered: bool = False
+
+    def add(self, index: int, op: int, block: ParameterBlock) -> None:
+        """Note that an op of a slice uses the block."""
+        self.num_bytes = max(self.num_bytes, block.num_bytes)
+        self.is_trained = self.is_trained and block.is_trained
+        self.is_gathered = self.is_gathered or block.is_gathered
+        self.sharding = block.sharding
+        if block.sharding.is_by_pass:
+            self.last_ops[index] = op
+        _, first_op, is_split = self.by_slice.get(index, (index, op, True))
+        self.by_slice[index] = index, first_op, is_split and block.split
+
+    def how(self, key: str) -> _Alike:
+        """How the block with this key is used: what is the same of those that are summed together."""
+        users, last_ops = tuple(self.by_slice.values()), tuple(self.last_ops.items())
+        return users, self.sharding, last_ops, self.is_trained, key if self.is_gathered else None
+
+
 def _used_alike(
     slices: Sequence[SliceShape], order: Sequence[int], uses: ParameterUses
 ) -> dict[_Alike, dict[tuple[str, int], int]]:
     """Parameters that the same ops are the first to use, in the same way, with their bytes."""
-    size: dict[tuple[str, int], int] = {}
-    users: dict[tuple[str, int], dict[int, _User]] = {}
-    by_pass: dict[tuple[str, int], tuple[Sharding, dict[int, int]]] = {}
-    frozen: set[tuple[str, int]] = set()
-    gathered: set[tuple[str, int]] = set()
+    users: dict[tuple[str, int], _BlockUsers] = {}
     for index in order:
-        piece = slices[index]
-        for op in range(*piece.ops):
-            for key, number, num_bytes, is_split, sharding, is_trained, is_gathered in uses[piece.metaop, op]:
-                name = (key, number)
-                if is_gathered:
-                    gathered.add(name)
+        slice_ = slices[index]
+        for op in range(*slice_.ops):
+            for block in uses[slice_.metaop, op]:
+                name = block.key, block.block
                 of_block = users.get(name)
-                if not is_trained:
-                    frozen.add(name)
-                if sharding is Sharding.NONE:
-                    by_pass[name] = sharding, {}
-                elif sharding is not Sharding.OPTIMIZER:
-                    by_pass.setdefault(name, (sharding, {}))[1][index] = op
                 if of_block is None:
-                    users[name] = {index: (index, op, is_split)}
-                    size[name] = num_bytes
-                    continue
-                size[name] = max(size[name], num_bytes)
-                known = of_block.get(index)
-                if known is None:
-                    of_block[index] = (index, op, is_split)
-                elif known[2] and not is_split:
-                    of_block[index] = (index, known[1], False)
+                    of_block = users[name] = _BlockUsers()
+                of_block.add(index, op, block)
     alike: dict[_Alike, dict[tuple[str, int], int]] = {}
-    for name, by_slice in users.items():
-        sharding, last_ops = by_pass.get(name, _ALONE)
-        matrix = name[0] if name in gathered else None
-        how = (tuple(by_slice.values()), sharding, tuple(last_ops.items()), name not in frozen, matrix)
-        alike.setdefault(how, {})[name] = size[name]
+    for name, of_block in users.items():
+        alike.setdefault(of_block.how(name[0]), {})[name] = of_block.num_bytes
     return alike
 
 
@@ -325,13 +338,13 @@ class _Holders:
     def of(self, users: tuple[tuple[int, bool], ...]) -> list[_Fragment]:
         """Fragments of parameters of which the slices `users` use parts, or all."""
         if users not in self._found:
-            pieces = [(self._slices[index], self._slices[index].tp if split else 1) for index, split in users]
-            count = lcm(*(parts for _, parts in pieces))
+            slices = [(self._slices[index], self._slices[index].tp if split else 1) for index, split in users]
+            count = lcm(*(parts for _, parts in slices))
             holders: list[set[int]] = [set() for _ in range(count)]
-            for piece, parts in pieces:
+            for slice_, parts in slices:
                 width = count // parts
                 for fragment in range(count):
-                    holders[fragment].update(piece.devices[fragment // width :: parts])
+                    holders[fragment].update(slice_.devices[fragment // width :: parts])
             self._found[users] = [
                 self._fragment(index, count, tuple(sorted(devices))) for index, devices in enumerate(holders)
             ]
@@ -389,32 +402,32 @@ def with_ways(
         sharded: devices share optimizer state.
         by_node: something may go by nodes.
     """
-    found = [_with_weights(group, weights, cluster) if weights else group for group in groups]
+    chosen = [_with_weights(group, weights, cluster) if weights else group for group in groups]
     if not sharded or cluster.talks_by != "nccl":
-        return tuple(found)
+        return tuple(chosen)
     of_devices: dict[tuple[int, ...], list[int]] = {}
-    for place, group in enumerate(found):
+    for place, group in enumerate(chosen):
         if _has_ways(group):
             of_devices.setdefault(group.devices, []).append(place)
     for devices, places in of_devices.items():
         ways = _Ways(devices, cluster)
-        nodes = ways.nodes_worth([found[place] for place in places]) if by_node else ()
+        nodes = ways.nodes_worth([chosen[place] for place in places]) if by_node else ()
         for place in places:
-            found[place] = ways.fastest(found[place], nodes)
-    return tuple(found)
+            chosen[place] = ways.fastest(chosen[place], nodes)
+    return tuple(chosen)
 
 
 def _with_weights(group: ParameterGroup, weights: Sequence[int], cluster: Cluster) -> ParameterGroup:
-    own = tuple(weights[device] for device in group.devices)
+    group_weights = tuple(weights[device] for device in group.devices)
     is_whole = group.is_gathered or group.sharding is Sharding.NONE
-    if is_whole or len(set(own)) == 1:
+    if is_whole or len(set(group_weights)) == 1:
         return group
     spread = per_node(group.devices, cluster)
     return replace(
         group,
-        weights=own,
-        pads_sum=is_padded(group.num_bytes, own, spread, cluster),
-        pads_gather=is_padded(group.parameter_bytes, own, spread, cluster),
+        weights=group_weights,
+        pads_sum=is_padded(group.num_bytes, group_weights, spread, cluster),
+        pads_gather=is_padded(group.parameter_bytes, group_weights, spread, cluster),
     )
 
 
@@ -458,10 +471,10 @@ class _Ways:
                 saved_s += min(whole_s, at_once_s) - min(whole_s, by_s)
         if saved_s < _WORTH_S:
             return ()
-        found: dict[int, list[int]] = {}
+        by_node: dict[int, list[int]] = {}
         for device in self._devices:
-            found.setdefault(self._cluster.node_of[device], []).append(device)
-        return tuple(map(tuple, found.values()))
+            by_node.setdefault(self._cluster.node_of[device], []).append(device)
+        return tuple(map(tuple, by_node.values()))
 
     def fastest(self, group: ParameterGroup, nodes: tuple[tuple[int, ...], ...]) -> ParameterGroup:
         """A group, with the faster way of its sum and of its gather."""
@@ -540,25 +553,27 @@ def gathered_matrices(
     """
     tokens: dict[str, dict[int, int]] = {}
     first: dict[str, Matrix] = {}
-    for piece in slices:
-        metaop = by_name[piece.metaop]
-        known = metaop.gathered if matrices_of is None else matrices_of.get(piece.metaop, ())
-        for matrix in known:
-            if not piece.ops[0] <= matrix.op < piece.ops[1]:
+    for slice_ in slices:
+        metaop = by_name[slice_.metaop]
+        matrices = metaop.gathered if matrices_of is None else matrices_of.get(slice_.metaop, ())
+        for matrix in matrices:
+            if not slice_.ops[0] <= matrix.op < slice_.ops[1]:
                 continue
             first.setdefault(matrix.parameter, matrix)
             of_device = tokens.setdefault(matrix.parameter, {})
-            for device, count in _tokens(piece, matrix):
+            for device, count in _tokens(slice_, matrix):
                 of_device[device] = of_device.get(device, 0) + count
     return {
-        name: GatheredMatrix(first[name], tuple(sorted(found)), accumulate * max(found.values()))
-        for name, found in tokens.items()
+        name: GatheredMatrix(
+            first[name], tuple(sorted(tokens_of_device)), accumulate * max(tokens_of_device.values())
+        )
+        for name, tokens_of_device in tokens.items()
     }
 
 
-def _tokens(piece: SliceShape, matrix: Matrix) -> Iterator[tuple[int, int]]:
+def _tokens(slice_: SliceShape, matrix: Matrix) -> Iterator[tuple[int, int]]:
     """Say for each device of a slice how many tokens its share has in a batch."""
-    cuts = cuts_by_share(piece)
-    for position, device in enumerate(piece.devices):
-        share = matrix.tokens / cuts[position // piece.tp] if cuts[position // piece.tp] else 0.0
+    cuts = cuts_by_share(slice_)
+    for position, device in enumerate(slice_.devices):
+        share = matrix.tokens / cuts[position // slice_.tp] if cuts[position // slice_.tp] else 0.0
         yield device, matrix.fixed_tokens + ceil(share - 1e-9)

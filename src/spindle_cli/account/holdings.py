@@ -1,10 +1,10 @@
 """Who holds which parameters under a plan: blocks of them, their fragments, and what is shared.
 
-Parameters that are gathered for the ops of passes lie in one piece of memory, which is there all the time
-(`places_of`). What is there at once lies apart; what is not may lie in the same place. An op's parameters are
-gathered with the op before it, and go behind the last op that uses them, forward and backward. So two lots
-are there at once where, in any slice, one is first used no later than by the op behind the last one that uses
-the other.
+Parameters that are gathered for the ops of passes lie in one block of memory, which is there all the time
+(`places_of`). What is gathered at the same time lies apart; what is not may lie in the same place. An op's
+parameters are gathered with the op before it, and go behind the last op that uses them, forward and backward.
+So two units are there at the same time where, in any slice, one is first used no later than by the op behind
+the last one that uses the other.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Holders:
         users: dict[Block, dict[int, int]] = {}
         for index, block, is_whole in blocks:
             parts = slices[index].tp if block[2] and not is_whole else 1
-            own = users.setdefault(block, {})
-            own[index] = min(parts, own.get(index, parts))
-        self._users = {block: tuple(own.items()) for block, own in users.items()}
+            parts_of_slice = users.setdefault(block, {})
+            parts_of_slice[index] = min(parts, parts_of_slice.get(index, parts))
+        self._users = {block: tuple(parts_of_slice.items()) for block, parts_of_slice in users.items()}
         self._of: dict[Block, tuple[Sharers, ...]] = {}
         self._counts: dict[tuple[tuple[tuple[int, int], ...], int], tuple[Sharers, ...]] = {}
 
@@ -64,19 +64,19 @@ class Holders:
 
     def _among(self, users: tuple[tuple[int, int], ...], count: int) -> tuple[Sharers, ...]:
         if (users, count) not in self._counts:
-            pieces = [(self._slices[index], parts) for index, parts in users]
+            slices = [(self._slices[index], parts) for index, parts in users]
             self._counts[users, count] = tuple(
-                self._sharers(_with_fragment(i, count, pieces)) for i in range(count)
+                self._sharers(_with_fragment(i, count, slices)) for i in range(count)
             )
         return self._counts[users, count]
 
-    def in_team(self, block: Block, piece: int) -> tuple[Sharers, ...]:
-        """Like `of`, but only among the devices that run those slices of the block that the devices of
-        `piece` run.
+    def in_team(self, block: Block, slice_index: int) -> tuple[Sharers, ...]:
+        """Like `of`, but only among the devices that run those slices of the block that the devices of the
+        slice `slice_index` run.
         """
-        devices = frozenset(self._slices[piece].devices)
-        own = [user for user in self._users[block] if devices.issuperset(self._slices[user[0]].devices)]
-        return self._among(tuple(own), lcm(*(parts for _, parts in self._users[block])))
+        devices = frozenset(self._slices[slice_index].devices)
+        users = [user for user in self._users[block] if devices.issuperset(self._slices[user[0]].devices)]
+        return self._among(tuple(users), lcm(*(parts for _, parts in self._users[block])))
 
     def num_teams(self, block: Block) -> int:
         """How many sets of devices there are that run the same of the slices that use a block, and have none
@@ -92,11 +92,11 @@ class Holders:
         count = lcm(*(parts for _, parts in users))
         teams: dict[frozenset[int], list[tuple[SliceShape, int]]] = {}
         for index, parts in users:
-            piece = self._slices[index]
-            teams.setdefault(frozenset(piece.devices), []).append((piece, parts))
+            slice_ = self._slices[index]
+            teams.setdefault(frozenset(slice_.devices), []).append((slice_, parts))
         ranges = [
-            [self._ranges(_with_fragment(i, count, pieces)) for i in range(count)]
-            for pieces in teams.values()
+            [self._ranges(_with_fragment(i, count, slices)) for i in range(count)]
+            for slices in teams.values()
         ]
         return len(ranges) == 2 and ranges[0] == ranges[1]
 
@@ -112,9 +112,9 @@ class Holders:
         return Sharers(len(weights), sum(weights), max(weights))
 
 
-def _with_fragment(index: int, count: int, pieces: Iterable[tuple[SliceShape, int]]) -> set[int]:
+def _with_fragment(index: int, count: int, slices: Iterable[tuple[SliceShape, int]]) -> set[int]:
     """The devices of slices, each in so many parts, that hold the `index`-th of `count` fragments."""
-    return set().union(*(piece.devices[index * parts // count :: parts] for piece, parts in pieces))
+    return set().union(*(slice_.devices[index * parts // count :: parts] for slice_, parts in slices))
 
 
 @dataclass(slots=True)
@@ -195,12 +195,12 @@ class Held:
         return self.share * self.trained_bytes * (1 - self._whole) if self.is_by_pass else 0.0
 
     @property
-    def gathered_lots(self) -> tuple[float, ...]:
-        """Bytes that are gathered while ops use them, in lots: those that are trained, and the others."""
+    def gathered_units(self) -> tuple[float, ...]:
+        """Bytes that are gathered while ops use them, in units: those that are trained, and the others."""
         if not (self.is_by_pass and self.sharding.is_fetched):
             return ()
-        lots = self.scattered_bytes, self.share * self.frozen_bytes
-        return tuple(num_bytes for num_bytes in lots if num_bytes)
+        units = self.scattered_bytes, self.share * self.frozen_bytes
+        return tuple(num_bytes for num_bytes in units if num_bytes)
 
     @property
     def frozen_bytes(self) -> float:
@@ -210,12 +210,12 @@ class Held:
     @property
     def kept_bytes(self) -> float:
         """Gathered bytes that stay from a slice's forward pass to its backward pass."""
-        return sum(self.gathered_lots) if self.sharding is Sharding.KEPT else 0.0
+        return sum(self.gathered_units) if self.sharding is Sharding.KEPT else 0.0
 
     @property
     def lasting_bytes(self) -> float:
         """Bytes of parameters that are there all the time: of what is gathered, the device's own range."""
-        if not self.gathered_lots:
+        if not self.gathered_units:
             return self.share * self.num_bytes
         ranged = self.trained_bytes * (1 - self._whole) + self.frozen_bytes
         return self.share * self.num_bytes - (self.share - self.kept) * ranged
@@ -258,8 +258,10 @@ class Held:
         shared = self.owned if sharded and self.sharding is not Sharding.NONE else self.share
         if self.optimizer is None:
             return self.trained_bytes * (shared * usual)
-        own = self.optimizer
-        return self.trained_bytes * (shared * own.state_per_param + self.share * own.whole_state_per_param)
+        optimizer = self.optimizer
+        return self.trained_bytes * (
+            shared * optimizer.state_per_param + self.share * optimizer.whole_state_per_param
+        )
 
     @property
     def divided(self) -> tuple[object, ...]:
@@ -278,18 +280,21 @@ class Held:
             sharers
             if self.is_whole
             else [
-                each
-                for fragment, each in enumerate(sharers)
+                of_fragment
+                for fragment, of_fragment in enumerate(sharers)
                 if any(first <= (fragment + 0.5) / len(sharers) < last for first, last in self.shards)
             ]
         )
         self.num_fragments = len(sharers)
         self.share = len(held) / len(sharers)
-        self.kept = sum(weight / each.weight for each in held) / len(sharers)
+        self.kept = sum(weight / of_fragment.weight for of_fragment in held) / len(sharers)
         self.num_teams, self.are_paired = num_teams, are_paired
         self.owned = self.kept / num_teams
-        self.padded = max((each.number * each.largest / each.weight for each in held), default=1.0)
-        self.summed = sum(each.number > 1 for each in held) / len(sharers)
+        self.padded = max(
+            (of_fragment.number * of_fragment.largest / of_fragment.weight for of_fragment in held),
+            default=1.0,
+        )
+        self.summed = sum(of_fragment.number > 1 for of_fragment in held) / len(sharers)
 
 
 @dataclass(frozen=True)
@@ -340,16 +345,16 @@ def shared_out(uses: Sequence[Sequence[BlockUse]], held: Mapping[Block, Held]) -
 
 
 class Span(NamedTuple):
-    """The ops of a slice from the first that uses a lot of parameters to the last."""
+    """The ops of a slice from the first that uses the parameters of a unit to the last."""
 
-    piece: int
+    slice_index: int
     first: int
     last: int
 
 
 @dataclass(frozen=True)
-class Lot:
-    """Parameters that are gathered together; `spans`: one for each slice that uses them."""
+class GatherUnit:
+    """Parameters that are gathered together (an FSDP unit); `spans`: one for each slice that uses them."""
 
     num_bytes: float
     spans: tuple[Span, ...]
@@ -357,47 +362,58 @@ class Lot:
 
 @dataclass(frozen=True)
 class Places:
-    """Says where each lot of memory begins, in bytes, and how much all lots take."""
+    """Where in the memory that parameters are gathered into each unit begins, and how many bytes all take."""
 
     offsets: tuple[float, ...]
     num_bytes: float
 
 
-def places_of(lots: Sequence[Lot]) -> Places:
-    """Give each lot its place, as far to the front as those leave room that are there with it and have
-    theirs: the largest first, of equal ones the first that is used; or in the order in which they are used,
-    whichever takes less. Where both the first and the last of many layers are larger than the others, the
-    largest first leave no room for the layer between two that lie apart.
+def places_of(units: Sequence[GatherUnit]) -> Places:
+    """Give each unit its place in memory, as far to the front as the units leave room that are gathered at
+    the same time and have their place already.
+
+    Two orders are tried, and the one kept that takes less memory: the largest unit first (of equal ones the
+    first that is used), and the order in which units are used. Where both the first and the last of many
+    layers are larger than the others, the largest first leave no room for the layer between two that lie
+    apart.
     """
-    beside: list[set[int]] = [set() for _ in lots]
-    for one, other in _there_at_once(lots):
-        beside[one].add(other)
-        beside[other].add(one)
-    by_use = sorted(range(len(lots)), key=lambda each: lots[each].spans[:1])
-    by_size = sorted(by_use, key=lambda each: -lots[each].num_bytes)
-    return min((_placed(lots, beside, order) for order in (by_size, by_use)), key=lambda each: each.num_bytes)
+    conflicts: list[set[int]] = [set() for _ in units]
+    for first, second in _there_at_once(units):
+        conflicts[first].add(second)
+        conflicts[second].add(first)
+    by_use = sorted(range(len(units)), key=lambda number: units[number].spans[:1])
+    by_size = sorted(by_use, key=lambda number: -units[number].num_bytes)
+    return min(
+        (_placed(units, conflicts, order) for order in (by_size, by_use)), key=lambda places: places.num_bytes
+    )
 
 
-def _placed(lots: Sequence[Lot], beside: Sequence[Set[int]], order: Sequence[int]) -> Places:
-    """Give lots their places in this order. `beside`: of each lot, those that are there with it."""
-    offsets = [0.0] * len(lots)
+def _placed(units: Sequence[GatherUnit], conflicts: Sequence[Set[int]], order: Sequence[int]) -> Places:
+    """Give units their places in this order. `conflicts`: of each unit, those gathered at the same time."""
+    offsets = [0.0] * len(units)
     placed: set[int] = set()
     for number in order:
-        taken = sorted((offsets[other], lots[other].num_bytes) for other in beside[number] & placed)
+        taken = sorted(
+            (offsets[neighbour], units[neighbour].num_bytes) for neighbour in conflicts[number] & placed
+        )
         for begin, num_bytes in taken:
-            if begin - offsets[number] >= lots[number].num_bytes:
+            if begin - offsets[number] >= units[number].num_bytes:
                 break
             offsets[number] = max(offsets[number], begin + num_bytes)
         placed.add(number)
-    ends = [begin + lot.num_bytes for begin, lot in zip(offsets, lots, strict=True)]
+    ends = [begin + unit.num_bytes for begin, unit in zip(offsets, units, strict=True)]
     return Places(tuple(offsets), max(ends, default=0.0))
 
 
-def _there_at_once(lots: Sequence[Lot]) -> Iterator[tuple[int, int]]:
-    """Pairs of lots that are there at once, some of them twice."""
-    spans = sorted((span, number) for number, lot in enumerate(lots) for span in lot.spans)
+def _there_at_once(units: Sequence[GatherUnit]) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of units that are gathered at the same time, some of them twice."""
+    spans = sorted((span, number) for number, unit in enumerate(units) for span in unit.spans)
     still: list[tuple[Span, int]] = []
     for span, number in spans:
-        still = [each for each in still if each[0].piece == span.piece and each[0].last + 1 >= span.first]
-        yield from ((number, other) for _, other in still if other != number)
+        still = [
+            (before, earlier)
+            for before, earlier in still
+            if before.slice_index == span.slice_index and before.last + 1 >= span.first
+        ]
+        yield from ((number, earlier) for _, earlier in still if earlier != number)
         still.append((span, number))

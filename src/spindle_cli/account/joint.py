@@ -22,30 +22,30 @@ def joint_of(plans: Sequence[Sequence[SliceShape]], by_name: Mapping[str, MetaOp
     """Join plans, each given by its slices in the order in which they start; a slice that several have is
     there once.
     """
-    found: dict[object, int] = {}
+    index_of: dict[object, int] = {}
     slices: list[SliceShape] = []
     members = []
     for plan in plans:
-        own = []
-        for piece in plan:
+        member = []
+        for slice_ in plan:
             key = (
-                piece.metaop,
-                piece.ops,
-                piece.devices,
-                piece.dp,
-                piece.tp,
-                piece.rows,
-                piece.micro_batch,
-                piece.recompute,
-                piece.selective,
-                piece.offload,
+                slice_.metaop,
+                slice_.ops,
+                slice_.devices,
+                slice_.dp,
+                slice_.tp,
+                slice_.rows,
+                slice_.micro_batch,
+                slice_.recompute,
+                slice_.selective,
+                slice_.offload,
             )
-            if key not in found:
-                found[key] = len(slices)
-                slices.append(piece)
-            own.append(found[key])
-        members.append(tuple(own))
-    tasks = tuple(frozenset(by_name[piece.metaop].task for piece in plan) for plan in plans)
+            if key not in index_of:
+                index_of[key] = len(slices)
+                slices.append(slice_)
+            member.append(index_of[key])
+        members.append(tuple(member))
+    tasks = tuple(frozenset(by_name[slice_.metaop].task for slice_ in plan) for plan in plans)
     return Joint(tuple(slices), tuple(map(tuple, plans)), tuple(members), tasks, by_name)
 
 
@@ -55,9 +55,9 @@ def joint_groups(
     """The parameter groups of all plans; their slices are those of `joint`. `uses`: of all plans' ops."""
     run_in = [
         frozenset(
-            number for number, tasks in enumerate(joint.tasks) if joint.by_name[piece.metaop].task in tasks
+            number for number, tasks in enumerate(joint.tasks) if joint.by_name[slice_.metaop].task in tasks
         )
-        for piece in joint.slices
+        for slice_ in joint.slices
     ]
     order = range(len(joint.slices))
     return parameter_groups(joint.slices, order, uses, cluster, gradient_bytes_per_param, run_in)
@@ -67,8 +67,8 @@ def groups_of_member(
     joint: Joint, groups: Sequence[ParameterGroup], member: int
 ) -> tuple[ParameterGroup, ...]:
     """The groups of all plans that one of them adds to, with its own slices, in the same order."""
-    place = {index: own for own, index in enumerate(joint.members[member])}
-    found: list[ParameterGroup] = []
+    place = {index: position for position, index in enumerate(joint.members[member])}
+    member_groups: list[ParameterGroup] = []
     for group in groups:
         last_ops = group.last_ops or (0,) * len(group.slices)
         users = sorted(
@@ -79,9 +79,11 @@ def groups_of_member(
         if users:
             slices, first_ops, last_ops = zip(*users, strict=True)
             last_ops = last_ops if group.last_ops else ()
-            index = len(found)
-            found.append(replace(group, index=index, slices=slices, first_ops=first_ops, last_ops=last_ops))
-    return tuple(found)
+            index = len(member_groups)
+            member_groups.append(
+                replace(group, index=index, slices=slices, first_ops=first_ops, last_ops=last_ops)
+            )
+    return tuple(member_groups)
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def plans_in_turn(plan: PlacedPlan) -> tuple[PlacedPlan, ...]:
     )
 
 
-def beside(joint: Joint, member: int) -> tuple[SliceShape, ...]:
-    """The slices of the other plans that one of them does not have itself."""
-    own = set(joint.members[member])
-    return tuple(piece for index, piece in enumerate(joint.slices) if index not in own)
+def other_plans_slices(joint: Joint, member: int) -> tuple[SliceShape, ...]:
+    """The slices of the other plans that the plan at `member` does not have itself."""
+    member_slices = set(joint.members[member])
+    return tuple(slice_ for index, slice_ in enumerate(joint.slices) if index not in member_slices)

@@ -10,7 +10,7 @@ last part is at best one of so many of the whole step; more parts would save lit
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -48,9 +48,9 @@ def collectives_of_step(
     everyone = tuple(range(plan.cluster.num_devices))
     num_tasks = len({metaop.task for metaop in plan.by_name.values()})
     numbers = num_tasks + 1 + NUMBERS_OF_A_RANK * len(everyone)
-    found = [Together(Collective.LOSSES, everyone, NUMBER_BYTES * numbers, 2)]
+    collectives = [Together(Collective.LOSSES, everyone, NUMBER_BYTES * numbers, 2)]
     summed = [group for group in groups if len(group.devices) > 1]
-    found += [
+    collectives += [
         Together(
             Collective.SUM,
             group.devices,
@@ -63,25 +63,33 @@ def collectives_of_step(
         if group.is_summed_at_once
     ]
     if sharded:
-        blocks: dict[tuple[int, ...], int] = {}
-        for group in summed:
-            if group.sharding is Sharding.NONE or not group.is_trained:
-                continue
-            blocks[group.devices] = blocks.get(group.devices, 0) + len(group.blocks)
-        found += [
-            Together(Collective.FLAGS, devices, FLAG_BYTES * count, 2) for devices, count in blocks.items()
-        ]
+        collectives += _flags(summed)
     if clips or scales:
-        found.append(Together(Collective.NORM, everyone, NUMBER_BYTES * (clips + scales), 2))
+        collectives.append(Together(Collective.NORM, everyone, NUMBER_BYTES * (clips + scales), 2))
     if sharded:
-        found += [_handed_on(group, plan.cluster) for group in reversed(summed) if group.is_handed_on]
-    return tuple(found)
+        collectives += [_handed_on(group, plan.cluster) for group in reversed(summed) if group.is_handed_on]
+    return tuple(collectives)
 
 
-def together_s(each: Together, spread: Spread, cluster: Cluster) -> float:
+def _flags(summed: Iterable[ParameterGroup]) -> Iterator[Together]:
+    """Yield the collective of each set of devices that tells which parameters any of them has reached."""
+    blocks: dict[tuple[int, ...], int] = {}
+    for group in summed:
+        if group.is_trained and group.sharding is not Sharding.NONE:
+            blocks[group.devices] = blocks.get(group.devices, 0) + len(group.blocks)
+    for devices, count in blocks.items():
+        yield Together(Collective.FLAGS, devices, FLAG_BYTES * count, 2)
+
+
+def together_s(collective: Together, spread: Spread, cluster: Cluster) -> float:
     """Seconds of a collective with nothing beside it. `spread`: of its devices."""
     return parts_collective_s(
-        each.num_bytes, spread, each.rounds, cluster, each.weights, by_node=each.by_node
+        collective.num_bytes,
+        spread,
+        collective.rounds,
+        cluster,
+        collective.weights,
+        by_node=collective.by_node,
     )
 
 
@@ -210,11 +218,11 @@ def parts_until(
 
 def own_bytes(groups: Iterable[ParameterGroup]) -> dict[int, int]:
     """By device, bytes of the gradients that it sums with nobody, where there are any."""
-    found: dict[int, int] = {}
+    num_bytes: dict[int, int] = {}
     for group in groups:
         if len(group.devices) == 1:
-            found[group.devices[0]] = found.get(group.devices[0], 0) + group.num_bytes
-    return found
+            num_bytes[group.devices[0]] = num_bytes.get(group.devices[0], 0) + group.num_bytes
+    return num_bytes
 
 
 def parts_by_device(
@@ -231,11 +239,11 @@ def parts_by_device(
         if len(group.devices) > 1 and group.is_trained:
             for device in group.devices:
                 held[device].append(group)
-    own = own_bytes(groups)
-    found: dict[int, tuple[UpdatePart, ...]] = {}
+    unshared = own_bytes(groups)
+    parts: dict[int, tuple[UpdatePart, ...]] = {}
     for device, last in ends.items():
         # What is summed with nobody comes first, so that an end is one more than the groups before it.
         numbers = [group.index for group in held[device]]
-        places = [1 + sum(each is not None and number <= each for number in numbers) for each in last]
-        found[device] = parts_until((*places, len(numbers) + 1), own.get(device, 0), held[device])
-    return found
+        places = [1 + sum(end is not None and number <= end for number in numbers) for end in last]
+        parts[device] = parts_until((*places, len(numbers) + 1), unshared.get(device, 0), held[device])
+    return parts

@@ -39,7 +39,7 @@ from spindle_cli.account.groups import (
 )
 from spindle_cli.account.joint import groups_of_member, joint_groups, plans_in_turn
 from spindle_cli.account.step_end import collectives_of_step
-from spindle_cli.account.types import Edge, Meeting, ParameterGroup, PlacedPlan, Purpose, Together
+from spindle_cli.account.types import CommunicatorRanks, Edge, ParameterGroup, PlacedPlan, Purpose, Together
 from spindle_cli.costs.links import collectives_bytes, messages_bytes
 from spindle_cli.files.cluster import Cluster
 
@@ -102,9 +102,9 @@ class Traffic:
         )
 
     @cached_property
-    def communicators(self) -> tuple[Meeting, ...]:
+    def communicators(self) -> tuple[CommunicatorRanks, ...]:
         """All communicators, in the order in which all devices make them."""
-        return find_meetings(self.plan.cluster.num_devices, self.pairs, self.groups, self.layouts)
+        return find_communicator_ranks(self.plan.cluster.num_devices, self.pairs, self.groups, self.layouts)
 
     @property
     def pairs(self) -> Iterator[tuple[int, int]]:
@@ -131,11 +131,11 @@ def communicator_bytes(plan: PlacedPlan, traffic: Traffic | None = None) -> tupl
     taken = [0] * cluster.num_devices
     if cluster.talks_by == "gloo":
         return tuple(taken)
-    known = [traffic] if traffic is not None and plan.joint is None else []
-    found = known or [traffic_of(each) for each in plans_in_turn(plan)]
-    meetings = found[0].communicators if len(found) == 1 else _meetings_of_all(found)
-    pairs = {pair for one in found for pair in one.pairs}
-    for ranks, purpose, senders in meetings:
+    given = [traffic] if traffic is not None and plan.joint is None else []
+    accounts = given or [traffic_of(member_plan) for member_plan in plans_in_turn(plan)]
+    communicators = accounts[0].communicators if len(accounts) == 1 else _communicators_of_all(accounts)
+    pairs = {pair for account in accounts for pair in account.pairs}
+    for ranks, purpose, senders in communicators:
         if purpose is Purpose.MESSAGES:
             for device, peers in _peers(pairs, frozenset(senders)).items():
                 taken[device] += peers_bytes(device, peers, cluster)
@@ -145,13 +145,13 @@ def communicator_bytes(plan: PlacedPlan, traffic: Traffic | None = None) -> tupl
     return tuple(taken)
 
 
-def _meetings_of_all(found: Sequence[Traffic]) -> tuple[Meeting, ...]:
+def _communicators_of_all(accounts: Sequence[Traffic]) -> tuple[CommunicatorRanks, ...]:
     """The communicators of plans that run in turn, and share them."""
-    return find_meetings(
-        found[0].plan.cluster.num_devices,
-        (pair for one in found for pair in one.pairs),
-        (group for one in found for group in one.groups),
-        (layout for one in found for layout in one.layouts),
+    return find_communicator_ranks(
+        accounts[0].plan.cluster.num_devices,
+        (pair for account in accounts for pair in account.pairs),
+        (group for account in accounts for group in account.groups),
+        (layout for account in accounts for layout in account.layouts),
     )
 
 
@@ -216,7 +216,7 @@ def with_matrices(
     """Groups of a matrix each, by its name, with what is gathered of it; the others as they are."""
     if not matrices:
         return tuple(groups)
-    found = []
+    replaced = []
     for group in groups:
         matrix = matrices.get(group.blocks[0][0])
         if matrix is not None:
@@ -227,18 +227,18 @@ def with_matrices(
                 gathered_bytes=matrix.num_bytes,
                 product_s=matrix.product_s,
             )
-        found.append(group)
-    return tuple(found)
+        replaced.append(group)
+    return tuple(replaced)
 
 
 def products_s(groups: Iterable[ParameterGroup], num_devices: int) -> list[float]:
     """Seconds by which each device takes longer before its update, to multiply all factors of gradients."""
-    found = [0.0] * num_devices
+    seconds = [0.0] * num_devices
     for group in groups:
         if group.product_s:
             for device in group.devices:
-                found[device] += group.product_s
-    return found
+                seconds[device] += group.product_s
+    return seconds
 
 
 def uses_of(plan: PlacedPlan) -> ParameterUses:
@@ -255,12 +255,12 @@ def _exchange(plan: PlacedPlan, layouts: Sequence[Layout], edge: Edge, *, is_gra
     return Exchange(sender, taker, messages, over.gather_s)
 
 
-def find_meetings(
+def find_communicator_ranks(
     num_devices: int,
     pairs: Iterable[tuple[int, int]],
     groups: Iterable[ParameterGroup],
     layouts: Iterable[Layout],
-) -> tuple[Meeting, ...]:
+) -> tuple[CommunicatorRanks, ...]:
     """Find all communicators, in the order in which all devices make them.
 
     Args:
@@ -270,39 +270,40 @@ def find_meetings(
         layouts: of all slices.
     """
     everyone = tuple(range(num_devices))
-    groups = tuple(groups)
+    groups, layouts = tuple(groups), tuple(layouts)
     summing = {group.devices for group in groups if len(group.devices) > 1 and group.is_trained} - {everyone}
     summing |= {part for group in groups for part in (*group.nodes, *group.across)}
     sharing = {
         team for group in groups if group.sharding.is_by_pass for team in group.teams or (group.devices,)
     }
-    inside = {
-        (tuple(sorted(partners)), Purpose.STATISTICS if layout.sums_shares else Purpose.TENSOR)
-        for layout in layouts
-        for share in range(1 if layout.sums_shares else layout.dp)
-        if (partners := layout.partners(share))
-    }
     return (
-        Meeting(everyone, Purpose.EVERYONE),
+        CommunicatorRanks(everyone, Purpose.EVERYONE),
         *_exchanging(list(pairs)),
-        *(Meeting(ranks, Purpose.SUMS) for ranks in sorted(summing)),
-        *(Meeting(ranks, Purpose.SHARDS) for ranks in sorted(sharing)),
-        *(Meeting(*each) for each in sorted(inside) if each[1] is Purpose.TENSOR),
-        *(Meeting(*each) for each in sorted(inside) if each[1] is Purpose.STATISTICS),
+        *(CommunicatorRanks(ranks, Purpose.SUMS) for ranks in sorted(summing)),
+        *(CommunicatorRanks(ranks, Purpose.SHARDS) for ranks in sorted(sharing)),
+        *_inside_passes((layout for layout in layouts if not layout.sums_shares), Purpose.TENSOR),
+        *_inside_passes((layout for layout in layouts if layout.sums_shares), Purpose.STATISTICS),
     )
 
 
-def _exchanging(pairs: Sequence[tuple[int, int]]) -> list[Meeting]:
+def _inside_passes(layouts: Iterable[Layout], purpose: Purpose) -> Iterator[CommunicatorRanks]:
+    """Yield the communicators of what the devices of a share, or of all shares, sum inside of each pass."""
+    partners = {tuple(sorted(layout.partners(share))) for layout in layouts for share in range(layout.dp)}
+    for ranks in sorted(partners - {()}):
+        yield CommunicatorRanks(ranks, purpose)
+
+
+def _exchanging(pairs: Sequence[tuple[int, int]]) -> list[CommunicatorRanks]:
     """The communicators of messages: one for what each half of the devices sends, where it sends anything."""
     sides = sides_of(pairs)
-    found = []
+    communicators = []
     for side in (0, 1):
-        own = [pair for pair in pairs if sides[pair[0]] == side]
-        if own:
-            senders = tuple(sorted({source for source, _ in own}))
-            ranks = tuple(sorted({device for pair in own for device in pair}))
-            found.append(Meeting(ranks, Purpose.MESSAGES, senders))
-    return found
+        side_pairs = [pair for pair in pairs if sides[pair[0]] == side]
+        if side_pairs:
+            senders = tuple(sorted({source for source, _ in side_pairs}))
+            ranks = tuple(sorted({device for pair in side_pairs for device in pair}))
+            communicators.append(CommunicatorRanks(ranks, Purpose.MESSAGES, senders))
+    return communicators
 
 
 def sides_of(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -317,9 +318,9 @@ def sides_of(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
     """
     peers: dict[int, dict[int, int]] = {}  # of each device, messages by its peers
     for (source, destination), count in Counter(pairs).items():
-        for one, other in ((source, destination), (destination, source)):
-            own = peers.setdefault(one, {})
-            own[other] = own.get(other, 0) + count
+        for end, far_end in ((source, destination), (destination, source)):
+            counts = peers.setdefault(end, {})
+            counts[far_end] = counts.get(far_end, 0) + count
     sides: dict[int, int] = {}
     seen: set[int] = set()
     for first in sorted(peers):

@@ -88,8 +88,10 @@ class Purpose(StrEnum):
     STATISTICS = "batch statistics"  # what the shares of an op sum or gather: batch norms, contrastive losses
 
 
-class Meeting(NamedTuple):
-    """The devices of a communicator, ascending, and what it is for; of messages, also whose go over it."""
+class CommunicatorRanks(NamedTuple):
+    """The devices of a communicator, ascending, and what it is for. `senders`: where it is for messages, the
+    devices that send over it.
+    """
 
     ranks: tuple[int, ...]
     purpose: Purpose
@@ -97,9 +99,9 @@ class Meeting(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """A slice's forward or backward pass; `piece`: index into the plan's slices."""
+    """A slice's forward or backward pass; `slice_index`: index into the plan's slices."""
 
-    piece: int
+    slice_index: int
     is_backward: bool
 
 
@@ -215,7 +217,7 @@ class ParameterGroup:
             return self
         team = next(team for team in self.teams if device in team)
         weight_of = dict(zip(self.devices, self.weights, strict=False))
-        weights = tuple(weight_of[each] for each in team) if weight_of else ()
+        weights = tuple(weight_of[member] for member in team) if weight_of else ()
         return replace(self, devices=team, teams=(), weights=weights)
 
     @property

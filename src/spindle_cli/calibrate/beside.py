@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from spindle_cli.account.compute import beside_slices
+from spindle_cli.account.compute import processor_overhead
 from spindle_cli.account.traffic import Traffic
 from spindle_cli.calibrate.reading import Run
 from spindle_cli.plan.types import Slice
@@ -55,7 +55,7 @@ class Beside:
     def of(cls, run: Run, profile: Profile, traffic: Traffic) -> Beside:
         """Work out what devices do beside the slices of a run whose plan moves `traffic`."""
         plan = run.plan
-        communication = beside_slices(
+        communication = processor_overhead(
             profile.processor,
             plan.cluster.num_devices,
             plan.slices,

@@ -39,25 +39,25 @@ class Summing(Timed, Protocol):
 def batch_sums_s(sums: Iterable[_Sums], devices: Sequence[int], cluster: Cluster) -> tuple[float, float]:
     """Seconds of one op's sums over these devices, forward and backward."""
     forward_s = backward_s = 0.0
-    for each in sums:
-        collective_s = all_gather_s if each.kind == "gather" else all_reduce_s
-        once_s = collective_s(each.num_bytes, devices, cluster)
-        forward_s += each.forward * once_s
-        backward_s += each.backward * once_s
+    for batch_sum in sums:
+        collective_s = all_gather_s if batch_sum.kind == "gather" else all_reduce_s
+        once_s = collective_s(batch_sum.num_bytes, devices, cluster)
+        forward_s += batch_sum.forward * once_s
+        backward_s += batch_sum.backward * once_s
     return forward_s, backward_s
 
 
-def sums_beyond_curve_s(piece: SliceShape, metaop: Summing, cluster: Cluster) -> tuple[float, float]:
+def sums_beyond_curve_s(slice_: SliceShape, metaop: Summing, cluster: Cluster) -> tuple[float, float]:
     """Seconds that the sums of one op take longer on a slice's devices than its curve or shares have them,
     forward and backward: a curve was drawn for neighbours, or without knowing any links.
     """
-    if piece.dp == 1 or not metaop.batch_sums:
+    if slice_.dp == 1 or not metaop.batch_sums:
         return 0.0, 0.0
-    forward_s, backward_s = batch_sums_s(metaop.batch_sums, piece.devices, cluster)
-    known = times_of(metaop, piece, cluster)
-    known_s = 0.0 if known is None else known.communication_s
+    forward_s, backward_s = batch_sums_s(metaop.batch_sums, slice_.devices, cluster)
+    on_curve = times_of(metaop, slice_, cluster)
+    on_curve_s = 0.0 if on_curve is None else on_curve.communication_s
     both_s = forward_s + backward_s
-    beyond = max(0.0, 1.0 - known_s / both_s) if both_s else 0.0
+    beyond = max(0.0, 1.0 - on_curve_s / both_s) if both_s else 0.0
     return beyond * forward_s, beyond * backward_s
 
 
@@ -72,7 +72,7 @@ class BeyondCurve:
         self._moved: dict[object, Moved | None] = {}
 
     def op_s(
-        self, piece: SliceShape, metaop: Summing, forward_s: float, backward_s: float
+        self, slice_: SliceShape, metaop: Summing, forward_s: float, backward_s: float
     ) -> tuple[float, float]:
         """Seconds of one op of a slice on average, forward and backward.
 
@@ -81,10 +81,10 @@ class BeyondCurve:
             forward_s, backward_s: of one op by the curve, the latter on average with the former where ops
                 are recomputed.
         """
-        forward_more_s, backward_more_s = sums_beyond_curve_s(piece, metaop, self._cluster)
-        num_ops = piece.ops[1] - piece.ops[0]
-        backward_more_s += forward_more_s * piece.num_recomputed / num_ops
-        moved = self._of(piece) if self._step.sharding else None
+        forward_more_s, backward_more_s = sums_beyond_curve_s(slice_, metaop, self._cluster)
+        num_ops = slice_.ops[1] - slice_.ops[0]
+        backward_more_s += forward_more_s * slice_.num_recomputed / num_ops
+        moved = self._of(slice_) if self._step.sharding else None
         if moved is None:
             return forward_more_s, backward_more_s
         longer = moved.longer_s(forward_s + forward_more_s, backward_s + backward_more_s)
@@ -94,12 +94,12 @@ class BeyondCurve:
     def _reached(self) -> dict[str, bool]:
         return reached_by_gradients(self._by_name.values())
 
-    def _of(self, piece: SliceShape) -> Moved | None:
-        key = piece.metaop, piece.ops, piece.tp, piece.devices
+    def _of(self, slice_: SliceShape) -> Moved | None:
+        key = slice_.metaop, slice_.ops, slice_.tp, slice_.devices
         if key not in self._moved:
-            of_slice = self._by_name[piece.metaop]
-            is_reached = self._reached[piece.metaop]
+            of_slice = self._by_name[slice_.metaop]
+            is_reached = self._reached[slice_.metaop]
             self._moved[key] = moved_in_passes(
-                piece, of_slice, self._cluster, self._step, is_reached=is_reached
+                slice_, of_slice, self._cluster, self._step, is_reached=is_reached
             )
         return self._moved[key]

@@ -78,8 +78,8 @@ def held_param_bytes(metaop: MetaOp, op: int, tp: int) -> float:
 
 def split_param_bytes(metaop: MetaOp, op: int) -> int:
     """Bytes of the parameters of one op that tensor parallelism splits, unsplit."""
-    own = metaop.param_bytes_per_op - metaop.whole_param_bytes_per_op
-    return own + metaop.split_extra_param_bytes.get(op, 0)
+    op_bytes = metaop.param_bytes_per_op - metaop.whole_param_bytes_per_op
+    return op_bytes + metaop.split_extra_param_bytes.get(op, 0)
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,12 @@ def op_needs(metaop: MetaOp, ops: tuple[int, int], dp: float, tp: int) -> list[t
     if not entries:
         return [(last - first, _guessed(metaop, dp, tp))]
     ends = [*(entry.first_op for entry in entries[1:]), last]
-    found: list[tuple[int, OpNeeds]] = []
+    needs: list[tuple[int, OpNeeds]] = []
     for entry, end in zip(entries, ends, strict=True):
         count = min(end, last) - max(entry.first_op, first)
         if count > 0:
-            found.append((count, _of_share(entry, dp)))
-    return found
+            needs.append((count, _of_share(entry, dp)))
+    return needs
 
 
 def _of_share(entry: OpMemory, dp: float) -> OpNeeds:
@@ -183,11 +183,11 @@ def running_bytes(
     metaop: MetaOp, ops: tuple[int, int], dp: float, tp: int, *, recompute: bool, selective: bool = False
 ) -> float:
     """Bytes that an op takes at most while it runs, beyond what is kept of it."""
-    found = 0.0
+    most = 0.0
     for _, needs in op_needs(metaop, ops, dp, tp):
         again = (needs.recomputed if selective else needs.kept) if recompute else 0.0
-        found = max(found, max(needs.forward - needs.kept, needs.backward) + again)
-    return found
+        most = max(most, max(needs.forward - needs.kept, needs.backward) + again)
+    return most
 
 
 def input_bytes(metaop: MetaOp, first_op: int, by_name: Mapping[str, MetaOp]) -> int:

@@ -115,8 +115,8 @@ class BlockUse(NamedTuple):
         """What the devices that hold it share out: of what has several keys, the least of them."""
         if self.is_gathered:
             return Sharding.NONE
-        found = {sharding.get(key, Sharding.OPTIMIZER) for key in self.tied_keys or (self.block[0],)}
-        return next(level for level in Sharding if level in found)
+        levels = {sharding.get(key, Sharding.OPTIMIZER) for key in self.tied_keys or (self.block[0],)}
+        return next(level for level in Sharding if level in levels)
 
 
 class _Apart(NamedTuple):
@@ -136,21 +136,21 @@ def blocks_of(metaop: MetaOp, op: int) -> tuple[BlockUse, ...]:
     apart = list(_apart(metaop, op)) if metaop.gathered or metaop.tied else []
     # What tensor parallelism would split lies with what it would, as far as it is there: a layer that it does
     # not split at all counts as split.
-    from_whole = min(whole, sum(each.use.num_bytes for each in apart if not each.is_split))
-    from_split = min(split, sum(each.use.num_bytes for each in apart) - from_whole)
-    own = []
+    from_whole = min(whole, sum(entry.use.num_bytes for entry in apart if not entry.is_split))
+    from_split = min(split, sum(entry.use.num_bytes for entry in apart) - from_whole)
+    rest = []
     for size, taken, is_split in ((split, from_split, True), (whole, from_whole, False)):
         if size > taken:
             trained = size * metaop.trainable_fraction - taken * _trained_share(apart)
             block = (key, number, is_split)
-            own.append(BlockUse(block, size - taken, min(size - taken, max(0.0, trained))))
-    return (*own, *(each.use for each in apart))
+            rest.append(BlockUse(block, size - taken, min(size - taken, max(0.0, trained))))
+    return (*rest, *(entry.use for entry in apart))
 
 
 def _trained_share(apart: Sequence[_Apart]) -> float:
     """The trained share of what is apart."""
-    total = sum(each.use.num_bytes for each in apart)
-    return sum(each.use.trained_bytes for each in apart) / total if total else 0.0
+    total = sum(entry.use.num_bytes for entry in apart)
+    return sum(entry.use.trained_bytes for entry in apart) / total if total else 0.0
 
 
 def _apart(metaop: MetaOp, op: int) -> Iterator[_Apart]:
@@ -319,12 +319,12 @@ def seconds_by_way(
     """
     if num_devices < 2:
         return {Summing.DENSE: 0.0}
-    found = {Summing.DENSE: dense_s(gradient, collective_s)}
+    seconds = {Summing.DENSE: dense_s(gradient, collective_s)}
     if Summing.ROWS in ways:
-        found[Summing.ROWS] = rows_s(gradient, collective_s)
+        seconds[Summing.ROWS] = rows_s(gradient, collective_s)
     if Summing.FACTORS in ways and flops_per_s is not None:
-        found[Summing.FACTORS] = factors_s(gradient, collective_s, num_devices, flops_per_s)
-    return found
+        seconds[Summing.FACTORS] = factors_s(gradient, collective_s, num_devices, flops_per_s)
+    return seconds
 
 
 def fastest(seconds: Mapping[Summing, float]) -> Summing:
@@ -384,13 +384,13 @@ class Moved:
 
 def _longer_s(compute_s: float, gathers: Sequence[float], scatters: Sequence[float]) -> float:
     """How much longer ops take, in the order in which they run, than what they compute."""
-    beside = zip((*gathers[1:], 0.0), (0.0, *scatters[:-1]), strict=True)
-    held_up = sum(max(0.0, gather + scatter - compute_s) for gather, scatter in beside)
+    overlapping = zip((*gathers[1:], 0.0), (0.0, *scatters[:-1]), strict=True)
+    held_up = sum(max(0.0, gather + scatter - compute_s) for gather, scatter in overlapping)
     return gathers[0] + held_up + scatters[-1]
 
 
 def moved_in_passes(
-    piece: SliceShape, metaop: MetaOp, cluster: Cluster, step: SharedOut, *, is_reached: bool = True
+    slice_: SliceShape, metaop: MetaOp, cluster: Cluster, step: SharedOut, *, is_reached: bool = True
 ) -> Moved | None:
     """What a slice, which runs on all devices that hold its parameters, gathers and scatters; None: nothing.
 
@@ -399,26 +399,30 @@ def moved_in_passes(
     Args:
         is_reached: whether gradients come to its MetaOp (`reached_by_gradients`).
     """
-    if not level_of(metaop, step.sharding).is_by_pass or len(piece.devices) == 1:
+    if not level_of(metaop, step.sharding).is_by_pass or len(slice_.devices) == 1:
         return None
-    first, last = piece.ops
+    first, last = slice_.ops
     used: dict[tuple[Block, bool], _Use] = {}
     for op in range(first, last):
         for use in blocks_of(metaop, op):
             level = use.level(step.sharding)
             if level.is_by_pass:
                 key = use.block, use.parts(2) > 1
-                known = used.get(key, _Use(op - first, op - first, level))
-                used[key] = known.and_then(op - first, use, piece.tp)
-    seconds = _Seconds(piece, cluster, step.shard_weights)
+                earlier = used.get(key, _Use(op - first, op - first, level))
+                used[key] = earlier.and_then(op - first, use, slice_.tp)
+    seconds = _Seconds(slice_, cluster, step.shard_weights)
     in_ranges = 1 - (metaop.optimizer.whole_share if metaop.optimizer else 0.0)
     forward, backward, scatters = ([0.0] * (last - first) for _ in range(3))
-    for (_, is_split), each in used.items():
-        for num_bytes in (in_ranges * each.trained, each.frozen) if each.level.is_fetched else ():
+    for (_, is_split), of_block in used.items():
+        for num_bytes in (in_ranges * of_block.trained, of_block.frozen) if of_block.level.is_fetched else ():
             gather_s = seconds.of(num_bytes, is_split=is_split)
-            forward[each.first] += gather_s
-            backward[each.last] += gather_s if is_reached and each.level is Sharding.PARAMETERS else 0.0
-        scatters[each.first] += seconds.of(step.gradient_bytes_per_param * each.trained, is_split=is_split)
+            forward[of_block.first] += gather_s
+            backward[of_block.last] += (
+                gather_s if is_reached and of_block.level is Sharding.PARAMETERS else 0.0
+            )
+        scatters[of_block.first] += seconds.of(
+            step.gradient_bytes_per_param * of_block.trained, is_split=is_split
+        )
     return Moved(tuple(forward), tuple(backward), tuple(scatters))
 
 
@@ -444,22 +448,23 @@ class _Use:
 class _Seconds:
     """The seconds of gathers, and of scatters, which take as long, over the devices of a slice."""
 
-    def __init__(self, piece: SliceShape, cluster: Cluster, weights: ShardWeights) -> None:
+    def __init__(self, slice_: SliceShape, cluster: Cluster, weights: ShardWeights) -> None:
         self._cluster = cluster
         self._weights = weights
         parts = {
-            self._sharers(piece.devices[part :: piece.tp], side_by_side=piece.tp) for part in range(piece.tp)
+            self._sharers(slice_.devices[part :: slice_.tp], side_by_side=slice_.tp)
+            for part in range(slice_.tp)
         }
-        self._spreads = {True: parts, False: {self._sharers(piece.devices)}}
+        self._spreads = {True: parts, False: {self._sharers(slice_.devices)}}
         self._known: dict[tuple[float, bool], float] = {}
 
     def _sharers(self, devices: Sequence[int], *, side_by_side: int = 1) -> tuple[Spread, tuple[int, ...]]:
         """How devices lie on the nodes, and their weights, ascending, where these are not equal.
         `side_by_side`: of as many parts of the same layers, all of which are on each of the nodes.
         """
-        own = sorted(self._weights[device] for device in devices) if self._weights else []
+        weights = sorted(self._weights[device] for device in devices) if self._weights else []
         spread = per_node(devices, self._cluster)._replace(side_by_side=side_by_side)
-        return spread, tuple(own) if len(set(own)) > 1 else ()
+        return spread, tuple(weights) if len(set(weights)) > 1 else ()
 
     def of(self, num_bytes: float, *, is_split: bool) -> float:
         """Gives the seconds of a collective over so many bytes, which takes as long as its slowest part."""

@@ -41,11 +41,11 @@ class Again(Enum):
     ALL = "all"
 
     @classmethod
-    def of(cls, piece: _Recomputed) -> Again:
+    def of(cls, slice_: _Recomputed) -> Again:
         """Those of a slice, or on an allocation, but for such whose activations are in host memory."""
-        if not piece.recompute:
+        if not slice_.recompute:
             return cls.NOTHING
-        return cls.SELECTIVE if piece.selective else cls.ALL
+        return cls.SELECTIVE if slice_.selective else cls.ALL
 
 
 class _Recomputable(Protocol):
@@ -60,9 +60,9 @@ def share_again(metaop: _Recomputable, *, selective: bool) -> float:
     return 1.0 if not selective or metaop.selective_share is None else metaop.selective_share
 
 
-def forwards_again(piece: SliceShape, metaop: _Recomputable) -> float:
+def forwards_again(slice_: SliceShape, metaop: _Recomputable) -> float:
     """How many forward passes of one op the backward passes of all of a slice's ops compute again."""
-    return piece.num_recomputed * share_again(metaop, selective=piece.selective)
+    return slice_.num_recomputed * share_again(metaop, selective=slice_.selective)
 
 
 def saved_bytes(metaop: MetaOp) -> int:
@@ -106,10 +106,10 @@ def spread_over(first: int, last: int, share: float) -> tuple[tuple[int, int], .
     return tuple(ranges)
 
 
-def is_offloaded(piece: SliceShape) -> list[bool]:
+def is_offloaded(slice_: SliceShape) -> list[bool]:
     """Say for each op of a slice whether its activations are in host memory from forward to backward."""
-    first, last = piece.ops
-    return [any(low <= op < high for low, high in piece.offload) for op in range(first, last)]
+    first, last = slice_.ops
+    return [any(low <= op < high for low, high in slice_.offload) for op in range(first, last)]
 
 
 def hidden_share(
@@ -123,7 +123,7 @@ def hidden_share(
     return min(1.0, min(forward_s, backward_s) / transfer_s(round(kept), link))
 
 
-def hidden_on(piece: SliceShape, metaop: MetaOp, op: OpSeconds, links: Iterable[Link | None]) -> float:
+def hidden_on(slice_: SliceShape, metaop: MetaOp, op: OpSeconds, links: Iterable[Link | None]) -> float:
     """The share of a slice's ops whose copies hide behind what all of them compute, on each of its shares:
     all last as long as the slowest, and each is copied over a link of its own.
 
@@ -131,16 +131,16 @@ def hidden_on(piece: SliceShape, metaop: MetaOp, op: OpSeconds, links: Iterable[
         op: what an op takes in the slice, without what is computed again.
         links: of each share; None: nothing is known of it.
     """
-    parts = dict.fromkeys(zip(cuts_by_share(piece), links, strict=True))
+    parts = dict.fromkeys(zip(cuts_by_share(slice_), links, strict=True))
     return min(
-        0.0 if link is None else hidden_share(metaop, cuts, piece.tp, op.forward_s, op.backward_s, link)
+        0.0 if link is None else hidden_share(metaop, cuts, slice_.tp, op.forward_s, op.backward_s, link)
         for cuts, link in parts
     )
 
 
-def links_of_shares(piece: SliceShape, cluster: Cluster) -> list[Link | None]:
+def links_of_shares(slice_: SliceShape, cluster: Cluster) -> list[Link | None]:
     """The link to host memory that each share of a slice has; None: nothing is known of it."""
-    return [_link_of_share(piece, share, cluster) for share in range(piece.dp)]
+    return [_link_of_share(slice_, share, cluster) for share in range(slice_.dp)]
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Stalls:
 
 
 def stalls(
-    piece: SliceShape,
+    slice_: SliceShape,
     metaop: MetaOp,
     cluster: Cluster,
     op: OpSeconds,
@@ -167,70 +167,77 @@ def stalls(
         op: what an op takes in the slice, without what is computed again.
         of_shares: the same of each share by itself; None: as long on all.
     """
-    if not piece.offload:
+    if not slice_.offload:
         return Stalls()
-    each = of_shares or (op,) * piece.dp
+    share_ops = of_shares or (op,) * slice_.dp
     parts = dict.fromkeys(
-        (own, cuts, link)
-        for share, (own, cuts) in enumerate(zip(each, cuts_by_share(piece), strict=False))
-        if (link := _link_of_share(piece, share, cluster)) is not None
+        (share_op, cuts, link)
+        for share, (share_op, cuts) in enumerate(zip(share_ops, cuts_by_share(slice_), strict=False))
+        if (link := _link_of_share(slice_, share, cluster)) is not None
     )
-    passes = [_passes_s(piece, metaop, own, _copies(piece, metaop, cuts, link)) for own, cuts, link in parts]
+    passes = [
+        _passes_s(slice_, metaop, share_op, _copies(slice_, metaop, cuts, link))
+        for share_op, cuts, link in parts
+    ]
     if not passes:
         return Stalls()
-    alone = _computing_s(piece, metaop, op)
+    alone = _computing_s(slice_, metaop, op)
     # With times of their own no share need take as long as the slowest pass of each kind.
     passes += [alone] if of_shares is not None else []
     forward_s, backward_s = (max(seconds) for seconds in zip(*passes, strict=True))
     return Stalls(forward_s - alone[0], backward_s - alone[1])
 
 
-def stalls_of_share(piece: SliceShape, metaop: MetaOp, cluster: Cluster, share: int, op: OpSeconds) -> Stalls:
+def stalls_of_share(
+    slice_: SliceShape, metaop: MetaOp, cluster: Cluster, share: int, op: OpSeconds
+) -> Stalls:
     """How much longer than its ops one share's own passes take for copies.
 
     Args:
         share: its place among those of the slice, from 0.
         op: what an op takes on it, without what is computed again.
     """
-    link = _link_of_share(piece, share, cluster)
-    if not piece.offload or link is None:
+    link = _link_of_share(slice_, share, cluster)
+    if not slice_.offload or link is None:
         return Stalls()
-    copies = _copies(piece, metaop, cuts_by_share(piece)[share], link)
-    (forward_s, backward_s), alone = _passes_s(piece, metaop, op, copies), _computing_s(piece, metaop, op)
+    copies = _copies(slice_, metaop, cuts_by_share(slice_)[share], link)
+    (forward_s, backward_s), alone = _passes_s(slice_, metaop, op, copies), _computing_s(slice_, metaop, op)
     return Stalls(forward_s - alone[0], backward_s - alone[1])
 
 
-def _link_of_share(piece: SliceShape, share: int, cluster: Cluster) -> Link | None:
-    devices = piece.devices[share * piece.tp : (share + 1) * piece.tp]
+def _link_of_share(slice_: SliceShape, share: int, cluster: Cluster) -> Link | None:
+    devices = slice_.devices[share * slice_.tp : (share + 1) * slice_.tp]
     return cluster.host_link_among(cluster.node_of[device] for device in devices)
 
 
-def _copies(piece: SliceShape, metaop: MetaOp, cuts: float, link: Link) -> list[float | None]:
+def _copies(slice_: SliceShape, metaop: MetaOp, cuts: float, link: Link) -> list[float | None]:
     """Seconds of each op's copy, out or back; None: it is not moved."""
-    kept = [needs.kept for count, needs in op_needs(metaop, piece.ops, cuts, piece.tp) for _ in range(count)]
+    kept = [
+        needs.kept for count, needs in op_needs(metaop, slice_.ops, cuts, slice_.tp) for _ in range(count)
+    ]
     return [
         transfer_s(round(size), link) if out else None
-        for size, out in zip(kept, is_offloaded(piece), strict=True)
+        for size, out in zip(kept, is_offloaded(slice_), strict=True)
     ]
 
 
 def _passes_s(
-    piece: SliceShape, metaop: MetaOp, op: OpSeconds, copies: Sequence[float | None]
+    slice_: SliceShape, metaop: MetaOp, op: OpSeconds, copies: Sequence[float | None]
 ) -> tuple[float, float]:
     """Seconds of both passes, with what they wait for copies."""
-    return _forward_s(op.forward_s, copies), _backward_s(_backward_of_ops(piece, metaop, op), copies)
+    return _forward_s(op.forward_s, copies), _backward_s(_backward_of_ops(slice_, metaop, op), copies)
 
 
-def _computing_s(piece: SliceShape, metaop: MetaOp, op: OpSeconds) -> tuple[float, float]:
+def _computing_s(slice_: SliceShape, metaop: MetaOp, op: OpSeconds) -> tuple[float, float]:
     """Seconds of both passes, where nothing waits."""
-    backward_s = _backward_of_ops(piece, metaop, op)
+    backward_s = _backward_of_ops(slice_, metaop, op)
     return len(backward_s) * op.forward_s, sum(backward_s)
 
 
-def _backward_of_ops(piece: SliceShape, metaop: MetaOp, op: OpSeconds) -> list[float]:
+def _backward_of_ops(slice_: SliceShape, metaop: MetaOp, op: OpSeconds) -> list[float]:
     """Seconds of each op's backward pass: what is recomputed runs forward once more."""
-    again_s = op.forward_s * share_again(metaop, selective=piece.selective) if piece.recompute else 0.0
-    return [op.backward_s + (0.0 if out else again_s) for out in is_offloaded(piece)]
+    again_s = op.forward_s * share_again(metaop, selective=slice_.selective) if slice_.recompute else 0.0
+    return [op.backward_s + (0.0 if out else again_s) for out in is_offloaded(slice_)]
 
 
 def _forward_s(op_s: float, copies: Sequence[float | None]) -> float:

@@ -21,5 +21,5 @@ class Same(Generic[Value]):
     def __hash__(self) -> int:
         return hash(id(self.of))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.of is other.of
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, Same) and self.of is value.of

@@ -17,48 +17,50 @@ from itertools import pairwise
 from math import ceil
 from typing import NamedTuple, Protocol, TypeAlias
 
+from pydantic import BaseModel
+
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.same import Same
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OfDevice, ShareTime, by_device
 
 
-def sizes(piece: SliceShape) -> Sequence[int] | None:
+def sizes(slice_: SliceShape) -> Sequence[int] | None:
     """Samples of each share; None where all have as many."""
-    return None if piece.rows is None else [last - first for first, last in pairwise(piece.rows)]
+    return None if slice_.rows is None else [last - first for first, last in pairwise(slice_.rows)]
 
 
-def tells_shares_apart(piece: SliceShape, cluster: Cluster) -> bool:
+def tells_shares_apart(slice_: SliceShape, cluster: Cluster) -> bool:
     """Whether what single shares of a slice took is kept: they are of unequal size, or the cluster has
     devices of several types.
     """
-    return piece.rows is not None or cluster.is_mixed
+    return slice_.rows is not None or cluster.is_mixed
 
 
-def cuts_like(piece: SliceShape, samples: int) -> float:
-    """Into how many shares of so many samples the whole batch would be cut, of a slice with `rows`."""
-    assert piece.rows is not None, "equal shares need no rows to say their size"
-    return piece.rows[-1] * (piece.shares_of_batch // piece.dp) / samples
+def cuts_like(slice_: SliceShape, samples: int) -> float:
+    """The number of shares with `samples` samples that the whole batch of a slice with `rows` would make."""
+    assert slice_.rows is not None, "equal shares need no rows to say their size"
+    return slice_.rows[-1] * (slice_.shares_of_batch // slice_.dp) / samples
 
 
-def cuts_by_share(piece: SliceShape) -> Sequence[float]:
-    """For each share, into how many as large as it the whole batch would be cut."""
-    own = sizes(piece)
-    if own is None:  # as many as there are devices for, of a plan that nobody has checked
-        return (piece.shares_of_batch,) * ceil(len(piece.devices) / piece.tp)
-    return [cuts_like(piece, samples) for samples in own]
+def cuts_by_share(slice_: SliceShape) -> Sequence[float]:
+    """For each share, the number of shares of its size that the whole batch would make."""
+    share_sizes = sizes(slice_)
+    if share_sizes is None:  # as many as there are devices for, of a plan that nobody has checked
+        return (slice_.shares_of_batch,) * ceil(len(slice_.devices) / slice_.tp)
+    return [cuts_like(slice_, samples) for samples in share_sizes]
 
 
-def largest_samples(piece: SliceShape, batch_size: int) -> float:
-    """Samples of its largest share, of a batch of `batch_size`."""
-    own = sizes(piece)
-    return batch_size / piece.shares_of_batch if own is None else max(own)
+def largest_samples(slice_: SliceShape, batch_size: int) -> float:
+    """Samples of the largest share of a slice, whose batch has `batch_size` samples."""
+    share_sizes = sizes(slice_)
+    return batch_size / slice_.shares_of_batch if share_sizes is None else max(share_sizes)
 
 
-def cuts_like_largest(piece: SliceShape) -> float:
-    """Into how many shares as large as its largest the whole batch would be cut."""
-    own = sizes(piece)
-    return piece.shares_of_batch if own is None else cuts_like(piece, max(own))
+def cuts_like_largest(slice_: SliceShape) -> float:
+    """The number of shares of the size of a slice's largest that the whole batch would make."""
+    share_sizes = sizes(slice_)
+    return slice_.shares_of_batch if share_sizes is None else cuts_like(slice_, max(share_sizes))
 
 
 # Of so many MetaOps, types and degrees what is known of shares is kept to be asked again.
@@ -100,60 +102,60 @@ class Timed(Protocol):
     def shares(self) -> Sequence[ShareTime]: ...
 
 
-def times_of(metaop: Timed, piece: SliceShape, cluster: Cluster) -> OpSeconds | None:
+def times_of(metaop: Timed, slice_: SliceShape, cluster: Cluster) -> OpSeconds | None:
     """The seconds of one op of a slice: of whole batches by the curve, of micro-batches, and of unequal
     shares, by the shares, as long as the largest takes; where a cluster has devices of several types, as long
     as the longest of the shares, each on the type of its own devices. None: curve and shares do not have it.
     """
     if cluster.is_mixed:
-        return _longest_of_types(metaop, piece, cluster)
-    if piece.shares_of_batch == piece.dp and piece.rows is None:
+        return _longest_of_types(metaop, slice_, cluster)
+    if slice_.shares_of_batch == slice_.dp and slice_.rows is None:
         for point in metaop.curve:
-            if (point.dp, point.tp) == (piece.dp, piece.tp):
+            if (point.dp, point.tp) == (slice_.dp, slice_.tp):
                 return OpSeconds(point.forward_s, point.backward_s, point.communication_s)
         return None
-    return share_seconds(metaop.shares, largest_samples(piece, metaop.batch_size), piece.tp)
+    return share_seconds(metaop.shares, largest_samples(slice_, metaop.batch_size), slice_.tp)
 
 
-def times_of_share(metaop: Timed, piece: SliceShape, share: int, cluster: Cluster) -> OpSeconds | None:
+def times_of_share(metaop: Timed, slice_: SliceShape, share: int, cluster: Cluster) -> OpSeconds | None:
     """The seconds of one op on one share of a slice, on the type of its own devices. None: curve and shares
     do not have it.
 
     Args:
         share: its place among those of the slice, from 0.
     """
-    own = sizes(piece)
+    share_sizes = sizes(slice_)
     if cluster.is_mixed:
-        samples = metaop.batch_size / piece.shares_of_batch if own is None else own[share]
-        return share_on_type(metaop, cluster.type_of[piece.devices[share * piece.tp]], samples, piece.tp)
-    if own is None:
-        return times_of(metaop, piece, cluster)
-    return share_seconds(metaop.shares, own[share], piece.tp)
+        samples = metaop.batch_size / slice_.shares_of_batch if share_sizes is None else share_sizes[share]
+        return share_on_type(metaop, cluster.type_of[slice_.devices[share * slice_.tp]], samples, slice_.tp)
+    if share_sizes is None:
+        return times_of(metaop, slice_, cluster)
+    return share_seconds(metaop.shares, share_sizes[share], slice_.tp)
 
 
-def times_of_shares(metaop: Timed, piece: SliceShape, cluster: Cluster) -> Sequence[OpSeconds] | None:
+def times_of_shares(metaop: Timed, slice_: SliceShape, cluster: Cluster) -> Sequence[OpSeconds] | None:
     """The seconds of one op on each share of a slice, where a cluster has devices of several types. None: all
     are of one type, and the largest share's times hold for all; or curve and shares do not have one.
     """
     if not cluster.is_mixed:
         return None
-    found = [times_of_share(metaop, piece, share, cluster) for share in range(piece.dp)]
-    known = [op for op in found if op is not None]
-    return known if len(known) == len(found) else None
+    of_shares = [times_of_share(metaop, slice_, share, cluster) for share in range(slice_.dp)]
+    ops = [op for op in of_shares if op is not None]
+    return ops if len(ops) == len(of_shares) else None
 
 
-def _longest_of_types(metaop: Timed, piece: SliceShape, cluster: Cluster) -> OpSeconds | None:
-    equal = metaop.batch_size / piece.shares_of_batch
-    samples = sizes(piece) or (equal,) * piece.dp
-    first_of_share = piece.devices[:: piece.tp]
+def _longest_of_types(metaop: Timed, slice_: SliceShape, cluster: Cluster) -> OpSeconds | None:
+    equal = metaop.batch_size / slice_.shares_of_batch
+    samples = sizes(slice_) or (equal,) * slice_.dp
+    first_of_share = slice_.devices[:: slice_.tp]
     parts = dict.fromkeys(
         (cluster.type_of[device], count) for device, count in zip(first_of_share, samples, strict=False)
     )
-    known = [share_on_type(metaop, device, count, piece.tp) for device, count in parts]
-    found = [each for each in known if each is not None]
-    if len(found) < len(known):
+    of_parts = [share_on_type(metaop, device, count, slice_.tp) for device, count in parts]
+    ops = [op for op in of_parts if op is not None]
+    if len(ops) < len(of_parts):
         return None
-    return OpSeconds(*(max(seconds) for seconds in zip(*found, strict=True)))
+    return OpSeconds(*(max(seconds) for seconds in zip(*ops, strict=True)))
 
 
 class KnownShares:
@@ -254,53 +256,51 @@ def rebatched(metaop: MetaOpProfile, batch_size: int, *, more_devices: int = 1) 
         more_devices: so many times as many shares are offered as its curve has, if that splits the batch.
     """
     ratio = batch_size / metaop.batch_size
-    known = [_Known.of(metaop, points) for points in _by_type_and_tp(metaop.curve)]
-    points = [
-        each.point(dp, batch_size)
-        for each in known
-        for dp in range(1, each.most_dp(more_devices) + 1)
-        if batch_size % dp == 0
+    times_by_type = [_TimesOnType.of(metaop, points) for points in _by_type_and_tp(metaop.curve)]
+    points = [point for times in times_by_type for point in times.points_at(batch_size, more_devices)]
+    shares = [
+        *metaop.shares,
+        *(times.share(batch_size) for times in times_by_type if times.lacks_share(batch_size)),
     ]
-    shares = [*metaop.shares, *(each.share(batch_size) for each in known if each.lacks_share(batch_size))]
     inner = metaop.inner_output_bytes
     return MetaOpProfile.model_validate(
         metaop.model_dump()
         | {
             "batch_size": batch_size,
             "activation_bytes_per_op": round(metaop.activation_bytes_per_op * ratio),
-            "memory": [entry.rebatched(ratio).model_dump() for entry in metaop.memory],
+            "memory": _dumped(entry.rebatched(ratio) for entry in metaop.memory),
             "field_bytes": {op: round(size * ratio) for op, size in metaop.field_bytes.items()},
             "output_bytes": round(metaop.output_bytes * ratio),
-            "matrices": [each.rebatched(ratio).model_dump() for each in metaop.matrices],
+            "matrices": _dumped(matrix.rebatched(ratio) for matrix in metaop.matrices),
             "inner_output_bytes": None if inner is None else round(inner * ratio),
             "flops_per_op": None if metaop.flops_per_op is None else metaop.flops_per_op * ratio,
             "fit": None,
-            "curve": [
-                point.model_dump() for point in _in_order(points, lambda point: (point.num_devices, point.tp))
-            ],
-            "shares": [
-                share.model_dump() for share in _in_order(shares, lambda share: (share.samples, share.tp))
-            ],
+            "curve": _dumped(_in_order(points, lambda point: (point.num_devices, point.tp))),
+            "shares": _dumped(_in_order(shares, lambda share: (share.samples, share.tp))),
         }
     )
+
+
+def _dumped(entries: Iterable[BaseModel]) -> list[dict[str, object]]:
+    return [entry.model_dump() for entry in entries]
 
 
 def _in_order(
     entries: Sequence[OfDevice], place: Callable[[OfDevice], tuple[int, int]]
 ) -> Iterator[OfDevice]:
     """One type of device after the other, ascending within each, as profiles have them."""
-    for own in by_device(entries).values():
-        yield from sorted(own, key=place)
+    for entries_of_type in by_device(entries).values():
+        yield from sorted(entries_of_type, key=place)
 
 
 def _by_type_and_tp(curve: Sequence[CurvePoint]) -> Iterator[list[CurvePoint]]:
-    for own in by_device(curve).values():
-        for tp in sorted({point.tp for point in own}):
-            yield [point for point in own if point.tp == tp]
+    for points in by_device(curve).values():
+        for tp in sorted({point.tp for point in points}):
+            yield [point for point in points if point.tp == tp]
 
 
 @dataclass(frozen=True)
-class _Known:
+class _TimesOnType:
     """What one type of device takes for shares of a MetaOp's batch, at one tensor-parallel degree.
 
     Attributes:
@@ -314,7 +314,7 @@ class _Known:
     has_shares: bool
 
     @classmethod
-    def of(cls, metaop: MetaOpProfile, points: Sequence[CurvePoint]) -> _Known:
+    def of(cls, metaop: MetaOpProfile, points: Sequence[CurvePoint]) -> _TimesOnType:
         first = points[0]
         shares = [share for share in metaop.shares if (share.device, share.tp) == (first.device, first.tp)]
         seconds = {float(share.samples): _times(share) for share in shares}
@@ -328,6 +328,12 @@ class _Known:
         """What is never split over the batch stays so."""
         most = max(point.dp for point in self.points)
         return most * more_devices if most > 1 else most
+
+    def points_at(self, batch_size: int, more_devices: int) -> Iterator[CurvePoint]:
+        """Yield the curve's points for another batch size, one for each number of shares that splits it."""
+        for dp in range(1, self.most_dp(more_devices) + 1):
+            if batch_size % dp == 0:
+                yield self.point(dp, batch_size)
 
     def point(self, dp: int, batch_size: int) -> CurvePoint:
         """The new curve's point at `dp` shares."""
@@ -379,7 +385,7 @@ def _read_at(shares: Sequence[float], seconds: Sequence[float], share: float) ->
     """Seconds at a batch share, linear between the known ones, which ascend; a single known one is scaled."""
     if len(shares) == 1:
         return seconds[0] * share / shares[0]
-    upper = next((i for i, known in enumerate(shares) if known >= share), len(shares) - 1)
+    upper = next((i for i, size in enumerate(shares) if size >= share), len(shares) - 1)
     upper = max(upper, 1)
     x0, x1, y0, y1 = *shares[upper - 1 : upper + 1], *seconds[upper - 1 : upper + 1]
     at = y0 + (y1 - y0) * (share - x0) / (x1 - x0)

@@ -13,10 +13,10 @@ def flops_by_metaop(metaops: Sequence[PlanMetaOp]) -> dict[str, float] | None:
     """The floating-point operations of each MetaOp's ops on their whole batch; None where the profile has not
     counted them all.
     """
-    found = flops_by_pass(metaops)
-    if found is None:
+    flops = flops_by_pass(metaops)
+    if flops is None:
         return None
-    return {metaop.name: metaop.num_ops * sum(found[metaop.name]) for metaop in metaops}
+    return {metaop.name: metaop.num_ops * sum(flops[metaop.name]) for metaop in metaops}
 
 
 def flops_by_pass(metaops: Sequence[PlanMetaOp]) -> dict[str, tuple[float, float]] | None:
@@ -27,14 +27,14 @@ def flops_by_pass(metaops: Sequence[PlanMetaOp]) -> dict[str, tuple[float, float
     A product of matrices is one product forward, and backward one for each operand that takes a gradient.
     Of frozen parameters, and where neither an op nor what comes before it trains anything, there is none.
     """
-    found: dict[str, tuple[float, float]] = {}
+    flops: dict[str, tuple[float, float]] = {}
     reached = reached_by_gradients(metaops)
     for metaop in metaops:
         forward = metaop.flops_per_op
         if forward is None:
             return None
-        found[metaop.name] = forward, forward * _backward_products(metaop, is_reached=reached[metaop.name])
-    return found
+        flops[metaop.name] = forward, forward * _backward_products(metaop, is_reached=reached[metaop.name])
+    return flops
 
 
 def _backward_products(metaop: MetaOp, *, is_reached: bool) -> float:
@@ -47,12 +47,12 @@ def _backward_products(metaop: MetaOp, *, is_reached: bool) -> float:
 def reached_by_gradients(metaops: Collection[MetaOp]) -> dict[str, bool]:
     """Whether gradients come to each MetaOp: it, or one before it, trains something."""
     by_name = {metaop.name: metaop for metaop in metaops}
-    found: dict[str, bool] = {}
+    reached: dict[str, bool] = {}
     for name in topological_order(metaops):
         metaop = by_name[name]
-        own = _has_parameters(metaop) and metaop.trainable_fraction > 0
-        found[name] = own or any(found[each] for each in metaop.inputs)
-    return found
+        trains_any = _has_parameters(metaop) and metaop.trainable_fraction > 0
+        reached[name] = trains_any or any(reached[producer] for producer in metaop.inputs)
+    return reached
 
 
 def _has_parameters(metaop: MetaOp) -> bool:

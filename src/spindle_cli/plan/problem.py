@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import floor, log10
 
-from spindle_cli.account.device.parts import KnownUses
+from spindle_cli.account.device.parts import UsesCache
 from spindle_cli.account.groups import ParameterUses, planned_parameters
 from spindle_cli.costs.beyond_curve import BeyondCurve
 from spindle_cli.costs.recompute_and_offload import Again, share_again
@@ -157,9 +157,9 @@ class Problem:
         return planned_parameters(self.profile.by_name.values(), self.profile.sharding)
 
     @cached_property
-    def known_uses(self) -> KnownUses:
+    def known_uses(self) -> UsesCache:
         """Which parameters slices use, of those whose memory has been accounted for."""
-        return KnownUses()
+        return UsesCache()
 
     @cached_property
     def least_communicators(self) -> dict[object, tuple[int, ...]]:

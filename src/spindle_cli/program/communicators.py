@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from spindle_cli.account.activations import Layout
-from spindle_cli.account.traffic import find_meetings, peers_bytes
+from spindle_cli.account.traffic import find_communicator_ranks, peers_bytes
 from spindle_cli.account.types import ParameterGroup, Purpose
 from spindle_cli.costs.links import collectives_bytes
 from spindle_cli.program.types import Communicator, Program, Transfer
@@ -34,8 +34,8 @@ def find_communicators(
 ) -> tuple[Communicator, ...]:
     """All communicators, in the order in which every device makes them."""
     pairs = ((transfer.source, transfer.destination) for transfer in transfers)
-    meetings = find_meetings(num_devices, pairs, groups, layouts)
-    return tuple(Communicator(index, *meeting) for index, meeting in enumerate(meetings))
+    all_ranks = find_communicator_ranks(num_devices, pairs, groups, layouts)
+    return tuple(Communicator(index, *ranks) for index, ranks in enumerate(all_ranks))
 
 
 def communicator_memory(program: Program, device: int) -> dict[int, int]:

@@ -11,7 +11,7 @@ from typing import Protocol
 from spindle_cli.account.device.iteration import Fullest, Iteration, PassBytes, Role, Setting
 from spindle_cli.account.device.parts import Part
 from spindle_cli.account.groups import GatheredMatrix
-from spindle_cli.account.holdings import Held, Lot, Span, places_of
+from spindle_cli.account.holdings import GatherUnit, Held, Span, places_of
 from spindle_cli.account.types import DeviceMemory, Pass
 from spindle_cli.costs.parameters import Block, BlockUse
 from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
@@ -60,7 +60,9 @@ class Need:
 
     def peak(self) -> DeviceMemory:
         """What the device holds at the fullest moment of all."""
-        return self.at(max((each.fullest for each in self.passes), key=lambda fullest: fullest.total))
+        return self.at(
+            max((pass_bytes.fullest for pass_bytes in self.passes), key=lambda fullest: fullest.total)
+        )
 
     def at(self, moment: Fullest) -> DeviceMemory:
         """What the device holds at a moment."""
@@ -90,9 +92,12 @@ class Need:
         return MemoryByPass(
             idle_bytes=total(self.passes[-1].after),
             passes={
-                (order[each.piece], each.is_backward): (total(each.fullest), total(each.after))
-                for each in self.passes
-                if each.piece is not None
+                (order[pass_bytes.slice_index], pass_bytes.is_backward): (
+                    total(pass_bytes.fullest),
+                    total(pass_bytes.after),
+                )
+                for pass_bytes in self.passes
+                if pass_bytes.slice_index is not None
             },
             update_bytes=total(self.passes[-1].fullest),
         )
@@ -151,18 +156,22 @@ class Account:
         passes: Sequence[Pass] | None,
         weight: int,
     ) -> Need:
-        """What a device with these roles holds, which are in the order in which it runs them; `held_only`:
-        those that it has in other plans, and holds parameters for. `passes`: in its own order, where that is
-        not all forward and then all backward in reverse. `weight`: among those that it shares with.
+        """What a device holds that has these roles.
+
+        Args:
+            roles: in the order in which the device runs them.
+            held_only: roles that it has in other plans alone, whose parameters it holds.
+            passes: in the device's order, where that is not all forward and then all backward in reverse.
+            weight: the device's among those that it shares parameters with.
         """
         last_first = roles
         if passes is not None:
-            place = {piece: number for number, (piece, is_backward) in enumerate(passes) if is_backward}
-            last_first = sorted(roles, key=lambda role: -place[self.setting.parts[role[0]].piece])
+            place = {index: number for number, (index, is_backward) in enumerate(passes) if is_backward}
+            last_first = sorted(roles, key=lambda role: -place[self.setting.parts[role[0]].slice_index])
         held = self._held_by(last_first, held_only, weight)
         # Most devices of a tensor-parallel group have as much of other shards.
         without_shards = tuple(
-            tuple((number, *moved) for number, _, *moved in own) for own in (roles, held_only)
+            tuple((number, *moved) for number, _, *moved in some_roles) for some_roles in (roles, held_only)
         )
         key = without_shards, passes, tuple((kind, there.divided) for kind, there in held.items())
         if key not in self.known_needs:
@@ -183,11 +192,11 @@ class Account:
         updated = sum(there.count * there.updated_bytes(sharded=sharded) for there in of_all)
         usual = self.optimizer.optimizer_state_per_param
         wide = self.optimizer.gradient_bytes_per_param
-        own = wide * sum(there.count * there.own_bytes for there in of_all)
+        unshared = wide * sum(there.count * there.own_bytes for there in of_all)
         keeps_own = self.optimizer.accumulate > 1
         iteration = Iteration(self.setting, roles, passes, held, keeps_own=keeps_own)
         update = updated * self.optimizer.update_bytes_per_param
-        by_pass = tuple(iteration.run(own, update, by_parts=self.optimizer.updates_by_parts))
+        by_pass = tuple(iteration.run(unshared, update, by_parts=self.optimizer.updates_by_parts))
         return Need(
             parameters=round(sum(there.count * there.lasting_bytes for there in of_all)),
             state=round(sum(there.count * there.state_bytes(usual, sharded=sharded) for there in of_all)),
@@ -207,9 +216,12 @@ class Account:
         weight: int,
         held: Mapping[int, Held],
     ) -> float:
-        """As `_gathered`, once for all devices that have shards of the same slices, in shares of any size."""
+        """`_gathered`, worked out once for all devices that have shards of the same slices."""
         parts = self.setting.parts
-        shards = [tuple((parts[role[0]].piece, role[1]) for role in own) for own in (roles, last_first)]
+        shards = [
+            tuple((parts[role[0]].slice_index, role[1]) for role in some_roles)
+            for some_roles in (roles, last_first)
+        ]
         key = *shards, tuple((role[0], role[1]) for role in held_only), weight
         if key not in self.known_gathered:
             self.known_gathered[key] = self._gathered(roles, held)
@@ -223,21 +235,21 @@ class Account:
         spans: dict[Block, list[Span]] = {}
         for index, *_ in roles:
             part = self.setting.parts[index]
-            found: dict[Block, Span] = {}
+            span_of: dict[Block, Span] = {}
             for position, of_op in enumerate(part.uses):
                 for use in of_op:
                     there = held[kind_of[use.block]]
-                    if there.gathered_lots and not there.kept_bytes:
-                        known = found.get(use.block, Span(part.piece, position, position))
-                        found[use.block] = known._replace(last=position)
-            for block, span in found.items():
+                    if there.gathered_units and not there.kept_bytes:
+                        span = span_of.get(use.block, Span(part.slice_index, position, position))
+                        span_of[use.block] = span._replace(last=position)
+            for block, span in span_of.items():
                 spans.setdefault(block, []).append(span)
-        lots = [
-            Lot(num_bytes, tuple(sorted(own)))
-            for block, own in spans.items()
-            for num_bytes in held[kind_of[block]].gathered_lots
+        units = [
+            GatherUnit(num_bytes, tuple(sorted(block_spans)))
+            for block, block_spans in spans.items()
+            for num_bytes in held[kind_of[block]].gathered_units
         ]
-        return places_of(lots).num_bytes
+        return places_of(units).num_bytes
 
     def _matrices(self, roles: Sequence[Role]) -> float:
         """Bytes that gradients are gathered into as what they are made of."""
@@ -251,33 +263,35 @@ class Account:
             if use.is_gathered
         }
         gathered = [self.matrices[name] for name in used]
-        return sum(each.buffer_bytes for each in gathered if len(each.devices) > 1)
+        return sum(matrix.buffer_bytes for matrix in gathered if len(matrix.devices) > 1)
 
     def _held_by(self, roles: Sequence[Role], held_only: Sequence[Role], weight: int) -> Mapping[int, Held]:
-        """As `_held`, once for all devices that have shards of the same slices, whatever they receive."""
-        key = *(tuple(role[:2] for role in own) for own in (roles, held_only)), weight
+        """`_held`, worked out once for all devices that have shards of the same slices."""
+        key = *(tuple(role[:2] for role in some_roles) for some_roles in (roles, held_only)), weight
         if key not in self.known_held:
             self.known_held[key] = self._held(roles, held_only, weight)
         return self.known_held[key]
 
     def _held(self, roles: Sequence[Role], held_only: Sequence[Role], weight: int) -> dict[int, Held]:
-        """By kind. `roles`: the last one that runs backward first."""
+        """The blocks of parameters that a device holds, by kind. `roles`: the one that runs backward last first."""
         users: dict[int, list[_User]] = {}
         for number, (index, shard, *_) in enumerate((*roles, *held_only)):
             user = index, shard, number < len(roles)
             for kind in self._used_by(self.setting.parts[index]):
                 users.setdefault(kind, []).append(user)
-        found: dict[int, Held] = {}
-        for kind, own in users.items():
-            key = kind, tuple(own), weight
+        held: dict[int, Held] = {}
+        for kind, kind_users in users.items():
+            key = kind, tuple(kind_users), weight
             there = self.known_of_kind.get(key)
             if there is None:
-                there = self.known_of_kind[key] = self._held_by_users(kind, own, weight)
-            found[kind] = there
-        return found
+                there = self.known_of_kind[key] = self._held_by_users(kind, kind_users, weight)
+            held[kind] = there
+        return held
 
     def _held_by_users(self, kind: int, users: Sequence[_User], weight: int) -> Held:
-        """Blocks of a kind on a device of which so many slices use them, the last one backward first."""
+        """The blocks of a kind on a device. `users`: the device's roles that use them, the one that runs
+        backward last first.
+        """
         there: Held | None = None
         parts = self.setting.parts
         for index, shard, is_run in users:
@@ -296,8 +310,8 @@ class Account:
         assert there is not None, "a slice that uses a kind uses a block of it"
         holders, block = self.setting.holders, self.setting.kinds.block[kind]
         num_teams = holders.num_teams(block) if there.sharding.is_fetched else 1
-        sharers = holders.in_team(block, parts[users[0][0]].piece) if num_teams > 1 else ()
-        if sharers and min(each.number for each in sharers) > 1:
+        sharers = holders.in_team(block, parts[users[0][0]].slice_index) if num_teams > 1 else ()
+        if sharers and min(of_fragment.number for of_fragment in sharers) > 1:
             there.divide(sharers, weight, num_teams, are_paired=holders.are_paired(block))
             return there
         if sharers:  # each part of it is on one device of a team
@@ -307,14 +321,14 @@ class Account:
 
     def _used_by(self, part: Part) -> Mapping[int, Sequence[_Used]]:
         """What a slice uses, by kind: once for all devices that run it."""
-        if part.piece not in self.known_used:
-            found: dict[int, list[_Used]] = {}
-            for run in self.setting.kinds.runs[part.piece]:
+        if part.slice_index not in self.known_used:
+            used: dict[int, list[_Used]] = {}
+            for run in self.setting.kinds.runs[part.slice_index]:
                 for kind, use in run.uses:
                     is_split, least_tp = use.parts(part.tp) > 1, 1 if use.is_whole else part.tp
-                    found.setdefault(kind, []).append((use, is_split, least_tp))
-            self.known_used[part.piece] = found
-        return self.known_used[part.piece]
+                    used.setdefault(kind, []).append((use, is_split, least_tp))
+            self.known_used[part.slice_index] = used
+        return self.known_used[part.slice_index]
 
     def _new(self, kind: int, use: BlockUse, part: Part, last_part: int) -> Held:
         """A block as the first part that uses it has it."""

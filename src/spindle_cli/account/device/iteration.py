@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spindle_cli.account.activations import EARLY_BYTES, PASSES_AHEAD, OwnOrder
+from spindle_cli.account.activations import EARLY_BYTES, PASSES_AHEAD, PassOrder
 from spindle_cli.account.device.parts import Keeping, Kinds, Part, Run, in_blocks
 from spindle_cli.account.holdings import Held, Holders, SharedOut, shared_out
 from spindle_cli.account.types import Pass
@@ -78,8 +78,8 @@ class KeptGathered:
 
     def begin_forward(self, part: Part) -> None:
         """Have what a slice keeps, whose forward pass begins."""
-        if self.is_any and part.piece in self._unreached:
-            self._of_ops = self._beside_ops(part)
+        if self.is_any and part.slice_index in self._unreached:
+            self._of_ops = self._gathered_by_op(part)
             return
         for block, num_bytes in self._blocks(part):
             self._kept += 0.0 if self._open[block] else num_bytes
@@ -96,7 +96,7 @@ class KeptGathered:
 
     def end_backward(self, part: Part) -> None:
         """Free what a slice kept, whose backward pass ends."""
-        if part.piece in self._unreached:
+        if part.slice_index in self._unreached:
             return
         for block, num_bytes in self._blocks(part):
             self._open[block] -= 1
@@ -110,8 +110,10 @@ class KeptGathered:
                 if num_bytes := self._held[kind_of[block]].kept_bytes:
                     yield block, num_bytes
 
-    def _beside_ops(self, part: Part) -> Sequence[float]:
-        """What is gathered for each op and the one behind it, in a slice that keeps nothing."""
+    def _gathered_by_op(self, part: Part) -> Sequence[float]:
+        """Bytes of the parameters that are gathered while each op runs, its own and those of the op behind it,
+        in a slice that keeps nothing.
+        """
         there = [0.0] * len(part.uses)
         for block, num_bytes in self._blocks(part):
             if not self._open[block]:
@@ -140,16 +142,16 @@ class KeptCasts:
         self._kinds = kinds
         self._to_come: Counter[int] = Counter()  # forward passes that use a kind
         if self.are_kept:
-            for piece, is_backward in order:
+            for index, is_backward in order:
                 if not is_backward:
-                    self._to_come.update(kinds.trained[parts[piece].piece])
+                    self._to_come.update(kinds.trained[parts[index].slice_index])
         self._of_ops: dict[tuple[tuple[int, ...], int], float] = {}  # by kinds, and the first op's place
 
     def begin_forward(self, part: Part) -> None:
         """A slice takes over the casts of what it uses."""
         if not self.are_kept:
             return
-        used = self._kinds.trained[part.piece]
+        used = self._kinds.trained[part.slice_index]
         self._to_come.subtract(used)
         if self._of_ops:
             self._of_ops = {ops: size for ops, size in self._of_ops.items() if used.isdisjoint(ops[0])}
@@ -167,15 +169,15 @@ class KeptCasts:
         """Bytes of the slice's casts that stay, which its ops have no longer."""
         if not self.are_kept:
             return 0.0
-        found = {
+        casts = {
             (run.kinds, run.position): run.num_ops * size
-            for run in self._kinds.runs[part.piece]
+            for run in self._kinds.runs[part.slice_index]
             if (size := self.staying(part, run))
         }
-        if found:
-            self._of_ops |= found
+        if casts:
+            self._of_ops |= casts
             self.num_bytes = sum(self._of_ops.values())
-        return sum(found.values())
+        return sum(casts.values())
 
 
 # Under gloo, what gradient sums under way may take in receive buffers where optimizer state is
@@ -204,10 +206,10 @@ class Fullest:
 class PassBytes(NamedTuple):
     """What a device holds at the fullest moment of a pass, and after it, beside what lasts.
 
-    `piece`: the slice whose pass it is; None for the optimizer's update.
+    `slice_index`: of the slice whose pass it is; None for the optimizer's update.
     """
 
-    piece: int | None
+    slice_index: int | None
     is_backward: bool
     fullest: Fullest
     after: Fullest
@@ -239,7 +241,7 @@ class Setting:
     gradient_width: float
     shares_out: bool
     on_cpu: bool
-    order: OwnOrder
+    order: PassOrder
     unreached: Set[int] = frozenset()
 
 
@@ -286,7 +288,7 @@ class Iteration:
         self._gathered = KeptGathered(held, setting.kinds, setting.unreached)
         self._casts = KeptCasts(
             passes or (),
-            {setting.parts[index].piece: setting.parts[index] for index, *_ in roles},
+            {setting.parts[index].slice_index: setting.parts[index] for index, *_ in roles},
             setting.kinds,
             are_kept=not any(there.sharding.is_by_pass for there in held.values()),
         )
@@ -304,18 +306,19 @@ class Iteration:
             )
             self._sums_at_most = max(SUM_BUFFER_BYTES, self._width * largest)
 
-    def run(self, own: float, update: float, *, by_parts: bool = False) -> list[PassBytes]:
-        """Go through the iteration pass by pass, the optimizer's update last; `own`: gradients that are not
-        shared, `update`: what the update takes. `by_parts`: some parameters are updated while sums, and what
-        is on its way back, are still there. Which ones is not looked at: no part takes more than the whole.
+    def run(self, unshared: float, update: float, *, by_parts: bool = False) -> list[PassBytes]:
+        """Go through the iteration pass by pass, the optimizer's update last; `unshared`: bytes of gradients
+        that no other device has, `update`: what the update takes. `by_parts`: some parameters are updated
+        while sums, and what is on its way back, are still there. Which ones is not looked at: no part takes
+        more than the whole.
         """
         passes = self._mirrored() if self._passes is None else self._in_order(self._passes)
         early, handed_on = update if by_parts else 0.0, self._handed_on.num_bytes
-        self._fullest.see(own, self._fields, self._retained + self._sums() + early + handed_on)
-        self._fullest.see(own, self._fields, update + handed_on)
-        self._fullest.see(own, self._fields, self._handed_on.at_first)
+        self._fullest.see(unshared, self._fields, self._retained + self._sums() + early + handed_on)
+        self._fullest.see(unshared, self._fields, update + handed_on)
+        self._fullest.see(unshared, self._fields, self._handed_on.at_first)
         left = Fullest()
-        left.see(own if self._keeps_own else 0.0, 0.0, self._handed_on.at_first)
+        left.see(unshared if self._keeps_own else 0.0, 0.0, self._handed_on.at_first)
         passes.append(PassBytes(None, is_backward=False, fullest=self._fullest, after=left))
         return passes
 
@@ -324,19 +327,22 @@ class Iteration:
         the first one runs in that direction.
         """
         passes: list[PassBytes] = []
-        pieces = [self._setting.parts[role[0]].piece for role in self._roles]
-        own = [*(Pass(piece, False) for piece in pieces), *(Pass(piece, True) for piece in reversed(pieces))]
-        self._own_numbers = [self._setting.order.place_of(each) for each in own]
+        indices = [self._setting.parts[role[0]].slice_index for role in self._roles]
+        order = [
+            *(Pass(index, False) for index in indices),
+            *(Pass(index, True) for index in reversed(indices)),
+        ]
+        self._own_numbers = [self._setting.order.place_of(pass_) for pass_ in order]
         self._received = sum(received for *_, received, _ in self._roles)
-        for role, piece in zip(self._roles, pieces, strict=True):
+        for role, index in zip(self._roles, indices, strict=True):
             self._forward(role)
-            passes.append(self._end_pass(piece, is_backward=False))
+            passes.append(self._end_pass(index, is_backward=False))
         self._received += sum(returned for *_, returned in self._roles)
         self._sum_of_others()
-        for number, role in enumerate(reversed(self._roles), len(pieces)):
+        for number, role in enumerate(reversed(self._roles), len(indices)):
             self._retained -= self._leaving_at.get(number, 0.0)
             self._backward(role)
-            passes.append(self._end_pass(self._setting.parts[role[0]].piece, is_backward=True))
+            passes.append(self._end_pass(self._setting.parts[role[0]].slice_index, is_backward=True))
         return passes
 
     def _in_order(self, order: Sequence[Pass]) -> list[PassBytes]:
@@ -344,21 +350,21 @@ class Iteration:
         before it on; what is small, from the start.
         """
         passes: list[PassBytes] = []
-        self._own_numbers = [self._setting.order.place_of(each) for each in order]
-        role_of = {self._setting.parts[role[0]].piece: role for role in self._roles}
-        taken = [role_of[piece][3 if is_backward else 2] for piece, is_backward in order]
+        self._own_numbers = [self._setting.order.place_of(pass_) for pass_ in order]
+        role_of = {self._setting.parts[role[0]].slice_index: role for role in self._roles}
+        taken = [role_of[index][3 if is_backward else 2] for index, is_backward in order]
         self._received = sum(size for size in taken if size <= EARLY_BYTES)
         waiting = [size if size > EARLY_BYTES else 0.0 for size in (*taken, *[0.0] * PASSES_AHEAD)]
         self._received += sum(waiting[:PASSES_AHEAD])
         self._sum_of_others()
-        for number, (piece, is_backward) in enumerate(order):
+        for number, (index, is_backward) in enumerate(order):
             self._retained -= self._leaving_at.get(number, 0.0)
             self._received += waiting[number + PASSES_AHEAD]
             if is_backward:
-                self._backward(role_of[piece])
+                self._backward(role_of[index])
             else:
-                self._forward(role_of[piece])
-            passes.append(self._end_pass(piece, is_backward=is_backward))
+                self._forward(role_of[index])
+            passes.append(self._end_pass(index, is_backward=is_backward))
         return passes
 
     def _sum_of_others(self) -> None:
@@ -369,12 +375,12 @@ class Iteration:
             if there.last_part < 0 and there.is_due
         )
 
-    def _end_pass(self, piece: int, *, is_backward: bool) -> PassBytes:
+    def _end_pass(self, slice_index: int, *, is_backward: bool) -> PassBytes:
         self._leaving = 0.0  # a pass ends when nothing is on its way out any more
         after = Fullest()
         after.see(self._gradients, self._held_of_ops(), self._buffers())
         fullest, self._fullest = self._fullest, Fullest()
-        return PassBytes(piece, is_backward, fullest, after)
+        return PassBytes(slice_index, is_backward, fullest, after)
 
     def _loaded(self) -> float:
         """Bytes of the batches' fields: on GPUs of two batches, as the next one is copied ahead."""
@@ -390,7 +396,7 @@ class Iteration:
 
     def _forward(self, role: Role) -> None:
         part = self._setting.parts[role[0]]
-        runs = self._setting.kinds.runs[part.piece]
+        runs = self._setting.kinds.runs[part.slice_index]
         gathered, handed_on = self._gathered, self._handed_on
         self._casts.begin_forward(part)
         buffers = self._buffers()
@@ -428,8 +434,8 @@ class Iteration:
     def _backward(self, role: Role) -> None:
         index, _, received, returned = role
         part = self._setting.parts[index]
-        runs = self._setting.kinds.runs[part.piece]
-        held, made, casts = self._held, self._made, self._casts
+        runs = self._setting.kinds.runs[part.slice_index]
+        held, made = self._held, self._made
         shared = self._shared_out(index)
         self._retain(part, by_every_op=True)
         moved = [run for run in runs if run.keeping.is_offloaded] if part.moves_out else []
@@ -437,38 +443,27 @@ class Iteration:
         lasting = self._lasting_buffers()
         scattering = 0.0
         for run in reversed(runs):
-            needs, keeping = part.needs[run.segment][1], run.keeping
-            joined = self._joined(part, run) if self._joins else 0.0
             made_bytes = sum(self._own_bytes[kind] for kind in run.kinds if kind not in made)
-            running = self._backward_bytes(needs, run, made_bytes) if made_bytes else needs.backward
-            if keeping is Keeping.ALL:
-                gone = needs.kept + joined
-            else:
-                gone = part.kept_of(needs, keeping) + 0.0
-                if not keeping.is_offloaded:
-                    running = joined + part.while_recomputed(needs, keeping, running)
+            running, gone = self._running_and_gone(part, run, made_bytes)
             if shared is not None:
                 self._whole = self._width * shared.gradients[run.position]
                 scattering = self._scattering(shared.under_way[run.position])
-            if casts.are_kept:
-                gone -= casts.staying(part, run)
-            if moved and keeping.is_offloaded:
+            is_offloaded = part.moves_out and run.keeping.is_offloaded
+            if is_offloaded:
                 moved.pop()
                 self._use_moved(part, run, moved)
-            summing = self._summing_of(run, index) if self._sums_at_most else 0.0
+            summing = self._summing_of(run, index)
             made_bytes *= self._width
             self._see(running, lasting + self._sums() + part.handed + scattering)
             self._advance(run.num_ops - 1, gone, made_bytes, summing)
             if run.num_ops > 1:
                 self._see(running, lasting + self._sums() + part.handed + scattering)
             self._advance(1, gone, made_bytes, summing)
-            if part.moves_out and keeping.is_offloaded:
+            if is_offloaded:
                 self._in_host -= run.num_ops * in_blocks(self._moved_bytes(part, run))
                 self._bring_back(part, moved)
-            for kind in run.kinds:
-                if held[kind].count == 1:
-                    made.add(kind)
-        made.update(self._setting.kinds.used[part.piece])
+            made.update(kind for kind in run.kinds if held[kind].count == 1)
+        made.update(self._setting.kinds.used[part.slice_index])
         self._kept -= part.edges
         self._retain(part, by_every_op=False)
         if shared is not None:
@@ -478,6 +473,18 @@ class Iteration:
         self._gathered.end_backward(part)
         self._kept -= self._casts.end_backward(part)
         self._received -= received + returned
+
+    def _running_and_gone(self, part: Part, run: Run, made_bytes: float) -> tuple[float, float]:
+        """The bytes that each op of a run takes while it runs backward, beyond what it has kept, and those
+        that are free behind it. `made_bytes`: as for `_backward_bytes`.
+        """
+        needs, keeping = part.needs[run.segment][1], run.keeping
+        joined = self._joined(part, run)
+        running = self._backward_bytes(needs, run, made_bytes) if made_bytes else needs.backward
+        gone = needs.kept + joined if keeping is Keeping.ALL else part.kept_of(needs, keeping)
+        if keeping in (Keeping.INPUTS, Keeping.SELECTED):
+            running = joined + part.while_recomputed(needs, keeping, running)
+        return running, gone - self._casts.staying(part, run)
 
     def _retain(self, part: Part, *, by_every_op: bool) -> None:
         """Have gradients of what a slice takes in: until the first pass behind the backward pass of the slice
@@ -511,10 +518,10 @@ class Iteration:
 
     def _use_moved(self, part: Part, run: Run, before: Sequence[Run]) -> None:
         """The ops of a run go backward: beside what one needs, that of its neighbour is on its way back."""
-        own = self._moved_bytes(part, run)
+        run_bytes = self._moved_bytes(part, run)
         is_neighbour = bool(before) and before[-1].position + before[-1].num_ops == run.position
         following = self._moved_bytes(part, before[-1]) if is_neighbour else 0.0
-        self._back = own + (max(own, following) if run.num_ops > 1 else following)
+        self._back = run_bytes + (max(run_bytes, following) if run.num_ops > 1 else following)
 
     def _held_of_ops(self) -> float:
         """What is there of ops between their forward and their backward passes, with the batches' fields."""
@@ -522,7 +529,9 @@ class Iteration:
         return here + self._in_host if self._setting.on_cpu else here
 
     def _summing_of(self, run: Run, index: int) -> float:
-        """Bytes of gradients of each op whose sum can start behind it."""
+        """Bytes of gradients of each op whose sum can start behind it; 0 where sums take no buffers."""
+        if not self._sums_at_most:
+            return 0.0
         return self._width * sum(
             self._buffer_of(self._held[kind]) for kind in run.completes if self._held[kind].last_part == index
         )
@@ -540,7 +549,7 @@ class Iteration:
         if not self._setting.shares_out:
             return None
         part = self._setting.parts[index]
-        alike = tuple((run.num_ops, run.kinds) for run in self._setting.kinds.runs[part.piece])
+        alike = tuple((run.num_ops, run.kinds) for run in self._setting.kinds.runs[part.slice_index])
         if alike not in self._shared:
             kind_of = self._setting.kinds.kind_of
             held = {use.block: self._held[kind_of[use.block]] for of_op in part.uses for use in of_op}

@@ -38,9 +38,9 @@ class Keeping(IntEnum):
         return self in (Keeping.ALL, Keeping.SELECTED)
 
 
-class KnownUses:
-    """Which parameters ops use, and their kinds: for any number of plans of the same MetaOps, each worked out
-    once.
+class UsesCache:
+    """A cache of the parameters that ops use, and of their kinds, for any number of plans of the same
+    MetaOps.
     """
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class KnownUses:
         shares.
         """
         shapes = tuple(
-            (piece.metaop, piece.ops, piece.tp, piece.recompute, piece.selective, piece.offload)
-            for piece in slices
+            (slice_.metaop, slice_.ops, slice_.tp, slice_.recompute, slice_.selective, slice_.offload)
+            for slice_ in slices
         )
         key = op_by_op, ends_apart, shapes
         if key not in self._kinds:
@@ -83,8 +83,8 @@ class Part:
         "moves_out",
         "needs",
         "optimizer",
-        "piece",
         "shares",
+        "slice_index",
         "taken",
         "task",
         "tp",
@@ -94,27 +94,27 @@ class Part:
     def __init__(
         self,
         number: int,
-        piece: SliceShape,
+        slice_: SliceShape,
         by_name: Mapping[str, MetaOp],
         shares: float,
         taken: Iterable[Taken],
         *,
         is_handed_on: bool,
-        known: KnownUses,
+        uses_cache: UsesCache,
     ) -> None:
         """`number`: of the slice. `shares`: into how many shares of this size its batch would be cut.
         `taken`: from other slices.
         """
-        metaop = by_name[piece.metaop]
-        self.piece = number
+        metaop = by_name[slice_.metaop]
+        self.slice_index = number
         self.optimizer = metaop.optimizer
-        first, last = piece.ops
-        self.tp = piece.tp
-        self.keeping = _keeping(piece)
+        first, last = slice_.ops
+        self.tp = slice_.tp
+        self.keeping = _keeping(slice_)
         kinds = set(self.keeping)
         self.keeps_all = kinds == {Keeping.ALL}
         self.moves_out = any(keeping.is_offloaded for keeping in kinds)
-        self.needs: list[tuple[int, OpNeeds]] = op_needs(metaop, piece.ops, shares, piece.tp)
+        self.needs: list[tuple[int, OpNeeds]] = op_needs(metaop, slice_.ops, shares, slice_.tp)
         self.task, self.shares = metaop.task, shares
         self.fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last)
         handed = slice_output_bytes(metaop, last, metaop.num_ops) / shares
@@ -122,11 +122,11 @@ class Part:
         self.handed = handed if is_handed_on else 0.0
         before, after = self.needs[0][1].joined, self.needs[-1][1].joined
         # Of what a slice is given, and hands on, whole, its ops have a part each besides.
-        self.edges = after + (0.0 if self.keeping[0] is Keeping.INPUTS else before / piece.tp)
+        self.edges = after + (0.0 if self.keeping[0] is Keeping.INPUTS else before / slice_.tp)
         inner = slice_output_bytes(metaop, first + 1, metaop.num_ops) / shares
         self.kept_inputs = max(inner, handed)
-        self.taken = [(each.num_bytes / shares, each) for each in taken]
-        self.uses = known.of(metaop)[first:last]
+        self.taken = [(output.num_bytes / shares, output) for output in taken]
+        self.uses = uses_cache.of(metaop)[first:last]
 
     def kept_of(self, needs: OpNeeds, keeping: Keeping) -> float:
         """Bytes that an op keeps on the device from forward to backward."""
@@ -156,20 +156,20 @@ class Part:
         return (number for number, (count, _) in enumerate(self.needs) for _ in range(count))
 
 
-def _keeping(piece: SliceShape) -> tuple[Keeping, ...]:
+def _keeping(slice_: SliceShape) -> tuple[Keeping, ...]:
     """What the device keeps of each op of a slice."""
     on_device = Keeping.ALL
-    if piece.recompute:
-        on_device = Keeping.SELECTED if piece.selective else Keeping.INPUTS
-    if not piece.offload:
-        return (on_device,) * (piece.ops[1] - piece.ops[0])
-    found = []
-    for own, following in pairwise([*is_offloaded(piece), False]):
-        if own:
-            found.append(Keeping.NOTHING if following else Keeping.OUTPUTS)
+    if slice_.recompute:
+        on_device = Keeping.SELECTED if slice_.selective else Keeping.INPUTS
+    if not slice_.offload:
+        return (on_device,) * (slice_.ops[1] - slice_.ops[0])
+    keeping = []
+    for is_out, next_is_out in pairwise([*is_offloaded(slice_), False]):
+        if is_out:
+            keeping.append(Keeping.NOTHING if next_is_out else Keeping.OUTPUTS)
         else:
-            found.append(on_device)
-    return tuple(found)
+            keeping.append(on_device)
+    return tuple(keeping)
 
 
 def in_blocks(num_bytes: float) -> float:
@@ -223,54 +223,62 @@ class Kinds:
             self._tell_apart(part)
         self.size = Counter(self.kind_of.values())
         self.block = {kind: block for block, kind in self.kind_of.items()}
-        self.runs = [tuple(self._runs(part, op_by_op=op_by_op)) for part in parts]
-        if ends_apart:
-            self.runs = [tuple(each for run in runs for each in _ends_apart(run)) for runs in self.runs]
+        self.runs = [tuple(self._runs(part, op_by_op=op_by_op, ends_apart=ends_apart)) for part in parts]
         self.used = [frozenset(kind for run in runs for kind in run.kinds) for runs in self.runs]
         self.trained = [frozenset(kind for run in runs for kind in run.trained) for runs in self.runs]
 
     def _tell_apart(self, part: Part) -> None:
         """Part kinds by how a slice uses their blocks. What several of its ops use is a kind by itself."""
         kind_of = self.kind_of
-        found: dict[object, int] = {}
+        kind_of_use: dict[object, int] = {}
         seen: set[Block] = set()
         for position, (segment, uses) in enumerate(zip(part.segments(), part.uses, strict=True)):
             for use in uses:
                 block = use.block
-                known = kind_of.get(block, (block[0], block[2]))
+                earlier = kind_of.get(block, (block[0], block[2]))
                 again = position if block in seen else None
-                key = known, segment, use.num_bytes, use.trained_bytes, use.is_whole, again
-                if key not in found:
-                    found[key] = next(self._numbers)
-                kind_of[block] = found[key]
+                key = earlier, segment, use.num_bytes, use.trained_bytes, use.is_whole, again
+                if key not in kind_of_use:
+                    kind_of_use[key] = next(self._numbers)
+                kind_of[block] = kind_of_use[key]
                 seen.add(block)
 
-    def _runs(self, part: Part, *, op_by_op: bool) -> Iterator[Run]:
-        segments = list(zip(part.segments(), part.keeping, strict=True))
+    def _runs(self, part: Part, *, op_by_op: bool, ends_apart: bool) -> Iterator[Run]:
+        segments = list(part.segments())
+        seen: set[Block] = set()
+        for first, end in self._ranges(part, segments, op_by_op=op_by_op):
+            uses = part.uses[first]
+            kinds = tuple(self.kind_of[use.block] for use in uses)
+            run = Run(
+                position=first,
+                num_ops=end - first,
+                segment=segments[first],
+                uses=tuple(zip(kinds, uses, strict=True)),
+                kinds=kinds,
+                trained=tuple(kind for kind, use in zip(kinds, uses, strict=True) if use.trained_bytes),
+                completes=tuple(self.kind_of[use.block] for use in uses if use.block not in seen),
+                keeping=part.keeping[first],
+            )
+            yield from _ends_apart(run) if ends_apart else (run,)
+            seen.update(use.block for of_op in part.uses[first:end] for use in of_op)
+
+    def _ranges(self, part: Part, segments: Sequence[int], *, op_by_op: bool) -> Iterator[tuple[int, int]]:
+        """Yield the ops [first, last) of each run. `segments`: which of the part's `needs` each op has."""
         kinds = [tuple(self.kind_of[use.block] for use in uses) for uses in part.uses]
         whole = [tuple(use.is_whole for use in uses) for uses in part.uses]
-        seen: set[Block] = set()
+        alike = list(zip(kinds, whole, segments, part.keeping, strict=True))
         first = 0
         for end in range(1, len(kinds) + 1):
-            is_alike = end < len(kinds) and (kinds[end], whole[end], segments[end]) == (
-                kinds[first],
-                whole[first],
-                segments[first],
-            )
+            is_alike = end < len(kinds) and alike[end] == alike[first]
             # Of a kind that several ops use there is one block.
             if is_alike and not op_by_op and (not kinds[end] or part.uses[end] != part.uses[end - 1]):
                 continue
-            uses = part.uses[first]
-            completes = tuple(self.kind_of[use.block] for use in uses if use.block not in seen)
-            with_kinds = tuple(zip(kinds[first], uses, strict=True))
-            segment, keeping = segments[first]
-            trained = tuple(kind for kind, use in with_kinds if use.trained_bytes)
-            yield Run(first, end - first, segment, with_kinds, kinds[first], trained, completes, keeping)
-            seen.update(use.block for uses in part.uses[first:end] for use in uses)
+            yield first, end
             first = end
 
 
 def _ends_apart(run: Run) -> Iterator[Run]:
+    """Yield the first op of a run, what is between, and its last op as runs by themselves."""
     first, num_ops = run.position, run.num_ops
     lengths = (1, num_ops - 2, 1) if num_ops > 2 else (1,) * num_ops
     for position, length in zip((first, first + 1, first + num_ops - 1), lengths, strict=False):

@@ -58,7 +58,7 @@ def as_they_come(problem: Problem, slices: Sequence[Slice], *, longest_first: bo
     while ready_s:
 
         def urgency(each: Pass) -> tuple[float, float, Pass]:
-            start_s = max(ready_s[each], *(free_s[kind] for kind in passes.kinds[each.piece]))
+            start_s = max(ready_s[each], *(free_s[kind] for kind in passes.kinds[each.slice_index]))
             rest_s = passes.rest_s[each]
             return start_s, -rest_s if longest_first else not each.is_backward, each
 
@@ -66,7 +66,7 @@ def as_they_come(problem: Problem, slices: Sequence[Slice], *, longest_first: bo
         end_s = urgency(chosen)[0] + passes.seconds[chosen]
         del ready_s[chosen]
         order.append(chosen)
-        for kind in passes.kinds[chosen.piece]:
+        for kind in passes.kinds[chosen.slice_index]:
             free_s[kind] = end_s
         for follower in passes.followers[chosen]:
             missing[follower] -= 1
@@ -100,7 +100,10 @@ class _Passes:
             for other in others:
                 followers[other].append(each)
         op_s = [problem.op_s_of(piece) for piece in slices]
-        seconds = {each: slices[each.piece].num_ops * op_s[each.piece][each.is_backward] for each in before}
+        seconds = {
+            each: slices[each.slice_index].num_ops * op_s[each.slice_index][each.is_backward]
+            for each in before
+        }
         rest_s: dict[Pass, float] = {}
         for each in reversed(mirrored(range(len(slices)))):
             rest_s[each] = seconds[each] + max((rest_s[other] for other in followers[each]), default=0.0)

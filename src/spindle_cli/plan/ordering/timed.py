@@ -25,7 +25,7 @@ def timed(problem: Problem, slices: Sequence[Slice], order: Sequence[Pass]) -> t
     started: dict[Pass, int] = {}
     free = [0] * problem.num_devices
     for each in order:
-        piece = slices[each.piece]
+        piece = slices[each.slice_index]
         op_s = problem.op_s_of(piece)[each.is_backward]
         ready = max((ended[other] for other in before[each]), default=0)
         start = max(ready, *(free[device] for device in piece.devices))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spindle_cli.account.device.account import ALLOCATOR_SHARE, UNCOUNTED_SHARE
-from spindle_cli.account.device.parts import Keeping, KnownUses, Part, in_blocks
+from spindle_cli.account.device.parts import Keeping, Part, UsesCache, in_blocks
 from spindle_cli.costs.links import messages_bytes, transfer_s
 from spindle_cli.costs.memory import inner_bytes
 from spindle_cli.costs.parameters import Block, blocks_of, optimizer_bytes
@@ -374,7 +374,7 @@ def _batch_sums(metaops: Sequence[MetaOpProfile]) -> Records:
 
 def _options(options: Sequence[Option], cluster: Cluster) -> tuple[Records, Records, Floats, Records]:
     """Options, what they have of each type, where their shares end, and bytes of their ops."""
-    known = KnownUses()
+    known = UsesCache()
     rows: list[tuple[float, ...]] = []
     of_types: list[tuple[float, ...]] = []
     ends: list[float] = []
@@ -443,14 +443,14 @@ def _piece(option: Option, devices: tuple[int, ...]) -> Slice:
 
 
 def _bytes_of_ops(
-    option: Option, shares: float, link: Link | None, known: KnownUses
+    option: Option, shares: float, link: Link | None, known: UsesCache
 ) -> Iterator[tuple[float, ...]]:
     """Give `OP_BYTES` of each op on a device with a share of which the batch has so many. `link`: over which
     activations are moved.
     """
     metaop, point, again, *_ = option
     piece = _piece(option, tuple(range(point.num_devices)))
-    part = Part(0, piece, {metaop.name: metaop}, shares, (), is_handed_on=True, known=known)
+    part = Part(0, piece, {metaop.name: metaop}, shares, (), is_handed_on=True, uses_cache=known)
     keeping = part.keeping[0]
     for count, needs in part.needs:
         running = needs.backward

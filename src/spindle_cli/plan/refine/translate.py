@@ -57,7 +57,7 @@ class Translation:
             of_metaop[: 1 + len(own)] = len(own), *own
         order = order_passes(slices, edges_between(slices, self._problem.profile.by_name))
         found.order[0] = len(order)
-        found.order[1 : 1 + len(order)] = [2 * each.piece + each.is_backward for each in order]
+        found.order[1 : 1 + len(order)] = [2 * each.slice_index + each.is_backward for each in order]
         return found
 
     def slices_of(self, schedule: Schedule) -> tuple[Slice, ...]:

@@ -118,7 +118,7 @@ class _Sets:
         for each, own in zip(self.profile.task_sets, self.own, strict=True):
             new = set(each.tasks) - known
             added = [piece for piece in own if by_name[piece.metaop].task in new]
-            order += (one._replace(piece=one.piece + len(slices)) for one in self._order(added))
+            order += (one._replace(slice_index=one.slice_index + len(slices)) for one in self._order(added))
             slices += added
             known |= new
         if known != self.all_tasks:

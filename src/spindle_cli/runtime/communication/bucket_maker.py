@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from spindle_cli.account.holdings import Lot, Span, places_of
+from spindle_cli.account.holdings import GatherUnit, Span, places_of
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.parameters import Summing
 from spindle_cli.files.sharding import Sharding
@@ -138,18 +138,18 @@ def lay_out(
     """
     if not EXCHANGES_STORAGES:
         return None
-    lots: dict[FlatBucket, Lot] = {}
+    units: dict[FlatBucket, GatherUnit] = {}
     for group in groups:
         uses = map(Span, group.slices, group.first_ops, group.last_ops)
-        spans = [span for span in uses if runs is None or span.piece in runs]
+        spans = [span for span in uses if runs is None or span.slice_index in runs]
         for bucket in buckets.get(group.index, ()):
             if isinstance(bucket, FlatBucket) and bucket.is_fetched and not bucket.is_kept:
                 size = round_up(bucket.gathered_bytes, ALIGNMENT_BYTES)
-                lots[bucket] = Lot(size, tuple(sorted(spans)))
-    if not lots:
+                units[bucket] = GatherUnit(size, tuple(sorted(spans)))
+    if not units:
         return None
-    places = places_of(tuple(lots.values()))
-    memory = GatherMemory(round(places.num_bytes), next(iter(lots)).parameters[0].device)
-    for placed, begin in zip(lots, places.offsets, strict=True):
+    places = places_of(tuple(units.values()))
+    memory = GatherMemory(round(places.num_bytes), next(iter(units)).parameters[0].device)
+    for placed, begin in zip(units, places.offsets, strict=True):
         placed.gather_into(memory, round(begin))
     return memory
