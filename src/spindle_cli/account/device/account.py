@@ -273,7 +273,9 @@ class Account:
         return self.known_held[key]
 
     def _held(self, roles: Sequence[Role], held_only: Sequence[Role], weight: int) -> dict[int, Held]:
-        """The blocks of parameters that a device holds, by kind. `roles`: the one that runs backward last first."""
+        """The blocks of parameters that a device holds, by kind. `roles`: the one that runs backward last
+        first.
+        """
         users: dict[int, list[_User]] = {}
         for number, (index, shard, *_) in enumerate((*roles, *held_only)):
             user = index, shard, number < len(roles)

@@ -111,8 +111,8 @@ class KeptGathered:
                     yield block, num_bytes
 
     def _gathered_by_op(self, part: Part) -> Sequence[float]:
-        """Bytes of the parameters that are gathered while each op runs, its own and those of the op behind it,
-        in a slice that keeps nothing.
+        """Bytes of the parameters that are gathered while each op runs, its own and those of the op behind
+        it, in a slice that keeps nothing.
         """
         there = [0.0] * len(part.uses)
         for block, num_bytes in self._blocks(part):
