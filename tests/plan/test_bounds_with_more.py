@@ -16,7 +16,6 @@ from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from helpers.several_types import cluster_of_types, on_types
 from spindle_cli.account.device.account import UNCOUNTED_SHARE
-from spindle_cli.account.device_memory import device_memory
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, Link
@@ -285,7 +284,7 @@ def assert_in_order(bounds: AnyCut) -> None:
     assert bounds.lower_bound_s <= min(bounds.with_memory_s, bounds.with_links_s)
 
 
-@examples(150)
+@examples(60)
 @given(st.integers(0, 10**6))
 def test_no_plan_is_below_any_of_them(seed: int) -> None:
     random = Random(seed)
@@ -359,9 +358,11 @@ def test_of_a_chain_the_best_of_all_schedules_is_not_below_them(seed: int) -> No
     assert_in_order(bounds)
     best_s = fitting_s = inf
     for plan in every_schedule(profile, cluster):
-        best_s = min(best_s, simulate(plan).iteration_s)
-        memory = device_memory(profile.metaops, plan.slices, cluster, profile)
-        if all(need.total_bytes <= room for need, room in zip(memory, cluster.memory_bytes, strict=True)):
-            fitting_s = min(fitting_s, plan.predicted.compute_s)
+        compute_s = plan.predicted.compute_s
+        if compute_s < best_s:  # else its iteration is no shorter
+            best_s = min(best_s, simulate(plan).iteration_s)
+        needs = zip(plan.predicted.peak_memory_bytes, cluster.memory_bytes, strict=True)
+        if all(need <= room for need, room in needs):
+            fitting_s = min(fitting_s, compute_s)
     assert bounds.with_links_s <= best_s * (1 + 1e-9)
     assert bounds.with_memory_s <= fitting_s * (1 + 1e-9)

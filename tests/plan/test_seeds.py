@@ -84,7 +84,7 @@ def test_the_least_recomputation_that_fits_any_plan_is_found(least: int, for_bas
     posing = FittingFrom(max(least, for_baselines), least)
     found = seeds_of(profile_of(net("a/m", 16, 5)), 2, posing).splitting(inf)
     assert found is not None
-    assert sum(found.way.fallback.recompute.values()) == least
+    assert sum(found.saving.fallback.recompute.values()) == least
 
 
 @pytest.mark.parametrize("least", [1, 2, 17, 31, 32, 33, 62, 64])
@@ -92,7 +92,7 @@ def test_room_is_found_to_a_step(least: int) -> None:
     """Of 64 ops, a step each."""
     found = seeds_of(profile_of(net("a/m", 64, 5)), 2, FittingFrom(least, least)).splitting(inf)
     assert found is not None
-    assert sum(found.way.fallback.recompute.values()) == least
+    assert sum(found.saving.fallback.recompute.values()) == least
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ def test_where_layers_are_split_nothing_is_recomputed_if_that_fits_whatever_else
     """Halving alone would ask 16, 8 and 12 of 16 ops, and never none."""
     profile = profile_of(split(net("a/m", 16, 5), 2))
     found = seeds_of(profile, 2, SplitFittingBut(0, 0, none_fits)).splitting(inf)
-    assert found is not None and found.way.fallback.split
-    assert sum(found.way.fallback.recompute.values()) == least
+    assert found is not None and found.saving.fallback.split
+    assert sum(found.saving.fallback.recompute.values()) == least
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def test_the_split_with_the_shortest_bound_that_has_a_plan_is_taken(
         for tp, bound_s, own_s in zip((1, 2, 4), (1.0, 3.0, 2.0), quick_s, strict=True)
     }
     found = seeds_of(OF_TWO_OR_FOUR, 4, OfDegrees(seconds)).splitting(inf)
-    assert (None if found is None else found.way.fallback.least_tp) == degree
+    assert (None if found is None else found.saving.fallback.least_tp) == degree
 
 
 def test_splits_whose_bound_leaves_no_chance_are_left_out() -> None:
@@ -197,7 +197,7 @@ def test_splits_whose_bound_leaves_no_chance_are_left_out() -> None:
     seconds = {1: (1.0, 0.0, 0.0), 2: (4.91, 3.0, 3.0), 4: (4.89, 0.0, 0.0)}
     for than_s, degree in ((5.0, None), (5.1, 2)):
         found = seeds_of(OF_TWO_OR_FOUR, 4, OfDegrees(seconds)).splitting(than_s)
-        assert (None if found is None else found.way.fallback.least_tp) == degree
+        assert (None if found is None else found.saving.fallback.least_tp) == degree
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def test_more_micro_batches_alike_are_tried_until_two_in_a_row_gain_nothing(
     by_samples = {48 // each: own_s for each, own_s in zip(ALIKE, seconds, strict=False)}
     found = seeds_of(profile, 1, BySamples(by_samples)).alike()
     assert found is not None
-    assert found.way.cut.counts == {"t": count}
+    assert found.saving.cut.counts == {"t": count}
 
 
 def found_of(compute_s: float, *, is_short: bool = True, is_searched: bool = False) -> Found:
@@ -238,18 +238,18 @@ def or_better(
     seeds_s: tuple[float, float],
     or_less_s: float = inf,
 ) -> tuple[Found | None, list[float]]:
-    """What is made of a plan, and of which seeds the search went on: of one that shares out no more and of
-    one that does, which takes 1 s off.
+    """What is made of a plan, and of which seeds the search went on: of one that is sharded as is asked for
+    and of one that is sharded more, which takes 1 s off.
     """
-    no_more, more = (Seed(taking(seconds), SimpleNamespace()) for seconds in seeds_s)  # type: ignore[arg-type]
+    as_asked, more = (Seed(taking(seconds), SimpleNamespace()) for seconds in seeds_s)  # type: ignore[arg-type]
     searched: list[float] = []
 
     def search(_: Seeds, seed: Seed) -> Found:
         searched.append(seed.seconds)
         return found_of(seed.seconds - 1)
 
-    monkeypatch.setattr(Seeds, "sharing_no_more", lambda *_: no_more)
-    monkeypatch.setattr(Seeds, "sharing_out", lambda _: more)
+    monkeypatch.setattr(Seeds, "sharded_as_asked", lambda *_: as_asked)
+    monkeypatch.setattr(Seeds, "sharded_more", lambda _: more)
     monkeypatch.setattr(Seeds, "_searched", search)
     seeds = seeds_of(profile_of(net("a/m", 1, 1)), 1, None)
     return seeds.or_better(found, 10.0, lambda known_s: min(known_s, or_less_s)), searched
