@@ -23,8 +23,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from operator import is_not
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -259,17 +260,11 @@ _STAND_INS: tuple[tuple[Any, str, Any], ...] = (
 @contextmanager
 def heard() -> Iterator[None]:
     """Let what is asked be heard, also by the names that modules of the user's have for it."""
-    by_id = {id(getattr(module, name)): stand_in for module, name, stand_in in _STAND_INS}
     if any(getattr(module, name) is stand_in for module, name, stand_in in _STAND_INS):
         yield  # as it is already
         return
-    replaced = [
-        (held, name, held[name])
-        for module in _modules_that_may_ask()
-        for name in _names_in(module)
-        for held in (vars(module),)
-        if id(held.get(name)) in by_id
-    ]
+    by_id = {id(getattr(module, name)): stand_in for module, name, stand_in in _STAND_INS}
+    replaced = [(held, name, held[name]) for held, name in _modules().names() if id(held.get(name)) in by_id]
     replaced += [(vars(module), name, getattr(module, name)) for module, name, _ in _STAND_INS]
     try:
         for held, name, value in replaced:
@@ -280,30 +275,83 @@ def heard() -> Iterator[None]:
             held[name] = value
 
 
-def _modules_that_may_ask() -> list[Any]:
-    """The Python modules there are, but for those of Python's, of torch's and of this package: thousands."""
-    silent, loaded = _modules_that_do_not(), sys.modules.copy()
-    others = [(name, module) for name, module in loaded.items() if silent.get(name) is not module]
-    for name, module in others:
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and not _has_askers(file):
-            silent[name] = module
-    return [module for name, module in others if silent.get(name) is not module]
+class _Modules:
+    """The Python modules that there were at the last look, but for those of Python's, of torch's and of this
+    package, which are thousands; and the names that they have for what is asked.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[Any] = []
+        self._without_file: list[Any] = []
+        self._own: list[dict[str, Any]] = []
+        self._libraries: dict[int, _Library] = {}  # by the module's id, which stays its own while it is seen
+
+    def names(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """Give the namespaces of modules with their names for what is asked."""
+        self._look()
+        for held in self._own:
+            for name in _names_of_askers(held):
+                yield held, name
+        for library in self._libraries.values():
+            if library.count != len(library.held):
+                library.look()
+            for name in library.names:
+                yield library.held, name
+
+    def _look(self) -> None:
+        """Sort the modules that there are, if they are others than at the last look."""
+        loaded = list(sys.modules.copy().values())
+        same = len(loaded) == len(self._seen) and not any(map(is_not, loaded, self._seen))
+        if same and not any(isinstance(_file_of(module), str) for module in self._without_file):
+            return
+        own, libraries, without_file = [], {}, []
+        for module in loaded:
+            file = _file_of(module)
+            if not isinstance(file, str):
+                without_file.append(module)
+            elif _has_askers(file) and _is_installed(file):
+                libraries[id(module)] = self._libraries.get(id(module)) or _Library(vars(module))
+            elif _has_askers(file):
+                own.append(vars(module))
+        self._own, self._libraries, self._without_file = own, libraries, without_file
+        self._seen = loaded
+
+
+@dataclass(eq=False)
+class _Library:
+    """An installed module, which is looked through again only once it has another number of names: libraries
+    have tens of thousands.
+
+    Attributes:
+        held: the module's namespace.
+        count: of its names at the last look.
+        names: those for what is asked.
+    """
+
+    held: dict[str, Any]
+    count: int = -1
+    names: tuple[str, ...] = ()
+
+    def look(self) -> None:
+        """Look through its names."""
+        self.count, self.names = len(self.held), _names_of_askers(self.held)
 
 
 @cache
-def _modules_that_do_not() -> dict[str, Any]:
-    """Those of this process, by name, as of the last look."""
-    return {}
+def _modules() -> _Modules:
+    """Return those of this process."""
+    return _Modules()
 
 
-def _names_in(module: Any) -> tuple[str, ...]:
-    """The names that a Python module of the user's or of a library of models has for what is asked."""
-    file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or not _has_askers(file):
+def _file_of(module: Any) -> Any:
+    return getattr(module, "__file__", None)
+
+
+def _names_of_askers(held: dict[str, Any]) -> tuple[str, ...]:
+    asker_ids, values = _ids_asked(), list(held.items())
+    if asker_ids.isdisjoint([id(value) for _, value in values]):
         return ()
-    held = vars(module)
-    return _names_in_library(module, len(held)) if _is_installed(file) else _names_of_askers(held)
+    return tuple(name for name, value in values if id(value) in asker_ids)
 
 
 @cache
@@ -314,19 +362,6 @@ def _has_askers(file: str) -> bool:
 @cache
 def _is_installed(file: str) -> bool:
     return any(f"{os.sep}{folder}{os.sep}" in file for folder in _INSTALLED)
-
-
-@cache
-def _names_in_library(module: ModuleType, count: int) -> tuple[str, ...]:  # noqa: ARG001 - keys the cache
-    """The names for what is asked in an installed module, which is looked through again only once it has
-    another number of names: libraries have tens of thousands.
-    """
-    return _names_of_askers(vars(module))
-
-
-def _names_of_askers(held: dict[str, Any]) -> tuple[str, ...]:
-    asker_ids, values = _ids_asked(), list(held.items())
-    return tuple(name for name, value in values if id(value) in asker_ids)
 
 
 @cache
