@@ -5,7 +5,7 @@ The fingerprint says which workload a profile and a plan were made for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -178,39 +178,38 @@ def _refuse_hidden(task: Task | FlowTask) -> None:
 
 def _check_operators_occur(workload: Workload, tasks: dict[str, TaskGraph]) -> None:
     """Refuse an operator class that no task ever runs as an op."""
-    used = [
-        task.root.get_submodule(op.target)
-        for task in tasks.values()
-        for op in task.ops
-        if op.target is not None
-    ]
-    used += [
-        module
-        for task in tasks.values()
-        for op in task.ops
-        for node in op.graph.nodes
-        if node.op == "call_module"
-        and isinstance(region := task.root.get_submodule(str(node.target)), Region)
-        for module in region.modules()
-    ]
+    run = list(_modules_run(tasks))
     opened = [task.root.get_submodule(name) for task in tasks.values() for name in task.opened]
     only_evaluated = [module for task in workload.evaluated for module in root_of(task).modules()]
     for cls in workload.operator_classes:
-        if any(isinstance(module, cls) for module in (*used, *opened, *only_evaluated)):
-            continue
-        inside = next(
-            (outer for outer in used if any(isinstance(part, cls) for part in outer.modules())), None
-        )
-        if inside is not None:
-            what = f"it occurs only inside {type(inside).__name__}, which is run as one operator itself"
-        elif any(isinstance(part, cls) for task in tasks.values() for part in task.root.modules()):
-            what = "the tasks hold such a module, but no task's loss depends on a call of it"
-        else:
-            what = "no task holds a module of this class"
-        raise WorkloadError(
-            f"workload {workload.name!r}: the operator class {cls.__name__} never occurs: {what}",
-            hint=f"The modules that do: {_held_classes(tasks)}.",
-        )
+        if not any(isinstance(module, cls) for module in (*run, *opened, *only_evaluated)):
+            raise WorkloadError(
+                f"workload {workload.name!r}: the operator class {cls.__name__} never occurs: "
+                f"{_why_never_run(cls, run, tasks)}",
+                hint=f"The modules that do: {_held_classes(tasks)}.",
+            )
+
+
+def _modules_run(tasks: Mapping[str, TaskGraph]) -> Iterator[nn.Module]:
+    """The layers of all ops, and the modules in the regions that their graphs call."""
+    for task in tasks.values():
+        for op in task.ops:
+            if op.target is not None:
+                yield task.root.get_submodule(op.target)
+            for node in op.graph.find_nodes(op="call_module"):
+                module = task.root.get_submodule(str(node.target))
+                if isinstance(module, Region):
+                    yield from module.modules()
+
+
+def _why_never_run(cls: type, run: Sequence[nn.Module], tasks: Mapping[str, TaskGraph]) -> str:
+    """Say where modules of an operator class are that no op runs."""
+    for outer in run:
+        if any(isinstance(part, cls) for part in outer.modules()):
+            return f"it occurs only inside {type(outer).__name__}, which is run as one operator itself"
+    if any(isinstance(part, cls) for task in tasks.values() for part in task.root.modules()):
+        return "the tasks hold such a module, but no task's loss depends on a call of it"
+    return "no task holds a module of this class"
 
 
 def _held_classes(tasks: dict[str, TaskGraph]) -> str:
@@ -230,29 +229,16 @@ def _make_metaops(tasks: dict[str, TaskGraph], kinds: Kinds) -> tuple[MetaOp, ..
     metaops: list[MetaOp] = []
     for task in tasks.values():
         positions = [position for position, (owner, _) in enumerate(runs) if owner is task]
-        names = [
-            f"{task.task.name}/{short}" for short in short_names([paths[position] for position in positions])
-        ]
-        metaops += _task_metaops(
-            task,
-            [runs[p][1] for p in positions],
-            names,
-            [paths[p] for p in positions],
-            [sharing[p] for p in positions],
-        )
+        metaops += _task_metaops(task, [(runs[p][1], paths[p], sharing[p]) for p in positions])
     return tuple(metaops)
 
 
-def _task_metaops(
-    task: TaskGraph,
-    runs: Sequence[Run],
-    names: Sequence[str],
-    paths: Sequence[str],
-    sharing: Sequence[SharedBlocks],
-) -> list[MetaOp]:
-    holder = {op: name for run, name in zip(runs, names, strict=True) for op in run.ops}
+def _task_metaops(task: TaskGraph, runs: Sequence[tuple[Run, str, SharedBlocks]]) -> list[MetaOp]:
+    """The MetaOps of a task; `runs`: its runs of ops, with their component paths and what they share."""
+    names = [f"{task.task.name}/{short}" for short in short_names([path for _, path, _ in runs])]
+    holder = {op: name for (run, _, _), name in zip(runs, names, strict=True) for op in run.ops}
     metaops: list[MetaOp] = []
-    for run, name, path, shared in zip(runs, names, paths, sharing, strict=True):
+    for (run, path, shared), name in zip(runs, names, strict=True):
         first = task.ops[run.ops[0]]
         inputs = dict.fromkeys(holder[task.producer[value]] for value in first.inputs)
         every = dict.fromkeys(holder[task.producer[value]] for value in run.common)

@@ -121,22 +121,22 @@ def require_same_ops(planned: TaskGraph, at_length: TaskGraph, shapes: Mapping[s
         )
 
 
+def way_through(graph: TaskGraph) -> list[str]:
+    """The operators that a task runs, in order, as messages name them."""
+    return [op.target or "its loss" for op in graph.ops]
+
+
 def _difference(planned: TaskGraph, at_length: TaskGraph) -> str | None:
-    ways = [[op.target or "its loss" for op in graph.ops] for graph in (planned, at_length)]
-    if ways[0] != ways[1]:
-        return f"it runs {', '.join(ways[1])} in place of {', '.join(ways[0])}"
+    """Say in what a task at another length differs from the planned one; None: in lengths alone."""
+    before, now = way_through(planned), way_through(at_length)
+    if before != now:
+        return f"it runs {', '.join(now)} in place of {', '.join(before)}"
     moves = [[(move.slow, move.fast, move.decay) for move in graph.moves] for graph in (planned, at_length)]
     if moves[0] != moves[1]:
         return "it moves parameters in another way"
-    for before, now in zip(planned.ops, at_length.ops, strict=True):
-        name = now.target or "its loss"
-        if _outside(before) != _outside(now):
-            return f"{name} takes or gives other values"
-        if (before.coupled, before.talks) != (now.coupled, now.talks):
-            why = now.coupled_because or before.coupled_because
-            return f"whether {name} may be split over the batch" + (f" ({why})" if why else "")
-        if _shares(before) != _shares(now):
-            return f"what {name} is a sum or a mean over"
+    for ops in zip(planned.ops, at_length.ops, strict=True):
+        if (what := _difference_of_ops(*ops)) is not None:
+            return what
     for value, spec in planned.values.items():
         new_spec = at_length.values[value]
         if (spec.dtype, spec.batch_dim, spec.requires_grad, len(spec.shape)) != (
@@ -146,6 +146,18 @@ def _difference(planned: TaskGraph, at_length: TaskGraph) -> str | None:
             len(new_spec.shape),
         ):
             return f"the value {value} is {new_spec.dtype} {new_spec.shape} and was {spec.dtype} {spec.shape}"
+    return None
+
+
+def _difference_of_ops(before: Op, now: Op) -> str | None:
+    name = now.target or "its loss"
+    if _outside(before) != _outside(now):
+        return f"{name} takes or gives other values"
+    if (before.coupled, before.talks) != (now.coupled, now.talks):
+        why = now.coupled_because or before.coupled_because
+        return f"whether {name} may be split over the batch" + (f" ({why})" if why else "")
+    if _shares(before) != _shares(now):
+        return f"what {name} is a sum or a mean over"
     return None
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from spindle_cli.analysis.at_lengths import require_same_ops
+from spindle_cli.analysis.at_lengths import require_same_ops, way_through
 from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.analysis.metaops.finding import Finder
 from spindle_cli.analysis.metaops.ops import hand_constants_on
@@ -227,12 +227,11 @@ def in_eval_mode(task: Task | FlowTask) -> Iterator[None]:
 
 def _require_same_way(trained: TaskGraph, evaluated: TaskGraph) -> None:
     name = trained.task.name
-    ways = [[op.target or "its loss" for op in graph.ops] for graph in (trained, evaluated)]
-    if ways[0] != ways[1]:
-        trained_way, evaluated_way = (", ".join(way) for way in ways)
+    trained_way, evaluated_way = way_through(trained), way_through(evaluated)
+    if trained_way != evaluated_way:
         raise WorkloadError(
             f"task {name!r}: its forward in eval mode takes another way through its operators: "
-            f"{evaluated_way}; in training it takes {trained_way}",
+            f"{', '.join(evaluated_way)}; in training it takes {', '.join(trained_way)}",
             hint="Let forward call the same operators in both. " + _FROM_ONE,
         )
     still = still_buffers(trained, evaluated.root)

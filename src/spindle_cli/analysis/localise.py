@@ -125,22 +125,12 @@ def _build_in_part(
     unused: bool,
 ) -> tuple[WorkloadGraph, dict[int, Sequence[OwnValues]]]:
     first, graph = in_the_abstract(source, find_graph)
-    used = _used(graph, wanted) | (_unused(graph) if unused else {})
-    if any(id(parameter) not in first.numbers for parameter in used.values()):
+    real = _real_parameters(graph, wanted, unused=unused)
+    if any(key not in first.numbers for key in real):
         raise _UnlocalisableError  # came to be in a way that we do not see
-    kept = {first.numbers[id(parameter)] for parameter in used.values()}
+    kept = {first.numbers[key] for key in real}
     parts = {first.numbers[key]: own_parts for key, own_parts in parts_of(graph).items()}
-    # Whole as long as there may be copies of them, or others are computed from them.
-    copied = set(first.sources.values()).union(*first.derived.values())
-    ranged = {number: own_parts for number, own_parts in parts.items() if number not in copied}
-    second, workload = _build_once_more(source, _with_sources(kept, first), ranged)
-    if second is None and ranged:  # more of them is looked at than ranges
-        second, workload = _build_once_more(source, _with_sources(kept, first), {})
-    if second is None or workload is None or second.describe() != first.describe():
-        raise _UnlocalisableError
-    if any(second.parameters[number].is_meta for number in kept - second.ranged.wanted.keys()):
-        raise _UnlocalisableError
-    drop(second.parameters[number] for number in _with_sources(kept, first) - kept)
+    second, workload = _build_kept(source, first, kept, parts)
     bound = rebind(graph, workload) or find_graph(workload)
     there = {id(parameter) for root in _roots(bound) for parameter in root.parameters()}
     if any(id(second.parameters[number]) not in there for number in parts):
@@ -151,6 +141,30 @@ def _build_in_part(
         values = second.ranged.values_of(parameter)
         part_values[id(parameter)] = values or _taken_from(parameter, own_parts)
     return bound, part_values
+
+
+def _build_kept(
+    source: Source, first: Births, kept: set[int], parts: Mapping[int, tuple[OwnPart, ...]]
+) -> tuple[Births, Workload]:
+    """Build the workload of which `first` is an abstract build with its kept parameters real, of those with
+    `parts` no more than these where that can be.
+
+    Raises:
+        _UnlocalisableError: other parameters come to be, or kept ones depend on others in an unknown way.
+    """
+    needed = _with_sources(kept, first)
+    # Whole as long as there may be copies of them, or others are computed from them.
+    copied = set(first.sources.values()).union(*first.derived.values())
+    ranged = {number: own_parts for number, own_parts in parts.items() if number not in copied}
+    second, workload = _build_once_more(source, needed, ranged)
+    if second is None and ranged:  # more of them is looked at than ranges
+        second, workload = _build_once_more(source, needed, {})
+    if second is None or workload is None or second.describe() != first.describe():
+        raise _UnlocalisableError
+    if any(second.parameters[number].is_meta for number in kept - second.ranged.wanted.keys()):
+        raise _UnlocalisableError
+    drop(second.parameters[number] for number in needed - kept)
+    return second, workload
 
 
 def _build_once_more(
@@ -224,6 +238,13 @@ def _used(
     }
 
 
+def _real_parameters(
+    graph: WorkloadGraph, wanted: Wanted | Callable[[WorkloadGraph], Wanted], *, unused: bool
+) -> dict[int, nn.Parameter]:
+    """Parameters that the wanted ops use and, where `unused` says so, those that no op uses; by id."""
+    return _used(graph, wanted) | (_unused(graph) if unused else {})
+
+
 def _unused(graph: WorkloadGraph) -> dict[int, nn.Parameter]:
     """Parameters that no op uses, by id."""
     used = _used(graph, {name: range(len(task.ops)) for name, task in graph.tasks.items()})
@@ -247,9 +268,9 @@ def _parameters(task: TaskGraph, index: int) -> list[nn.Parameter]:
 def _keep_only(
     graph: WorkloadGraph, wanted: Wanted | Callable[[WorkloadGraph], Wanted], *, unused: bool
 ) -> None:
-    used = _used(graph, wanted) | (_unused(graph) if unused else {})
+    real = _real_parameters(graph, wanted, unused=unused)
     for root in _roots(graph):
-        drop(parameter for parameter in root.parameters() if id(parameter) not in used)
+        drop(parameter for parameter in root.parameters() if id(parameter) not in real)
 
 
 def rebind(graph: WorkloadGraph, workload: Workload) -> WorkloadGraph | None:

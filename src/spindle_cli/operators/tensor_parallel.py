@@ -155,6 +155,7 @@ def found_words(workload: Workload, task: TaskGraph, op: Op) -> FoundWords:
 
 
 def _by_plan(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerSplit | None:
+    """How the plan of an op's layer splits it; None: the layer has no plan, or it cannot be followed."""
     if op.target is None:
         return None
     layer = task.root.get_submodule(op.target)
@@ -166,13 +167,26 @@ def _by_plan(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerS
             return _by_experts(task, op, plan, degree)
         except NotByExpertsError:
             return None
-    if not _heads_divide(layer, degree):
+    split = _by_maps(op.target, layer, plan, degree) if _heads_divide(layer, degree) else None
+    if split is None or not _used_once(task, op, split.dims):
         return None
+    try:
+        return replace(split, sequence=_by_sequence(workload, task, op, split))
+    except NotBySequenceError:
+        return split
+
+
+def _by_maps(target: str, layer: nn.Module, plan: Mapping[str, Way], degree: int) -> LayerSplit | None:
+    """How a plan splits a layer's linear maps; None: one of them has not as many channels for each device.
+
+    Args:
+        target: the layer's name in the task's module.
+    """
     dims: dict[str, int] = {}
     added_once: set[str] = set()
     partial: set[str] = set()
     for path, way in plan.items():
-        name, module = f"{op.target}.{path}", layer.get_submodule(path)
+        name, module = f"{target}.{path}", layer.get_submodule(path)
         if way == "partial":
             partial.update(f"{name}.{parameter}" for parameter, _ in module.named_parameters())
             continue
@@ -185,20 +199,14 @@ def _by_plan(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerS
             dims[f"{name}.bias"] = 0
         elif module.bias is not None:
             added_once.add(f"{name}.bias")
-    if not _used_once(task, op, dims):
-        return None
-    split = LayerSplit(
+    return LayerSplit(
         degree=degree,
         dims=dims,
-        entered=tuple(f"{op.target}.{path}" for path, way in plan.items() if way == "colwise"),
-        summed=tuple(f"{op.target}.{path}" for path, way in plan.items() if way == "rowwise"),
+        entered=tuple(f"{target}.{path}" for path, way in plan.items() if way == "colwise"),
+        summed=tuple(f"{target}.{path}" for path, way in plan.items() if way == "rowwise"),
         added_once=frozenset(added_once),
         partial=frozenset(partial),
     )
-    try:
-        return replace(split, sequence=_by_sequence(workload, task, op, split))
-    except NotBySequenceError:
-        return split
 
 
 def _by_experts(task: TaskGraph, op: Op, plan: Mapping[str, Way], degree: int) -> LayerSplit | None:
@@ -281,22 +289,26 @@ def _used_once(task: TaskGraph, op: Op, dims: Mapping[str, int]) -> bool:
     return True
 
 
+def _why_whole_op(op: Op, kind: str) -> str | None:
+    """Say what an op whose layer is of a class `kind` does that cannot be split; None: nothing."""
+    reasons = (
+        (op.coupled, f"the samples of {kind} depend on each other"),
+        (op.batch_norms, f"the shares of {kind} sum the statistics of its batch norms"),
+        (op.contrasts, f"the shares of {kind} gather what it compares"),
+        (op.asks_gradients, f"{kind} asks for gradients itself"),
+        (op.changes_gradients, f"{kind} has hooks on gradients, or a backward pass of its own"),
+    )
+    return next((why for holds, why in reasons if holds), None)
+
+
 def describe_ways(workload: Workload, task: TaskGraph, op: Op) -> str:
     """For people: why an op cannot be split, or only by other degrees."""
     if op.target is None:
         return "it holds no layer, and no vocabulary that can be split"
     layer = task.root.get_submodule(op.target)
     kind = type(layer).__name__
-    if op.coupled:
-        return f"the samples of {kind} depend on each other"
-    if op.batch_norms:
-        return f"the shares of {kind} sum the statistics of its batch norms"
-    if op.contrasts:
-        return f"the shares of {kind} gather what it compares"
-    if op.asks_gradients:
-        return f"{kind} asks for gradients itself"
-    if op.changes_gradients:
-        return f"{kind} has hooks on gradients, or a backward pass of its own"
+    if (why := _why_whole_op(op, kind)) is not None:
+        return why
     if runs_again(task, op):
         return f"{kind} runs once more in its backward pass (torch.utils.checkpoint)"
     try:
@@ -373,10 +385,9 @@ def _runs_again(task: TaskGraph, op: Op, layer: nn.Module) -> bool:
         saving = torch._C._autograd._top_saved_tensors_default_hooks(False)
         ran_again = ran_again or saving is not None or not torch.is_grad_enabled()
 
-    specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
     holders = [module for module in layer.modules() if module._parameters]
     try:
-        with called_on_meta(task, op, specs) as (args, kwargs), Unread():
+        with called_on_meta(task, op) as (args, kwargs), Unread():
             hooks = [module.register_forward_pre_hook(called) for module in holders]
             try:
                 layer(*args, **kwargs)

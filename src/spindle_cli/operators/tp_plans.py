@@ -46,14 +46,11 @@ def plan_of(workload: Workload, layer: nn.Module) -> dict[str, Way] | None:
     given = _given(workload, layer)
     if given is None:
         return None
-    exact = {path: way for path, way in given.items() if "*" not in path}
-    spoken = {path: _known_way(layer, path, way) for path, way in exact.items()}
-    for path, way in spoken.items():
-        _require_fitting(layer, path, way)
     matched = _matched(layer, given)
+    exact = _exact(layer, given)
     if any(_spoken(way) not in WAYS for way in matched.values()):
         return None
-    spoken.update({path: WAYS[_spoken(way)] for path, way in matched.items()})
+    spoken = exact | {path: WAYS[_spoken(way)] for path, way in matched.items()}
     plan = {path: way for path, way in spoken.items() if way is not None}
     if any(_misfit(layer, path, way) for path, way in plan.items()):
         return None
@@ -64,6 +61,14 @@ def plan_of(workload: Workload, layer: nn.Module) -> dict[str, Way] | None:
             hint="Devices that share out experts have samples of their own in the rest of the layer.",
         )
     return plan or None
+
+
+def _exact(layer: nn.Module, given: Mapping[str, Any]) -> dict[str, Way | None]:
+    """What a plan says of submodules that it names without a pattern. Raises what `plan_of` raises."""
+    ways = {path: _known_way(layer, path, way) for path, way in given.items() if "*" not in path}
+    for path, way in ways.items():
+        _require_fitting(layer, path, way)
+    return ways
 
 
 def by_experts(plan: Mapping[str, Way]) -> bool:

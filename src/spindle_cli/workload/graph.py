@@ -230,6 +230,10 @@ class TaskGraph:
         assert shares is not None, "the last op holds the loss"
         return shares
 
+    def specs_of(self, op: Op) -> list[ValueSpec]:
+        """What an op is given: its fields, then its inputs."""
+        return [*(self.fields[name] for name in op.fields), *(self.values[name] for name in op.inputs)]
+
 
 @dataclass(frozen=True)
 class MetaOp:

@@ -94,19 +94,18 @@ class _OneLoss:
 
     def _require_rows(self) -> None:
         """Raise unless the samples lie where the function has them, at the same place in all tensors."""
-        tensors = {name: node for name, node in self._loss.arguments.items() if self._dim(name) is not None}
+        arguments = self._loss.arguments
+        dims = {name: dim for name in arguments if (dim := self._dim(name)) is not None}
         match self._loss.over:
             case Over.ELEMENTS:
-                fits = len({self._from_right(name) for name in tensors}) == 1
+                fits = len({self._from_right(name) for name in dims}) == 1
             case Over.SAMPLES:
-                fits = all(self._dim(name) == 0 for name in tensors)
-                fits = fits and _ndim(self._shapes, next(iter(self._loss.arguments.values()))) >= 2
+                fits = set(dims.values()) == {0} and _ndim(self._shapes, next(iter(arguments.values()))) >= 2
             case Over.SEQUENCES:
-                fits = all(self._dim(name) == (1 if name == "log_probs" else 0) for name in tensors)
-                fits = fits and {"log_probs", "targets", "input_lengths", "target_lengths"} <= tensors.keys()
+                fits = dims == {"log_probs": 1, "targets": 0, "input_lengths": 0, "target_lengths": 0}
             case Over.TARGETS:
                 fits = self._targets_fit()
-        rows = {self._shapes.batch_dim(node).rows for node in tensors.values()}
+        rows = {self._shapes.batch_dim(arguments[name]).rows for name in dims}
         if not fits or len(rows) != 1:
             raise self._unknown("has the samples of its arguments at different places")
 

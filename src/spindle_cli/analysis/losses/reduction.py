@@ -283,7 +283,7 @@ class LossForms:
         if len(degrees) > 1:
             raise NotKnownError(f"{node.name!r} adds values that grow with the batch in different ways", node)
         expression = join([form.expression for form in forms])
-        return Form(most({form.kind for form in forms}), next(iter(degrees), 0), expression)
+        return Form(most(kinds), next(iter(degrees), 0), expression)
 
     def _alike(self, forms: list[Form], node: fx.Node) -> list[Form]:
         """Values that are added up, as parts; counts and what is constant, as what they are."""

@@ -137,8 +137,8 @@ class Cutter:
             changes=self._of_nodes(inside, samples.changed, (*made.parameters, *made.buffers)),
             reads=self._of_nodes(inside, samples.reads, made.buffers),
             draws_own=any(samples.draws_own(node) for node in inside),
-            kept=tuple(dict.fromkeys(name for node in inside for name in samples.kept(node))),
-            left=tuple(dict.fromkeys(name for node in inside for name in samples.left(node))),
+            kept=_named_by(inside, samples.kept),
+            left=_named_by(inside, samples.left),
         )
 
     def _copied(
@@ -244,6 +244,11 @@ def _held(root: nn.Module, name: str) -> Tensor:
     owner, _, attribute = name.rpartition(".")
     held: Tensor = getattr(root.get_submodule(owner), attribute)
     return held
+
+
+def _named_by(nodes: Iterable[fx.Node], names_of: Callable[[fx.Node], Iterable[str]]) -> tuple[str, ...]:
+    """The names that `names_of` gives for some nodes, in their order, none twice."""
+    return tuple(dict.fromkeys(name for node in nodes for name in names_of(node)))
 
 
 def norms_used(root: nn.Module, graph: fx.Graph) -> tuple[str, ...]:

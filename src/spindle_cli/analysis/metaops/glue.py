@@ -179,8 +179,11 @@ class _Placement:
             self._home[node] = self._home[source]
             self._note_mixing(node)
             return
-        if self._shapes.is_fixed(node):
-            return  # made of sizes and of fields that are the same in every sample
+        if not self._shapes.is_fixed(node):  # made of sizes and of fields that are the same in every sample
+            self._place_by_sources(node)
+
+    def _place_by_sources(self, node: fx.Node) -> None:
+        """Put a node into the op that gives what it is computed from, or into the one that uses it."""
         producers = {self._home[source] for source in self._homed_inputs(node)}
         joins_loss = any(source in self._mixed for source in node.all_input_nodes)
         if len(producers) == 1 and producers <= self._coupled.keys() and not joins_loss:

@@ -8,7 +8,8 @@ loss back, each from the outputs that a gradient comes back for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,8 +77,7 @@ def _described(task: TaskGraph, op: Op, kinds: Kinds) -> tuple[str, str]:
     """Texts that are the same for ops through which gradients flow alike from the same outputs: without the
     numbers of layers, and with them.
     """
-    specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
-    given = [(spec.shape, str(spec.dtype), spec.requires_grad, spec.row) for spec in specs]
+    given = [(spec.shape, str(spec.dtype), spec.requires_grad, spec.row) for spec in task.specs_of(op)]
     lines = [described(op.graph, task, kinds, place) for place in (0, 1)]
     return f"{lines[0]}{given}", f"{lines[1]}{given}"
 
@@ -107,6 +107,17 @@ class Asking(TorchFunctionMode):
 _ASK = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 
 
+@contextlib.contextmanager
+def _without_gradients_left(module: fx.GraphModule) -> Iterator[None]:
+    """Drop, at the end, the gradients of the parameters that a module has at the beginning."""
+    held = list(module.parameters())
+    try:
+        yield
+    finally:
+        for parameter in held:
+            parameter.grad = None
+
+
 def _flow(observer: Observer, task: TaskGraph, op: Op, wanted: Sequence[int]) -> FlowRecord:
     """Run an op of a task, whose tensors are fake, forward, and backward from some of its outputs; of what
     cannot be run so, it is taken that gradients come to all that could have one.
@@ -129,8 +140,7 @@ def _flow(observer: Observer, task: TaskGraph, op: Op, wanted: Sequence[int]) ->
         ):
             fields = [_input(task.fields[name]) for name in op.fields]
             made = [_input(task.values[name]) for name in op.inputs]
-            held = list(module.parameters())
-            try:
+            with _without_gradients_left(module):
                 with asking:
                     result = module(*fields, *made)
                 outputs = result if isinstance(result, tuple) else (result,)
@@ -138,10 +148,7 @@ def _flow(observer: Observer, task: TaskGraph, op: Op, wanted: Sequence[int]) ->
                 others = asking.hooks or has_others(ends)
                 if ends and takes:
                     torch.autograd.backward(ends, [torch.empty_like(end) for end in ends])
-            finally:
-                for parameter in held:
-                    parameter.grad = None
-    except Exception:  # the user's code, which other runs of it have judged
+    except Exception:  # the user's code, which other runs of it have examined
         others = others or asking.hooks
         return FlowRecord(given=tuple(takes), asks=asking.asks, is_seen=False, others=others)
     given = tuple(place for place in takes if made[place].grad is not None)

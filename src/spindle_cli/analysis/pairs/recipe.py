@@ -250,29 +250,35 @@ class _Maker:
             for number, state in zip(step.results, step.split.states, strict=True)
         )
         self._known.update(key for key in results if key is not None)
+        along, state = step.split.along, step.split.states[0]
+        cut = form if form >= 0 else self._cut_of(step)
+        action = None if results[0] is None else self._other_action(step, results[0], cut)
+        if action is not None:
+            self.actions.append(action)
+        elif along is None:
+            self._append(step, results, [(number, OWN) for number in step.operands], _linear(self._recording))
+        else:
+            sized = cut if isinstance(state, Pairs | Batch) else None
+            self._append(
+                step, results, self._forms(step, along, cut), lambda varying: varying.values[-1], sized
+            )
+
+    def _other_action(self, step: Step, result: Key, cut: int) -> Action | None:
+        """What a share does for a step whose operator, run on the share's rows, would give something else.
+        None: it runs the operator.
+        """
         along, name = step.split.along, step.func.overloadpacket.__name__
         if step.split.counts:
-            assert results[0] is not None
-            self.actions.append(Count(self.need(step.operands[0], OWN), results[0]))
-            return
+            return Count(self.need(step.operands[0], OWN), result)
         if along is None:
-            self._append(step, results, [(number, OWN) for number in step.operands], _linear(self._recording))
-            return
-        cut = form if form >= 0 else self._cut_of(step)
+            return None
         if name in ("diagonal", "diagonal_copy", "index") and isinstance(step.split.states[0], Batch):
             ((cut_dim, _),) = along[0]
-            source = self.need(step.operands[0], cut_dim)
-            assert results[0] is not None
-            self.actions.append(Diagonal(source, results[0], cut_dim))
-        elif name == "eye":
-            assert results[0] is not None
+            return Diagonal(self.need(step.operands[0], cut_dim), result, cut_dim)
+        if name == "eye":
             named = {n: v for n, v in step.arguments.items() if n not in ("n", "m", "out")}
-            self.actions.append(Eye(results[0], cut, named))
-        else:
-            operands = self._forms(step, along, cut)
-            state = step.split.states[0]
-            sized = cut if isinstance(state, Pairs | Batch) else None
-            self._append(step, results, operands, lambda varying: varying.values[-1], sized)
+            return Eye(result, cut, named)
+        return None
 
     def _forms(self, step: Step, along: tuple[Along, ...], cut: int) -> list[Key]:
         """What a step takes, in the forms that it takes it in where its result is cut along `cut`."""

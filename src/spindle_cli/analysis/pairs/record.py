@@ -96,7 +96,7 @@ def record_share(
 
 def arguments_of(task: TaskGraph, op: Op, tensors: Sequence[Tensor] = ()) -> list[Argument]:
     """What an op is given; `tensors`: a share of it, for their dtypes and devices."""
-    specs = [*(task.fields[name] for name in op.fields), *(task.values[name] for name in op.inputs)]
+    specs = task.specs_of(op)
     cpu = torch.device("cpu")
     if not tensors:
         return [_argument(spec, spec.dtype, cpu) for spec in specs]

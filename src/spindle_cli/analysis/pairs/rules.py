@@ -26,7 +26,7 @@ from spindle_cli.analysis.pairs.op_split import (
     sample_dims,
 )
 from spindle_cli.analysis.rules.states import WHOLE, Mixed, MixesError, Pairs, Part, Reduced, State
-from spindle_cli.analysis.rules.table import POINTWISE, states_of
+from spindle_cli.analysis.rules.table import is_pointwise, states_of
 from spindle_cli.analysis.rules.tape import Call, Operand, Varying
 from spindle_cli.analysis.rules.views import positive
 
@@ -47,25 +47,22 @@ def split_of(call: Call) -> OpSplit:
     Raises:
         MixesError: it cannot be run by shares, or nothing is known of it.
     """
-    states = [operand.state for operand in call.operands]
-    mixed = next((state for state in states if isinstance(state, Mixed)), None)
+    mixed = next((state for state in call.states if isinstance(state, Mixed)), None)
     if mixed is not None:
         return OpSplit((mixed,) * len(call.results))
     if torch.Tag.nondeterministic_seeded in call.func.tags:
         raise MixesError(_RANDOM)
-    if any(isinstance(state, Part) for state in states):
+    if call.has(Part):
         return _of_parts(call)
-    if all(state == WHOLE for state in states) and not call.varies:
+    if call.is_whole:
         return OpSplit((WHOLE,) * len(call.results))
-    if call.name in POINTWISE or torch.Tag.pointwise in call.func.tags:
+    if is_pointwise(call):
         return _pointwise(call)
-    if any(isinstance(state, Pairs) for state in states):
-        rule = RULES.get(call.name)
-        if rule is None:
+    if call.has(Pairs):
+        if call.name not in RULES:
             raise MixesError(_UNKNOWN.format(name=call.name))
-        return rule(call)
-    makes = MAKING.get(call.name)
-    made = None if makes is None else makes(call)
+        return RULES[call.name](call)
+    made = MAKING[call.name](call) if call.name in MAKING else None
     return made or _of_samples(call)
 
 
@@ -86,7 +83,7 @@ def _of_samples(call: Call) -> OpSplit:
 
 def _pointwise(call: Call) -> OpSplit:
     """Entries one by one, all tensors broadcast against each other."""
-    if not any(isinstance(operand.state, Pairs) for operand in call.operands):
+    if not call.has(Pairs):
         with suppress(MixesError):
             return _of_samples(call)
     ndim = len(call.results[0][0])
@@ -175,23 +172,25 @@ def _product(**letters: str) -> MakingRule:
     names = {name.rstrip("_"): dims for name, dims in letters.items()}
 
     def rule(call: Call) -> OpSplit | None:
-        if sum(operand.state != WHOLE for operand in call.operands) < 2:
+        if sum(state != WHOLE for state in call.states) < 2:
             return None
-        along: list[Along] = []
-        for name, value in call.arguments.items():
-            if not isinstance(value, Operand):
-                continue
-            if name not in names:
-                along.append(broadcast(value, len(out)))
-                continue
-            lettered = [(dim, names[name][dim]) for dim in sample_dims(value.state)]
-            if any(letter not in out for _, letter in lettered):
-                raise MixesError("it sums over the batch")
-            along.append(tuple((dim, out.index(letter)) for dim, letter in lettered))
+        along = tuple(
+            _by_letters(value, names[name], out) if name in names else broadcast(value, len(out))
+            for name, value in call.arguments.items()
+            if isinstance(value, Operand)
+        )
         state = joined(call, along)
-        return OpSplit((state,), tuple(along)) if isinstance(state, Pairs) else None
+        return OpSplit((state,), along) if isinstance(state, Pairs) else None
 
     return rule
+
+
+def _by_letters(operand: Operand, letters: str, out: str) -> Along:
+    """Which dimensions of a product `out` the samples of an operand lie along, by its dimensions' letters."""
+    lettered = [(dim, letters[dim]) for dim in sample_dims(operand.state)]
+    if any(letter not in out for _, letter in lettered):
+        raise MixesError("it sums over the batch")
+    return tuple((dim, out.index(letter)) for dim, letter in lettered)
 
 
 def _sized(call: Call) -> OpSplit | None:

@@ -117,15 +117,23 @@ def _picked(operand: Operand, indices: Sequence[Operand | None], ndim: int) -> S
         if any(item.state != WHOLE for item in numbers):
             raise MixesError(_OTHER_SAMPLES)
         return WHOLE
-    rows = at_batch.state
-    plain = (state.outer, state.inner, state.numbered) == (1, 1, 0)
-    if not plain or not isinstance(rows, Batch) or rows.numbered != 1:
-        raise MixesError(_OTHER_SAMPLES)
-    picked = replace(rows, dim=rows.dim + ndim - at_batch.ndim, numbered=0)
     others = [item for item in numbers if item is not at_batch]
     if any(isinstance(item.state, Batch) and item.state.numbered for item in others):
         raise MixesError(_OTHER_SAMPLES)
-    return joined([picked, *[aligned(item, ndim) for item in others]])
+    return joined([_own_rows(state, at_batch, ndim), *[aligned(item, ndim) for item in others]])
+
+
+def _own_rows(state: Batch, index: Operand, ndim: int) -> Batch:
+    """State of what an index along the batch picks that is broadcast to `ndim` dimensions: the row of each
+    sample by its own number.
+
+    Raises:
+        MixesError: it may pick from other samples.
+    """
+    plain = (state.outer, state.inner, state.numbered) == (1, 1, 0)
+    if not plain or not isinstance(index.state, Batch) or index.state.numbered != 1:
+        raise MixesError(_OTHER_SAMPLES)
+    return replace(index.state, dim=index.state.dim + ndim - index.ndim, numbered=0)
 
 
 def _own_values(numbers: Sequence[Operand], ndim: int) -> State:

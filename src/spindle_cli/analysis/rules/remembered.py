@@ -106,31 +106,24 @@ class Remembering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func is _device_of and isinstance(args[0], FakeTensor):
             fake = args[0]
             return torch.device("meta") if fake.fake_mode.in_kernel_invocation else fake.fake_device
         is_view = _is_view(func)
         if not is_view and not _gives_new_tensors(func):
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         given = _Given()
         try:
-            parts = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
-            given.describe(args, parts)
-            if is_view:
-                if given.mode is None:  # quick enough on the meta device
-                    return func(*args, **(kwargs or {}))
-                parts.append(given.tensors[0].storage_offset())
-            if kwargs:
-                given.describe(tuple(kwargs.items()), parts)
-            key = tuple(parts)
+            key = given.key(func, args, kwargs, is_view=is_view)
             remembered = self._results.get(key)
         except (_NotKnownError, TypeError):  # TypeError: an argument has no hash
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         if remembered is not None:
             return _made(remembered, given)
-        out = _by_kernel(func, args, kwargs or {}, given)
+        out = _by_kernel(func, args, kwargs, given)
         if out is None:
-            out = func(*args, **(kwargs or {}))
+            out = func(*args, **kwargs)
         result = _view_of(out, given) if is_view else _result_of(out, given)
         if result is not None:
             self._results.put(key, result)
@@ -143,6 +136,24 @@ class _Given:
     def __init__(self) -> None:
         self.mode: FakeTensorMode | None = None
         self.tensors: list[Tensor] = []
+
+    def key(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_view: bool
+    ) -> tuple[Any, ...]:
+        """Take the arguments of a call in; what two calls have in common that give the same.
+
+        Raises:
+            _NotKnownError: it is not known what the result depends on, or not worth it.
+        """
+        parts = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        self.describe(args, parts)
+        if is_view:
+            if self.mode is None:  # quick enough on the meta device
+                raise _NotKnownError
+            parts.append(self.tensors[0].storage_offset())
+        if kwargs:
+            self.describe(tuple(kwargs.items()), parts)
+        return tuple(parts)
 
     def describe(self, values: Any, parts: list[Any]) -> None:
         """Add all that a result may depend on to the parts of a key.
@@ -267,23 +278,14 @@ def _view_of(out: Any, given: _Given) -> _Result | None:
 
 def _result_of(out: Any, given: _Given) -> _Result | None:
     """What to remember of a result; None: it is not of new tensors alone, as empty_strided gives them."""
-    kind = type(out)
-    made = list(out) if kind in (tuple, list) else [out]
-    if not given.tensors or not made or not all(isinstance(tensor, Tensor) for tensor in made):
-        return None
-    try:
-        if any(_mode_of(tensor) is not given.mode for tensor in made):
-            return None
-    except _NotKnownError:
-        return None
-    storages = {tensor.untyped_storage()._cdata for tensor in (*made, *given.tensors)}
-    shared = {tensor.untyped_storage()._cdata for tensor in given.tensors}
-    if len(storages) != len(made) + len(shared):
+    kind = type(out) if type(out) in (tuple, list) else None
+    made = [out] if kind is None else list(out)
+    if not given.tensors or not made or not _are_new(made, given):
         return None
     specs = tuple(_Spec(tuple(t.shape), t.stride(), t.dtype, t.device) for t in made)
-    result = _Result(specs, kind if kind in (tuple, list) else None)
+    result = _Result(specs, kind)
     again = _made(result, given)
-    for original, remade in zip(made, again if result.kind else [again], strict=True):
+    for original, remade in zip(made, [again] if kind is None else again, strict=True):
         if (
             original.untyped_storage().nbytes() != remade.untyped_storage().nbytes()
             or original.storage_offset()
@@ -291,6 +293,18 @@ def _result_of(out: Any, given: _Given) -> _Result | None:
         ):
             return None
     return result
+
+
+def _are_new(made: list[Any], given: _Given) -> bool:
+    """Whether results are tensors of the arguments' kind, in memory of their own."""
+    try:
+        if not all(isinstance(item, Tensor) and _mode_of(item) is given.mode for item in made):
+            return False
+    except _NotKnownError:
+        return False
+    before = {tensor.untyped_storage()._cdata for tensor in given.tensors}
+    storages = before.union(tensor.untyped_storage()._cdata for tensor in made)
+    return len(storages) == len(made) + len(before)
 
 
 def _made(result: _Result, given: _Given) -> Any:

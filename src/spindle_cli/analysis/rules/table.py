@@ -26,7 +26,7 @@ _RULES: dict[str, Rule] = {
     **transforms.RULES,
 }
 # Copies, and what else acts on single entries without being tagged so.
-POINTWISE = frozenset(
+_POINTWISE = frozenset(
     {"clone", "copy_", "detach", "detach_", "alias", "_to_copy", "lift_fresh", "fill_", "zero_", "contiguous"}
     | {"masked_fill", "masked_fill_", "where", "isin", "polar", "complex", "angle", "_conj", "_neg_view"}
     | {"resolve_conj", "resolve_neg", "_conj_physical", "fake_quantize_per_tensor_affine", "rrelu_with_noise"}
@@ -46,31 +46,37 @@ _KEEPS_NUMBERS = frozenset({"clone", "detach", "alias", "_to_copy", "lift_fresh"
 
 
 def states_of(call: Call) -> list[State]:
-    """What each tensor is that an operator gives.
+    """The state of each tensor that an operator gives.
 
     Raises:
         MixesError: it does not act on samples one by one, or nothing is known of it.
     """
-    if call.name in pick.BY_ROW:
-        within = pick.within_samples(call)
-        if within is not None:
-            return [within]
-    states = [operand.state for operand in call.operands]
-    mixed = next((state for state in states if isinstance(state, Mixed)), None)
+    if call.name in pick.BY_ROW and (within := pick.within_samples(call)) is not None:
+        return [within]
+    mixed = next((state for state in call.states if isinstance(state, Mixed)), None)
     if mixed is not None:
         return [mixed] * len(call.results)
-    if all(state == WHOLE for state in states) and not call.varies:
+    if call.is_whole:
         return [WHOLE] * len(call.results)
-    if any(isinstance(state, Reduced) for state in states):
+    if call.has(Reduced):
         return reduce.linear(call)
-    numbered = any(isinstance(state, Batch) and state.numbered for state in states)
+    numbered = any(isinstance(state, Batch) and state.numbered for state in call.states)
     if numbered and call.name not in _KEEPS_NUMBERS | pick.BY_NUMBER:
         raise MixesError("it computes with the numbers of samples in the batch")
     rule = _RULES.get(call.name)
     if rule is not None:
         return rule(call)
-    if call.name in POINTWISE or torch.Tag.pointwise in call.func.tags:
-        if call.varies:
-            raise MixesError("it computes with the size of the batch")
-        return [broadcast(call, shapes) for shapes in call.results]
+    if is_pointwise(call):
+        return _pointwise(call)
     raise MixesError(f"nothing is known of how {call.name} treats samples")
+
+
+def is_pointwise(call: Call) -> bool:
+    """Whether an operator acts on single entries, all tensors broadcast against each other."""
+    return call.name in _POINTWISE or torch.Tag.pointwise in call.func.tags
+
+
+def _pointwise(call: Call) -> list[State]:
+    if call.varies:
+        raise MixesError("it computes with the size of the batch")
+    return [broadcast(call, shapes) for shapes in call.results]

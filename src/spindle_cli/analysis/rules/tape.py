@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spindle_cli.analysis.rules.states import State
+from spindle_cli.analysis.rules.states import WHOLE, State
 from spindle_cli.workload.refuse import place_inside
 
 
@@ -131,6 +132,20 @@ class Call:
     def operands(self) -> list[Operand]:
         """All tensors among the arguments, in order."""
         return [item for item in _leaves(list(self.arguments.values())) if isinstance(item, Operand)]
+
+    @cached_property
+    def states(self) -> list[State]:
+        """The states of all tensors among the arguments, in order."""
+        return [operand.state for operand in self.operands]
+
+    def has(self, kind: type[State]) -> bool:
+        """Whether the state of a tensor among the arguments is of a kind."""
+        return any(isinstance(state, kind) for state in self.states)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether neither samples nor the size of their batch have a part in the arguments."""
+        return all(state == WHOLE for state in self.states) and not self.varies
 
     @property
     def varies(self) -> bool:

@@ -90,34 +90,38 @@ def why_coupled_backwards(follower: Follower, backwards: Sequence[Backward], tap
 
     Args:
         follower: has followed the forward.
-        backwards: the backward passes, for each of the follower's sizes.
+        backwards: the backward passes, for each of the follower's sizes; none of what has none of its own.
         tape: of the forward, for the first of them.
     """
     failed = next((backward.failed for backward in backwards if backward.failed is not None), None)
-    if failed is not None or not backwards[0].segments:
+    if failed is not None or not backwards or not backwards[0].segments:
         return failed
     if len({len(backward.segments) for backward in backwards}) > 1:
         return Mixed(_OTHER)
     forward_states = _States(follower, tape)
     for segments in zip(*(backward.segments for backward in backwards), strict=True):
-        first = segments[0]
-        for position, (result, gradient) in enumerate(first.given):
-            shapes = [
-                segment.given[position][1].shape for segment in segments if len(segment.given) > position
-            ]
-            follower.give(gradient, forward_states.of_gradient(result, shapes))
-        why = follower.follow([segment.entries for segment in segments])
+        why = _why_coupled_segment(follower, forward_states, segments)
         if why is not None:
-            return Mixed(f"in its backward pass {why.why.removeprefix('its ')}", why.place)
-        for position, (result, gradient) in enumerate(first.taken):
-            shapes = [
-                segment.taken[position][1].shape for segment in segments if len(segment.taken) > position
-            ]
-            observed, expected = follower.state_of(gradient), forward_states.of_gradient(result, shapes)
-            if isinstance(observed, Mixed):
-                return Mixed(f"in its backward pass {observed.why}", observed.place)
-            if observed != expected:
-                return Mixed(_COUPLES, next((entry.place for entry in first.entries if entry.place), None))
+            return why
+    return None
+
+
+def _why_coupled_segment(
+    follower: Follower, forward_states: _States, segments: Sequence[_Segment]
+) -> Mixed | None:
+    """Why gradients of samples do not stay apart in one segment of the backward passes."""
+    first = segments[0]
+    for gradient, expected in forward_states.expected([segment.given for segment in segments]):
+        follower.give(gradient, expected)
+    why = follower.follow([segment.entries for segment in segments])
+    if why is not None:
+        return Mixed(f"in its backward pass {why.why.removeprefix('its ')}", why.place)
+    for gradient, expected in forward_states.expected([segment.taken for segment in segments]):
+        observed = follower.state_of(gradient)
+        if isinstance(observed, Mixed):
+            return Mixed(f"in its backward pass {observed.why}", observed.place)
+        if observed != expected:
+            return Mixed(_COUPLES, next((entry.place for entry in first.entries if entry.place), None))
     return None
 
 
@@ -130,6 +134,16 @@ class _States:
         for tensor in _of_tape(tape):
             if tensor.grad_fn is not None:
                 self._of_results[tensor.grad_fn, tensor.output_nr] = follower.state_of(tensor)
+
+    def expected(
+        self, gradients: Sequence[Sequence[tuple[_Result, Tensor]]]
+    ) -> Iterator[tuple[Tensor, State]]:
+        """The gradients that the first backward pass has here, each with the state that the forward's result
+        implies; `gradients`: of all passes, with what they are gradients of.
+        """
+        for position, (result, gradient) in enumerate(gradients[0]):
+            shapes = [pairs[position][1].shape for pairs in gradients if len(pairs) > position]
+            yield gradient, self.of_gradient(result, shapes)
 
     def of_gradient(self, result: _Result, shapes: Sequence[Sequence[int]]) -> State:
         """The state of a result's gradient, which has these shapes for the sizes of the batch. That of

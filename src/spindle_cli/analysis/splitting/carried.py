@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from spindle_cli.analysis.rules.batch_norms import by_fixed_statistics
 from spindle_cli.analysis.rules.remembered import Remembering
-from spindle_cli.analysis.rules.tape import Tape, tensors_in
+from spindle_cli.analysis.rules.tape import Entry, Tape, tensors_in
 from spindle_cli.analysis.tracing.proxies.counters import PLAIN, Unknown, unknown_inside
 from spindle_cli.analysis.unread import Unread
 from spindle_cli.workload.building.attributes import Changes, Memories, watching
@@ -224,24 +224,31 @@ def goes_into(results: Any, tape: Tape, held: Mapping[int, str]) -> tuple[str, .
     given = tensors_in(pytree.tree_leaves(results))
     if _has_own_backward(given):
         return tuple(held.values())
-    inside = {storage: frozenset({name}) for storage, name in held.items()}
-    nothing = frozenset[str]()
+    names_by_storage = {storage: frozenset({name}) for storage, name in held.items()}
     for entry in tape.entries:
-        if is_by_shape(entry.func):
-            continue
-        filled = overwritten_by(entry.func, entry.args, entry.kwargs)
-        unread = set(map(id, filled))
-        read = [
-            tensor for tensor in tensors_in([*entry.args, *entry.kwargs.values()]) if id(tensor) not in unread
-        ]
-        names = nothing.union(*(inside.get(memory_of(tensor), nothing) for tensor in read))
-        for target in filled:
-            is_whole = target.numel() * target.element_size() == target.untyped_storage().nbytes()
-            inside[memory_of(target)] = names if is_whole else names | inside.get(memory_of(target), nothing)
-        for tensor in (*written_by(entry.func, entry.args, entry.kwargs), *tensors_in(entry.result)):
-            if id(tensor) not in unread:
-                inside[memory_of(tensor)] = names | inside.get(memory_of(tensor), nothing)
-    return tuple(sorted(nothing.union(*(inside.get(memory_of(tensor), nothing) for tensor in given))))
+        if not is_by_shape(entry.func):
+            _follow_names(entry, names_by_storage)
+    return tuple(sorted(_names_in(given, names_by_storage)))
+
+
+def _follow_names(entry: Entry, names_by_storage: dict[int, frozenset[str]]) -> None:
+    """Note which of the named tensors' values an operator's results, and what it writes into, now hold."""
+    filled = overwritten_by(entry.func, entry.args, entry.kwargs)
+    unread = set(map(id, filled))
+    read = [t for t in tensors_in([*entry.args, *entry.kwargs.values()]) if id(t) not in unread]
+    names = _names_in(read, names_by_storage)
+    for target in filled:
+        is_whole = target.numel() * target.element_size() == target.untyped_storage().nbytes()
+        before = frozenset[str]() if is_whole else _names_in([target], names_by_storage)
+        names_by_storage[memory_of(target)] = names | before
+    for tensor in (*written_by(entry.func, entry.args, entry.kwargs), *tensors_in(entry.result)):
+        if id(tensor) not in unread:
+            names_by_storage[memory_of(tensor)] = names | _names_in([tensor], names_by_storage)
+
+
+def _names_in(tensors: Iterable[Tensor], names_by_storage: Mapping[int, frozenset[str]]) -> frozenset[str]:
+    nothing = frozenset[str]()
+    return nothing.union(*(names_by_storage.get(memory_of(tensor), nothing) for tensor in tensors))
 
 
 def _has_own_backward(results: Iterable[Tensor]) -> bool:

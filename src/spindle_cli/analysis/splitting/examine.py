@@ -1,10 +1,10 @@
-"""One piece of code, a module or a call in glue, run for several sizes of the batch and judged."""
+"""One piece of code, a module or a call in glue, run for several sizes of the batch and examined."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -158,6 +158,45 @@ def _examine(
         draws.finish()
 
 
+@dataclass
+class _Runs:
+    """What code does that is run for one size of the batch after another.
+
+    Attributes:
+        results, tapes: for each size that it has run for.
+        changes: what it has changed in the last run.
+        carried: what a second run reads of what the first has left, or writes again.
+        backwards: its backward passes, for all sizes but the last.
+        normalised: for each size, what batch norms are given that sum over shares.
+    """
+
+    run: Callable[..., Any]
+    module: nn.Module | None
+    draws: OwnDraws
+    results: list[Any] = field(default_factory=list)
+    tapes: list[Tape] = field(default_factory=list)
+    changes: Changes = field(default_factory=Changes)
+    carried: list[Carried] = field(default_factory=list)
+    backwards: list[Backward] = field(default_factory=list)
+    normalised: list[list[Tensor]] = field(default_factory=list)
+
+    def add(self, given: Inputs, size: int, *, is_last: bool) -> None:
+        """Run the code for a size, which may fail as it pleases; its tape and its changes are there then."""
+        tape, self.changes = Tape(), Changes()
+        position = len(self.tapes)
+        self.tapes.append(tape)
+        with contextlib.ExitStack() as stack:
+            self.normalised.append(stack.enter_context(by_fixed_statistics(self.module)))
+            stack.enter_context(stack.enter_context(asked()).moved(position))
+            result = _run_watched(self.run, given, tape, self.changes, self.draws, self.module, stack)
+            self.results.append(result)
+            if self.module is not None and position == 0:
+                left = Left(self.module, tape, self.changes, tensors_in(leaves_of(given)))
+                self.carried = list(left.read_by(partial(self.run, *given[0], **given[1])))
+            if self.module is not None and not is_last:
+                self.backwards.append(Backward.of(self.module, result, tape, size))
+
+
 def _examine_with(
     draws: OwnDraws,
     run: Callable[..., Any],
@@ -167,59 +206,52 @@ def _examine_with(
     watched: Mapping[int, str],
     module: nn.Module | None,
 ) -> Findings:
-    results: list[Any] = []
-    tapes: list[Tape] = []
-    changes = Changes()
-    carried: list[Carried] = []
-    backwards: list[Backward] = []
-    normalised: list[list[Tensor]] = []  # by size, what batch norms are given that sum over shares
-    for call, size in zip(inputs, sizes, strict=True):
-        tape, changes = Tape(), Changes()
+    runs = _Runs(run, module, draws)
+    for position, (given, size) in enumerate(zip(inputs, sizes, strict=True)):
         try:
-            with contextlib.ExitStack() as stack:
-                normalised.append(stack.enter_context(by_fixed_statistics(module)))
-                stack.enter_context(stack.enter_context(asked()).moved(len(tapes)))
-                results.append(_run_watched(run, call, tape, changes, draws, module, stack))
-                if module is not None and not tapes:
-                    tensors = tensors_in(leaves_of(call))
-                    again = partial(run, *call[0], **call[1])
-                    carried = list(Left(module, tape, changes, tensors).read_by(again))
-                if module is not None and len(tapes) < len(sizes) - 1:
-                    backwards.append(Backward.of(module, results[-1], tape, size))
+            runs.add(given, size, is_last=position == len(sizes) - 1)
         except Exception as error:
-            text = str(error).strip().split("\n")[0]
-            why = f"it fails for a batch of {size}: {type(error).__name__}: {text}"
-            if reads_values(error):
-                why = "it decides by the values of its batch, so that it runs as it is written"
-            changed = _changed(module, watched, (*tapes, tape), changes, is_cut_short=not tapes)
-            return Findings(None, (), Mixed(why, place_of_error(error)), changed, _may_read(module, watched))
-        tapes.append(tape)
+            is_cut_short = position == 0
+            changed = _changed(module, watched, runs.tapes, runs.changes, is_cut_short=is_cut_short)
+            return Findings(None, (), _why_failed(error, size), changed, _may_read(module, watched))
+    tapes, changes = runs.tapes, runs.changes
     counts, left = changes.buffers or changes.counted or changes.elsewhere, changes.left
     if module is not None and counts and is_no_matter(module, run, inputs):
         changes = Changes(tensors=changes.tensors)
     follower = Follower(tuple(sizes[:-1]), watched)
-    given = [leaf for leaf in leaves_of(inputs[0]) if isinstance(leaf, Tensor)]
-    for tensor, state in zip(given, states, strict=True):
+    tensors = [leaf for leaf in leaves_of(inputs[0]) if isinstance(leaf, Tensor)]
+    for tensor, state in zip(tensors, states, strict=True):
         follower.give(tensor, state)
-    why_not = follower.follow([tape.entries for tape in tapes[:-1]])
-    result_states = _result_states(follower, results, sizes)
-    if module is not None and _draws_for_all(follower, tapes[0]):
-        result_states = tuple(
-            Mixed(_DRAWN_FOR_ALL) if isinstance(state, Whole) else state for state in result_states
-        )
+    why_mixed = follower.follow([tape.entries for tape in tapes[:-1]])
+    result_states = _result_states(follower, runs, sizes)
     why_not = (
         _draws_the_same(draws)
-        or why_not
+        or why_mixed
         or (_kept(follower, changes) if module is not None else _changes_given(follower))
-        or _carries(follower, carried)
+        or _carries(follower, runs.carried)
         or _given_memory(module, watched)
-        or _normalises_other(follower, normalised[0])
-        or (why_coupled_backwards(follower, backwards, tapes[0]) if module is not None else None)
+        or _normalises_other(follower, runs.normalised[0])
+        or why_coupled_backwards(follower, runs.backwards, tapes[0])
     )
-    changed = _changed(module, watched, tapes, changes)
-    kept = tuple(dict.fromkeys((*changes.kept, *(item.name for item in carried))))
-    reads = goes_into(results[0], tapes[0], watched)
-    return Findings(tuple(results), result_states, why_not, changed, reads, draws.follows, kept, left)
+    return Findings(
+        tuple(runs.results),
+        result_states,
+        why_not,
+        _changed(module, watched, tapes, changes),
+        goes_into(runs.results[0], tapes[0], watched),
+        draws.follows,
+        tuple(dict.fromkeys((*changes.kept, *(item.name for item in runs.carried)))),
+        left,
+    )
+
+
+def _why_failed(error: Exception, size: int) -> Mixed:
+    """Why code must not be split that fails for a size of the batch."""
+    text = str(error).strip().split("\n")[0]
+    why = f"it fails for a batch of {size}: {type(error).__name__}: {text}"
+    if reads_values(error):
+        why = "it decides by the values of its batch, so that it runs as it is written"
+    return Mixed(why, place_of_error(error))
 
 
 def _run_watched(
@@ -295,23 +327,27 @@ def _may_read(module: nn.Module | None, watched: Mapping[int, str]) -> tuple[str
     return tuple(name for name in watched.values() if name not in unread)
 
 
-def _result_states(follower: Follower, results: Sequence[Any], sizes: Sequence[int]) -> tuple[State, ...]:
+def _result_states(follower: Follower, runs: _Runs, sizes: Sequence[int]) -> tuple[State, ...]:
     """States of the results' tensors, which must have the sizes to be expected, for one sample too."""
-    leaves = [[leaf for leaf in leaves_of(result) if isinstance(leaf, Tensor)] for result in results]
-    state_list: list[State] = []
+    leaves = [[leaf for leaf in leaves_of(result) if isinstance(leaf, Tensor)] for result in runs.results]
     if len({len(tensors) for tensors in leaves}) > 1:
         return (Mixed("it gives other results for another size of the batch"),) * len(leaves[0])
-    for tensors in zip(*leaves, strict=True):
-        if all(is_fixed(tensor) for tensor in tensors):
-            state_list.append(state_of_values(tensors, sizes))
-            continue
-        state = follower.state_of(tensors[0])
-        try:
-            check_shapes(state, [tuple(tensor.shape) for tensor in tensors], sizes)
-        except MixesError as error:
-            state = Mixed(str(error))
-        state_list.append(state)
-    return tuple(state_list)
+    states = tuple(_state_for(follower, tensors, sizes) for tensors in zip(*leaves, strict=True))
+    if runs.module is None or not _draws_for_all(follower, runs.tapes[0]):
+        return states
+    return tuple(Mixed(_DRAWN_FOR_ALL) if isinstance(state, Whole) else state for state in states)
+
+
+def _state_for(follower: Follower, tensors: Sequence[Tensor], sizes: Sequence[int]) -> State:
+    """The state of one result, of which there is a tensor for each size."""
+    if all(is_fixed(tensor) for tensor in tensors):
+        return state_of_values(tensors, sizes)
+    state = follower.state_of(tensors[0])
+    try:
+        check_shapes(state, [tuple(tensor.shape) for tensor in tensors], sizes)
+    except MixesError as error:
+        return Mixed(str(error))
+    return state
 
 
 def _normalises_other(follower: Follower, normalised: Sequence[Tensor]) -> Mixed | None:

@@ -1,7 +1,7 @@
 """Follow samples through code that was recorded for several sizes of the batch.
 
-The operators must be the same for every size; each is then judged by its rule (rules.py). What no rule covers
-mixes samples.
+The operators must be the same for every size; the rule of an operator (rules/table.py) then says what it does
+to samples. What no rule covers mixes them.
 """
 
 from __future__ import annotations
@@ -135,35 +135,36 @@ class Follower:
         return bound
 
     def _combined(self, values: Sequence[Any], entries: Sequence[Entry]) -> Any:
+        """One argument of an operator, of which `values` has what each of the entries was given.
+
+        Raises:
+            UnlikeError: they are of different kinds, or lists of different lengths.
+        """
         first = values[0]
         if any(type(value) is not type(first) and _kind(value) != _kind(first) for value in values):
             raise UnlikeError
         if isinstance(first, Tensor):
-            shapes = tuple(entry.given[id(value)] for entry, value in zip(entries, values, strict=True))
-            value_list = [values_of(value) for value in values]
-            if any(tensor_values is not None for tensor_values in value_list):
-                return self._known(value_list, shapes, first.dtype)
-            if self._loops is not None and self._loops.is_whole(values):
-                return Operand(WHOLE, shapes, first.dtype)
-            strides = tuple(entry.strides[id(value)] for entry, value in zip(entries, values, strict=True))
-            return Operand(self.state_of(first), shapes, first.dtype, strides=strides)
+            return self._operand(values, entries)
         if isinstance(first, list | tuple):
             if len({len(value) for value in values}) > 1:
                 raise UnlikeError
             return [self._combined(items, entries) for items in zip(*values, strict=True)]
-        if all(_is_same(value, first) for value in values):
-            return first
-        return Varying(tuple(values))
+        return first if all(_is_same(value, first) for value in values) else Varying(tuple(values))
 
-    def _known(
-        self, values: Sequence[Tensor | None], shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype
-    ) -> Operand:
-        """A tensor whose values are known for every size of the batch."""
-        known_values = [value for value in values if value is not None]
-        if len(known_values) < len(values):
-            raise UnlikeError
-        state = state_of_values(known_values, self.sizes)
-        return Operand(state, shapes, dtype, rows_within(known_values, self.sizes))
+    def _operand(self, tensors: Sequence[Tensor], entries: Sequence[Entry]) -> Operand:
+        """A tensor that an operator is given; by its values where all sizes of the batch have known ones."""
+        shapes = tuple(entry.given[id(tensor)] for entry, tensor in zip(entries, tensors, strict=True))
+        dtype = tensors[0].dtype
+        known_values = [values for values in map(values_of, tensors) if values is not None]
+        if known_values:
+            if len(known_values) < len(tensors):
+                raise UnlikeError
+            state = state_of_values(known_values, self.sizes)
+            return Operand(state, shapes, dtype, rows_within(known_values, self.sizes))
+        if self._loops is not None and self._loops.is_whole(tensors):
+            return Operand(WHOLE, shapes, dtype)
+        strides = tuple(entry.strides[id(tensor)] for entry, tensor in zip(entries, tensors, strict=True))
+        return Operand(self.state_of(tensors[0]), shapes, dtype, strides=strides)
 
     def _note_writes(self, entry: Entry, states: Sequence[State]) -> None:
         """Follow changes in place: into views of other tensors, and into parameters and buffers."""

@@ -98,33 +98,38 @@ class Loops:
 
     def divide(self, entries: Sequence[Entry]) -> bool:
         """Whether all tapes take a batch apart into parts of single samples, which are then followed."""
-        name = _name(entries[0])
-        if name not in _DIVIDES or len({len(entry.made) for entry in entries}) == 1:
+        first = entries[0]
+        if _name(first) not in _DIVIDES or len({len(entry.made) for entry in entries}) == 1:
             return False
-        whole = entries[0].args[0]
+        whole = first.args[0]
         state = self._state_of(whole)
-        dim = positive(_dim(entries[0]), len(entries[0].given[id(whole)]))
+        dim = positive(_dim(first), len(first.given[id(whole)]))
         if not isinstance(state, Batch) or (state.dim, state.outer) != (dim, 1):
             return False
-        pattern: tuple[int, ...] | None = None
-        for entry, size in zip(entries, self._sizes, strict=True):
-            rows = [1 if name == "unbind" else shape[dim] for shape in entry.made]
-            if len(rows) % size or tuple(rows) != tuple(rows[: len(rows) // size]) * size:
-                return False
-            pattern = pattern or tuple(rows[: len(rows) // size])
-            if tuple(rows[: len(rows) // size]) != pattern:
-                return False
-        assert pattern is not None
+        rows = self._rows_of_sample(entries, dim)
+        if rows is None:
+            return False
         self._count += 1
-        for parts, entry in zip(self._parts, entries, strict=True):
-            for position, tensor in enumerate(tensors_in(entry.result)):
-                sample, place = divmod(position, len(pattern))
-                parts[id(tensor)] = _Part(sample, ("part", self._count, place, dim))
         for tape, entry in enumerate(entries):
+            for position, tensor in enumerate(tensors_in(entry.result)):
+                sample, place = divmod(position, len(rows))
+                self._parts[tape][id(tensor)] = _Part(sample, ("part", self._count, place, dim))
             self._note_uses(tape, entry)
-        for tensor in tensors_in(entries[0].result):
+        for tensor in tensors_in(first.result):
             self._give(tensor, _ALONE)
         return True
+
+    def _rows_of_sample(self, entries: Sequence[Entry], dim: int) -> list[int] | None:
+        """How many rows the parts of one sample have, into which all tapes take a batch apart. None: samples
+        are not taken apart alike.
+        """
+        of_sample: list[int] | None = None
+        for entry, size in zip(entries, self._sizes, strict=True):
+            rows = [1 if _name(entry) == "unbind" else shape[dim] for shape in entry.made]
+            of_sample = of_sample or rows[: len(rows) // size]
+            if rows != of_sample * size:
+                return None
+        return of_sample
 
     def join(self, entries: Sequence[Entry]) -> Batch | None:
         """The state of what all tapes join from parts of single samples; None if they do something else.
@@ -134,26 +139,26 @@ class Loops:
         """
         if not any(self._parts_in(tape, entry) for tape, entry in enumerate(entries)):
             return None
-        name = _name(entries[0])
-        if name not in _JOINS or len({_dim(entry) for entry in entries}) > 1:
+        first = entries[0]
+        if _name(first) not in _JOINS or len({_dim(entry) for entry in entries}) > 1:
             raise UnlikeLoopError
-        formulas: tuple[Hashable, ...] | None = None
-        if any(map(self._is_spoiled, entries[0].args[0])):
+        if any(map(self._is_spoiled, first.args[0])) or not self._are_joined_alike(entries):
             raise UnlikeLoopError
-        for tape, (entry, size) in enumerate(zip(entries, self._sizes, strict=True)):
-            parts = [self._parts[tape].get(id(tensor)) for tensor in entry.args[0]]
-            per_sample = len(parts) // size
-            first_formulas = tuple(part.formula for part in parts[:per_sample] if part is not None)
-            formulas = formulas or first_formulas
-            expected = [_Part(sample, formula) for sample in range(size) for formula in formulas]
-            if parts != expected:
-                raise UnlikeLoopError
-        assert formulas is not None
-        dim = positive(_dim(entries[0]), len(entries[0].made[0]))
-        rows = entries[0].made[0][dim]
+        dim = positive(_dim(first), len(first.made[0]))
+        rows = first.made[0][dim]
         if rows % self._sizes[0]:
             raise UnlikeLoopError
         return Batch(dim, 1, rows // self._sizes[0])
+
+    def _are_joined_alike(self, entries: Sequence[Entry]) -> bool:
+        """Whether all tapes join parts in the samples' order, made by the same formulas of every sample."""
+        formulas: list[Hashable] = []
+        for parts_by_id, entry, size in zip(self._parts, entries, self._sizes, strict=True):
+            parts = [parts_by_id.get(id(tensor)) for tensor in entry.args[0]]
+            formulas = formulas or [part.formula for part in parts[: len(parts) // size] if part is not None]
+            if parts != [_Part(sample, formula) for sample in range(size) for formula in formulas]:
+                return False
+        return True
 
     def _parts_in(self, tape: int, entry: Entry) -> list[_Part]:
         given = tensors_in([entry.args, list(entry.kwargs.values())])

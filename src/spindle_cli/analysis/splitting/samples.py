@@ -1,7 +1,7 @@
 """Which nodes of a task's trace act on samples one by one, and where each one's rows of a sample are.
 
-Every node is judged by itself: its inputs are taken to have one row, or some rows, per sample wherever their
-shapes allow it, as if another op had handed them on. What hangs together is decided in glue.py.
+Every node is examined by itself: its inputs are taken to have one row, or some rows, per sample wherever
+their shapes allow it, as if another op had handed them on. What hangs together is decided in glue.py.
 """
 
 from __future__ import annotations
@@ -180,30 +180,38 @@ class Samples:
             self._values[node] = (value,) * len(self._sizes)
             self._states[node] = (WHOLE,) * len(_tensors(value))
         else:
-            self._judge(node)
+            self._examine(node)
 
-    def _judge(self, node: fx.Node) -> None:
+    def _examine(self, node: fx.Node) -> None:
+        """Find out what a call gives for the batch's sizes, and what else it does."""
         inputs = [self._inputs(node, position) for position in range(len(self._sizes))]
-        states = [state for leaf in self._input_nodes(node) for state in self._assumed(leaf)]
-        if node.op == "call_module":
-            module = self._root.get_submodule(str(node.target))
-            findings = self._verdicts.of_module(module, inputs, states, self._sizes)
-            self._changed[node] = tuple(f"{node.target}.{name}" for name in findings.changed)
-            self._reads[node] = tuple(f"{node.target}.{name}" for name in findings.reads)
-            # Code that runs as it is written is the task's own: it has these by their names there.
-            owner = "" if getattr(module, "owners", ()) else f"{node.target}."
-            for names, given in ((findings.kept, self._kept), (findings.left, self._left)):
-                given[node] = tuple(re.sub(r"^self\.", owner, name) for name in names)
-        else:
-            held = self._held(inputs[0], node)
-            run = _function(node)
-            findings = self._verdicts.of_call(node.target, run, inputs, states, self._sizes, tuple(held))
-            self._changed[node] = tuple(held[int(place)] for place in findings.changed)
-            self._reads[node] = tuple(held[int(place)] for place in findings.reads)
-        if any(self._grows(source) for source in self._input_nodes(node)):  # of which no other size is known
+        sources = self._input_nodes(node)
+        states = [state for source in sources for state in self._assumed(source)]
+        examine = self._examine_module if node.op == "call_module" else self._examine_call
+        findings = examine(node, inputs, states)
+        if any(map(self._grows, sources)):  # of which no other size is known
             why = findings.why_not or Mixed("it takes a list with an entry for each sample")
             findings = replace(findings, results=None, why_not=why)
         self._take(node, findings)
+
+    def _examine_module(self, node: fx.Node, inputs: Sequence[Inputs], states: Sequence[State]) -> Findings:
+        module = self._root.get_submodule(str(node.target))
+        findings = self._verdicts.of_module(module, inputs, states, self._sizes)
+        self._changed[node] = tuple(f"{node.target}.{name}" for name in findings.changed)
+        self._reads[node] = tuple(f"{node.target}.{name}" for name in findings.reads)
+        # Code that runs as it is written is the task's own: it has these by their names there.
+        owner = "" if getattr(module, "owners", ()) else f"{node.target}."
+        for names, given in ((findings.kept, self._kept), (findings.left, self._left)):
+            given[node] = tuple(re.sub(r"^self\.", owner, name) for name in names)
+        return findings
+
+    def _examine_call(self, node: fx.Node, inputs: Sequence[Inputs], states: Sequence[State]) -> Findings:
+        held = self._held(inputs[0], node)
+        run = _function(node)
+        findings = self._verdicts.of_call(node.target, run, inputs, states, self._sizes, tuple(held))
+        self._changed[node] = tuple(held[int(place)] for place in findings.changed)
+        self._reads[node] = tuple(held[int(place)] for place in findings.reads)
+        return findings
 
     def _grows(self, node: fx.Node) -> bool:
         """Whether it gives more tensors for more samples, as `[latents] * len(x)` does."""

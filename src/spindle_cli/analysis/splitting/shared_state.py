@@ -8,6 +8,7 @@ an operator changes that of its own device alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from torch import nn
 from torch.nn.utils.parametrizations import _SpectralNorm
@@ -83,14 +84,12 @@ def _refuse_changed(
 
 def _refuse_readers(tasks: Mapping[str, TaskGraph], leavers: Sequence[tuple[TaskGraph, Op, str]]) -> None:
     """Refuse an operator that reads what another leaves in an object, a file or a module that both know."""
-    readers: dict[tuple[str, int], Reader] = {}
 
-    def reader_of(task: TaskGraph, op: Op) -> Reader:
-        key = task.task.name, op.index
-        if key not in readers:
-            called = [str(node.target) for node in op.graph.nodes if node.op == "call_module"]
-            readers[key] = Reader(task.root.get_submodule(target) for target in called)
-        return readers[key]
+    @cache
+    def reader_of(task: str, op: int) -> Reader:
+        graph = tasks[task]
+        calls = graph.ops[op].graph.find_nodes(op="call_module")
+        return Reader(graph.root.get_submodule(str(call.target)) for call in calls)
 
     by_place: dict[object, list[tuple[TaskGraph, Op, str]]] = {}
     for task, op, name in leavers:
@@ -101,7 +100,8 @@ def _refuse_readers(tasks: Mapping[str, TaskGraph], leavers: Sequence[tuple[Task
                 if any(leftover[1] is op for leftover in left):
                     continue  # what it leaves itself and reads is known to come before it, or kept
                 for leaver, leaving_op, name in left:
-                    if reader_of(task, op).reads(name, place, reader_of(leaver, leaving_op)):
+                    reader = reader_of(task.task.name, op.index)
+                    if reader.reads(name, place, reader_of(leaver.task.name, leaving_op.index)):
                         raise refusal(
                             leaver.task.name,
                             f"the forward of {leaving_op.target or 'glue'!r} leaves {name}, which "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.analysis.tracing.behaviour import is_filled
+from spindle_cli.analysis.tracing.shapes import with_items
 from spindle_cli.workload.building.attributes import is_of_users_code
 from spindle_cli.workload.fields import fields_of
 
@@ -67,8 +68,7 @@ class Twins:
             return _same_or({key: self.of(item, depth - 1) for key, item in value.items()}, value)
         if isinstance(value, tuple | list) and (type(value) in (tuple, list) or hasattr(value, "_fields")):
             items = [self.of(item, depth - 1) for item in value]
-            made = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-            return _same_or(made, value)
+            return _same_or(with_items(value, items), value)
         return self._unless_built(value, depth)
 
     def _unless_built(self, value: Any, depth: int) -> Any:

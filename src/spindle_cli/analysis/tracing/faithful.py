@@ -195,36 +195,49 @@ def _attributes_kept(
 
 
 def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scratch: Scratch) -> None:
-    old = module.__dict__.get(name)
-    is_state = name in module._buffers or name in module._parameters
+    """Refuse that forward sets an attribute of a module which the next forward would find.
+
+    Raises:
+        WorkloadError: with the place where it is set.
+        SetsPlainError: it sets a plain value, which may do where something unknown stands for it.
+    """
     if name in MARKS or name == MODE or keeps_for_generating(module, name):
         return
     if isinstance(value, fx.Proxy) and _is_normed(module, name):
         return
-    if not is_state and isinstance(value, _OF_ONE_FORWARD):
-        if scratch.takes(module, name):
-            return
-        if isinstance(old, _OF_ONE_FORWARD) and scratch.keeps(module, name, value):
-            return
-    if not is_state and not isinstance(value, fx.Proxy):
-        is_same = value is old or (
-            type(value) is type(old) and not isinstance(value, Tensor) and value == old
-        )
-        if is_same:
-            return
-        if isinstance(value, Tensor) and (old is None or isinstance(old, Tensor)):
-            scratch.keep(module, name, value)
-            return
-        if scratch.may_be_unknown(module, name, old, value):
-            if isinstance(old, Unknown) or scratch.is_unknown(module, name):
-                return
-            raise SetsPlainError(module, name)
+    is_state = name in module._buffers or name in module._parameters
+    if not is_state and _may_set(module, name, value, scratch):
+        return
     what = f"forward sets self.{name} of {type(module).__name__} between operators"
     was_there = any(
         held.get(name) is not None for held in (module.__dict__, module._buffers, module._parameters)
     )
     refused = _frozen(task, what, place_of_caller(), _IN_OPERATOR if was_there else _IN_INIT)
     raise _runs_as_written(refused) if name in module._buffers and was_there else refused
+
+
+def _may_set(module: nn.Module, name: str, value: Any, scratch: Scratch) -> bool:
+    """Whether forward may set an attribute, no parameter or buffer, to a value: no other forward sees it, it
+    is what was there, or it is noted as kept to save work.
+    """
+    old = module.__dict__.get(name)
+    if isinstance(value, _OF_ONE_FORWARD):
+        if scratch.takes(module, name):
+            return True
+        if isinstance(old, _OF_ONE_FORWARD) and scratch.keeps(module, name, value):
+            return True
+    if isinstance(value, fx.Proxy):
+        return False
+    if value is old or (type(value) is type(old) and not isinstance(value, Tensor) and value == old):
+        return True
+    if isinstance(value, Tensor) and (old is None or isinstance(old, Tensor)):
+        scratch.keep(module, name, value)
+        return True
+    if not scratch.may_be_unknown(module, name, old, value):
+        return False
+    if isinstance(old, Unknown) or scratch.is_unknown(module, name):
+        return True
+    raise SetsPlainError(module, name)
 
 
 def _is_normed(module: nn.Module, name: str) -> bool:

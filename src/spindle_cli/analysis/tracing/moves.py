@@ -207,31 +207,18 @@ class Moves:
         return [self._sum(name, args, kwargs)]
 
     def _sum(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sum | None:
-        sums = [self._sum_of(argument) for argument in args]
-        numbers = [argument if isinstance(argument, int | float) else None for argument in args]
-        first = sums[0]
-        match name, len(args):
-            case (("detach" | "clone" | "alias" | "view_as" | "lift_fresh"), _):
-                return first
-            case "neg", 1:
-                return None if first is None else _times(first, -1)
-            case "copy", (2 | 3):
-                return sums[1]
-            case "mul", 2:
-                term, factor = (first, numbers[1]) if first is not None else (sums[1], numbers[0])
-                return None if term is None or factor is None else _times(term, factor)
-            case "div", 2 if not kwargs:
-                return None if first is None or not numbers[1] else _times(first, 1 / numbers[1])
-            case (("add" | "sub"), (2 | 3)):
-                alpha = kwargs.get("alpha", args[2] if len(args) == 3 else 1)
-                if first is None or sums[1] is None or not isinstance(alpha, int | float):
-                    return None
-                return _added(first, _times(sums[1], alpha if name == "add" else -alpha))
-            case "lerp", 3:
-                if first is None or sums[1] is None or numbers[2] is None:
-                    return None
-                return _added(_times(first, 1 - numbers[2]), _times(sums[1], numbers[2]))
-        return None
+        """What a call gives that has one tensor for a result; None: no sum of parameters."""
+        factors = _factors(name, args, kwargs)
+        if factors is None:
+            return None
+        total: dict[str, float] = {}
+        for position, factor in factors.items():
+            term = self._sum_of(args[position])
+            if term is None:
+                return None
+            for parameter, coefficient in term.items():
+                total[parameter] = total.get(parameter, 0.0) + factor * coefficient
+        return total
 
 
 def _is_all_of(tensor: Tensor, whole: Tensor) -> bool:
@@ -244,12 +231,29 @@ def _is_all_of(tensor: Tensor, whole: Tensor) -> bool:
     )
 
 
-def _times(sum_: Sum, factor: float) -> Sum:
-    return {name: factor * coefficient for name, coefficient in sum_.items()}
-
-
-def _added(first: Sum, second: Sum) -> Sum:
-    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in (*first, *second)}
+def _factors(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[int, float] | None:
+    """What a call multiplies its arguments by, by their positions, before it adds them up; None: it does
+    something else.
+    """
+    match name, args:
+        case (("detach" | "clone" | "alias" | "view_as" | "lift_fresh"), _):
+            return {0: 1.0}
+        case "neg", (_,):
+            return {0: -1.0}
+        case "copy", (_, _) | (_, _, _):
+            return {1: 1.0}
+        case "mul", (Tensor(), int() | float() as factor):
+            return {0: factor}
+        case "mul", (int() | float() as factor, Tensor()):
+            return {1: factor}
+        case "div", (Tensor(), int() | float() as divisor) if divisor and not kwargs:
+            return {0: 1 / divisor}
+        case (("add" | "sub"), (Tensor(), Tensor(), *more)):
+            alpha = kwargs.get("alpha", more[0] if more else 1)
+            return {0: 1.0, 1: alpha if name == "add" else -alpha}
+        case "lerp", (Tensor(), Tensor(), int() | float() as weight):
+            return {0: 1 - weight, 1: weight}
+    return None
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -228,12 +228,7 @@ class Observer:
             show_records(result)
             if (what := draws.what()) is not None:
                 raise _DrawsElsewhereError(what)
-            for name, parameter in module.named_parameters():
-                if held.get(name, parameter) is not parameter:
-                    raise _ReplacesParameterError(name)
-                if parameter.requires_grad is not trains.get(name, parameter.requires_grad):
-                    parameter.requires_grad_(trains[name])  # as others are to see it
-                    raise _FreezesParameterError(name)
+            _require_same_parameters(module, held, trains)
             now = dict(module.named_buffers())
             others = [name for owner, name, buffer in around_it if owner._buffers.get(name) is not buffer]
             written = [n for n, buffer in buffers if writes.has(buffer) or now.get(n) is not buffer]
@@ -307,6 +302,22 @@ class Observer:
                 made = nn.Parameter(made, tensor.requires_grad)
             self._fakes[id(tensor)] = (tensor, made)
         return self._fakes[id(tensor)][1]
+
+
+def _require_same_parameters(
+    module: nn.Module, held: Mapping[str, nn.Parameter], trains: Mapping[str, bool]
+) -> None:
+    """Refuse that a forward has replaced parameters of its module, or set whether they take gradients.
+
+    Args:
+        held, trains: by name, the parameters before, and whether they took gradients.
+    """
+    for name, parameter in module.named_parameters():
+        if held.get(name, parameter) is not parameter:
+            raise _ReplacesParameterError(name)
+        if parameter.requires_grad is not trains.get(name, parameter.requires_grad):
+            parameter.requires_grad_(trains[name])  # as others are to see it
+            raise _FreezesParameterError(name)
 
 
 def _others(root: nn.Module, module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -502,32 +513,39 @@ class Run(fx.Interpreter):
         value = self.fetch_attr(str(target))
         return self._observer.fake(value) if isinstance(value, Tensor) else value
 
-    def _refusal_of_changes(self, what: str, node: fx.Node, error: Exception) -> WorkloadError:
-        """`what`: the module that changes what is not its own to change."""
-        if isinstance(error, _ChangesItsInputError):
-            return refusal(
-                self._task,
-                f"{what} changes its input in place, which the op before it has handed on",
-                node.meta.get("place"),
-                "Let it make a new tensor (x = x + y instead of x += y, inplace=False).",
-            )
-        return refusal(
-            self._task,
-            f"{what} puts another parameter in the place of {str(error)!r}, which optimizers, "
-            "checkpoints and exports would not see",
-            node.meta.get("place"),
-            "Write into the one that is there (self.weight.data.copy_(...), requires_grad=False), or "
-            "keep it in a buffer.",
-        )
-
-    def _refusal_of_freezing(self, what: str, node: fx.Node, error: Exception) -> WorkloadError:
-        return refusal(
-            self._task,
-            f"{what} says in its forward whether its parameter {str(error)!r} takes a gradient, which is "
-            "decided once for a run",
-            node.meta.get("place"),
-            FREEZE_WHERE_BUILT,
-        )
+    def _refusal_of_deed(self, what: str, node: fx.Node, error: Exception) -> WorkloadError | None:
+        """The refusal of what a module, `what`, did and must not do; None: it failed for another reason."""
+        match error:
+            case _ChangesItsInputError():
+                said = "changes its input in place, which the op before it has handed on"
+                hint = "Let it make a new tensor (x = x + y instead of x += y, inplace=False)."
+            case _ReplacesParameterError():
+                said = (
+                    f"puts another parameter in the place of {str(error)!r}, which optimizers, checkpoints "
+                    "and exports would not see"
+                )
+                hint = (
+                    "Write into the one that is there (self.weight.data.copy_(...), requires_grad=False), or "
+                    "keep it in a buffer."
+                )
+            case _FreezesParameterError():
+                said = (
+                    f"says in its forward whether its parameter {str(error)!r} takes a gradient, which is "
+                    "decided once for a run"
+                )
+                hint = FREEZE_WHERE_BUILT
+            case ChangesRecordError():
+                said = f"sets fields of a {error} that it was given"
+                hint = "Let it make a new one (dataclasses.replace(state, h=h)) and return that."
+            case _DrawsElsewhereError():
+                said = (
+                    f"draws random numbers by {error}, which every share of a batch would draw alike, and "
+                    "otherwise when it is recomputed"
+                )
+                hint = DRAW_WITH_TORCH
+            case _:
+                return None
+        return refusal(self._task, f"{what} {said}", node.meta.get("place"), hint)
 
     def _reading(self, what: str, node: fx.Node, place: str | None, error: Exception) -> WorkloadError:
         """The refusal of what has other shapes for other values, or hands them to other code than torch's."""
@@ -545,26 +563,9 @@ class Run(fx.Interpreter):
             refuse_call(collective, place_of_error(error))
         if is_of_compiled(error):
             return refusal(self._task, CALLS_COMPILED, place_of_error(error), LEAVE_OUT)
+        if (refused := self._refusal_of_deed(what, node, error)) is not None:
+            return refused
         place = place_of_error(error) or node.meta.get("place")
-        if isinstance(error, _ChangesItsInputError | _ReplacesParameterError):
-            return self._refusal_of_changes(what, node, error)
-        if isinstance(error, _FreezesParameterError):
-            return self._refusal_of_freezing(what, node, error)
-        if isinstance(error, ChangesRecordError):
-            return refusal(
-                self._task,
-                f"{what} sets fields of a {error} that it was given",
-                node.meta.get("place"),
-                "Let it make a new one (dataclasses.replace(state, h=h)) and return that.",
-            )
-        if isinstance(error, _DrawsElsewhereError):
-            return refusal(
-                self._task,
-                f"{what} draws random numbers by {error}, which every share of a batch would draw alike, and "
-                "otherwise when it is recomputed",
-                node.meta.get("place"),
-                DRAW_WITH_TORCH,
-            )
         if isinstance(node.target, type) and is_more_than_its_fields(node.target):
             return refusal(
                 self._task,

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from spindle_cli.analysis.tracing.faithful import NO_GRAD
 from spindle_cli.analysis.tracing.questions import question_of
-from spindle_cli.analysis.tracing.shapes import BatchDim, Shapes, entries_of, is_record
+from spindle_cli.analysis.tracing.shapes import BatchDim, Shapes, entries_of, is_record, with_items
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.step_values import depends_on_step, reads_step_values_in
 from spindle_cli.workload.types import FlowTask, Task
@@ -309,7 +309,7 @@ def _put_together(graph: fx.Graph, user: fx.Node, value: Any, parts: Any, shapes
     """
     if isinstance(value, tuple | list):
         items = [_put_together(graph, user, *pair, shapes) for pair in zip(value, parts, strict=True)]
-        return type(parts)(*items) if hasattr(parts, "_fields") else type(parts)(items)
+        return with_items(parts, items)
     entries = entries_of(value) if is_record(value) else value
     if not isinstance(entries, dict) or not isinstance(parts, dict):
         return parts

@@ -34,6 +34,7 @@ from spindle_cli.analysis.tracing.behaviour import behaviour_of, is_filled
 from spindle_cli.analysis.tracing.builds import NoTwinError, Twins
 from spindle_cli.analysis.tracing.inplace import is_in_place_name
 from spindle_cli.analysis.tracing.proxies.selecting import Selected
+from spindle_cli.analysis.tracing.shapes import with_items
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.fields import fields_of
 from spindle_cli.workload.refuse import Frame, frames_of_caller, is_of_the_user, place_of
@@ -233,8 +234,7 @@ def _function_of(code: types.CodeType, root: nn.Module | None) -> types.Function
     if (named := _named_function_of(code)) is not None:
         return named
     # Last, as all objects that there are are looked at.
-    functions = [referrer for referrer in _referrers(code) if isinstance(referrer, types.FunctionType)]
-    functions = [function for function in functions if function.__code__ is code]
+    functions = [f for f in _referrers(code) if isinstance(f, types.FunctionType) and f.__code__ is code]
     if len(functions) > 1 and root is not None:
         functions = [method for method in _methods_of(root) if method.__code__ is code]
     return functions[0] if len(functions) == 1 else None
@@ -507,24 +507,29 @@ def _taken_apart(value: Any, leaves: list[Any]) -> Any:
         items = [_taken_apart(item, leaves) for item in value]
         if all(item is original for item, original in zip(items, value, strict=True)):
             return value
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return with_items(value, items)
     if isinstance(value, types.FunctionType | types.MethodType):
-        cells = getattr(value, "__closure__", None) or ()
-        held = [cell.cell_contents for cell in cells if is_filled(cell)]
-        if any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves(held)):
-            raise UnfitError.here("a function that is made before takes traced values along", starts=True)
+        _refuse_traced_inside(value)
         return value
     fields = fields_of(value)
-    if fields is not None and not isinstance(value, nn.Module | type | types.ModuleType):
-        traced_fields = {
-            name: _taken_apart(item, leaves) for name, item in fields.items() if _is_traced(item)
-        }
-        if not traced_fields:
-            return value
-        bare = copy.copy(value)
-        (fields_of(bare) or {}).update(dict.fromkeys(traced_fields))
-        return _Object(bare, traced_fields)
-    return value
+    if fields is None or isinstance(value, nn.Module | type | types.ModuleType):
+        return value
+    return _object_taken_apart(value, fields, leaves)
+
+
+def _refuse_traced_inside(function: types.FunctionType | types.MethodType) -> None:
+    cells = getattr(function, "__closure__", None) or ()
+    if any(_is_traced(cell.cell_contents) for cell in cells if is_filled(cell)):
+        raise UnfitError.here("a function that is made before takes traced values along", starts=True)
+
+
+def _object_taken_apart(value: Any, fields: Mapping[str, Any], leaves: list[Any]) -> Any:
+    traced = {name: _taken_apart(item, leaves) for name, item in fields.items() if _is_traced(item)}
+    if not traced:
+        return value
+    bare = copy.copy(value)
+    (fields_of(bare) or {}).update(dict.fromkeys(traced))
+    return _Object(bare, traced)
 
 
 def _is_traced(value: Any) -> bool:
@@ -552,8 +557,7 @@ def _put_together(value: Any, given: Sequence[Any]) -> Any:
         made.update(items)
         return made
     if isinstance(value, tuple | list):
-        parts = [_put_together(item, given) for item in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return with_items(value, [_put_together(item, given) for item in value])
     return value
 
 
@@ -568,7 +572,7 @@ def _over(value: Any, twins: Twins) -> Any:
         if isinstance(value, dict):
             return {key: _over(item, twins) for key, item in value.items()}
         items = [_over(item, twins) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return with_items(value, items)
     return twins.of(value)
 
 

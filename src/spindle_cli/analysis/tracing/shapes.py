@@ -10,7 +10,7 @@ import builtins
 import contextlib
 import dataclasses
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,6 +161,11 @@ def _records_in(value: Any) -> Iterator[Any]:
         inside = value.values() if isinstance(value, Mapping) else value
     for item in inside:
         yield from _records_in(item)
+
+
+def with_items(value: Any, items: Sequence[Any]) -> Any:
+    """A tuple or list of the class of another one, a named tuple among them, with other items."""
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def leaves_of(value: Any) -> list[Any]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spindle_cli.workload.arguments import Arguments
 from spindle_cli.workload.refuse import place_of, refusal
 from spindle_cli.workload.step_values import arguments_of_step
 from spindle_cli.workload.types import Task
+
+_ANY_NUMBER = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def check_signature(task: Task, arguments: Arguments | None) -> None:
@@ -32,27 +34,27 @@ def check_signature(task: Task, arguments: Arguments | None) -> None:
             "Leave it out of one of the two.",
         )
     parameters = list(inspect.signature(forward).parameters.values())[1:]
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        accepted = None
-    else:
-        accepted = {parameter.name for parameter in parameters}
-    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    unknown = [] if accepted is None else [name for name in fields if name not in accepted]
-    missing = [p.name for p in named if p.default is p.empty and p.name not in fields]
-    if not unknown and not missing:
-        return
-    problems = []
-    if missing:
-        problems.append(f"the dataset's items lack {', '.join(map(repr, missing))}")
-    if unknown:
-        problems.append(f"forward does not take {', '.join(map(repr, unknown))}")
-    raise refusal(
-        task.name,
-        f"{' and '.join(problems)}; items have {', '.join(map(repr, fields)) or 'nothing'}, "
-        f"forward takes {', '.join(repr(p.name) for p in named) or 'nothing'}",
-        place,
-        "A dataset item is a dict whose keys are the names of forward's arguments.",
-    )
+    named = [p.name for p in parameters if p.kind not in _ANY_NUMBER]
+    problems = _problems(fields, parameters)
+    if problems:
+        raise refusal(
+            task.name,
+            f"{' and '.join(problems)}; items have {', '.join(map(repr, fields)) or 'nothing'}, "
+            f"forward takes {', '.join(map(repr, named)) or 'nothing'}",
+            place,
+            "A dataset item is a dict whose keys are the names of forward's arguments.",
+        )
+
+
+def _problems(fields: Sequence[str], parameters: Sequence[inspect.Parameter]) -> list[str]:
+    """Say which parameters of a forward no field gives, and which fields it does not take."""
+    names = [p.name for p in parameters]
+    needed = [p.name for p in parameters if p.kind not in _ANY_NUMBER and p.default is p.empty]
+    missing = [name for name in needed if name not in fields]
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    unknown = [] if takes_all else [name for name in fields if name not in names]
+    said = {"the dataset's items lack": missing, "forward does not take": unknown}
+    return [f"{what} {', '.join(map(repr, listed))}" for what, listed in said.items() if listed]
 
 
 def place_of_function(function: Callable[..., Any]) -> str | None:

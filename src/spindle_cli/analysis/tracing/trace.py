@@ -275,16 +275,7 @@ class OperatorTracer(fx.Tracer):
         """
         if self.is_looking():
             return region(*given)
-        tensors = region.tensors()
-        if self.moves is not None and any(map(self.moves.source_of, tensors)):
-            raise UnfitError.here("it takes a copy of a parameter's values", starts=True)
-        held_ids = {id(tensor) for tensor in (*self.root.parameters(), *self.root.buffers())}
-        if any(tensor.is_meta and id(tensor) not in held_ids for tensor in tensors):
-            raise UnfitError.here("it computes with a layer that is no part of the model")
-        if any(self.known.shares_memory(given[place]) for place in region.changed_places()):
-            raise UnfitError.here("it changes in place what lies in the memory of others", starts=True)
-        if any(given[place].node.op == "get_attr" for place in region.changed_places()):
-            raise UnfitError.here("it changes in place what a module holds", starts=True)
+        self._require_fits(region, given)
         target = self.regions.add(region)
         try:
             name = f"region_{len(self.regions.names)}"
@@ -426,6 +417,24 @@ class OperatorTracer(fx.Tracer):
         if self.known.counts_samples(obj):
             return rows_of(parts, self._task.batch_size)
         return iter([parts[position] for position in range(self.known.length(obj))])
+
+    def _require_fits(self, region: Region, given: Sequence[Any]) -> None:
+        """Refuse a region whose code a trace cannot call as a module of its own with these values.
+
+        Raises:
+            UnfitError: with what may do.
+        """
+        tensors = region.tensors()
+        if self.moves is not None and any(map(self.moves.source_of, tensors)):
+            raise UnfitError.here("it takes a copy of a parameter's values", starts=True)
+        held_ids = {id(tensor) for tensor in (*self.root.parameters(), *self.root.buffers())}
+        if any(tensor.is_meta and id(tensor) not in held_ids for tensor in tensors):
+            raise UnfitError.here("it computes with a layer that is no part of the model")
+        changed = [given[place] for place in region.changed_places()]
+        if any(map(self.known.shares_memory, changed)):
+            raise UnfitError.here("it changes in place what lies in the memory of others", starts=True)
+        if any(value.node.op == "get_attr" for value in changed):
+            raise UnfitError.here("it changes in place what a module holds", starts=True)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Trace a call, unless it is our own to find out what is known; into a module that forward has just
@@ -677,16 +686,26 @@ def _names_elsewhere(root: nn.Module, region: Region) -> set[str]:
 
 def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> None:
     """Refuse regions that write into parameters or buffers which others read, each of its own copy, or that
-    do nothing else, as nobody would run them.
-
-    Raises:
-        UnfitError: there is one; it may fit where it has in it what reads the same between operators, or
-            what is behind it.
-        WorkloadError: an operator reads the same.
+    do nothing else, as nobody would run them. Raises what `_refuse_write_apart` raises.
     """
     root = task.module
     names = {id(tensor): name for name, tensor in [*root.named_parameters(), *root.named_buffers()]}
-    order = {node: number for number, node in enumerate(graph.nodes)}
+    read = _names_read(graph, root, names)
+    for node in graph.find_nodes(op="call_module"):
+        region = root.get_submodule(node.target)
+        if not isinstance(region, Region):
+            continue
+        _refuse_kept_apart(task, node, region, observer)
+        left = observer.left.get(observer.kinds.behaviour(region))
+        held = dict([*region.named_parameters(), *region.named_buffers()])
+        changed = [] if left is None else [id(held[name]) for name in left.changed]
+        written = {names[key] for key in changed if key in names}
+        if written:
+            _refuse_write_apart(task, node, region, written, read)
+
+
+def _names_read(graph: fx.Graph, root: nn.Module, names: Mapping[int, str]) -> dict[fx.Node, set[str]]:
+    """The parameters and buffers that a graph's nodes may read, by their names; `names`: by their ids."""
     read: dict[fx.Node, set[str]] = {}
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -695,34 +714,36 @@ def _refuse_writes_apart(task: Task, graph: fx.Graph, observer: Observer) -> Non
             module = root.get_submodule(str(node.target))
             held = [*module.parameters(), *module.buffers()]
             read[node] = {names[id(tensor)] for tensor in held if id(tensor) in names}
-    for node in graph.find_nodes(op="call_module"):
-        region = root.get_submodule(node.target)
-        if isinstance(region, Region):
-            _refuse_kept_apart(task, node, region, observer)
-        left = observer.left.get(observer.kinds.behaviour(region))
-        changed = () if left is None else left.changed
-        if not isinstance(region, Region) or not changed:
-            continue
-        own = dict([*region.named_parameters(), *region.named_buffers()])
-        written = {names[id(own[name])] for name in changed if id(own[name]) in names}
-        others = {name for other, held in read.items() if other is not node for name in held}
-        shared = sorted(written & others)
-        if shared or not any(user.users for user in (node, *node.users)):
-            apart = "it also reads it elsewhere" if shared else "the loss is made of nothing there"
-            made = refusal(
-                task.name,
-                f"forward writes into {(shared or sorted(written))[0]!r} in what runs as it is written; "
-                f"{apart}",
-                region.place,
-                _way_out(root, (shared or sorted(written))[0]),
-            )
-            readers = [other for other, held in read.items() if other is not node and held & written]
-            if any(other.op != "get_attr" for other in readers):
-                raise made
-            behind = [order[other] > order[node] for other in readers]
-            raise UnfitError.of(
-                made, node.meta[FRAMES], starts=not all(behind), ends=not shared or any(behind)
-            )
+    return read
+
+
+def _refuse_write_apart(
+    task: Task, node: fx.Node, region: Region, written: set[str], read: Mapping[fx.Node, set[str]]
+) -> None:
+    """Refuse a region that writes into parameters or buffers, where another node reads them too, or where
+    nobody takes what the region gives.
+
+    Raises:
+        UnfitError: it may fit where it has in it what reads the same between operators, or what is behind it.
+        WorkloadError: an operator reads the same.
+    """
+    readers = [reader for reader, names in read.items() if reader is not node and names & written]
+    shared = sorted(written & {name for reader in readers for name in read[reader]})
+    if not shared and any(user.users for user in (node, *node.users)):
+        return
+    first = (shared or sorted(written))[0]
+    apart = "it also reads it elsewhere" if shared else "the loss is made of nothing there"
+    made = refusal(
+        task.name,
+        f"forward writes into {first!r} in what runs as it is written; {apart}",
+        region.place,
+        _way_out(task.module, first),
+    )
+    if any(reader.op != "get_attr" for reader in readers):
+        raise made
+    order = list(node.graph.nodes)
+    behind = [order.index(reader) > order.index(node) for reader in readers]
+    raise UnfitError.of(made, node.meta[FRAMES], starts=not all(behind), ends=not shared or any(behind))
 
 
 def _way_out(root: nn.Module, written: str) -> str:

@@ -55,8 +55,7 @@ def find_experts(task: TaskGraph, op: Op, modules: Mapping[str, int]) -> ExpertS
     if len(calls) != 1:
         raise NotByExpertsError("it is called more than once")
     layer = task.root.get_submodule(str(op.target))
-    specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
-    if any(spec.batch_dim is not None and spec.rows_per_sample > 1 for spec in specs):
+    if any(spec.batch_dim is not None and spec.rows_per_sample > 1 for spec in task.specs_of(op)):
         raise NotByExpertsError("it takes several rows of each sample")
     if task.task.batch_size < max(_SAMPLES):
         raise NotByExpertsError(f"its batch has {task.task.batch_size} samples, too few to share out")
@@ -64,7 +63,7 @@ def find_experts(task: TaskGraph, op: Op, modules: Mapping[str, int]) -> ExpertS
         for buffer, _ in task.root.get_submodule(name).named_buffers():
             raise NotByExpertsError(f"{name} has a buffer, {buffer}, which is not cut with its parameters")
     inside = {name.removeprefix(f"{op.target}."): count for name, count in modules.items()}
-    in_layer = _found(task, op, layer, inside)
+    in_layer = _find_in_layer(task, op, layer, inside)
     if outside := sorted(_parameters_of(layer, str(op.target)) & parameters_beside(task, op, calls[0])):
         raise NotByExpertsError(f"{outside[0]} is used outside of it, too")
     taken, kept = _handed_over(op, calls[0], in_layer)
@@ -83,14 +82,19 @@ def _parameters_of(layer: nn.Module, name: str) -> set[str]:
     return {parameter for parameter, _ in layer.named_parameters(prefix=name, remove_duplicate=False)}
 
 
-def _found(task: TaskGraph, op: Op, layer: nn.Module, inside: Mapping[str, int]) -> _InLayer:
+def _find_in_layer(task: TaskGraph, op: Op, layer: nn.Module, inside: Mapping[str, int]) -> _InLayer:
     """Look for experts in a layer; in equal layers once.
 
     Raises:
         NotByExpertsError: as `find_experts`.
     """
-    specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
-    key: Hashable = "experts", behaviour_of(layer), repr(specs), str(op.graph), tuple(sorted(inside.items()))
+    key: Hashable = (
+        "experts",
+        behaviour_of(layer),
+        repr(task.specs_of(op)),
+        str(op.graph),
+        tuple(sorted(inside.items())),
+    )
     if key not in task.findings:
         try:
             runs = [_run(task, op, layer, inside, samples) for samples in _SAMPLES]
@@ -114,14 +118,13 @@ class _Run:
 
 
 def _run(task: TaskGraph, op: Op, layer: nn.Module, inside: Mapping[str, int], samples: int) -> _Run:
-    specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
     called: set[str] = set()
     hooks = [
         layer.get_submodule(name).register_forward_hook(partial(_check_call, name, count, samples, called))
         for name, count in inside.items()
     ]
     try:
-        with called_on_meta(task, op, specs, samples) as (args, kwargs), Unread():
+        with called_on_meta(task, op, samples) as (args, kwargs), Unread():
             result = layer(*args, **kwargs)
     except (NotByExpertsError, NotBySequenceError):
         raise

@@ -66,15 +66,13 @@ def loss_in_chunks(
         and op.shares is not None
         and not (op.talks or op.asks_gradients or op.changes_gradients)
     )
-    if words is None and (setting == 1 or not can_be_cut):
-        return LossInChunks(module)
-    # A share of fewer rows has no wider values.
     narrow = "as narrow as any chunk", op.graph
-    if words is None and setting == "auto" and rows <= task.findings.get(narrow, 0):
+    # A share of fewer rows has no wider values.
+    is_narrow = setting == "auto" and rows <= task.findings.get(narrow, 0)
+    if words is None and (setting == 1 or not can_be_cut or is_narrow):
         return LossInChunks(module)
     values = values_of(task, op, module, rows)
-    edits = {} if words is None else words.edits(module, values)
-    degree = 1 if words is None else words.part.degree
+    edits, degree = ({}, 1) if words is None else (words.edits(module, values), words.part.degree)
     whole = LossInChunks(with_edits(module, edits))
     widest = widest_value(module.graph, values, op.target) if can_be_cut and setting != 1 else None
     if widest is None:

@@ -72,7 +72,7 @@ def find_cuts(
     """
     given = [values[node] for node in region.inputs]
     along = _rows(given, [doubled[node] for node in region.inputs])
-    rows = _shown(module, given, along)
+    rows = _cut_along(module, given, along)
     if isinstance(rows, Mixed):
         raise NotInPartsError(f"its rows depend on each other: {rows}")
     return Cuts(rows, _positions(module, given, rows))
@@ -115,26 +115,18 @@ def _positions(module: nn.Module, given: Sequence[Any], rows: Cut) -> Cut | None
         for position, dim in dims.items()
         if one_row[position].dim() > dim and one_row[position].shape[dim] == length
     }
-    inner_cut = _shown(module, one_row, cut) if length > 1 else None
+    inner_cut = _cut_along(module, one_row, cut) if length > 1 else None
     return inner_cut if isinstance(inner_cut, Cut) else None
 
 
-def _shown(module: nn.Module, given: Sequence[Any], along: Mapping[int, Along]) -> Cut | Mixed:
+def _cut_along(module: nn.Module, given: Sequence[Any], along: Mapping[int, Along]) -> Cut | Mixed:
     """The cut of these inputs, or why it is none."""
-    first, one = next(iter(along.items()))
-    size = given[first].shape[one.dim] // one.width
+    first, first_along = next(iter(along.items()))
+    size = given[first].shape[first_along.dim] // first_along.width
     sizes = (*_SIZES, size if size > 1 and size not in _SIZES else 7, 1)
-
-    def resized(position: int, item: Any, count: int) -> Any:
-        if not isinstance(item, Tensor):
-            return item
-        shape = list(item.shape)
-        if position in along:
-            shape[along[position].dim] = count * along[position].width
-        return torch.empty(shape, dtype=item.dtype, device="meta")
-
     arguments: list[Inputs] = [
-        (tuple(resized(position, item, count) for position, item in enumerate(given)), {}) for count in sizes
+        (tuple(_resized(item, along.get(position), count) for position, item in enumerate(given)), {})
+        for count in sizes
     ]
     states: list[State] = [
         Batch(along[position].dim, 1, along[position].width) if position in along else WHOLE
@@ -152,3 +144,13 @@ def _shown(module: nn.Module, given: Sequence[Any], along: Mapping[int, Along]) 
     if not isinstance(state, Reduced) or state.counted or state.degree not in (0, 1):
         return Mixed("what it gives is neither a sum nor a mean of theirs")
     return Cut(size, along, is_mean=state.degree == 0)
+
+
+def _resized(item: Any, along: Along | None, count: int) -> Any:
+    """An input with `count` entries where it is cut, on the meta device; what is no tensor as it is."""
+    if not isinstance(item, Tensor):
+        return item
+    shape = list(item.shape)
+    if along is not None:
+        shape[along.dim] = count * along.width
+    return torch.empty(shape, dtype=item.dtype, device="meta")

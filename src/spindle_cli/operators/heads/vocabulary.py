@@ -8,7 +8,7 @@ but nothing may look at several words at once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -86,22 +86,22 @@ def find_words(task: TaskGraph, op: Op, smallest: int) -> FoundWords:
     if not any(use.words >= smallest for use in uses):
         return FoundWords()
     heads, why_not = _find_heads(task, smallest)
-    if not heads:
-        return FoundWords(why_not=why_not if op.is_loss else ())
-    words, of_heads = {head.words for head in heads}, {id(task.root.get_parameter(h.weight)) for h in heads}
-    split_uses: list[Use] = list(heads) if op.is_loss else []
-    split_uses += [
-        use
-        for use in uses
-        if isinstance(use, Lookup)
-        and (use.words in words or id(task.root.get_parameter(use.weight)) in of_heads)
-    ]
-    split_uses = used_alone(split_uses, module)
+    reported = why_not if op.is_loss else ()
+    lookups = _lookups_like(heads, uses, task.root)
+    split_uses = used_alone([*heads, *lookups] if op.is_loss else lookups, module)
     if not split_uses:
-        return FoundWords(why_not=why_not)
+        return FoundWords(why_not=reported)
     held = {id(module.get_parameter(name)) for use in split_uses for name in use.parameters}
     names = frozenset(name for name, parameter in _parameters(task.root) if id(parameter) in held)
-    return FoundWords(names, min(use.words for use in split_uses), why_not if op.is_loss else ())
+    return FoundWords(names, min(use.words for use in split_uses), reported)
+
+
+def _lookups_like(heads: Sequence[Projection], uses: Iterable[Use], root: nn.Module) -> list[Lookup]:
+    """The lookups in a vocabulary as large as that of a head, or in a head's own weight."""
+    sizes = {head.words for head in heads}
+    weights = {id(root.get_parameter(head.weight)) for head in heads}
+    lookups = [use for use in uses if isinstance(use, Lookup)]
+    return [use for use in lookups if use.words in sizes or id(root.get_parameter(use.weight)) in weights]
 
 
 _Heads = tuple[tuple[Projection, ...], tuple[str, ...]]
@@ -145,8 +145,8 @@ def values_of(task: TaskGraph, op: Op, module: fx.GraphModule, rows: int) -> dic
     Args:
         module: as `share_module` gives it.
     """
-    specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
-    return shapes_of(module, specs, rows, None if op.shares is None else op.shares.num_counts)
+    counts = None if op.shares is None else op.shares.num_counts
+    return shapes_of(module, task.specs_of(op), rows, counts)
 
 
 def with_edits(module: fx.GraphModule, edits: Edits) -> fx.GraphModule:

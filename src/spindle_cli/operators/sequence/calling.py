@@ -30,15 +30,14 @@ class _ReachedError(Exception):
 
 @contextmanager
 def called_on_meta(
-    task: TaskGraph, op: Op, specs: Iterable[ValueSpec], samples: int = _SAMPLES
+    task: TaskGraph, op: Op, samples: int = _SAMPLES
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Everything is on the meta device inside; gives what the op calls its layer with.
 
     Args:
         task: whose op it is.
         op: that calls it.
-        specs: of the op's fields and inputs.
-        samples: how many they have, at most as many as the batch.
+        samples: how many its fields and inputs have, at most as many as the batch.
 
     Raises:
         NotBySequenceError: what comes before the layer does not run there.
@@ -59,7 +58,7 @@ def called_on_meta(
         torch.enable_grad(),
         swapped_tensors(module, stand_in),
     ):
-        yield _reach(module, task.root.get_submodule(str(op.target)), specs, samples)
+        yield _reach(module, task.root.get_submodule(str(op.target)), task.specs_of(op), samples)
 
 
 def _reach(
@@ -72,8 +71,8 @@ def _reach(
     try:
         with Unread():
             module(*(without_values(spec, samples, device="meta") for spec in specs))
-    except _ReachedError as found:
-        return found.args_given, found.kwargs_given
+    except _ReachedError as call:
+        return call.args_given, call.kwargs_given
     except Exception as error:
         text = str(error).strip().split("\n")[0]
         raise NotBySequenceError(f"what comes before it cannot be followed: {text}") from error

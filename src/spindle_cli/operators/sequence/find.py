@@ -106,7 +106,7 @@ class _Finder:
 
     def find(self) -> SequenceSplit:
         """Finds what `find_sequence` gives, or what was found of an equal call."""
-        with called_on_meta(self._task, self._op, self._specs.values()) as (args, kwargs):
+        with called_on_meta(self._task, self._op) as (args, kwargs):
             key = self._key(args, kwargs)
             if key not in self._task.findings:
                 try:
@@ -207,13 +207,8 @@ class _Finder:
         lengths = tuple(dict.fromkeys((sizes[0], size, sizes[-1], *(_LENGTHS if self._task.varying else ()))))
         runs = [call.record(trunk, dim, length) for length in lengths]
         recording, part, others = runs[0]
-        follower = Follower(lengths, self._held())
-        follower.give(part, Batch(dim))
-        mixed = follower.follow([run.entries for run, *_ in runs])
-        if mixed is not None:
-            raise NotBySequenceError(f"{_AS_SAMPLES}{mixed}")
-        for name in follower.written:
-            raise NotBySequenceError(f"it changes {name!r}")
+        recordings = [run for run, *_ in runs]
+        follower = self._followed(recordings, lengths, part, dim)
         for joined in recording.joined:
             _require_part(follower, joined, dim)
         results: list[Result] = []
@@ -223,7 +218,7 @@ class _Finder:
                 results.append(place)
         if not results:
             raise NotBySequenceError("it gives nothing with positions")
-        entries, alike = _of_all_calls([run for run, *_ in runs])
+        entries, alike = _of_all_calls(recordings)
         return _InLayer(
             trunk=trunk,
             dim=dim,
@@ -232,6 +227,23 @@ class _Finder:
             results=tuple(results),
             partial=self._partial(follower, recording, others),
         )
+
+    def _followed(
+        self, recordings: Sequence[Recording], lengths: tuple[int, ...], trunk: Tensor, dim: int
+    ) -> Follower:
+        """Follow the positions of the trunk of the first recording through recordings of several lengths.
+
+        Raises:
+            NotBySequenceError: they depend on each other, or the layer changes a parameter or buffer.
+        """
+        follower = Follower(lengths, self._held())
+        follower.give(trunk, Batch(dim))
+        mixed = follower.follow([recording.entries for recording in recordings])
+        if mixed is not None:
+            raise NotBySequenceError(f"{_AS_SAMPLES}{mixed}")
+        for name in follower.written:
+            raise NotBySequenceError(f"it changes {name!r}")
+        return follower
 
     def _held(self) -> dict[int, str]:
         """By storage, the layer's parameters and buffers."""
@@ -319,10 +331,10 @@ class Roles:
             NotBySequenceError: gradients would be part here and whole there.
         """
         self._sources = {key: frozenset({key}) for key in whole}
-        self._sources.update({key: frozenset({_SPLIT}) for key in split})
-        self._sources.update({storage(t): frozenset({_OTHER}) for t in others if t.requires_grad})
-        self._sources.update({key: frozenset({_GATHERED}) for key in recording.gathered_first})
-        self._sources.update({storage(inside): frozenset({_SPLIT}) for _, inside in recording.taken_alike})
+        self._note(_SPLIT, split)
+        self._note(_OTHER, (storage(tensor) for tensor in others if tensor.requires_grad))
+        self._note(_GATHERED, recording.gathered_first)
+        self._note(_SPLIT, (storage(inside) for _, inside in recording.taken_alike))
         for entry in recording.entries:
             self._pass(entry)
         for given, _ in recording.taken_alike:
@@ -338,20 +350,23 @@ class Roles:
                 "a parameter is used both for a part of the positions and for all of them"
             )
 
+    def _note(self, source: Source, storages: Iterable[int]) -> None:
+        """Note of what, alone, the tensors in some storages are made."""
+        self._sources.update(dict.fromkeys(storages, frozenset({source})))
+
     def _pass(self, entry: Entry) -> None:
         given = tensors_in([entry.args, list(entry.kwargs.values())])
+        place = f" ({entry.place})" if entry.place else ""
         is_part = any(isinstance(self.state_of(tensor), Batch) for tensor in given)
         if torch.Tag.nondeterministic_seeded in entry.func.tags and (
             is_part or any(isinstance(self.state_of(tensor), Batch) for tensor in tensors_in(entry.result))
         ):
-            place = f" ({entry.place})" if entry.place else ""
             raise NotBySequenceError(f"it draws random numbers for the trunk{place}")
         sources: frozenset[Source] = frozenset().union(
             *(self._sources.get(storage(t), frozenset()) for t in given if t.is_floating_point())
         )
         if entry.grad and (is_part or _GATHERED in sources):
             if _OTHER in sources:
-                place = f" ({entry.place})" if entry.place else ""
                 raise NotBySequenceError(f"another trained argument is put together with the trunk{place}")
             self.parts.update(source for source in sources if isinstance(source, int))
             sources &= {_GATHERED, _SPLIT}

@@ -201,7 +201,7 @@ class Changes:
         self._inputs = {node: list(node.all_input_nodes) for node in graph.nodes}
         self._arguments = {node: (node.args, node.kwargs) for node in graph.nodes}
         self._nodes = list(graph.nodes)
-        self._found = [
+        self._in_place = [
             _Change(node.meta[_CHANGED], node, position)
             for position, node in enumerate(self._nodes)
             if _CHANGED in node.meta
@@ -223,38 +223,9 @@ class Changes:
             WorkloadError: with the place in the user's code.
         """
         alive = set(loss.graph.nodes)
-        # What changes something counts even where nobody looks at what it gives.
-        counting = alive | {change.new for change in self._found}
-        for change in self._found:
+        for change in self._in_place:
             memory = _Memory(self._arguments, self._inputs, root, shapes, observer)
-            sharing, is_held = memory.shared_with(change.old)
-            later = [node for node in self._nodes[change.at + 1 :] if node in counting]
-            if change.new.target == "detach":
-                # It lies in the same memory itself. What did so before may be the same tensor, which in plain
-                # PyTorch has no gradient any more.
-                sharing &= set(self._nodes[: change.at])
-            seen = [
-                node
-                for node in later
-                if node.op != "output" and shapes.gives_tensors(node) and sharing & set(self._inputs[node])
-            ]
-            held = next((node for node in self._nodes if node.op == "get_attr" and node in sharing), None)
-            if held is not None:
-                raise refusal_of_state(
-                    root,
-                    held,
-                    _refusal(
-                        task,
-                        change,
-                        f"changes {str(held.target)!r} in place, which a trace would lose",
-                        way_out(root, held),
-                    ),
-                    change.new,
-                )
-            if seen or is_held or loss in sharing:
-                raise _refusal(
-                    task, change, f"changes {change.old.name!r} in place, which other operators or glue use"
-                )
+            self._check_memory(task, root, loss, change, memory, shapes)
             if change.new in alive and change.new.target != "detach":
                 _check_kept(task, change, shapes)
                 self._check_order(task, change, shapes)
@@ -262,6 +233,34 @@ class Changes:
             if change.new in alive:
                 _check_gradient(task, change, shapes)
                 self._check_order(task, change, shapes)
+
+    def _check_memory(
+        self, task: str, root: nn.Module, loss: fx.Node, change: _Change, memory: _Memory, shapes: Shapes
+    ) -> None:
+        """Refuse a change of a tensor whose memory the task's parameters and buffers, an operator, or a later
+        node has.
+        """
+        sharing, is_held = memory.shared_with(change.old)
+        # What changes something counts even where nobody looks at what it gives.
+        counting = {*loss.graph.nodes, *(change.new for change in self._in_place)}
+        if change.new.target == "detach":
+            # It lies in the same memory itself. What did so before may be the same tensor, which in plain
+            # PyTorch has no gradient any more.
+            sharing &= set(self._nodes[: change.at])
+        held = next((node for node in self._nodes if node.op == "get_attr" and node in sharing), None)
+        if held is not None:
+            what = f"changes {str(held.target)!r} in place, which a trace would lose"
+            made = _refusal(task, change, what, way_out(root, held))
+            raise refusal_of_state(root, held, made, change.new)
+        is_seen = any(
+            node.op != "output" and shapes.gives_tensors(node) and sharing & set(self._inputs[node])
+            for node in self._nodes[change.at + 1 :]
+            if node in counting
+        )
+        if is_seen or is_held or loss in sharing:
+            raise _refusal(
+                task, change, f"changes {change.old.name!r} in place, which other operators or glue use"
+            )
 
     def _check_order(self, task: str, change: _Change, shapes: Shapes) -> None:
         """Refuse a change by entries that it changes, too."""
