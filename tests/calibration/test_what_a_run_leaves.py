@@ -168,7 +168,7 @@ def test_a_stopwatch_tells_steps_apart_by_their_tasks() -> None:
     stopwatch = Stopwatch(torch.device("cpu"))
     for step, (tasks, seconds) in enumerate((("a", 9.0), ("ab", 2.0), ("a", 4.0), ("a", 6.0), ("ab", 1.0))):
         stopwatch.begin_step(tuple(tasks))
-        stopwatch._open.append(Lap(Activity.FORWARD, 0.0, seconds, piece=0))
+        stopwatch._open.append(Lap(Activity.FORWARD, 0.0, seconds, slice_index=0))
         stopwatch.end_step(step)
     key = Activity.FORWARD, 0
     assert (stopwatch.medians(("a",))[key], stopwatch.medians(("a", "b"))[key]) == (5.0, 1.0)

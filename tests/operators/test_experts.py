@@ -55,7 +55,7 @@ def trained(
     runnable = tuple(part_of(own, index, split, group, leaves) for index, split in enumerate(splits))
     piece = SimpleNamespace(ops=(0, len(own.ops)), recompute=recompute, selective=False)
     local: Any = SimpleNamespace(
-        wired=SimpleNamespace(inputs=(), outputs=(), piece=piece, ops=own.ops), runnable=runnable
+        wired=SimpleNamespace(inputs=(), outputs=(), slice=piece, ops=own.ops), runnable=runnable
     )
     run = run_forward(local, batch, {}, {}, lambda _: None)
     assert run.loss is not None

@@ -55,7 +55,7 @@ def trained(
     leaves: dict[str, nn.Parameter] = {}
     runnable = tuple(part_of(own, index, split, group, leaves) for index, split in enumerate(splits))
     piece = SimpleNamespace(ops=(0, len(own.ops)), recompute=recompute, selective=False)
-    wired = SimpleNamespace(inputs=(), outputs=(), piece=piece, ops=own.ops)
+    wired = SimpleNamespace(inputs=(), outputs=(), slice=piece, ops=own.ops)
     local: Any = SimpleNamespace(wired=wired, runnable=runnable)
     items = own.task.dataset
     words = torch.stack([items[index]["words"] for index in range(BATCH)])

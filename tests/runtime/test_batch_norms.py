@@ -58,7 +58,7 @@ def slices_on(rank: int, folder: Path, *, says_sums: bool = True) -> dict[int, L
 
 def test_ops_of_several_shares_sum_over_their_slices_devices(tmp_path: Path) -> None:
     for local in slices_on(3, tmp_path).values():
-        devices = local.wired.piece.devices
+        devices = local.wired.slice.devices
         assert (local.shares is None) == (len(devices) == 1)
         if local.shares is not None:
             assert local.shares.ranks == devices
@@ -70,7 +70,7 @@ def test_a_plan_that_says_nothing_of_their_sums_is_refused_at_the_first_one(tmp_
     (local,) = (
         local
         for local in slices_on(3, tmp_path, says_sums=False).values()
-        if local.wired.piece.label == "many/reduce[0:1]"
+        if local.wired.slice.label == "many/reduce[0:1]"
     )
     specs = [*(local.wired.task.fields[name] for name in local.wired.fields), *local.wired.inputs]
     arguments = [torch.zeros(3, *spec.shape[1:], dtype=spec.dtype) for spec in specs]

@@ -23,7 +23,7 @@ def local(
     """What is asked of a slice."""
     ops = [SimpleNamespace(changes=changes) for _ in modules]
     piece = SimpleNamespace(recompute=recompute, offload=offload)
-    return SimpleNamespace(modules=modules, wired=SimpleNamespace(piece=piece, ops=ops))
+    return SimpleNamespace(modules=modules, wired=SimpleNamespace(slice=piece, ops=ops))
 
 
 class Casts(TorchDispatchMode):

@@ -268,7 +268,7 @@ def wired(*names: str, sees: bool = True) -> Any:
         may_lack=frozenset[str]() if sees else frozenset(names),
     )
     op = SimpleNamespace(inputs=("h", "context"), target="fuse")
-    return SimpleNamespace(incoming=[edge], ops=(op,), piece=SimpleNamespace(label="t/fuse[0:1]"))
+    return SimpleNamespace(incoming=[edge], ops=(op,), slice=SimpleNamespace(label="t/fuse[0:1]"))
 
 
 @pytest.mark.parametrize(

@@ -156,19 +156,19 @@ def test_batches_before_a_failure_are_handed_out() -> None:
 def test_the_other_side_gone_is_no_answer() -> None:
     one, other = socket.socketpair()
     wire.ask(one, 2**40)
-    assert wire.asked(other) == 2**40
+    assert wire.receive_request(other) == 2**40
     made = PackedBatch.of({"x": torch.tensor([1.0, 2.0])})
-    wire.answer(other, {"fields": made.to_json()}, made.descriptor)
+    wire.send_answer(other, {"fields": made.to_json()}, made.descriptor)
     made.close()
-    answer = wire.answered(one)
+    answer = wire.receive_answer(one)
     assert answer is not None and answer[1] is not None
     received = PackedBatch.from_json(answer[1], answer[0]["fields"])
     assert received.rows(1, 2)["x"].tolist() == [2.0]
     received.close()
-    wire.answer(other, {"failure": {}}, None)
-    assert wire.answered(one) == ({"failure": {}}, None)
+    wire.send_answer(other, {"failure": {}}, None)
+    assert wire.receive_answer(one) == ({"failure": {}}, None)
     other.close()
-    assert wire.answered(one) is None
+    assert wire.receive_answer(one) is None
     one.close()
 
 

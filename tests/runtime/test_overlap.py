@@ -61,7 +61,7 @@ def test_a_sum_that_its_op_did_not_start_starts_where_the_program_says() -> None
 def test_when_an_op_is_through_it_and_all_after_it_have_their_gradients_and_no_others() -> None:
     graph = analysed(load(f"{HERE / 'runtime_toys.py'}:build").workload)
     program = link(place(graph, 1, whole(graph, (0,))))
-    wired = next(wired for wired in wire(graph, program).slices if wired.piece.metaop == "pairs/vision")
+    wired = next(wired for wired in wire(graph, program).slices if wired.slice.metaop == "pairs/vision")
     modules = tuple(op_module(wired.task, op) for op in wired.ops)
     local = LocalSlice(wired, modules, modules, (0, 8), None)
     linears = [wired.task.root.get_parameter(f"vision.blocks.{op}.linear.weight") for op in range(4)]

@@ -59,9 +59,9 @@ def test_the_ranges_of_all_ranks_are_the_initial_values_each_once(case: Case, tm
     request, ranks = models(case, tmp_path)
     expected = initial(request)
     covered: dict[str, list[tuple[int, int]]] = {}
-    assert all(model.own for model in ranks)
+    assert all(model.shards for model in ranks)
     for model in ranks:
-        for key, own in model.own.items():
+        for key, own in model.shards.items():
             leaf = model.parameters[key]
             assert leaf.untyped_storage().nbytes() == 0
             cut = next(cut for cut in model.cuts.by_name.values() if key.startswith(cut.name))
@@ -72,11 +72,11 @@ def test_the_ranges_of_all_ranks_are_the_initial_values_each_once(case: Case, tm
             assert own.values.dtype == leaf.dtype == whole.dtype
             covered.setdefault(key, []).append((first, last))
         for key, leaf in model.parameters.items():
-            if key not in model.own and key in expected:
+            if key not in model.shards and key in expected:
                 assert torch.equal(leaf, expected[key])
     for key, ranges in covered.items():
         held = sorted(each for each in ranges if each[0] < each[1])
-        size = next(model.parameters[key].numel() for model in ranks if key in model.own)
+        size = next(model.parameters[key].numel() for model in ranks if key in model.shards)
         assert held[0][0] == 0 and held[-1][1] == size
         assert all(one[1] == other[0] for one, other in pairwise(held)), key
 
@@ -94,7 +94,7 @@ def test_a_start_has_the_ranges_and_two_whole_parameters_at_most(
     request, ranks = models(WHOLE, tmp_path)
     sizes = {name: value.nbytes for name, value in initial(request).items()}
     for model, ranged in zip(ranks, made, strict=True):
-        shared_out = {key: own.values.nbytes for key, own in model.own.items()}
+        shared_out = {key: own.values.nbytes for key, own in model.shards.items()}
         assert sum(shared_out.values()) < 0.6 * sum(sizes[key] for key in shared_out)
         assert ranged.most_bytes <= 2 * max(sizes[key] for key in shared_out)
 
@@ -109,16 +109,16 @@ def test_ranges_are_those_that_buckets_of_the_runs_numbers_give(tmp_path: Path) 
                 layout = FlatLayout.of(sizes, 8, len(group.devices))
                 owned = {key: (a, b) for key, a, b in layout.owned(group.devices.index(rank))}
                 for key in sizes:
-                    assert model.own[key].part.elements == owned.get(key, (0, 0))
+                    assert model.shards[key].part.elements == owned.get(key, (0, 0))
 
 
 def test_what_every_rank_steps_whole_is_there_whole_and_what_none_does_is_not(tmp_path: Path) -> None:
     _, ranks = models(WHOLE_STATE, tmp_path)
     frozen = {"pairs.text.embed.weight"}  # on the last two
-    assert [set(model.own) for model in ranks] == [set(), set(), frozen, frozen]
+    assert [set(model.shards) for model in ranks] == [set(), set(), frozen, frozen]
     for model in ranks:
         for name, leaf in model.parameters.items():
-            assert bool(leaf.untyped_storage().nbytes()) == (name not in model.own)
+            assert bool(leaf.untyped_storage().nbytes()) == (name not in model.shards)
 
 
 def test_ranges_are_taken_from_files_of_initial_values(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_ranges_are_taken_from_files_of_initial_values(tmp_path: Path) -> None:
     prints: dict[str, set[int | None]] = {}
     for rank in range(4):
         model = localise(request, plan, rank, CPU)
-        for key, own in model.own.items():
+        for key, own in model.shards.items():
             whole = other.get(key, before[key])
             assert torch.equal(own.values, own.part.of(whole))
             prints.setdefault(key, set()).add(own.fingerprint)

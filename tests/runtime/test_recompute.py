@@ -270,7 +270,7 @@ def test_an_op_keeps_what_its_slice_says(selective: bool) -> None:
     layer[0].register_forward_hook(lambda *_: products.append(torch._C._len_torch_dispatch_stack()))
     piece = SimpleNamespace(ops=(0, 1), recompute=True, selective=selective)
     op = SimpleNamespace(coupled=False, changes=())
-    local: Any = SimpleNamespace(wired=SimpleNamespace(piece=piece, ops=[op]), runnable=[layer])
+    local: Any = SimpleNamespace(wired=SimpleNamespace(slice=piece, ops=[op]), runnable=[layer])
     _run_op(local, 0, [torch.randn(3, 6, requires_grad=True)], None).sum().backward()
     # Twice forward, inside of what tells operations apart if the slice says so.
     assert products == ([1, 1] if selective else [0, 0])

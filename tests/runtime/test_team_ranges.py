@@ -21,7 +21,7 @@ from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.teams import between_teams
 from spindle_cli.runtime.communication.teams.between_teams import BetweenTeams
 from spindle_cli.runtime.communication.teams.team_bucket import TeamBucket
-from spindle_cli.runtime.communication.teams.team_ranges import Piece, Teams
+from spindle_cli.runtime.communication.teams.team_ranges import TeamRange, Teams
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
 
 TWO_AND_THREE = Teams(((0, 3), (1, 2, 4)), ((), ()))
@@ -31,31 +31,31 @@ def test_what_the_same_ranks_keep_is_stepped_in_equal_parts_by_one_of_each_team(
     """100 numbers of 4 bytes, in multiples of 16: in a team of two [0, 64) and the rest, in one
     of three [0, 48), [48, 96) and the rest.
     """
-    assert TWO_AND_THREE.pieces({"a": 70, "b": 20}, 4) == (
-        Piece(0, 16, (0, 1), 0),
-        Piece(16, 48, (0, 1), 1),
-        Piece(48, 64, (0, 2), 2),
-        Piece(64, 80, (3, 2), 3),
-        Piece(80, 96, (3, 2), 2),
-        Piece(96, 100, (3, 4), 4),
+    assert TWO_AND_THREE.ranges({"a": 70, "b": 20}, 4) == (
+        TeamRange(0, 16, (0, 1), 0),
+        TeamRange(16, 48, (0, 1), 1),
+        TeamRange(48, 64, (0, 2), 2),
+        TeamRange(64, 80, (3, 2), 3),
+        TeamRange(80, 96, (3, 2), 2),
+        TeamRange(96, 100, (3, 4), 4),
     )
 
 
 def test_equal_teams_step_halves_of_equal_ranges() -> None:
     teams = Teams(((0, 1), (2, 3)), ((), ()))
-    assert teams.pieces({"a": 128}, 4) == (
-        Piece(0, 32, (0, 2), 0),
-        Piece(32, 64, (0, 2), 2),
-        Piece(64, 96, (1, 3), 1),
-        Piece(96, 128, (1, 3), 3),
+    assert teams.ranges({"a": 128}, 4) == (
+        TeamRange(0, 32, (0, 2), 0),
+        TeamRange(32, 64, (0, 2), 2),
+        TeamRange(64, 96, (1, 3), 1),
+        TeamRange(96, 128, (1, 3), 3),
     )
 
 
 def test_weights_are_of_each_team() -> None:
     """Of 4 x 16 numbers the first team's have 16 and 48, the second's half each."""
     teams = Teams(((0, 1), (2, 3)), ((1, 3), ()))
-    found = teams.pieces({"a": 64}, 4)
-    assert [(piece.first, piece.last, piece.keepers) for piece in found] == [
+    found = teams.ranges({"a": 64}, 4)
+    assert [(team_range.first, team_range.last, team_range.keepers) for team_range in found] == [
         (0, 16, (0, 2)),
         (16, 32, (1, 2)),
         (32, 48, (1, 3)),
@@ -77,16 +77,16 @@ def test_every_number_is_stepped_once_by_one_that_keeps_it(
     for count in counts:
         members.append(tuple(range(first, first + count)))
         first += count
-    pieces = Teams(tuple(members), ((),) * len(counts)).pieces(named, itemsize)
-    ends = [0, *(piece.last for piece in pieces)]
-    assert [piece.first for piece in pieces] == ends[:-1]
+    ranges = Teams(tuple(members), ((),) * len(counts)).ranges(named, itemsize)
+    ends = [0, *(team_range.last for team_range in ranges)]
+    assert [team_range.first for team_range in ranges] == ends[:-1]
     assert ends[-1] == max(last for _, last in FlatLayout.of(named, itemsize, 2).spans.values())
-    for piece in pieces:
-        assert piece.owner in piece.keepers and piece.first < piece.last
-        for team, keeper in zip(members, piece.keepers, strict=True):
+    for team_range in ranges:
+        assert team_range.owner in team_range.keepers and team_range.first < team_range.last
+        for team, keeper in zip(members, team_range.keepers, strict=True):
             layout = FlatLayout.of(named, itemsize, len(team))
             low, high = layout.range_of(team.index(keeper))
-            assert low <= piece.first and piece.last <= high
+            assert low <= team_range.first and team_range.last <= high
 
 
 @dataclass
@@ -124,11 +124,11 @@ Draw = Callable[[int, int], Tensor]  # of a rank and how many numbers
 def kept_by_all(teams: Teams, size: int, draw: Draw) -> tuple[list[BetweenTeams], list[Tensor], list[int]]:
     """Of every rank its part, what it keeps, and where that begins."""
     count = sum(map(len, teams.members))
-    pieces = teams.pieces({"a": size}, draw(0, 1).itemsize)
-    parts = [BetweenTeams.of(pieces, rank, count, None) for rank in range(count)]
+    ranges = teams.ranges({"a": size}, draw(0, 1).itemsize)
+    parts = [BetweenTeams.of(ranges, rank, count, None) for rank in range(count)]
     values, begins = [], []
     for rank in range(count):
-        own = [piece for piece in pieces if rank in piece.keepers]
+        own = [team_range for team_range in ranges if rank in team_range.keepers]
         begins.append(own[0].first)
         values.append(draw(rank, own[-1].last - own[0].first))
     return parts, values, begins
@@ -172,10 +172,10 @@ def test_who_steps_a_piece_has_the_sum_of_all_that_keep_it_and_hands_it_on(teams
 def _check_stepped(
     teams: Teams, size: int, values: Sequence[Tensor], begins: Sequence[int], wanted: Tensor
 ) -> None:
-    for piece in teams.pieces({"a": size}, 8):
-        begin = begins[piece.owner]
-        own = values[piece.owner][piece.first - begin : piece.last - begin]
-        torch.testing.assert_close(own, wanted[piece.first : piece.last], rtol=0, atol=1e-14)
+    for team_range in teams.ranges({"a": size}, 8):
+        begin = begins[team_range.owner]
+        own = values[team_range.owner][team_range.first - begin : team_range.last - begin]
+        torch.testing.assert_close(own, wanted[team_range.first : team_range.last], rtol=0, atol=1e-14)
 
 
 def test_sums_of_short_numbers_are_rounded_once() -> None:
@@ -191,7 +191,7 @@ def test_sums_of_short_numbers_are_rounded_once() -> None:
         exchange.deliver()
         for part, each, own in zip(parts, under_way, values, strict=True):
             part.finish_sum(each, own)
-    (first, *_) = [piece for piece in teams.pieces({"a": 192}, 2) if piece.owner == 0]
+    (first, *_) = [team_range for team_range in teams.ranges({"a": 192}, 2) if team_range.owner == 0]
     assert begins[0] == 0 and set(values[0][: first.last].tolist()) == {1 + 2.0**-7}
 
 
@@ -199,10 +199,10 @@ def test_a_rank_takes_buffers_for_what_it_sends_and_what_it_gets() -> None:
     """Of [48, 96) one steps [48, 64) and [80, 96), in buffers both ways, and [64, 80) goes and comes as it
     lies there; in three equal teams each has 64, of 192 in all, sends two thirds and gets as much.
     """
-    found = BetweenTeams.of(TWO_AND_THREE.pieces({"a": 100}, 4), 2, 5, None)
+    found = BetweenTeams.of(TWO_AND_THREE.ranges({"a": 100}, 4), 2, 5, None)
     assert (found.sum_elements, found.handed_on_elements) == (32, 32)
     teams = Teams(((0, 1), (2, 3), (4, 5)), ((), (), ()))
-    found = BetweenTeams.of(teams.pieces({"a": 192}, 4), 3, 6, None)
+    found = BetweenTeams.of(teams.ranges({"a": 192}, 4), 3, 6, None)
     assert (found.sum_elements, found.handed_on_elements) == (64 + 64, 64 + 64)
 
 
@@ -212,7 +212,7 @@ def test_what_is_one_part_goes_and_comes_in_place() -> None:
     gets, is where it belongs.
     """
     teams = Teams(((0, 3), (1, 2)), ((1, 3), (1, 3)))
-    between = BetweenTeams.of(teams.pieces({"a": 128}, 4), 3, 4, None)
+    between = BetweenTeams.of(teams.ranges({"a": 128}, 4), 3, 4, None)
     assert (between.sum_elements, between.handed_on_elements) == (48, 0)
     values = torch.zeros(96)
 

@@ -22,7 +22,7 @@ from spindle_cli.runtime.following.callback import Callback, RunInfo
 from spindle_cli.runtime.following.calls import Callbacks, require_callbacks
 from spindle_cli.runtime.following.scalars import of_evaluation, of_step
 from spindle_cli.runtime.results import Step
-from spindle_cli.runtime.trainer import Asked, Trainer, request_by_hand
+from spindle_cli.runtime.trainer import RunArguments, Trainer, request_by_hand
 
 CPU = torch.device("cpu")
 CASE = Case("toy", (0,), "eval_toys", train={**ADAMW, "clip_norm": 1.0}, steps=4, dtype=None)
@@ -274,7 +274,7 @@ def test_evaluating_what_is_not_there_is_refused(tmp_path: Path) -> None:
         trainer.train()
 
 
-def asked(**changes: Any) -> Asked:
+def asked(**changes: Any) -> RunArguments:
     usual: dict[str, Any] = {
         "plan": "plan.yaml",
         "run_dir": "run",
@@ -285,7 +285,7 @@ def asked(**changes: Any) -> Asked:
         "keep": 3,
         "timeout_s": 60.0,
     }
-    return Asked(**{**usual, **changes})
+    return RunArguments(**{**usual, **changes})
 
 
 def test_a_trainer_under_torchrun_needs_a_plan_and_a_free_folder(tmp_path: Path) -> None:

@@ -15,35 +15,44 @@ def of_known_types(plan: Plan) -> Iterator[Violation]:
     """Points and shares of a cluster of several types each name one of these; on one of a single type they
     are all of that. They ascend, as times of sizes between two are found so.
     """
-    types = plan.cluster.types
-    sizes_of = {"curve": "num_devices", "shares": "samples"}
     for metaop in plan.metaops:
-        tables: dict[str, Sequence[CurvePoint | ShareTime]] = {"curve": metaop.curve, "shares": metaop.shares}
-        for key, entries in tables.items():
-            named = dict.fromkeys(entry.device for entry in entries)
-            wrong = [
-                device_type for device_type in named if plan.cluster.is_mixed and device_type not in types
-            ]
-            if not plan.cluster.is_mixed and len(named) > 1:
-                wrong = [device_type for device_type in named if device_type not in (None, types[0])]
-            orders = [
-                [_place(entry) for entry in entries if entry.device == device_type] for device_type in named
-            ]
-            if wrong:
-                yield Violation(
-                    rule="types",
-                    where=f"metaops, {metaop.name}.{key}",
-                    value="an entry without `device`" if wrong[0] is None else f"an entry for {wrong[0]!r}",
-                    expected=f"entries for the cluster's devices: {', '.join(types)}",
-                )
-            elif any(order != sorted(set(order)) for order in orders):
-                yield Violation(
-                    rule="types",
-                    where=f"metaops, {metaop.name}.{key}",
-                    value="entries in another order, or one twice",
-                    expected=f"ascending {sizes_of[key]}, then tp, each once"
-                    + (", of each type of device" if plan.cluster.is_mixed else ""),
-                )
+        where = f"metaops, {metaop.name}"
+        yield from _table_of_known_types(plan.cluster, f"{where}.curve", metaop.curve, "num_devices")
+        yield from _table_of_known_types(plan.cluster, f"{where}.shares", metaop.shares, "samples")
+
+
+def _table_of_known_types(
+    cluster: Cluster, where: str, entries: Sequence[CurvePoint | ShareTime], size: str
+) -> Iterator[Violation]:
+    """Find wrong types and a wrong order among the entries of a table, which ascend by the key `size`."""
+    types = cluster.types
+    named = list(dict.fromkeys(entry.device for entry in entries))
+    wrong = _wrong_types(cluster, named)
+    orders = [[_place(entry) for entry in entries if entry.device == type_] for type_ in named]
+    if wrong:
+        yield Violation(
+            rule="types",
+            where=where,
+            value="an entry without `device`" if wrong[0] is None else f"an entry for {wrong[0]!r}",
+            expected=f"entries for the cluster's devices: {', '.join(types)}",
+        )
+    elif any(order != sorted(set(order)) for order in orders):
+        of_each_type = ", of each type of device" if cluster.is_mixed else ""
+        yield Violation(
+            rule="types",
+            where=where,
+            value="entries in another order, or one twice",
+            expected=f"ascending {size}, then tp, each once{of_each_type}",
+        )
+
+
+def _wrong_types(cluster: Cluster, named: Sequence[str | None]) -> list[str | None]:
+    """Which of the types that entries name a cluster does not have; on one of a single type, entries that all
+    name one are of it, whatever they call it.
+    """
+    if cluster.is_mixed:
+        return [type_ for type_ in named if type_ not in cluster.types]
+    return [type_ for type_ in named if type_ not in (None, cluster.types[0])] if len(named) > 1 else []
 
 
 def _place(entry: CurvePoint | ShareTime) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from spindle_cli.check.types import Violation, place_of
 from spindle_cli.costs.memory import parameter_block
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Plan
-from spindle_cli.profile.types import Matrix
+from spindle_cli.profile.types import Matrix, TiedParameters
 
 
 def matrices_are_gathered_alike(plan: Plan) -> Iterator[Violation]:
@@ -96,11 +96,7 @@ def _is_updated_once(plan: Plan, key: str) -> bool:
 
 def tied_parameters_are_said_alike(plan: Plan) -> Iterator[Violation]:
     """All ops that use parameters with ops of other keys say the same of them, theirs among the keys."""
-    uses = [
-        (tied, parameter_block(metaop, tied.op)[0], f"metaops, {metaop.name}.tied[{place}]")
-        for metaop in plan.metaops
-        for place, tied in enumerate(metaop.tied)
-    ]
+    uses = list(_uses_of_tied(plan))
     split = {tied.parameter for tied, _, _ in uses if tied.is_split}
     users = {(tied.parameter, key) for tied, key, _ in uses}
     keys = {parameter_block(metaop, 0)[0] for metaop in plan.metaops}
@@ -124,6 +120,13 @@ def tied_parameters_are_said_alike(plan: Plan) -> Iterator[Violation]:
         if tied.is_split_by_any != is_split:
             value = f"{name!r} with is_split_by_any {_said(tied.is_split_by_any)}"
             yield _tied(where, value, f"{_said(is_split)}: whether is_split of any op that uses it is true")
+
+
+def _uses_of_tied(plan: Plan) -> Iterator[tuple[TiedParameters, str, str]]:
+    """Each op's entry for parameters that ops of other keys use too, the op's own key, and where it is."""
+    for metaop in plan.metaops:
+        for place, tied in enumerate(metaop.tied):
+            yield tied, parameter_block(metaop, tied.op)[0], f"metaops, {metaop.name}.tied[{place}]"
 
 
 def _tied(where: str, value: str, expected: str) -> Violation:

@@ -38,14 +38,7 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
     whole = plan.outlined() if profile is None else plan.with_metaops_of(profile)
     is_complete = bool(plan.metaops) or profile is not None
     violations = [*structure.names_and_ranges(whole), *task_sets.parts_exist(whole)]
-    if not violations:
-        violations += structure.rows_of_shares(whole, is_complete=is_complete)
-        violations += allocations.of_known_types(whole)
-        violations += parameters.matrices_are_gathered_alike(whole)
-        violations += parameters.tied_parameters_are_said_alike(whole)
-        violations += predictions.ranges(
-            [*whole.waves, *(wave for task_set in whole.task_sets for wave in task_set.waves)]
-        )
+    violations = violations or _entry_rules(whole, is_complete)
     if not violations:
         violations = _rules(whole, profile, is_complete, states_ours=bool(plan.metaops))
     if not violations and plan.task_sets:
@@ -58,6 +51,20 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
         violations += against_profile.same_metaops(whole, profile)
         violations += against_profile.bound_is_no_guess(whole, profile)
     return tuple(violations)
+
+
+def _entry_rules(whole: Plan, is_complete: bool) -> list[Violation]:
+    """Apply the rules for entries of a plan, one by one or against each other, on which the rules for what it
+    does rest. `is_complete`: its `metaops` are more than an outline.
+    """
+    all_waves = [*whole.waves, *(wave for task_set in whole.task_sets for wave in task_set.waves)]
+    return [
+        *structure.rows_of_shares(whole, is_complete=is_complete),
+        *allocations.of_known_types(whole),
+        *parameters.matrices_are_gathered_alike(whole),
+        *parameters.tied_parameters_are_said_alike(whole),
+        *predictions.ranges(all_waves),
+    ]
 
 
 def _rules(whole: Plan, profile: Profile | None, is_complete: bool, *, states_ours: bool) -> list[Violation]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from spindle_cli.check.allocations import curve_point
@@ -29,10 +29,7 @@ def durations(plan: Plan, profile: Profile | None = None) -> Iterator[Violation]
         point = curve_point(metaop, slice_, plan.cluster)
         if point is None:
             continue  # reported as an allocation
-        passes = ("lasts",) if slice_.backward_s is None else ("forward lasts", "backward lasts")
-        lasts = [end_s - start_s for start_s, end_s in slice_.times_s]
-        needed = zip(passes, lasts, _least_s(slice_, metaop, point), strict=True)
-        short = [entry for entry in needed if entry[1] < entry[2] - slack_s(slice_)]
+        short = _too_short(slice_, _least_s(slice_, metaop, point))
         if not short:
             continue
         told = _timed_by(plan, metaop if profile is None else profile.by_name.get(metaop.name), slice_)
@@ -46,6 +43,19 @@ def durations(plan: Plan, profile: Profile | None = None) -> Iterator[Violation]
             expected=f"at least {' and '.join(exact_s(least_s) for *_, least_s in short)} "
             f"for {counted(slice_.num_ops, 'op')} on {its_curve}",
         )
+
+
+def _too_short(slice_: Slice, least_s: Sequence[float]) -> list[tuple[str, float, float]]:
+    """The passes of a slice, or the slice itself where it has one time for both, that last less than
+    `least_s`: what lasts, how many seconds, and how many it has to.
+    """
+    passes = ("lasts",) if slice_.backward_s is None else ("forward lasts", "backward lasts")
+    lasts = [end_s - start_s for start_s, end_s in slice_.times_s]
+    return [
+        (what, seconds, least)
+        for what, seconds, least in zip(passes, lasts, least_s, strict=True)
+        if seconds < least - slack_s(slice_)
+    ]
 
 
 def _least_s(slice_: Slice, metaop: PlanMetaOp, op_s: tuple[float, float]) -> tuple[float, ...]:

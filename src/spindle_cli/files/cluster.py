@@ -87,11 +87,16 @@ class Cluster(Artifact):
                 f"nodes[{place}].name: {shown(as_types[0])}, as a group without a name is called by its "
                 "devices; expected each name once: name that one, too"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _links_name_groups(self) -> Cluster:
+        labels = dict.fromkeys(group.label for group in self.nodes)
         pairs: set[frozenset[str]] = set()
         for place, link in enumerate(self.links.between):
             where = f"links.between[{place}].groups"
             for name in link.groups:
-                if not labels[name]:
+                if name not in labels:
                     raise ValueError(
                         f"{where}: no group is named {name!r}; expected the name of one, or the type of its "
                         f"devices where it has none: {', '.join(labels)}"

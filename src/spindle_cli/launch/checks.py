@@ -130,33 +130,43 @@ def require_gradient_hooks(plan: Plan, graph: WorkloadGraph) -> None:
     if KEEPS_GRADIENT_HOOKS:
         return
     plans = (plan, *plan.set_plans.values())
-    slices = [slice_ for set_plan in plans for slice_ in set_plan.slices]
     in_chunks = any(metaop.loss_chunks for set_plan in plans for metaop in set_plan.metaops)
     does = [
         (what, how)
         for what, how, is_done in (
-            ("moves activations to host memory", "--no-offload", any(slice_.offload for slice_ in slices)),
-            ("recomputes activations", "for more memory", any(slice_.recompute for slice_ in slices)),
+            (
+                "moves activations to host memory",
+                "--no-offload",
+                any(slice_.offload for slice_ in plan.every_slice),
+            ),
+            (
+                "recomputes activations",
+                "for more memory",
+                any(slice_.recompute for slice_ in plan.every_slice),
+            ),
             ("computes losses in chunks", "with loss_chunks: 1", in_chunks),
         )
         if is_done
     ]
-    hooked = (
-        (task.task.name, name)
-        for task in graph.tasks.values()
-        for name, parameter in task.root.named_parameters()
-        if parameter.requires_grad and parameter._backward_hooks
-    )
-    hooked_by = next(hooked, None)
-    if not does or hooked_by is None:
+    hooked = _hooked_parameter(graph)
+    if not does or hooked is None:
         return
-    task_name, name = hooked_by
+    task_name, name = hooked
     raise WorkloadError(
         f"task {task_name!r}: the parameter {name!r} has a hook on its gradient, and the plan "
         f"{' and '.join(what for what, _ in does)}, by which torch before 2.10 may lose hooks",
         hint=f"Install torch 2.10 or newer, plan {' and '.join(how for _, how in does)}, or multiply inside "
         "of the model in place of the hook.",
     )
+
+
+def _hooked_parameter(graph: WorkloadGraph) -> tuple[str, str] | None:
+    """The first trained parameter that has a hook on its gradient: its task's name and its own."""
+    for task in graph.tasks.values():
+        for name, parameter in task.root.named_parameters():
+            if parameter.requires_grad and parameter._backward_hooks:
+                return task.task.name, name
+    return None
 
 
 def require_same_islands(plan: Plan, plan_path: Path, train: TrainSettings, source: str) -> None:

@@ -6,15 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spindle_cli.checkpoint.carry_over import CarryOver, require_same_run, settings_of_run, task_of
 from spindle_cli.checkpoint.files import StoredCheckpoint, find_checkpoint, require_steps_left
-from spindle_cli.checkpoint.index import Checkpoint
+from spindle_cli.checkpoint.index import Checkpoint, TrainedTask
 from spindle_cli.checkpoint.names import every_name, model_key
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, SeenData
 from spindle_cli.files.run_files import has_checkpoints
 from spindle_cli.launch.checks import AnalysedWorkload
+
+if TYPE_CHECKING:
+    from spindle_cli.workload.types import FlowTask, Task
 
 # Settings that say nothing of the model or of what is trained.
 _UNSAID = ("steps", "shard_optimizer")
@@ -158,6 +162,15 @@ def _describe(checkpoint: Checkpoint, carried: CarryOver, workload: AnalysedWork
         yield f"new, from initial values: {_by_task(carried.new, now)}"
     if carried.left_out:
         yield f"left out: {_by_task(carried.left_out, before)}"
+    yield from _changed_tasks(before, now)
+    old_train, new_train = checkpoint.train.model_dump(), workload.train.model_dump()
+    for key, new in new_train.items():
+        if key not in _UNSAID and old_train[key] != new:
+            yield f"train.{key}: {old_train[key]!r} -> {new!r}"
+
+
+def _changed_tasks(before: Mapping[str, TrainedTask], now: Mapping[str, Task | FlowTask]) -> Iterator[str]:
+    """Say which tasks have ended, which are new, and which have another batch size or weight."""
     for name in before:
         if name not in now:
             yield f"task {name} has ended"
@@ -167,10 +180,6 @@ def _describe(checkpoint: Checkpoint, carried: CarryOver, workload: AnalysedWork
         for key in ("batch_size", "weight") if name in before else ():
             if (old := getattr(before[name], key)) != (new := getattr(task, key)):
                 yield f"task {name}: {key} {old:g} -> {new:g}"
-    old_train, new_train = checkpoint.train.model_dump(), workload.train.model_dump()
-    for key, new in new_train.items():
-        if key not in _UNSAID and old_train[key] != new:
-            yield f"train.{key}: {old_train[key]!r} -> {new!r}"
 
 
 def _by_task(names: Iterable[str], tasks: Iterable[str]) -> str:

@@ -99,10 +99,10 @@ def assemble(
     clock.ends("workload")
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
     torch.manual_seed(model.train.seed + context.rank_among_all)
-    check_replicas(model.cuts.keys, model.parameters, model.own)
+    check_replicas(model.cuts.keys, model.parameters, model.shards)
     gathered = gathered_matrices(plan.slices, plan.by_name, plan.accumulate)
     if gathered:
-        require_like_devices({name: each.devices for name, each in gathered.items()}, device)
+        require_like_devices({name: matrix.devices for name, matrix in gathered.items()}, device)
     communicators = Communicators(model.program.communicators, request.timeout_s)
     communicators.meet([model.program, *(part.program for part in model.steps)], context.rank, device)
     join_groups(model, context.rank, communicators)
@@ -130,9 +130,9 @@ def assemble(
 def named_callbacks(context: WorkerContext, train: TrainSettings) -> tuple[Callback, ...]:
     """Makes the callbacks that the train settings name."""
     source = context.request.workload
-    found = find_callbacks(train, source)
+    makers = find_callbacks(train, source)
     with refusing_changes(built_modules(source), "a callback changes {} while it is made"):
-        return require_callbacks([make() for make in found])
+        return require_callbacks([make() for make in makers])
 
 
 def build_part(context: WorkerContext, ready: Ready) -> tuple[LocalModel, Computing]:
@@ -144,8 +144,8 @@ def build_part(context: WorkerContext, ready: Ready) -> tuple[LocalModel, Comput
     set_matmul_precision(model.train)
     if request.capture_dir is not None:
         compute_convolutions_in_float32()
-    asked = None if request.dtype is None else dtype_of(request, model.train)
-    computing = partial(computing_as_asked, asked, no_randomness=request.no_randomness)
+    dtype = None if request.dtype is None else dtype_of(request, model.train)
+    computing = partial(computing_as_asked, dtype, no_randomness=request.no_randomness)
     with computing():  # compiled code is for the constants' type
         compile_layers(model, context.device)
     return model, computing
@@ -162,13 +162,13 @@ def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> Gra
         rank,
         stepped_whole=frozenset(stepped_whole(model)),
         parts=[cuts.of_leaves(part.program.groups) for part in model.steps],
-        own=model.own,
+        shards=model.shards,
         factors=None if model.train.autocast is None else getattr(torch, model.train.autocast),
         runs=frozenset(model.steps[0].slices) if len(model.steps) == 1 else None,
         steady=frozenset(reached_alike(model)),
     )
     modules = (module for local in model.slices.values() for module in local.runnable)
-    capture(modules, {id(each.parameter): each for each in pool.gathered})
+    capture(modules, {id(bucket.parameter): bucket for bucket in pool.gathered})
     return pool
 
 

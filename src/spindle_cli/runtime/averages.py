@@ -46,8 +46,8 @@ class FollowingParameters:
         cuts = model.cuts.by_name
         self._pairs = [
             _Pair(number, cuts[slow], cuts[fast])
-            for number, each in enumerate(self._following)
-            for slow, fast in each.pairs
+            for number, average in enumerate(self._following)
+            for slow, fast in average.pairs
         ]
 
     @property
@@ -63,10 +63,10 @@ class FollowingParameters:
             self.settle(step)
         self._move(
             {
-                number: each.decay_at(step)
-                for number, each in enumerate(self._following)
-                if each.when == "before_forward"
-                if (begins_step if each.forwards_of is None else each.forwards_of in tasks)
+                number: average.decay_at(step)
+                for number, average in enumerate(self._following)
+                if average.when == "before_forward"
+                if (begins_step if average.forwards_of is None else average.forwards_of in tasks)
             }
         )
 
@@ -77,9 +77,9 @@ class FollowingParameters:
         self._settled = steps_done
         self._move(
             {
-                number: each.decay_at(steps_done - 1)
-                for number, each in enumerate(self._following)
-                if each.when == "after_update"
+                number: average.decay_at(steps_done - 1)
+                for number, average in enumerate(self._following)
+                if average.when == "after_update"
             }
         )
 

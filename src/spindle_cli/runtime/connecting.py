@@ -55,11 +55,11 @@ def select_device(request: RunRequest, environment: WorkerEnvironment) -> torch.
     """
     if request.device_type != "cuda":
         return torch.device(request.device_type)
-    found = places_on_gpus()
-    if environment.local_rank >= found:
+    gpus = places_on_gpus()
+    if environment.local_rank >= gpus:
         raise InputError(
             f"the plan's cluster has {environment.local_world_size} devices on this node, "
-            f"but torch finds {found}",
+            f"but torch finds {gpus}",
             hint="Plan for a cluster with as many devices per node as there are.",
         )
     device = torch.device("cuda", gpu_of(environment.local_rank))

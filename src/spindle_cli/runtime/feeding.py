@@ -40,7 +40,7 @@ def make_feed(
     per_step, train, schedule = model.train.accumulate, model.train, model.schedule
     tasks = model.graph.workload.tasks
     wanted = {part.tasks: portions(part.slices.values()) for part in model.steps}
-    taken = {portion.task for found in wanted.values() for portion in found}
+    taken = {portion.task for task_portions in wanted.values() for portion in task_portions}
     shapes = {name: known_shapes(task) for name, task in model.graph.tasks.items()}
     apart = {task.name for task in readers.trained}
     loaders = start_loaders(
@@ -104,13 +104,13 @@ def require_same_data(tasks: Sequence[Task | FlowTask]) -> None:
     Raises:
         WorkloadError: one differs; the same on all ranks.
     """
-    own = {task.name: look_at(task, (0,)) for task in tasks if not is_stream(task)}
+    seen_here = {task.name: look_at(task, (0,)) for task in tasks if not is_stream(task)}
     gathered: list[dict[str, SeenData]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, own, group=host_group())
-    known: dict[str, tuple[int, SeenData]] = {}
-    for rank, found in enumerate(gathered):
-        for name, seen in found.items():
-            first, before = known.setdefault(name, (rank, seen))
+    dist.all_gather_object(gathered, seen_here, group=host_group())
+    first_seen: dict[str, tuple[int, SeenData]] = {}
+    for rank, datasets in enumerate(gathered):
+        for name, seen in datasets.items():
+            first, before = first_seen.setdefault(name, (rank, seen))
             difference = _difference(before, seen)
             if difference is not None:
                 raise WorkloadError(
@@ -122,8 +122,8 @@ def require_same_data(tasks: Sequence[Task | FlowTask]) -> None:
                 )
 
 
-def _difference(one: SeenData, other: SeenData) -> str | None:
-    if one.num_samples != other.num_samples:
+def _difference(first: SeenData, second: SeenData) -> str | None:
+    if first.num_samples != second.num_samples:
         return "has another length"
-    digests = {one.samples.get(0), other.samples.get(0)}
+    digests = {first.samples.get(0), second.samples.get(0)}
     return "has another first sample" if len(digests) > 1 and UNREADABLE not in digests else None

@@ -98,8 +98,10 @@ class Trainer:
                 _require_same_plan(plan, request.plan)
         else:
             show_errors_plainly()
-            asked = Asked(plan, run_dir, workload, steps, resume, checkpoint_every, keep, timeout_s)
-            request = request_by_hand(asked)
+            arguments = RunArguments(
+                plan, run_dir, workload, steps, resume, checkpoint_every, keep, timeout_s
+            )
+            request = request_by_hand(arguments)
         self._connect(request, environment, callbacks)
 
     @classmethod
@@ -133,14 +135,18 @@ class Trainer:
         stop.heed_sigterm()
         island = Island.of(request, environment)
         own_request = request if island is None else island.request_of(request)
-        own = environment if island is None else island.environment_of(environment)
-        ready = make_ready(own_request, own)  # forks processes: ahead of the device, and of threads
+        island_environment = environment if island is None else island.environment_of(environment)
+        ready = make_ready(
+            own_request, island_environment
+        )  # forks processes: ahead of the device, and of threads
         clock.ends("workload")
         device = select_device(request, environment)
         stack = ExitStack()
         counterparts = stack.enter_context(connected(request, environment, device, island))
         clock.ends("connect")
-        self._assemble(own_request, own, device, stack, stop, clock, callbacks, counterparts, ready)
+        self._assemble(
+            own_request, island_environment, device, stack, stop, clock, callbacks, counterparts, ready
+        )
 
     def _assemble(
         self,
@@ -328,7 +334,7 @@ _PLAN_FILE = "plan.yaml"
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunArguments:
     """The arguments of a `Trainer`."""
 
     plan: str | Path | Plan | None
@@ -341,26 +347,26 @@ class Asked:
     timeout_s: float
 
 
-def request_by_hand(asked: Asked) -> RunRequest:
+def request_by_hand(arguments: RunArguments) -> RunRequest:
     """The run's folder, made, and the request; to be called by every rank before they meet.
 
     Raises:
         UsageError: no plan or no folder is named, there is a run in the folder, or a number is too small.
         InputError: the plan or the workload is missing, or the folder cannot be made.
     """
-    if asked.plan is None or asked.run_dir is None:
-        missing = "plan" if asked.plan is None else "run_dir"
+    if arguments.plan is None or arguments.run_dir is None:
+        missing = "plan" if arguments.plan is None else "run_dir"
         raise UsageError(
             f"spindle.Trainer: no {missing} is given, and no `spindle launch` has started this process",
             hint='Write spindle.Trainer("plan.yaml", run_dir="runs/mine"), or start the script with '
             "`spindle launch SCRIPT.py --plan PLAN.yaml`.",
         )
     for name in ("steps", "checkpoint_every", "keep", "timeout_s"):
-        number = getattr(asked, name)
+        number = getattr(arguments, name)
         if number is not None and number <= 0:
             raise UsageError(f"spindle.Trainer: {name}={number}: expected a number above 0")
-    run_dir = Path(asked.run_dir).absolute()
-    if not asked.resume and (run_dir / METRICS_FILE).exists():
+    run_dir = Path(arguments.run_dir).absolute()
+    if not arguments.resume and (run_dir / METRICS_FILE).exists():
         raise UsageError(
             f"{run_dir}: there is a run in this folder already",
             hint="Choose another run_dir, or go on with that run with resume=True.",
@@ -369,21 +375,21 @@ def request_by_hand(asked: Asked) -> RunRequest:
         workers_dir(run_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{run_dir}: cannot be made: {error.strerror}") from error
-    path = _plan_file(asked.plan, run_dir)
+    path = _plan_file(arguments.plan, run_dir)
     plan = read_plan(path)
-    folders = () if asked.workload else (path.parent,)
+    folders = () if arguments.workload else (path.parent,)
     return RunRequest(
         plan=path,
-        workload=locate(asked.workload or plan.workload.source, folders),
-        steps=asked.steps,
+        workload=locate(arguments.workload or plan.workload.source, folders),
+        steps=arguments.steps,
         run_dir=run_dir,
-        resume=asked.resume,
-        checkpoint_every=asked.checkpoint_every,
-        keep=asked.keep,
+        resume=arguments.resume,
+        checkpoint_every=arguments.checkpoint_every,
+        keep=arguments.keep,
         device_type="cpu" if plan.cluster.is_cpu else "cuda",
         backend=plan.cluster.talks_by,
         threads=torch.get_num_threads(),
-        timeout_s=asked.timeout_s,
+        timeout_s=arguments.timeout_s,
         islands=1 if plan.local_sgd is None else plan.local_sgd.islands,
     )
 

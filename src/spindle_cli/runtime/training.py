@@ -202,12 +202,12 @@ class Training:
             InputError: the disk is full.
         """
         self.settle()
-        found = self.evaluator.evaluate(name, dataset, self.done)
+        evaluation = self.evaluator.evaluate(name, dataset, self.done)
         self.watch.record_buffers()
         if self.rank == 0:
-            append_evaluation(self.request.run_dir, found)
-        self.followers.at_evaluation(found)
-        return found
+            append_evaluation(self.request.run_dir, evaluation)
+        self.followers.at_evaluation(evaluation)
+        return evaluation
 
     def _capture_end(self) -> None:
         self.settle()
@@ -310,10 +310,7 @@ class Training:
             ends_step = number + 1 == (step + 1) * batches
             if ends_step:
                 self.board.tell(highest_memory(self.board.device), data_wait_s)
-            if ends_step and self.feed.counts_losses:
-                with self.stopwatch.timed(Activity.DATA):
-                    counts = self.feed.counts(step + 1)
-                self.board.count_next(counts)
+                self._count_next(step)
             self.watch.check(step)
             with self.computing():
                 executor.run(batch, number, ends_step=ends_step)
@@ -339,6 +336,13 @@ class Training:
         self._unread.append(StepOutcome.of(step, losses, verdict, rates, numbers, begin, tell))
         if self._unread[-1].has_arrived():
             self.clock.ends("first step")
+
+    def _count_next(self, step: int) -> None:
+        """Have what the losses of the step behind `step` count summed with the losses of this one."""
+        if self.feed.counts_losses:
+            with self.stopwatch.timed(Activity.DATA):
+                counts = self.feed.counts(step + 1)
+            self.board.count_next(counts)
 
     def _has_new_gradients(self, step: int) -> bool:
         """Whether some may be captured for the first time: those of the steps before may have overflowed."""

@@ -72,15 +72,8 @@ def describe_failure(
     Returns:
         `WorkerLostError` where to start again may help.
     """
-    explained = {error.rank for error in errors}
     original = [error for error in errors if not error.lost_peer]
-    hanging = {worker.rank for worker in stuck}
-    deaths = [
-        died for died in exits if died.rank not in explained | hanging and died.exit_code != -signal.SIGTERM
-    ]
-    if hanging:  # torchrun kills those that do not end by themselves
-        deaths = [died for died in deaths if died.exit_code not in (-signal.SIGKILL, -signal.SIGABRT)]
-    death = min(deaths, key=lambda died: died.time_s, default=None)
+    death = _first_death(exits, {error.rank for error in errors}, {worker.rank for worker in stuck})
     if original and (death is None or original[0].time_s < death.time_s):
         return _of_error(launch, original[0])
     if death is not None:
@@ -92,6 +85,22 @@ def describe_failure(
     if exits:
         return _of_death(launch, exits[0])
     return _of_launcher(launch)
+
+
+def _first_death(exits: Sequence[WorkerExit], explained: set[int], hanging: set[int]) -> WorkerExit | None:
+    """The first worker that died by itself: without an error, and not as torchrun ends the others.
+
+    Args:
+        explained: ranks of workers that left an error.
+        hanging: ranks of workers that did not move.
+    """
+    by_torchrun = {-signal.SIGTERM}
+    if hanging:  # torchrun kills those that do not end by themselves
+        by_torchrun |= {-signal.SIGKILL, -signal.SIGABRT}
+    deaths = [
+        died for died in exits if died.rank not in explained | hanging and died.exit_code not in by_torchrun
+    ]
+    return min(deaths, key=lambda died: died.time_s, default=None)
 
 
 def _of_error(launch: Launch, error: WorkerError) -> RunFailedError:

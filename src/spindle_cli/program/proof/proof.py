@@ -24,16 +24,16 @@ end; its edges and rows are those of the whole program, which is proved by itsel
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from spindle_cli.account import step_end
 from spindle_cli.program.proof.faults import fault
 from spindle_cli.program.proof.proof_communicators import check_communicators
-from spindle_cli.program.proof.proof_moves import early_ops
+from spindle_cli.program.proof.proof_moves import early_ops, place_of
 from spindle_cli.program.proof.proof_rows import check_rows, needed_edges
 from spindle_cli.program.proof.proof_run import check_run
-from spindle_cli.program.types import COMPUTES, SENDS, Action, Kind, Program, Transfer
+from spindle_cli.program.types import COMPUTES, SENDS, Action, Kind, Program, StepSettings, Transfer
 
 
 def prove(program: Program) -> None:
@@ -162,22 +162,29 @@ def check_sources(program: Program) -> None:
         backward_slices = {action.slice_index for action in actions if action.kind is Kind.BACKWARD}
         done: set[tuple[Kind, int | None]] = set()
         for step, action in enumerate(actions):
-            needed: list[tuple[Kind, int | None]] = []
             if action.kind in COMPUTES:
                 done.add((action.kind, action.slice_index))
-            elif action.kind is Kind.SEND and action.transfer is not None:
-                needed = [(Kind.FORWARD, action.transfer.producer)]
-            elif action.kind is Kind.SEND_GRAD and action.transfer is not None:
-                needed = [(Kind.BACKWARD, action.transfer.consumer)]
-            elif action.kind is Kind.LOSSES:
-                needed = [(Kind.FORWARD, index) for index in backward_slices]
-            elif action.kind is Kind.SUM:
-                slices = program.groups[_group(action)].slices
-                needed = [(Kind.BACKWARD, index) for index in slices if index in backward_slices]
-            missing = [item for item in needed if item not in done]
-            if missing:
-                kind, index = missing[0]
-                raise fault(program, f"device {device} needs {kind} {index} before this", (device, step))
+            for kind, index in _sources(program, action, backward_slices):
+                if (kind, index) not in done:
+                    raise fault(program, f"device {device} needs {kind} {index} before this", (device, step))
+
+
+def _sources(
+    program: Program, action: Action, backward_slices: Collection[int | None]
+) -> list[tuple[Kind, int | None]]:
+    """The passes of the device that make what a post sends or sums. `backward_slices`: all that the device
+    runs backward.
+    """
+    if action.kind is Kind.SEND and action.transfer is not None:
+        return [(Kind.FORWARD, action.transfer.producer)]
+    if action.kind is Kind.SEND_GRAD and action.transfer is not None:
+        return [(Kind.BACKWARD, action.transfer.consumer)]
+    if action.kind is Kind.LOSSES:
+        return [(Kind.FORWARD, index) for index in backward_slices]
+    if action.kind is Kind.SUM:
+        slices = program.groups[_group(action)].slices
+        return [(Kind.BACKWARD, index) for index in slices if index in backward_slices]
+    return []
 
 
 _Step = tuple[int, Action]
@@ -227,17 +234,7 @@ def _check_in_order(
     computes: Sequence[_Step],
     takes: Mapping[int, Sequence[int]],
 ) -> None:
-    at: dict[tuple[Kind, int], int] = {}
-    for step, action in computes:
-        assert action.slice_index is not None, "an F or B has a slice"
-        if action.slice_index not in slices or (action.kind, action.slice_index) in at:
-            message = f"device {device}: expected each of its own slices once forward, once backward"
-            raise fault(program, message, (device, step))
-        at[action.kind, action.slice_index] = step
-    for kind in COMPUTES:
-        lost = [index for index in sorted(slices) if (kind, index) not in at]
-        if lost:
-            raise fault(program, f"device {device} does not run {kind} {lost[0]}", (device, 0))
+    at = _steps_of_passes(program, device, slices, computes)
     first = [((Kind.FORWARD, index), (Kind.BACKWARD, index)) for index in sorted(slices)]
     for index in sorted(slices):
         for producer in slices.intersection(takes.get(index, ())):
@@ -253,6 +250,29 @@ def _check_in_order(
             before = f"{earlier.kind} {earlier.slice_index}"
             message = f"device {device} runs this behind {before}, which is planned behind it"
             raise fault(program, message, (device, step))
+
+
+def _steps_of_passes(
+    program: Program, device: int, slices: set[int], computes: Sequence[_Step]
+) -> dict[tuple[Kind, int], int]:
+    """The step of each of a device's passes, of which it runs one forward and one backward for each of its
+    slices.
+
+    Raises:
+        ProgramError: it runs one twice, one that is not its own, or leaves one out.
+    """
+    at: dict[tuple[Kind, int], int] = {}
+    for step, action in computes:
+        assert action.slice_index is not None, "an F or B has a slice"
+        if action.slice_index not in slices or (action.kind, action.slice_index) in at:
+            message = f"device {device}: expected each of its own slices once forward, once backward"
+            raise fault(program, message, (device, step))
+        at[action.kind, action.slice_index] = step
+    for kind in COMPUTES:
+        lost = [index for index in sorted(slices) if (kind, index) not in at]
+        if lost:
+            raise fault(program, f"device {device} does not run {kind} {lost[0]}", (device, 0))
+    return at
 
 
 def _times_s(program: Program, action: Action) -> tuple[float, float]:
@@ -283,8 +303,6 @@ def _check_order(program: Program, device: int) -> None:
     """UPDATEs are where they may be, just before STEP, and name groups that the device has summed by then,
     each once, in the order of sums.
     """
-    settings = program.settings
-    may_update = settings.by_parts and not (settings.clips or settings.scales or settings.sharded)
     summed: set[int] = set()
     last: Action | None = None
     for step, action in enumerate(program.actions[device]):
@@ -295,43 +313,44 @@ def _check_order(program: Program, device: int) -> None:
             summed.add(action.group)
         if action.kind is not Kind.UPDATE:
             continue
-        if not may_update:
+        if not _may_update_parts(program.settings):
             raise fault(program, f"device {device} updates a part, which may not be yet", place)
         if action.group is not None and action.group not in summed:
             raise fault(program, f"device {device} has not started the sum of group {action.group}", place)
-        if last is not None and _place(last) >= _place(action):
+        if last is not None and place_of(last) >= place_of(action):
             raise fault(program, f"device {device} updates a part twice, or out of order", place)
         last = action
 
 
-def _place(action: Action) -> int:
-    """In the order of sums; what is summed with nobody comes first."""
-    return -1 if action.group is None else action.group
+def _may_update_parts(settings: StepSettings) -> bool:
+    """Whether a part may be updated before all gradients are summed."""
+    return settings.by_parts and not (settings.clips or settings.scales or settings.sharded)
 
 
 def _check_parts(program: Program, device: int, local_bytes: int) -> None:
-    settings = program.settings
-    if not settings.by_parts or settings.clips or settings.scales or settings.sharded:
+    """Where parts may be updated early, each has enough bytes and no more than it has to, and so has what is
+    left to STEP. `local_bytes`: of parameters that no other device has.
+    """
+    if not _may_update_parts(program.settings):
         return
-    sizes = [(-1, local_bytes)] + [
-        (group.index, group.num_bytes)
+    sizes = {-1: local_bytes} | {
+        group.index: group.num_bytes
         for group in program.groups
         if device in group.devices and len(group.devices) > 1 and group.is_trained
-    ]
-    total = sum(size for _, size in sizes)
-    updates = [
-        (step, action) for step, action in enumerate(program.actions[device]) if action.kind is Kind.UPDATE
-    ]
-    step = next(step for step, action in enumerate(program.actions[device]) if action.kind is Kind.STEP)
-    for place, update in updates:
-        cut = _place(update)
-        part = [size for index, size in sizes if index <= cut]
-        sizes = [entry for entry in sizes if entry[0] > cut]
+    }
+    total = sum(sizes.values())
+    actions = program.actions[device]
+    updates = [step for step, action in enumerate(actions) if action.kind is Kind.UPDATE]
+    for step in updates:
+        last = place_of(actions[step])
+        part = [sizes.pop(place) for place in tuple(sizes) if place <= last]
         if not _is_enough(sum(part), total) or _is_enough(sum(part[:-1]), total):
-            raise fault(program, f"device {device} updates too little at once, or too much", (device, place))
-    if updates and not _is_enough(sum(size for _, size in sizes), total):
+            raise fault(program, f"device {device} updates too little at once, or too much", (device, step))
+    step = next(step for step, action in enumerate(actions) if action.kind is Kind.STEP)
+    left = list(sizes.values())
+    if updates and not _is_enough(sum(left), total):
         raise fault(program, f"device {device} leaves too little to STEP", (device, step))
-    if _may_be_cut([size for _, size in sizes], total):
+    if _may_be_cut(left, total):
         raise fault(program, f"device {device} should update a part before STEP", (device, step))
 
 

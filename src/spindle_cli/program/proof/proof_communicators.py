@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from spindle_cli.account.types import ParameterGroup, Purpose
 from spindle_cli.files.sharding import Sharding
@@ -125,40 +125,55 @@ def _own_end(device: int, action: Action, transfer: Transfer) -> bool:
 
 
 def _check_once_a_step(program: Program, device: int) -> None:
-    """One sum of the losses; one NORM where gradients are clipped or losses scaled; flags behind the last sum
-    of each communicator, and a gather of each group that is summed, where optimizer state is shared; but none
-    for groups of which each device keeps it whole.
+    """A device sums the losses once, and takes one NORM where gradients are clipped or losses scaled; where
+    optimizer state is sharded, it exchanges flags and gathers parameters, else not.
     """
     actions = program.actions[device]
-    last = (device, len(actions) - 1)
-    whole = {group.index for group in program.groups if group.sharding is Sharding.NONE}
-    sums = [action for action in actions if action.kind is Kind.SUM and action.group not in whole]
-    sharded = program.settings.sharded
     judges = program.settings.clips or program.settings.scales
     for kind, wanted in ((Kind.LOSSES, 1), (Kind.NORM, int(judges))):
         count = sum(action.kind is kind for action in actions)
         if count != wanted:
-            raise fault(program, f"device {device} has {count} {kind}, expected {wanted}", last)
-    gathered = sorted(
-        action.group for action in actions if action.kind is Kind.GATHER and action.group is not None
-    )
-    updated = [action.group for action in sums if action.group is not None]
-    updated += [
+            place = (device, len(actions) - 1)
+            raise fault(program, f"device {device} has {count} {kind}, expected {wanted}", place)
+    whole = {group.index for group in program.groups if group.sharding is Sharding.NONE}
+    sums = [
+        (step, action)
+        for step, action in enumerate(actions)
+        if action.kind is Kind.SUM and action.group not in whole
+    ]
+    _check_gathers(program, device, sums)
+    _check_flags(program, device, sums)
+
+
+def _check_gathers(program: Program, device: int, sums: _Posts) -> None:
+    """Where optimizer state is sharded, a device gathers each group once whose gradients it sums, in passes
+    or in one of `sums`: of groups that each device does not keep whole.
+    """
+    actions = program.actions[device]
+    gathered = [action.group for action in actions if action.kind is Kind.GATHER]
+    updated = [action.group for _, action in sums] + [
         group.index
         for group in program.groups
         if group.sharding is Sharding.GRADIENTS and device in group.devices
     ]
-    if gathered != (sorted(updated) if sharded else []):
-        raise fault(program, f"device {device} does not gather each group that it has summed once", last)
+    if Counter(gathered) != Counter(updated if program.settings.sharded else ()):
+        message = f"device {device} does not gather each group that it has summed once"
+        raise fault(program, message, (device, len(actions) - 1))
+
+
+def _check_flags(program: Program, device: int, sums: _Posts) -> None:
+    """Where optimizer state is sharded, a device exchanges flags once over each communicator that it sums
+    over, behind the last of these `sums` and behind the last pass that sums gradients of its devices.
+    """
+    actions = program.actions[device]
     flags = [(step, action.communicator) for step, action in enumerate(actions) if action.kind is Kind.FLAGS]
-    last_sums: dict[int | None, int] = {
-        action.communicator: step for step, action in enumerate(actions) if action in sums
-    }
+    last_sums = {action.communicator: step for step, action in sums}
     for index, step in last_passes(program, device).items():
         last_sums[index] = max(step, last_sums.get(index, step))
-    if Counter(communicator for _, communicator in flags) != Counter(list(last_sums) if sharded else ()):
-        message = "does not exchange flags once over each communicator that it sums over"
-        raise fault(program, f"device {device} {message}", last)
+    wanted = list(last_sums) if program.settings.sharded else ()
+    if Counter(communicator for _, communicator in flags) != Counter(wanted):
+        message = f"device {device} does not exchange flags once over each communicator that it sums over"
+        raise fault(program, message, (device, len(actions) - 1))
     for step, communicator in flags:
         if step < last_sums[communicator]:
             raise fault(program, f"device {device} exchanges flags before its last sum", (device, step))
@@ -233,7 +248,7 @@ def check_ranges(program: Program) -> None:
 
 def _check_nodes(program: Program, group: ParameterGroup) -> None:
     node_of = program.plan.cluster.node_of
-    if tuple(sorted(device for node in group.nodes for device in node)) != group.devices:
+    if tuple(sorted(chain.from_iterable(group.nodes))) != group.devices:
         raise fault(program, f"group {group.index} is of devices {group.devices}, by nodes {group.nodes}")
     sizes = {len(node) for node in group.nodes}
     on_nodes = [{node_of[device] for device in node} for node in group.nodes]

@@ -9,7 +9,7 @@ that the pass takes. And a sum or gather that goes by nodes is two collectives, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from spindle_cli.account.types import Purpose
@@ -32,6 +32,13 @@ class Move(NamedTuple):
     posts: Operation | None = None
     communicator: int = 0
     members: tuple[int, ...] = ()
+
+
+def place_of(action: Action) -> int:
+    """The place of a SUM or UPDATE in the order of sums; what is summed with nobody comes first, with the
+    losses.
+    """
+    return -1 if action.group is None else action.group
 
 
 def early_ops(program: Program, device: int) -> dict[int, int]:
@@ -99,9 +106,8 @@ class Moves:
         actions = self._program.actions[device]
         numbers: Counter[int] = Counter()  # collectives so far, by communicator
         posted: list[Operation] = []
-        before_updates: dict[int, Operation] = {}  # by group of the sum; that of the losses first
-        inside = self._inside[device]
-        started = {sum_step for sums in inside.values() for sum_step, _ in sums}
+        before_updates: dict[int, Operation] = {}  # sums by their places; that of the losses first
+        started = {sum_step for sums in self._inside[device].values() for sum_step, _ in sums}
 
         def post(step: int, action: Action) -> Iterator[Move]:
             for communicator in self._over(device, action):
@@ -109,33 +115,38 @@ class Moves:
                 assert move.posts is not None, "it is a post"
                 posted.append(move.posts)
                 if action.kind in (Kind.LOSSES, Kind.SUM):
-                    before_updates[-1 if action.group is None else action.group] = move.posts
+                    before_updates[place_of(action)] = move.posts
                 yield move
 
         for step, action in enumerate(actions):
             if action.kind in COMPUTES:
-                assert action.slice_index is not None, "an F or B has a slice"
-                yield Move(
-                    step, (*action.left, *self._takes.get((device, action.kind, action.slice_index), ()))
-                )
-                breaks = self._breaks.get(action.slice_index, ()) if action.kind is Kind.BACKWARD else ()
-                sums = inside.get(step, ())
-                for op in sorted(breaks, reverse=True):
-                    yield from self._inside_of(step, action, numbers)
-                    for sum_step, start in sums:
-                        if start == op:
-                            yield from post(sum_step, actions[sum_step])
-                yield from self._inside_of(step, action, numbers)
+                yield from self._pass(device, step, numbers, post)
                 continue
             if action.kind is Kind.UPDATE:
-                last = -1 if action.group is None else action.group
-                yield Move(
-                    step, tuple(operation for group, operation in before_updates.items() if group <= last)
-                )
+                waits = (sum_ for place, sum_ in before_updates.items() if place <= place_of(action))
+                yield Move(step, tuple(waits))
             if action.kind in (Kind.NORM, Kind.STEP):
                 yield Move(step, tuple(posted))
             if action.communicator is not None and step not in started:
                 yield from post(step, action)
+
+    def _pass(
+        self, device: int, step: int, numbers: Counter[int], post: Callable[[int, Action], Iterator[Move]]
+    ) -> Iterator[Move]:
+        """The moves of a pass: it waits for what it takes, and for what it gives up to have left; a backward
+        pass is broken at each op with which a sum starts on any of its devices, and posts its own there.
+        """
+        actions = self._program.actions[device]
+        action = actions[step]
+        assert action.slice_index is not None, "an F or B has a slice"
+        yield Move(step, (*action.left, *self._takes.get((device, action.kind, action.slice_index), ())))
+        breaks = self._breaks.get(action.slice_index, ()) if action.kind is Kind.BACKWARD else ()
+        for op in sorted(breaks, reverse=True):
+            yield from self._inside_of(step, action, numbers)
+            for sum_step, start in self._inside[device].get(step, ()):
+                if start == op:
+                    yield from post(sum_step, actions[sum_step])
+        yield from self._inside_of(step, action, numbers)
 
     def _over(self, device: int, action: Action) -> tuple[int, ...]:
         """The communicators of what a post starts, one after another."""

@@ -116,6 +116,14 @@ def _check_direction(
         if not _tiles(spans, first, last):
             message = f"device {device} needs samples {first}:{last} once for {kind} {compute}, gets {spans}"
             raise fault(program, message, (device, _step_of(program, device, kind, compute)))
+    _check_in_parts(program, (kind, compute), target, received)
+
+
+def _check_in_parts(program: Program, pass_: tuple[Kind, int], target: Layout, received: _Spans) -> None:
+    """Of what is sent to devices that hold one share in parts, which they gather when the pass begins, each
+    receives its own part, of the same samples as the others.
+    """
+    kind, compute = pass_
     for share in range(target.dp):
         holders = sorted(target.holders(share))
         in_parts = [_gathered(received, device, place, target.tp) for place, device in enumerate(holders)]

@@ -4,59 +4,78 @@ gradients out.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from spindle_cli.account.types import ParameterGroup, Purpose
 from spindle_cli.program.proof.faults import fault
-from spindle_cli.program.types import Kind, Program
+from spindle_cli.program.types import Action, Kind, Program
 
 
 def check_shards(program: Program) -> None:
-    """Every pass that uses what is shared out has the communicators for it, and no others: a forward pass of
-    parameters, a backward pass to which gradients come of gradients too. All devices of such a group run each
-    of its slices, or all of one of its teams and nobody of another, so that they gather and sum at the same
-    op.
+    """Check that every pass that uses sharded parameters names the communicators for them, and no others: a
+    forward pass those of parameters, a backward pass to which gradients come those of gradients too.
 
     Raises:
         ProgramError: naming the first that does not fit.
     """
-    shared_out = [group for group in program.groups if group.sharding.is_by_pass]
-    for group in shared_out:
-        teams = _teams_of(program, group)
-        for slice_index, first, last in zip(group.slices, group.first_ops, group.last_ops, strict=True):
-            begin, end = program.slices[slice_index].ops
-            holders = set(group.devices) & set(program.slices[slice_index].devices)
-            if holders not in map(set, teams):
-                message = f"slice {slice_index} does not run on all devices that share its parameters out"
-                raise fault(program, f"{message}, {' or '.join(map(str, teams))}")
-            if not begin <= first <= last < end:
-                raise fault(
-                    program, f"group {group.index} is used by ops {first} to {last} of slice {slice_index}"
-                )
-    if not shared_out:
-        _check_none(program)
-        return
-    backward = _with_gradients(program)
+    sharded = [group for group in program.groups if group.sharding.is_by_pass]
+    for group in sharded:
+        _check_users(program, group)
+    reached = _with_gradients(program)
     for device, actions in program.actions.items():
-        used_in: dict[tuple[Kind, int | None], set[tuple[int, ...]]] = {}
-        for group in (group for group in shared_out if device in group.devices):
-            team = next(team for team in group.teams or (group.devices,) if device in team)
-            for slice_index in (
-                slice_index for slice_index in group.slices if device in program.slices[slice_index].devices
-            ):
-                if slice_index in backward:
-                    used_in.setdefault((Kind.BACKWARD, slice_index), set()).add(team)
-                if group.sharding.is_fetched:
-                    used_in.setdefault((Kind.FORWARD, slice_index), set()).add(team)
+        teams = _teams_by_pass(program, device, sharded, reached)
         for step, action in enumerate(actions):
-            wanted = sorted(used_in.get((action.kind, action.slice_index), ()))
-            there = [index for index in action.shards if index in range(len(program.communicators))]
-            ranks = sorted(
-                program.communicators[index].ranks
-                for index in there
-                if program.communicators[index].purpose is Purpose.SHARDS
-            )
-            if ranks != wanted or len(action.shards) != len(wanted):
-                message = f"device {device}: expected what its parameters are gathered over, of {wanted}"
-                raise fault(program, message, (device, step))
+            wanted = sorted(teams.get((action.kind, action.slice_index), ()))
+            if _gathered_over(program, action) != wanted or len(action.shards) != len(wanted):
+                message = f"expected what its parameters are gathered over, of {wanted}"
+                if not sharded:
+                    message = "nothing is shared out in this pass"
+                raise fault(program, f"device {device}: {message}", (device, step))
+
+
+def _check_users(program: Program, group: ParameterGroup) -> None:
+    """Each slice that uses a sharded group runs on all of its devices, or on all of one of its teams and on
+    nobody of another, so that they gather and sum at the same op; and that op is one of the slice's.
+    """
+    teams = _teams_of(program, group)
+    for index, first, last in zip(group.slices, group.first_ops, group.last_ops, strict=True):
+        begin, end = program.slices[index].ops
+        holders = set(group.devices) & set(program.slices[index].devices)
+        if holders not in map(set, teams):
+            message = f"slice {index} does not run on all devices that share its parameters out"
+            raise fault(program, f"{message}, {' or '.join(map(str, teams))}")
+        if not begin <= first <= last < end:
+            raise fault(program, f"group {group.index} is used by ops {first} to {last} of slice {index}")
+
+
+def _teams_by_pass(
+    program: Program, device: int, sharded: Sequence[ParameterGroup], reached: Collection[int]
+) -> dict[tuple[Kind, int | None], set[tuple[int, ...]]]:
+    """For each pass of a device, the devices with which it gathers sharded parameters, or sums gradients,
+    while it runs. `reached`: the slices to which gradients come.
+    """
+    teams: dict[tuple[Kind, int | None], set[tuple[int, ...]]] = {}
+    for group in sharded:
+        team = next((team for team in group.teams or (group.devices,) if device in team), None)
+        if team is None:
+            continue
+        for index in group.slices:
+            if device not in program.slices[index].devices:
+                continue
+            if index in reached:
+                teams.setdefault((Kind.BACKWARD, index), set()).add(team)
+            if group.sharding.is_fetched:
+                teams.setdefault((Kind.FORWARD, index), set()).add(team)
+    return teams
+
+
+def _gathered_over(program: Program, action: Action) -> list[tuple[int, ...]]:
+    """The devices of the communicators that a pass names for what is sharded, ascending; what is no such
+    communicator is left out.
+    """
+    all_indices = range(len(program.communicators))
+    named = [program.communicators[index] for index in action.shards if index in all_indices]
+    return sorted(communicator.ranks for communicator in named if communicator.purpose is Purpose.SHARDS)
 
 
 def _teams_of(program: Program, group: ParameterGroup) -> tuple[tuple[int, ...], ...]:
@@ -85,13 +104,6 @@ def _with_gradients(program: Program) -> set[int]:
             reached.add(index)
             coming += [edge.consumer for edge in program.edges if edge.producer == index]
     return reached
-
-
-def _check_none(program: Program) -> None:
-    for device, actions in program.actions.items():
-        for step, action in enumerate(actions):
-            if action.shards:
-                raise fault(program, f"device {device}: nothing is shared out in this pass", (device, step))
 
 
 def last_passes(program: Program, device: int) -> dict[int, int]:

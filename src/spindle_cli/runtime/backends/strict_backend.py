@@ -43,32 +43,32 @@ _COLLECTIVES = {
 
 def gather(gloo: Any, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> None:
     """An `allgather` over torch's group for gloo, to its end."""
-    (ranges,), (own,) = outputs, inputs
+    (ranges,), (local,) = outputs, inputs
     if _are_equal(ranges):
         gloo.allgather(outputs, inputs, *_given(options)).wait()
         return
-    ranges[gloo.rank()].copy_(own)  # nothing, where it is a part of what is gathered
-    for root, each in enumerate(ranges):
-        if each.numel():  # gloo has no message of nothing
-            gloo.broadcast([each], _from(root)).wait()
+    ranges[gloo.rank()].copy_(local)  # nothing, where it is a part of what is gathered
+    for root, part in enumerate(ranges):
+        if part.numel():  # gloo has no message of nothing
+            gloo.broadcast([part], _from(root)).wait()
 
 
 def reduce_scatter(gloo: Any, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None) -> None:
     """A `reduce_scatter` over torch's group for gloo, to its end."""
-    (own,), (ranges,) = outputs, inputs
+    (local,), (ranges,) = outputs, inputs
     if _are_equal(ranges):
         gloo.reduce_scatter(outputs, inputs, *_given(options)).wait()
         return
-    for root, each in enumerate(ranges):
-        if each.numel():
-            total = each.clone()  # gloo leaves sums of some ranks in what the others gave
+    for root, part in enumerate(ranges):
+        if part.numel():
+            total = part.clone()  # gloo leaves sums of some ranks in what the others gave
             gloo.reduce([total], _to(root, options)).wait()
             if root == gloo.rank():
-                own.copy_(total)
+                local.copy_(total)
 
 
 def _are_equal(ranges: Sequence[Tensor]) -> bool:
-    return len({each.numel() for each in ranges}) == 1
+    return len({part.numel() for part in ranges}) == 1
 
 
 def _given(options: Any) -> tuple[Any, ...]:
@@ -207,9 +207,9 @@ def _require_known(tensors: object) -> None:
     Raises:
         TypeError: there are some.
     """
-    for each in tree_leaves(tensors):
-        if isinstance(each, Tensor) and each.dtype not in KNOWN:
-            raise TypeError(f"Unconvertible NCCL type {each.dtype}")
+    for leaf in tree_leaves(tensors):
+        if isinstance(leaf, Tensor) and leaf.dtype not in KNOWN:
+            raise TypeError(f"Unconvertible NCCL type {leaf.dtype}")
 
 
 def _of_gloo(name: str) -> Callable[..., object]:

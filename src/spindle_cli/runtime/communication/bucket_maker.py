@@ -41,7 +41,7 @@ class BucketMaker:
     Attributes:
         parameters: the rank's, by canonical name, which is also the groups' key for them.
         stepped_whole: those that every rank with them steps; of the others each steps its range.
-        own: of parameters without memory, what the rank has; buckets take it away.
+        shards: of parameters without memory, what the rank has; buckets take it away.
         side: where sums that go by nodes wait for their first parts.
         factors: the dtype of the factors of linear maps; None: that of their matrices.
         steady: the parameters that the same passes reach in every step.
@@ -51,7 +51,7 @@ class BucketMaker:
     communicators: Communicators
     rank: int
     stepped_whole: Collection[str]
-    own: MutableMapping[str, OwnValues]
+    shards: MutableMapping[str, OwnValues]
     side: SideStream
     factors: torch.dtype | None = None
     steady: Steady = field(default_factory=dict)
@@ -62,7 +62,7 @@ class BucketMaker:
         if not group.is_trained:
             inside, teams = self._inside(group), Teams.of(group) if group.teams else None
             return tuple(
-                FrozenBucket(alike, inside, group.sharding, self.own, teams)
+                FrozenBucket(alike, inside, group.sharding, self.shards, teams)
                 for alike in self._by_dtype(names)
             )
         members = self._summing(group)
@@ -112,8 +112,8 @@ class BucketMaker:
             return ShardedBucket(parameters, members)
         inside = self._inside(group)
         if group.teams:
-            return TeamBucket(parameters, inside, group.sharding, members, self.own, Teams.of(group))
-        return PassBucket(parameters, inside, group.sharding, members.communicator, self.own)
+            return TeamBucket(parameters, inside, group.sharding, members, self.shards, Teams.of(group))
+        return PassBucket(parameters, inside, group.sharding, members.communicator, self.shards)
 
     def _inside(self, group: ParameterGroup) -> Members:
         """Who gathers and sums together inside of passes."""
@@ -121,11 +121,11 @@ class BucketMaker:
         return Members.of(team.devices, self.rank, self.communicators.sharing(team.devices), team)
 
     def _by_dtype(self, names: Iterable[str]) -> list[dict[str, nn.Parameter]]:
-        found: dict[torch.dtype, dict[str, nn.Parameter]] = {}
+        by_dtype: dict[torch.dtype, dict[str, nn.Parameter]] = {}
         for name in names:
             parameter = self.parameters[name]
-            found.setdefault(parameter.dtype, {})[name] = parameter
-        return list(found.values())
+            by_dtype.setdefault(parameter.dtype, {})[name] = parameter
+        return list(by_dtype.values())
 
 
 def lay_out(

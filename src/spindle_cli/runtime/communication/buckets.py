@@ -200,12 +200,12 @@ class ShardedBucket:
     def _own(self, parameters: Mapping[str, nn.Parameter], layout: FlatLayout) -> tuple[_OwnedView, ...]:
         """This rank's owned ranges; one that is a whole parameter is that itself."""
         position_of = {name: position for position, name in enumerate(parameters)}
-        found: list[_OwnedView] = []
+        views: list[_OwnedView] = []
         for name, begin, end in layout.owned(self._members.position):
             start = layout.spans[name][0]
             position = position_of[name]
             if end - begin == parameters[name].numel():
-                found.append(
+                views.append(
                     _OwnedView(OwnedRange(name, None, parameters[name]), self._views[position], position)
                 )
                 continue
@@ -213,8 +213,8 @@ class ShardedBucket:
             gradient = self._gradients[start + begin : start + end]
             if gradient.dtype != tensor.dtype:
                 tensor.grad_dtype = gradient.dtype
-            found.append(_OwnedView(OwnedRange(name, (begin, end), tensor), gradient, position))
-        return tuple(found)
+            views.append(_OwnedView(OwnedRange(name, (begin, end), tensor), gradient, position))
+        return tuple(views)
 
 
 @dataclass(frozen=True)
@@ -248,8 +248,8 @@ class Flags:
         """Start their way to the other ranks; this rank's share of all the buckets is complete. `summed`: the
         buckets that are summed in this iteration.
         """
-        asked = [bucket in summed for bucket in self.buckets for _ in bucket.parameters]
-        self._reached.write_into(self._flags, asked)
+        trained = [bucket in summed for bucket in self.buckets for _ in bucket.parameters]
+        self._reached.write_into(self._flags, trained)
         self._work = dist.all_reduce(
             self._flags, op=dist.ReduceOp.MAX, group=self._communicator, async_op=True
         )

@@ -218,12 +218,12 @@ def _start_gather(flat: Tensor, members: Members) -> dist.Work:
 
 def _start_native_scatter(flat: Tensor, members: Members) -> dist.Work:
     """The library's reduce-scatter, from the flat tensor into this rank's range of it."""
-    own = as_summed(members.range_in(flat))
+    local = as_summed(members.range_in(flat))
     if members.cuts:  # of tensors of unequal sizes NCCL makes a reduction each, in one call
         parts = [as_summed(part) for part in members.ranges_in(flat)]
-        grouped: dist.Work = dist.reduce_scatter(own, parts, group=members.communicator, async_op=True)
+        grouped: dist.Work = dist.reduce_scatter(local, parts, group=members.communicator, async_op=True)
         return grouped
-    return _reduce_scatter(own, as_summed(flat), group=members.communicator, async_op=True)
+    return _reduce_scatter(local, as_summed(flat), group=members.communicator, async_op=True)
 
 
 def _start_sum(flat: Tensor, members: Members) -> dist.Work:
@@ -244,14 +244,14 @@ class _ToEachOther(dist.Work):
         super().__init__()
         ranges, position, count = members.ranges_in(flat), members.position, members.count
         group = members.communicator
-        own = ranges[position]
+        local = ranges[position]
         self._messages: list[dist.Work] = []
         for step in range(1, count):
             source, destination = (position - step) % count, (position + step) % count
             if ranges[source].numel():
                 self._add(dist.irecv(ranges[source], group=group, group_src=source, tag=_GATHER_TAG))
-            if own.numel():
-                self._add(dist.isend(own, group=group, group_dst=destination, tag=_GATHER_TAG))
+            if local.numel():
+                self._add(dist.isend(local, group=group, group_dst=destination, tag=_GATHER_TAG))
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
 
@@ -379,8 +379,8 @@ class _PaddedGather(dist.Work):
         super().__init__()
         self._parts = members.ranges_in(flat)
         self._padded = flat.new_zeros(members.count, members.largest)
-        own = self._parts[members.position]
-        self._padded[members.position, : own.numel()].copy_(own)
+        local = self._parts[members.position]
+        self._padded[members.position, : local.numel()].copy_(local)
         self._work = start_gather(self._padded.view(-1), members.evenly, turns)
 
     def is_completed(self) -> bool:
@@ -399,10 +399,10 @@ class _PaddedGather(dist.Work):
 
 def add_up(parts: Tensor, out: Tensor) -> None:
     """Sum over the first dimension, in its order; rounded once where the dtype has less than 32 bits."""
-    first, second, *others = parts
-    if others and parts.itemsize < 4:
+    first, second, *rest = parts
+    if rest and parts.itemsize < 4:
         torch.sum(parts, dim=0, out=out)
         return
     torch.add(first, second, out=out)  # 5 times as fast as `torch.sum` over two rows
-    for other in others:
-        out.add_(other)
+    for part in rest:
+        out.add_(part)

@@ -26,11 +26,11 @@ class Communicators:
         self.directory = Directory(self.all)
         # None stands for torch's default group.
         self._groups: dict[int, dist.ProcessGroup | None] = {}
-        for each in self.all:
-            self._groups[each.index] = (
+        for communicator in self.all:
+            self._groups[communicator.index] = (
                 None
-                if each.purpose is Purpose.EVERYONE
-                else dist.new_group(list(each.ranks), timeout=timedelta(seconds=timeout_s))
+                if communicator.purpose is Purpose.EVERYONE
+                else dist.new_group(list(communicator.ranks), timeout=timedelta(seconds=timeout_s))
             )
 
     def of(self, index: int) -> dist.ProcessGroup | None:
@@ -57,11 +57,11 @@ class Communicators:
         NCCL connects two ranks when they first talk to each other, which takes long and can hold up the host:
         not in the first step.
         """
-        for each in self.all:
-            if rank not in each.ranks:
+        for communicator in self.all:
+            if rank not in communicator.ranks:
                 continue
-            group = self.of(each.index)
-            pairs = _pairs(programs, each)
+            group = self.of(communicator.index)
+            pairs = _pairs(programs, communicator)
             if pairs:
                 _exchange([pair for pair in pairs if rank in pair], rank, device, group)
             else:
@@ -70,14 +70,14 @@ class Communicators:
 
 def _pairs(programs: Iterable[Program], communicator: Communicator) -> list[tuple[int, int]]:
     """(source, destination) of all messages that go over a communicator, ascending."""
-    found = {
+    pairs = {
         (action.transfer.source, action.transfer.destination)
         for program in programs
         for actions in program.actions.values()
         for action in actions
         if action.transfer is not None and action.communicator == communicator.index
     }
-    return sorted(found)
+    return sorted(pairs)
 
 
 def _exchange(

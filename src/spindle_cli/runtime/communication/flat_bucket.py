@@ -17,7 +17,7 @@ from torch import nn
 
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication.collectives import Members, start_gather
-from spindle_cli.runtime.communication.teams.team_ranges import Piece, Teams
+from spindle_cli.runtime.communication.teams.team_ranges import TeamRange, Teams
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.memory.gather_memory import GatherMemory
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
@@ -47,10 +47,10 @@ class FlatBucket:
         parameters: Mapping[str, nn.Parameter],
         members: Members,
         sharding: Sharding,
-        own: MutableMapping[str, OwnValues] | None = None,
+        shards: MutableMapping[str, OwnValues] | None = None,
         teams: Teams | None = None,
     ) -> None:
-        """`members`: with the communicator for what is gathered inside of passes. `own`: of parameters
+        """`members`: with the communicator for what is gathered inside of passes. `shards`: of parameters
         without memory, what this rank has, which the bucket takes away. `teams`: where there are several,
         one of which the members are.
         """
@@ -62,16 +62,18 @@ class FlatBucket:
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         self._layout = FlatLayout.of(sizes, first.itemsize, members.count, members.weights)
         self._members = members.with_cuts(self._layout.cuts)
-        self._pieces: tuple[Piece, ...] = () if teams is None else teams.pieces(sizes, first.itemsize)
+        self._team_ranges: tuple[TeamRange, ...] = (
+            () if teams is None else teams.ranges(sizes, first.itemsize)
+        )
         self._values = torch.empty(self._layout.size, dtype=first.dtype, device=first.device)
-        self._own = self._take_parameters(parameters, {} if own is None else own)
+        self._own = self._take_parameters(parameters, {} if shards is None else shards)
         self._place: tuple[GatherMemory, int] | None = None
         self._has_place = False
         self._users = 0  # slices that keep it
         self._work: dist.Work | None = None
 
     def _take_parameters(
-        self, parameters: Mapping[str, nn.Parameter], own: MutableMapping[str, OwnValues]
+        self, parameters: Mapping[str, nn.Parameter], shards: MutableMapping[str, OwnValues]
     ) -> Tensor:
         """Let them be views of the flat tensor; gives this rank's range of it, which is that tensor's own
         where it stays whole.
@@ -79,7 +81,7 @@ class FlatBucket:
         if self.is_fetched:
             first, last = self._layout.range_of(self._members.position)
             kept = torch.zeros(last - first, dtype=self._values.dtype, device=self._values.device)
-            taken = {name: own.pop(name) for name in parameters if name in own}
+            taken = {name: shards.pop(name) for name in parameters if name in shards}
             for name, elements, begin in self._kept_elements():
                 there = kept[begin : begin + elements[1] - elements[0]]
                 if name in taken:
@@ -118,8 +120,12 @@ class FlatBucket:
         teams have alike.
         """
         low, high = self._layout.range_of(self._members.position)
-        ranges = [(piece.first, piece.last) for piece in self._pieces if low <= piece.first < high]
-        return self._ranges_of(self._elements_in(ranges) if self._pieces else self._kept_elements())
+        ranges = [
+            (team_range.first, team_range.last)
+            for team_range in self._team_ranges
+            if low <= team_range.first < high
+        ]
+        return self._ranges_of(self._elements_in(ranges) if self._team_ranges else self._kept_elements())
 
     def _ranges_of(self, elements_of: Iterable[Elements]) -> tuple[OwnedRange, ...]:
         return tuple(

@@ -72,15 +72,15 @@ class GatheredBucket:
 
     def take_rows(self, ids: Tensor, rows: Tensor) -> None:
         """What a lookup brings to the gradient: `ids` (n), and for each a row (n, width)."""
-        own = self._room(Summing.ROWS, ids.numel())
-        self._parts.ids[self._members.position, own].copy_(ids)
-        self._parts.rows[self._members.position, own].copy_(rows)
+        room = self._room(Summing.ROWS, ids.numel())
+        self._parts.ids[self._members.position, room].copy_(ids)
+        self._parts.rows[self._members.position, room].copy_(rows)
 
     def take_factors(self, outputs: Tensor, inputs: Tensor) -> None:
         """What a product brings to it: the gradient of its output (n, outputs), and its input (n, inputs)."""
-        own = self._room(Summing.FACTORS, inputs.shape[0])
-        self._parts.outputs[self._members.position, own].copy_(outputs)
-        self._parts.rows[self._members.position, own].copy_(inputs)
+        room = self._room(Summing.FACTORS, inputs.shape[0])
+        self._parts.outputs[self._members.position, room].copy_(outputs)
+        self._parts.rows[self._members.position, room].copy_(inputs)
 
     def start_sum(self) -> dist.Work:
         """Start the gather; this rank has taken all of its share."""
@@ -187,16 +187,16 @@ class _Parts:
             ends.append(round_up(ends[-1] + size, _ALIGNMENT_BYTES))
         part = round_up(ends[-1] + _FLAG_BYTES, _ALIGNMENT_BYTES)
         flat = torch.zeros(count * part, dtype=torch.uint8, device=parameter.device)
-        each = flat.view(count, part)
+        by_rank = flat.view(count, part)
 
         def field(number: int, as_dtype: torch.dtype, *shape: int) -> Tensor:
-            own = each[:, ends[number] : ends[number] + sizes[number]]
-            return own.view(as_dtype).view(count, *shape)
+            column = by_rank[:, ends[number] : ends[number] + sizes[number]]
+            return column.view(as_dtype).view(count, *shape)
 
         return cls(
             flat,
             rows=field(0, dtype, tokens, inputs),
             ids=field(1, torch.int32, num_ids),
             outputs=field(2, dtype, of_outputs, outputs),
-            flags=each[:, ends[-1] : ends[-1] + _FLAG_BYTES],
+            flags=by_rank[:, ends[-1] : ends[-1] + _FLAG_BYTES],
         )

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -57,28 +58,31 @@ class GradientPool:
         *,
         stepped_whole: frozenset[str] = frozenset(),
         parts: Sequence[Sequence[ParameterGroup]] | None = None,
-        own: MutableMapping[str, OwnValues] | None = None,
+        shards: MutableMapping[str, OwnValues] | None = None,
         factors: torch.dtype | None = None,
         runs: Collection[int] | None = None,
         steady: Collection[str] = (),
     ) -> None:
         """`parameters`: this rank's by canonical name, which is also the groups' key for them.
         `stepped_whole`: those that every rank with them steps; of the others each steps its range. `parts`:
-        the groups of each program that steps may run, which are some of all; None: one with all. `own`: of
+        the groups of each program that steps may run, which are some of all; None: one with all. `shards`: of
         parameters without memory, what this rank has; the pool takes it away. `factors`: the dtype of
         gathered factors of linear maps; None: that of their matrices. `runs`: the slices of a program that
         this rank runs, where there is one program alone. `steady`: the parameters that the same passes reach
         in every step.
         """
-        trained = {name: each for name, each in parameters.items() if each.requires_grad}
-        device = next((each.device for each in parameters.values()), torch.device("cpu"))
-        reached_alike = {each: name for name, each in trained.items() if name in steady}
+        device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
+        reached_alike = {
+            parameter: name
+            for name, parameter in parameters.items()
+            if name in steady and parameter.requires_grad
+        }
         make = BucketMaker(
             parameters,
             communicators,
             rank,
             stepped_whole,
-            {} if own is None else own,
+            shards or {},
             SideStream(device),
             factors,
             reached_alike,
@@ -86,17 +90,16 @@ class GradientPool:
         shared = [group for group in groups if rank in group.devices and len(group.devices) > 1]
         self._buckets: dict[int, tuple[AnyBucket, ...]] = {group.index: make.of(group) for group in shared}
         self.gather_memory = lay_out(groups, self._buckets, runs)
-        in_buckets = {name for group in shared for name, _ in group.blocks}
-        alone = {name: parameter for name, parameter in trained.items() if name not in in_buckets}
+        alone = _in_no_group(parameters, shared)
         self._own, self._own_names = tuple(alone.values()), tuple(alone)
         self.owned_ranges: tuple[OwnedRange, ...] = (
-            *(piece for bucket in self._all() for piece in bucket.owned_ranges),
+            *chain.from_iterable(bucket.owned_ranges for bucket in self._all()),
             *(OwnedRange(name, None, parameter) for name, parameter in alone.items()),
         )
-        self._group_of = {bucket: index for index, found in self._buckets.items() for bucket in found}
+        self._group_of = {bucket: index for index, buckets in self._buckets.items() for bucket in buckets}
         self._flags = _flags_of(shared, self._buckets, communicators, reached_alike)
         made_of = {group.blocks: self._buckets[group.index] for group in shared}
-        self._parts = [_Part(part, made_of) for part in ([groups] if parts is None else parts)]
+        self._parts = [_Part(part, made_of) for part in (parts or [groups])]
         self._part = self._parts[0]
         self._watch: Callable[[Passing, int, dist.Work], None] | None = None
         self._turns = GatherTurns(device)
@@ -112,9 +115,9 @@ class GradientPool:
         if self._part is self._parts[part]:
             return
         self._part = self._parts[part]
-        for each in (*self._all(), *self._flags.values()):
-            if isinstance(each, Bucket | GatheredBucket | Flags):
-                each.turn_to(part)
+        for item in (*self._all(), *self._flags.values()):
+            if isinstance(item, Bucket | GatheredBucket | Flags):
+                item.turn_to(part)
 
     def start_sum(self, group: int) -> None:
         """Start the sum of a parameter group, or let it wait for its turn."""
@@ -204,15 +207,15 @@ class GradientPool:
                     bucket.start_gather()
                     bucket.finish_gather()
 
-    def awaits(self, piece: int, op: int) -> bool:
+    def awaits(self, slice_index: int, op: int) -> bool:
         """Whether `await_parameters` has anything to wait for."""
-        return any(bucket.is_gathering for bucket in self._part.users.get((piece, op), ()))
+        return any(bucket.is_gathering for bucket in self._part.users.get((slice_index, op), ()))
 
-    def await_parameters(self, piece: int, op: int) -> None:
+    def await_parameters(self, slice_index: int, op: int) -> None:
         """Wait until the parameters that a slice uses from this op on, but not before it, are those that the
         last step made.
         """
-        for bucket in self._part.users.get((piece, op), ()):
+        for bucket in self._part.users.get((slice_index, op), ()):
             bucket.finish_gather()
 
     def await_all_parameters(self) -> None:
@@ -235,12 +238,12 @@ class GradientPool:
     @property
     def fetched(self) -> dict[str, tuple[OwnedRange, ...]]:
         """By name, what this rank has of the parameters that are whole in passes alone."""
-        found: dict[str, tuple[OwnedRange, ...]] = {}
+        ranges_by_name: dict[str, tuple[OwnedRange, ...]] = {}
         for bucket in self._fetched_buckets():
-            found |= dict.fromkeys(bucket.keys, ())
+            ranges_by_name |= dict.fromkeys(bucket.keys, ())
             for owned in bucket.own_ranges:
-                found[owned.name] = (*found[owned.name], owned)
-        return found
+                ranges_by_name[owned.name] = (*ranges_by_name[owned.name], owned)
+        return ranges_by_name
 
     @contextmanager
     def whole(self, names: Collection[str] | None = None) -> Iterator[bool]:
@@ -272,7 +275,7 @@ class GradientPool:
 
     def _fetched_buckets(self) -> Iterator[FlatBucket]:
         for buckets in self._buckets.values():
-            yield from (each for each in buckets if isinstance(each, FlatBucket) and each.is_fetched)
+            yield from (bucket for bucket in buckets if isinstance(bucket, FlatBucket) and bucket.is_fetched)
 
     def _all(self) -> Iterator[TrainedBucket]:
         for buckets in self._buckets.values():
@@ -299,6 +302,18 @@ class GradientPool:
     def _note(self, kind: Passing, bucket: AnyBucket, work: dist.Work) -> None:
         if self._watch is not None:
             self._watch(kind, self._group_of[bucket], work)
+
+
+def _in_no_group(
+    parameters: Mapping[str, nn.Parameter], groups: Iterable[ParameterGroup]
+) -> dict[str, nn.Parameter]:
+    """Those of the parameters that are trained and summed in none of these groups."""
+    summed = {name for group in groups for name, _ in group.blocks}
+    return {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.requires_grad and name not in summed
+    }
 
 
 def _flags_of(
@@ -344,7 +359,7 @@ class _Part:
                 self.users.setdefault(user, []).extend(sharded)
         self.summed = frozenset(
             bucket
-            for found in self.buckets.values()
-            for bucket in found
+            for group_buckets in self.buckets.values()
+            for bucket in group_buckets
             if not isinstance(bucket, FrozenBucket)
         )

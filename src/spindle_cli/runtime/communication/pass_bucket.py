@@ -35,14 +35,14 @@ class PassBucket(FlatBucket):
         members: Members,
         sharding: Sharding,
         between_steps: dist.ProcessGroup | None,
-        own: MutableMapping[str, OwnValues] | None = None,
+        shards: MutableMapping[str, OwnValues] | None = None,
         teams: Teams | None = None,
     ) -> None:
         """`members`: with the communicator for what is gathered and summed inside of passes;
-        `between_steps`: what new values of parameters that stay whole are gathered over; `own` and `teams`:
-        as of any flat bucket.
+        `between_steps`: what new values of parameters that stay whole are gathered over; `shards` and
+        `teams`: see `FlatBucket`.
         """
-        super().__init__(parameters, members, sharding, own, teams)
+        super().__init__(parameters, members, sharding, shards, teams)
         first = self.parameters[0]
         self._between_steps = replace(self._members, communicator=between_steps)
         self._sum = torch.zeros_like(self._own, dtype=gradient_dtype(first))

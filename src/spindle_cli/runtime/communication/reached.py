@@ -36,25 +36,25 @@ class Agreement:
     def __init__(self, names: Sequence[str | None]) -> None:
         """`names`: of the parameters that are reached alike in every step; None: values decide of it."""
         self._names = tuple(names)
-        self._found: dict[int, _Found] = {}  # by program
+        self._agreed: dict[int, _Agreed] = {}  # by program
         self._program = 0
-        self._own: tuple[bool, ...] = ()
-        self._asked: tuple[bool, ...] = ()
+        self._reached_here: tuple[bool, ...] = ()
+        self._trained: tuple[bool, ...] = ()
         self._holds = False
 
     def turn_to(self, program: int) -> None:
         """From here on this program runs."""
         self._program = program
 
-    def tell(self, own: Sequence[bool], asked: Sequence[bool] | None = None) -> bool:
+    def tell(self, reached: Sequence[bool], trained: Sequence[bool] | None = None) -> bool:
         """This rank's passes of an iteration have reached these; whether what was found out before holds for
-        it, which the others are to be told. `asked`: the parameters that the program trains; None: all.
+        it, which the others are to be told. `trained`: the parameters that the program trains; None: all.
         """
-        self._own = tuple(own)
-        self._asked = tuple([True] * len(own) if asked is None else asked)
-        found = self._found.get(self._program)
-        decided = (name is not None or is_own for name, is_own, _ in self._asked_for())
-        self._holds = found is not None and found.own == self._steady(own) and all(decided)
+        self._reached_here = tuple(reached)
+        self._trained = tuple([True] * len(reached) if trained is None else trained)
+        agreed = self._agreed.get(self._program)
+        decided = (name is not None or is_reached for name, is_reached, _ in self._trained_parameters())
+        self._holds = agreed is not None and agreed.reached_here == self._steady(reached) and all(decided)
         return self._holds
 
     def outcome(self, read: Callable[[], Sequence[bool]]) -> Sequence[bool]:
@@ -64,33 +64,35 @@ class Agreement:
         Raises:
             WorkloadError: passes have reached others than before, on some ranks alone.
         """
-        found = self._found.get(self._program)
-        if found is not None and self._holds:
-            steady = dict(zip(self._places(), found.reached, strict=True))
-            return [steady.get(place, is_own) for place, is_own in enumerate(self._own)]
+        agreed = self._agreed.get(self._program)
+        if agreed is not None and self._holds:
+            steady = dict(zip(self._places(), agreed.reached, strict=True))
+            return [steady.get(place, is_reached) for place, is_reached in enumerate(self._reached_here)]
         others_hold = False
-        if all(is_own for _, is_own, _ in self._asked_for()) and (found is None or all(found.reached)):
-            reached: Sequence[bool] = self._own
+        if all(is_reached for _, is_reached, _ in self._trained_parameters()) and (
+            agreed is None or all(agreed.reached)
+        ):
+            reached: Sequence[bool] = self._reached_here
         else:
             *reached, others_hold = read()
         if others_hold:
-            assert found is not None, "programs run first on all ranks at once"
-            self._require_the_same(found.reached, self._steady(reached))
+            assert agreed is not None, "programs run first on all ranks at once"
+            self._require_the_same(agreed.reached, self._steady(reached))
         else:
-            self._found[self._program] = _Found(self._steady(self._own), self._steady(reached))
+            self._agreed[self._program] = _Agreed(self._steady(self._reached_here), self._steady(reached))
         return reached
 
-    def _asked_for(self) -> Iterator[tuple[str | None, bool, int]]:
-        """The parameters that are asked for: name, whether this rank has reached it, and its place."""
-        for place, (name, is_own, is_asked) in enumerate(
-            zip(self._names, self._own, self._asked, strict=True)
+    def _trained_parameters(self) -> Iterator[tuple[str | None, bool, int]]:
+        """The parameters that the program trains: name, whether this rank has reached it, and its place."""
+        for place, (name, is_reached, is_trained) in enumerate(
+            zip(self._names, self._reached_here, self._trained, strict=True)
         ):
-            if is_asked:
-                yield name, is_own, place
+            if is_trained:
+                yield name, is_reached, place
 
     def _places(self) -> Sequence[int]:
-        """The places of the parameters that are asked for, and reached alike in every step."""
-        return [place for name, _, place in self._asked_for() if name is not None]
+        """The places of the parameters that the program trains and that passes reach alike in every step."""
+        return [place for name, _, place in self._trained_parameters() if name is not None]
 
     def _steady(self, flags: Sequence[bool]) -> tuple[bool, ...]:
         return tuple(flags[place] for place in self._places())
@@ -109,12 +111,12 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Agreed:
     """What was found of the parameters that are reached alike in every step: what this rank's passes had
     reached when all ranks found out which have a gradient, and which have.
     """
 
-    own: tuple[bool, ...]
+    reached_here: tuple[bool, ...]
     reached: tuple[bool, ...]
 
 
@@ -140,11 +142,11 @@ class Reached:
         """A new iteration begins."""
         self.flags = [False] * len(self.flags)
 
-    def write_into(self, flags: Tensor, asked: Sequence[bool] | None = None) -> None:
+    def write_into(self, flags: Tensor, trained: Sequence[bool] | None = None) -> None:
         """1 for each parameter that was reached, 0 for the others; then whether what was found out before
-        holds here. `asked`: the parameters that this program trains.
+        holds here. `trained`: the parameters that this program trains.
         """
-        told = [*self.flags, self._agreement.tell(self.flags, asked)]
+        told = [*self.flags, self._agreement.tell(self.flags, trained)]
         if all(told):
             flags.fill_(1)
         else:

@@ -129,8 +129,8 @@ class Arrival:
     def _room_for_part(self, samples: Samples, batch: Batch, part: Part) -> Tensor:
         shape = self.spec.shape_of(samples[1] - samples[0])
         size = prod(shape)
-        each = -(-size // part[1])
-        parts = torch.empty(part[1] * each, dtype=self.spec.dtype, device=self.device)
+        part_size = -(-size // part[1])
+        parts = torch.empty(part[1] * part_size, dtype=self.spec.dtype, device=self.device)
         whole = parts[:size].view(shape)
         is_share = self.spec.batch_dim is None or samples == self.samples
         if is_share and self.spec.batch_dim is not None:
@@ -149,6 +149,24 @@ class Arrival:
         the share's first sample is taken; gradients from several consumers' shares are added up (see
         `rows.gradient_of_copy`).
         """
+        self._receive(group)
+        mine = [(chunk.first, chunk.last) for chunk in self.chunks if chunk.source == self.rank]
+        local = [held(self.spec, samples) for samples in mine]
+        if self.spec.batch_dim is None:
+            copies = [(first, tensor) for (first, _), tensor in zip(mine, local, strict=True)]
+            return self._sum_of_copies(copies, is_gradient=is_gradient)
+        if len(self.chunks) == 1 and local:
+            return local[0]
+        for samples, tensor in zip(mine, local, strict=True):
+            place = self._place(samples)
+            fill_with_nothing(place) if tensor is None else place.copy_(tensor)
+        assert self.share is not None, "a share of several chunks has been allocated for the first of them"
+        return self._come(self.share)
+
+    def _receive(self, group: TensorGroup | None) -> None:
+        """Wait for the chunks that other ranks send, and put them in their places, in the order of their
+        samples.
+        """
         self.under_way.sort(key=lambda incoming: incoming.first)
         for incoming in self.under_way:
             incoming.batch.wait()
@@ -157,21 +175,19 @@ class Arrival:
                 group.complete(incoming.parts)
             if incoming.buffer is not incoming.view:
                 incoming.view.copy_(incoming.buffer)
-        mine = [(chunk.first, chunk.last) for chunk in self.chunks if chunk.source == self.rank]
-        own = [held(self.spec, samples) for samples in mine]
-        if self.spec.batch_dim is None:
-            copies = [*zip((first for first, _ in mine), own, strict=True)]
-            copies += [(incoming.first, incoming.view) for incoming in self.under_way]
-            taken = [self._come(copy) for first, copy in copies if is_gradient or first == self.samples[0]]
-            come = [copy for copy in taken if copy is not None]
-            return torch.stack(come).sum(dim=0) if len(come) > 1 else come[0] if come else None
-        if len(self.chunks) == 1 and own:
-            return own[0]
-        for samples, tensor in zip(mine, own, strict=True):
-            place = self._place(samples)
-            fill_with_nothing(place) if tensor is None else place.copy_(tensor)
-        assert self.share is not None, "a share of several chunks has been allocated for the first of them"
-        return self._come(self.share)
+
+    def _sum_of_copies(
+        self, local: Sequence[tuple[int, Tensor | None]], *, is_gradient: bool
+    ) -> Tensor | None:
+        """The sum of the chunks of a value without a batch dimension, this rank's and the received ones: all
+        gradients that have come, or the one copy of a value that comes with the share's first sample.
+
+        `local`: this rank's, with the first sample of each.
+        """
+        copies = [*local, *((incoming.first, incoming.view) for incoming in self.under_way)]
+        taken = [self._come(copy) for first, copy in copies if is_gradient or first == self.samples[0]]
+        come = [copy for copy in taken if copy is not None]
+        return torch.stack(come).sum(dim=0) if len(come) > 1 else come[0] if come else None
 
     def _come(self, tensor: Tensor | None) -> Tensor | None:
         """What has come of it."""
@@ -251,12 +267,12 @@ class Exchange:
         samples = (transfer.first, transfer.last)
         rows = [self._sent(held(spec, samples), spec, samples) for spec in specs]
         if transfer.part != WHOLE:
-            rows = [each.view(-1)[slice(*part_of(each.numel(), transfer.part))] for each in rows]
-        return [as_sent(each) for each in rows]
+            rows = [tensor.view(-1)[slice(*part_of(tensor.numel(), transfer.part))] for tensor in rows]
+        return [as_sent(tensor) for tensor in rows]
 
-    def _sent(self, found: Tensor | None, spec: ValueSpec, samples: Samples) -> Tensor:
-        if found is not None:
-            return found.detach().to(spec.dtype).contiguous()
+    def _sent(self, tensor: Tensor | None, spec: ValueSpec, samples: Samples) -> Tensor:
+        if tensor is not None:
+            return tensor.detach().to(spec.dtype).contiguous()
         made = empty_share(spec, samples, self._device)
         fill_with_nothing(made)
         return made
@@ -269,11 +285,11 @@ class Exchange:
         """
         arrivals = self._arrivals_of(wired, is_gradient=is_gradient)
         del self._arrivals[_key(wired, is_gradient)]
-        found = (
+        arrived = (
             (arrival.spec.name, arrival.complete(held, is_gradient=is_gradient, group=group))
             for arrival in arrivals
         )
-        return {name: share for name, share in found if share is not None}
+        return {name: share for name, share in arrived if share is not None}
 
     def finish(self) -> None:
         """Wait until everything that was sent has left; the next iteration starts afresh."""

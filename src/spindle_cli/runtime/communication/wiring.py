@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 from spindle_cli.account.activations import Layout
 from spindle_cli.account.types import Edge
@@ -43,7 +44,7 @@ class WiredSlice:
     """
 
     index: int
-    piece: Slice
+    slice: Slice
     layout: Layout
     task: TaskGraph
     ops: tuple[Op, ...]
@@ -87,7 +88,7 @@ class Wiring:
 
 def wire(graph: WorkloadGraph, program: Program) -> Wiring:
     """Join a program with the traced workload that its plan was made for."""
-    ops = tuple(_ops_of(graph, piece) for piece in program.slices)
+    ops = tuple(_ops_of(graph, slice_) for slice_ in program.slices)
     edges = {(edge.producer, edge.consumer): _edge(graph, program, ops, edge) for edge in program.edges}
     incoming: dict[int, list[WiredEdge]] = {}
     outgoing: dict[int, list[WiredEdge]] = {}
@@ -97,32 +98,33 @@ def wire(graph: WorkloadGraph, program: Program) -> Wiring:
     slices = tuple(
         WiredSlice(
             index=index,
-            piece=piece,
+            slice=slice_,
             layout=program.layouts[index],
-            task=graph.tasks[graph.by_name[piece.metaop].task],
+            task=graph.tasks[graph.by_name[slice_.metaop].task],
             ops=ops[index],
             incoming=tuple(incoming.get(index, ())),
             outgoing=tuple(outgoing.get(index, ())),
         )
-        for index, piece in enumerate(program.slices)
+        for index, slice_ in enumerate(program.slices)
     )
     _check_inputs_arrive(slices)
     return Wiring(slices, edges)
 
 
-def _ops_of(graph: WorkloadGraph, piece: Slice) -> tuple[Op, ...]:
-    metaop = graph.by_name[piece.metaop]
+def _ops_of(graph: WorkloadGraph, slice_: Slice) -> tuple[Op, ...]:
+    metaop = graph.by_name[slice_.metaop]
     task = graph.tasks[metaop.task]
-    return tuple(task.ops[index] for index in metaop.ops[piece.ops[0] : piece.ops[1]])
+    return tuple(task.ops[index] for index in metaop.ops[slice_.ops[0] : slice_.ops[1]])
 
 
 def _edge(graph: WorkloadGraph, program: Program, ops: tuple[tuple[Op, ...], ...], edge: Edge) -> WiredEdge:
     task = graph.tasks[graph.by_name[program.slices[edge.producer].metaop].task]
-    made = {value for op in ops[edge.producer] for value in op.outputs}
-    taken = {value for op in ops[edge.consumer] for value in op.inputs}
+    producers, consumers = ops[edge.producer], ops[edge.consumer]
+    made = set(chain.from_iterable(op.outputs for op in producers))
+    taken = set(chain.from_iterable(op.inputs for op in consumers))
     values = tuple(task.values[name] for name in sorted(made & taken))
-    given = {value for op in ops[edge.consumer] for value in op.gradients}
-    always = {value for op in ops[edge.consumer] if op.sees_gradients for value in op.gradients}
+    given = set(chain.from_iterable(op.gradients for op in consumers))
+    always = set(chain.from_iterable(op.gradients for op in consumers if op.sees_gradients))
     differentiable = tuple(value for value in values if value.name in given)
     may_lack = frozenset(value.name for value in differentiable if value.name not in always)
     return WiredEdge(edge, values, differentiable, may_lack)
@@ -137,5 +139,5 @@ def _check_inputs_arrive(slices: tuple[WiredSlice, ...]) -> None:
             needed |= set(op.inputs) - made
             made |= set(op.outputs)
         assert sorted(arriving) == sorted(needed), (
-            f"slice {wired.piece.label} needs {sorted(needed)} but its edges carry {sorted(arriving)}"
+            f"slice {wired.slice.label} needs {sorted(needed)} but its edges carry {sorted(arriving)}"
         )

@@ -105,13 +105,13 @@ class Evaluator:
         if not prepared:  # what may not be evaluated (adapters that eval mode merges) may be trained
             return
         with untouched(self._roots, self._device):
-            for name, each in prepared.items():
-                fields = each.graph.fields
+            for name, evaluation in prepared.items():
+                fields = evaluation.graph.fields
                 first = self._data(self._task(name), None).first()
                 if first is None:
                     raise _empty(name)
-                if each.slices or not each.graph.varying:
-                    wanted = self._fitted(each, first).graph.fields
+                if evaluation.slices or not evaluation.graph.varying:
+                    wanted = self._fitted(evaluation, first).graph.fields
                     require_fields(name, wanted, fields, first.rows(0, 1, tuple(fields)))
 
     def close(self) -> None:
@@ -181,8 +181,8 @@ class Evaluator:
         for task in tasks:
             if task.name == name:
                 return task
-        known = ", ".join(task.name for task in tasks)
-        raise UsageError(f"there is no task {name!r} to evaluate", hint=f"The tasks are {known}.")
+        names = ", ".join(task.name for task in tasks)
+        raise UsageError(f"there is no task {name!r} to evaluate", hint=f"The tasks are {names}.")
 
     def _run(self, prepared: Prepared, data: Pass) -> tuple[int, float, dict[str, Tensor] | None]:
         """How many samples there were and the loss, on every rank; on rank 0 what was gathered of them."""
@@ -286,8 +286,8 @@ class EvaluatedAtLengths:
     def _at(self, planned: Prepared, shapes: Mapping[str, Shape]) -> Prepared:
         if self._tracer is None:
             with generators_kept():
-                other = load_abstract(self._preparing.source, reads_initial=False).workload
-                self._tracer = EvaluationTracer(other, self._preparing.model.memo)
+                workload = load_abstract(self._preparing.source, reads_initial=False).workload
+                self._tracer = EvaluationTracer(workload, self._preparing.model.memo)
         return self._preparing.at_length(planned, self._tracer.at(planned.route.traced, shapes))
 
 
@@ -295,7 +295,8 @@ def _is_planned(planned: Prepared, name: str, shape: Shape) -> bool:
     """Whether it is as planned, or cannot be run at all: who takes the batch then says why."""
     spec, varies = planned.graph.fields[name].shape[1:], planned.graph.varying[name]
     fits = len(shape) == len(spec) and all(
-        differs or size == own for size, own, differs in zip(shape, spec, varies, strict=True)
+        differs or size == planned_size
+        for size, planned_size, differs in zip(shape, spec, varies, strict=True)
     )
     return shape == spec or not fits
 
@@ -316,12 +317,12 @@ def load(prepared: Prepared, batch: ReadBatch) -> Loaded:
         there = present(local.samples, batch.size)
         if local.wired.fields and there[0] < there[1]:
             wanted.setdefault(there, {}).update(dict.fromkeys(local.wired.fields))
-    name, found = prepared.graph.task.name, {}
+    name, loaded = prepared.graph.task.name, {}
     for there, names in wanted.items():
-        found[there] = batch.rows(*there, tuple(names))
-        require_fields(name, prepared.graph.fields, names, found[there])
-    _require_all_count(prepared, found)
-    return found
+        loaded[there] = batch.rows(*there, tuple(names))
+        require_fields(name, prepared.graph.fields, names, loaded[there])
+    _require_all_count(prepared, loaded)
+    return loaded
 
 
 def _require_all_count(prepared: Prepared, loaded: Loaded) -> None:
@@ -371,7 +372,7 @@ def counts_of(prepared: Prepared, loaded: Loaded, size: int, device: torch.devic
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _ResultShare:
     """Rows of a result, and the rank that hands them in."""
 
     key: str
@@ -387,40 +388,40 @@ class Results:
         """`dtype`: that everything floating-point was converted to, if it was."""
         self._rank = rank
         self._rows: dict[str, list[Tensor]] = {key: [] for key in task.results}
-        self._pieces: list[_Piece] = []
+        self._result_shares: list[_ResultShare] = []
         for wired in wiring.slices:
             for key in (
                 key for op in wired.ops for key in op.results if wired.task.task.name == task.task.name
             ):
                 spec = task.results[key]
                 spec = replace(spec, dtype=dtype_in(spec.dtype, dtype))
-                self._pieces += [
-                    _Piece(key, spec, wired.layout.rows(share), wired.layout.holders(share)[0])
+                self._result_shares += [
+                    _ResultShare(key, spec, wired.layout.rows(share), wired.layout.holders(share)[0])
                     for share in range(wired.layout.dp)
                 ]
-        self._pieces.sort(key=lambda piece: piece.samples)  # micro-batches may run in another order
+        self._result_shares.sort(key=lambda result: result.samples)  # micro-batches may run in another order
 
     def gather(self, batch: BatchRun, size: int) -> None:
         """Hand in those of a batch of `size` samples; collective."""
-        for piece in self._pieces:
-            there = present(piece.samples, size)
+        for result in self._result_shares:
+            there = present(result.samples, size)
             if there[0] == there[1]:
                 continue
-            mine = batch.results.get((piece.key, there)) if piece.owner == self._rank else None
+            mine = batch.results.get((result.key, there)) if result.owner == self._rank else None
             if mine is not None:
-                mine = mine.detach().to(piece.spec.dtype).contiguous().cpu()
-            if piece.owner != 0:
-                mine = self._moved(piece, there, mine)
+                mine = mine.detach().to(result.spec.dtype).contiguous().cpu()
+            if result.owner != 0:
+                mine = self._moved(result, there, mine)
             if self._rank == 0:
                 assert mine is not None, "it has arrived"
-                self._rows[piece.key].append(mine)
+                self._rows[result.key].append(mine)
 
-    def _moved(self, piece: _Piece, there: Samples, mine: Tensor | None) -> Tensor | None:
+    def _moved(self, result: _ResultShare, there: Samples, mine: Tensor | None) -> Tensor | None:
         if mine is not None:
             dist.send(mine, 0, group=host_group())
         elif self._rank == 0:
-            mine = empty_share(piece.spec, there, torch.device("cpu"))
-            dist.recv(mine, piece.owner, group=host_group())
+            mine = empty_share(result.spec, there, torch.device("cpu"))
+            dist.recv(mine, result.owner, group=host_group())
         return mine
 
     def whole(self) -> dict[str, Tensor]:
@@ -439,17 +440,17 @@ def measured(task: TaskGraph, gathered: dict[str, Tensor] | None) -> dict[str, f
         return {}
     told: list[Any] = [None if gathered is None else _all(task, metrics, gathered)]
     dist.broadcast_object_list(told, group=host_group())
-    (found,) = told
-    if isinstance(found, str):
-        raise RunFailedError(found, hint="Checkpoints from before are there: go on from one with --resume.")
-    return {name: float(value) for name, value in found.items()}
+    (values,) = told
+    if isinstance(values, str):
+        raise RunFailedError(values, hint="Checkpoints from before are there: go on from one with --resume.")
+    return {name: float(value) for name, value in values.items()}
 
 
 def _all(
     task: TaskGraph, metrics: Mapping[str, Metric], gathered: dict[str, Tensor]
 ) -> dict[str, float] | str:
     """What all of them give; or what is wrong with the first that fails."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, metric in metrics.items():
         where = f"the metric {name!r} of task {task.task.name!r}"
         try:
@@ -459,10 +460,10 @@ def _all(
             at = f", at {place}" if place else ""
             return f"{where} failed: {type(error).__name__}: {error}{at}{_given(task, gathered)}"
         try:
-            found[name] = float(value)
+            values[name] = float(value)
         except (TypeError, ValueError, RuntimeError):
             return f"{where} gave a {type(value).__name__}, expected one number"
-    return found
+    return values
 
 
 def _given(task: TaskGraph, gathered: Mapping[str, Tensor]) -> str:

@@ -94,8 +94,10 @@ class GatheredLoss:
         task, op = self.wired.task, self.op
         return [*(task.fields[name] for name in op.fields), *(task.values[name] for name in op.inputs)]
 
-    def _whole(self, own: Tensor, spec: ValueSpec, cuts: tuple[int, ...]) -> Tensor:
+    def _whole(self, share: Tensor, spec: ValueSpec, cuts: tuple[int, ...]) -> Tensor:
         if spec.batch_dim is None:
-            return own
+            return share
         rows = [(last - first) * spec.rows_per_sample for first, last in pairwise(cuts)]
-        return self.group.gather(own.movedim(spec.batch_dim, 0).contiguous(), rows).movedim(0, spec.batch_dim)
+        return self.group.gather(share.movedim(spec.batch_dim, 0).contiguous(), rows).movedim(
+            0, spec.batch_dim
+        )

@@ -36,6 +36,11 @@ class BatchRun:
     loss: Tensor | None = None
     results: dict[tuple[str, Samples], Tensor] = field(default_factory=dict)
 
+    def add_loss(self, loss: Tensor) -> None:
+        """Add what a share has of the batch's loss."""
+        part = loss.detach().double().reshape(())
+        self.loss = part if self.loss is None else self.loss + part
+
 
 def present(samples: Samples, size: int) -> Samples:
     """Those of a share's samples that are there, in a batch of so many."""
@@ -120,22 +125,22 @@ class Passes:
         batch: BatchRun,
     ) -> dict[str, Tensor]:
         """Run a slice on the samples that are there; what it hands on, with room for all."""
-        wired, own = local.wired, local.samples
-        there = present(own, size)
+        wired, samples = local.wired, local.samples
+        there = present(samples, size)
         values: dict[str, Tensor] = {}
         for edge in wired.incoming:
             arrived = self._exchange.complete(
                 edge, self._held(edge.edge.producer, outputs), is_gradient=False, group=local.group
             )
             for spec in edge.values:
-                values[spec.name] = take_rows(arrived[spec.name], spec, own, there)
+                values[spec.name] = take_rows(arrived[spec.name], spec, samples, there)
         if there[0] < there[1] or wired.index in self._gathered:
             with torch.no_grad(), self._computing():
                 self._run_ops(local, size, there, fields, loss_arguments, values, batch)
         elif wired.index in self._uses:
             ForwardWalk(self._uses[wired.index]).through()
         return {
-            spec.name: _with_room(values.get(spec.name), spec, own, there, self._device)
+            spec.name: _with_room(values.get(spec.name), spec, samples, there, self._device)
             for spec in wired.outputs
         }
 
@@ -153,7 +158,7 @@ class Passes:
         uses = self._uses.get(local.wired.index)
         walk = None if uses is None else ForwardWalk(uses)
         for number, op, module in zip(
-            range(*local.wired.piece.ops), local.wired.ops, local.runnable, strict=True
+            range(*local.wired.slice.ops), local.wired.ops, local.runnable, strict=True
         ):
             if walk is not None:
                 walk.enter(number)
@@ -162,8 +167,7 @@ class Passes:
             if op.is_loss:
                 loss, results = self._loss(local, module, size, there, arguments, more)
                 if loss is not None and local.is_first:
-                    part = loss.detach().double().reshape(())
-                    batch.loss = part if batch.loss is None else batch.loss + part
+                    batch.add_loss(loss)
             else:
                 given = _run_op(local.wired.task, op, module, arguments, more)
                 values.update(zip(op.outputs, given, strict=False))
@@ -206,16 +210,16 @@ def _run_op(
     ]
     with torch.enable_grad():
         given = module(*fields, *leaves, *more)
-    return tuple(each.detach() for each in (given if isinstance(given, tuple) else (given,)))
+    return tuple(output.detach() for output in (given if isinstance(given, tuple) else (given,)))
 
 
 def _with_room(
-    value: Tensor | None, spec: ValueSpec, own: Samples, there: Samples, device: torch.device
+    value: Tensor | None, spec: ValueSpec, samples: Samples, there: Samples, device: torch.device
 ) -> Tensor:
     """A share of a value with rows for all of its samples, of which some may not be there."""
-    if value is not None and (own == there or spec.batch_dim is None):
+    if value is not None and (samples == there or spec.batch_dim is None):
         return value
-    room = torch.zeros(spec.shape_of(own[1] - own[0]), dtype=spec.dtype, device=device)
+    room = torch.zeros(spec.shape_of(samples[1] - samples[0]), dtype=spec.dtype, device=device)
     if value is not None:
-        take_rows(room, spec, own, there).copy_(value)
+        take_rows(room, spec, samples, there).copy_(value)
     return room

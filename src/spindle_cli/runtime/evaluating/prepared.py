@@ -87,7 +87,7 @@ class Preparing:
         route = self._trained(name) if name in self.model.graph.tasks else self._only_evaluated(name)
         return self._along(route, name)
 
-    def at_length(self, planned: Prepared, found: TaskGraph) -> Prepared:
+    def at_length(self, planned: Prepared, traced: TaskGraph) -> Prepared:
         """A task at another length, by the same route; of this rank alone.
 
         Args:
@@ -95,9 +95,9 @@ class Preparing:
             found: at the other one, over the modules of another build.
         """
         name, root = planned.graph.task.name, planned.graph.root
-        handed_on = hand_constants_on(found, root)
+        handed_on = hand_constants_on(traced, root)
         try:
-            task = replace(found, task=planned.graph.task, root=root, varying=planned.graph.varying)
+            task = replace(traced, task=planned.graph.task, root=root, varying=planned.graph.varying)
             graph = replace(planned.route.graph, tasks={**planned.route.graph.tasks, name: task})
             return self._along(replace(planned.route, graph=self._in_dtype(graph)), name)
         finally:  # its modules have what they take
@@ -113,7 +113,7 @@ class Preparing:
         }
         for wired in wiring.slices:
             if wired.task.task.name == name and wired.layout.is_shared:
-                _require_splittable(wired.piece.label, wired.ops[:-1] if gathers(wired) else wired.ops)
+                _require_splittable(wired.slice.label, wired.ops[:-1] if gathers(wired) else wired.ops)
         for local in slices.values():
             layout = local.wired.layout
             if local.group is not None:
@@ -143,8 +143,8 @@ class Preparing:
         model = self.model
         traced = model.graph.evaluations.get(name) or analyse_evaluation(self.source, model.graph, name)
         graph = self._in_dtype(replace(model.graph, tasks={**model.graph.tasks, name: traced}))
-        slices = [each for each in wire(graph, model.program).slices if each.task.task.name == name]
-        forward = forward_only(model.program, name, {each.index for each in slices if gathers(each)})
+        slices = [wired for wired in wire(graph, model.program).slices if wired.task.task.name == name]
+        forward = forward_only(model.program, name, {wired.index for wired in slices if gathers(wired)})
         prove_forward(forward, model.program, name)
         return Route(model.program, forward, graph, None, self.communicators, traced)
 
@@ -157,9 +157,12 @@ class Preparing:
         forward = forward_only(program, name)
         prove_forward(forward, program, name)
         used = {action.communicator for actions in forward.actions.values() for action in actions}
-        own = Communicators((each for each in program.communicators if each.index in used), self.timeout_s)
-        own.meet([forward], self.rank, self.device)
-        return Route(program, forward, self._in_dtype(graph), part.splits, own, graph.tasks[name])
+        communicators = Communicators(
+            (communicator for communicator in program.communicators if communicator.index in used),
+            self.timeout_s,
+        )
+        communicators.meet([forward], self.rank, self.device)
+        return Route(program, forward, self._in_dtype(graph), part.splits, communicators, graph.tasks[name])
 
     def _in_dtype(self, graph: WorkloadGraph) -> WorkloadGraph:
         return graph if self.model.dtype is None else in_dtype(graph, self.model.dtype)

@@ -29,7 +29,7 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback], rank: int, source: str | None = None) -> None:
         """`source`: of the workload, whose builds they leave as they are."""
         self._source = source
-        self._own = tuple(each for each in callbacks if each.on_every_rank or rank == 0)
+        self._own = tuple(callback for callback in callbacks if callback.on_every_rank or rank == 0)
 
     def at_start(self, run: RunInfo) -> None:
         """See `Callback`."""
@@ -78,17 +78,21 @@ def _blaming(callback: Callback, name: str, when: str) -> Iterator[None]:
         ) from error
 
 
-def require_callbacks(found: Sequence[object]) -> tuple[Callback, ...]:
+def require_callbacks(callbacks: Sequence[object]) -> tuple[Callback, ...]:
     """Give what was found, once it is known that all are callbacks.
 
     Raises:
         WorkloadError: one is something else.
     """
-    for each in found:
-        if not isinstance(each, Callback):
-            made = f"the class {each.__name__}" if isinstance(each, type) else f"a {type(each).__name__}"
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            made = (
+                f"the class {callback.__name__}"
+                if isinstance(callback, type)
+                else f"a {type(callback).__name__}"
+            )
             raise WorkloadError(
                 f"callbacks: found {made}, expected an object of a class derived from spindle_cli.Callback",
                 hint="Derive the class from spindle_cli.Callback, and give an object of it.",
             )
-    return tuple(each for each in found if isinstance(each, Callback))
+    return tuple(callback for callback in callbacks if isinstance(callback, Callback))

@@ -133,8 +133,8 @@ class _ReadOnlyArrays(SeeingArrays):
 
     def _name_of(self, tensor: Tensor) -> str | None:
         memory = _memory(tensor)
-        found = (name for name, own in _tensors(self._held) if _memory(own) == memory)
-        return None if memory is None else next(found, None)
+        names = (name for name, candidate in _tensors(self._held) if _memory(candidate) == memory)
+        return None if memory is None else next(names, None)
 
 
 # They ask for no values; neither does whatever is an attribute.
@@ -264,7 +264,7 @@ class LeftAlone:
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         model = self._model
-        own = [
+        watched = [
             *((f"the parameter {owned.name!r}", owned.tensor) for owned in self._pool.owned_ranges),
             *(
                 (f"the parameter {name!r}", parameter)
@@ -273,13 +273,13 @@ class LeftAlone:
             ),
             *((f"the buffer {name!r}", buffer) for name, buffer in model.all_buffers.items()),
         ]
-        trained = {_memory(tensor) for tensor in (*model.parameters.values(), *(each for _, each in own))}
+        trained = {_memory(tensor) for tensor in (*model.parameters.values(), *(held for _, held in watched))}
         others = (
             (name, tensor)
             for name, tensor in _tensors(built_modules(self._source))
             if _memory(tensor) not in trained and not name.startswith("the gradient")
         )
-        yield from ((name, tensor) for name, tensor in (*own, *others) if _memory(tensor) is not None)
+        yield from ((name, tensor) for name, tensor in (*watched, *others) if _memory(tensor) is not None)
 
 
 def _memory(tensor: Tensor) -> int | None:

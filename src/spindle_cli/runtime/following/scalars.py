@@ -29,13 +29,13 @@ _FOR_EACH = ("task_losses", "task_weights", "learning_rates", "step_values")
 
 def of_step(metrics: StepMetrics) -> dict[str, float]:
     """What is known of a step: `train/loss`, `train/task_losses/<task>` and so on."""
-    found = {f"train/{name}": getattr(metrics, name) for name in _ALONE}
+    values = {f"train/{name}": getattr(metrics, name) for name in _ALONE}
     for name in _FOR_EACH:
-        found.update((f"train/{name}/{key}", value) for key, value in getattr(metrics, name).items())
-    return {name: float(value) for name, value in found.items() if value is not None}
+        values.update((f"train/{name}/{key}", value) for key, value in getattr(metrics, name).items())
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def of_evaluation(evaluation: Evaluation) -> dict[str, float]:
     """`evaluation/<task>/loss` and `evaluation/<task>/<metric>`."""
-    found = {"loss": evaluation.loss, **evaluation.metrics}
-    return {f"evaluation/{evaluation.task}/{name}": value for name, value in found.items()}
+    values = {"loss": evaluation.loss, **evaluation.metrics}
+    return {f"evaluation/{evaluation.task}/{name}": value for name, value in values.items()}

@@ -20,12 +20,12 @@ class SetValues:
         """Collective. `kept`: what a checkpoint has of them."""
         self._values = values
         self._rank = rank
-        self._own = {name: value for name, value in values.by_name.items() if value.is_set_by_callbacks}
-        self._group = dist.new_group(backend="gloo") if self._own and dist.get_world_size() > 1 else None
+        self._settable = {name: value for name, value in values.by_name.items() if value.is_set_by_callbacks}
+        self._group = dist.new_group(backend="gloo") if self._settable and dist.get_world_size() > 1 else None
         for name, number in (kept or {}).items():
-            if name in self._own:
-                self._own[name].put(number)
-        self._asked: dict[str, float] = {}
+            if name in self._settable:
+                self._settable[name].put(number)
+        self._requested: dict[str, float] = {}
 
     def ask(self, name: str, number: float) -> None:
         """Let steps that have not begun read a number; what other ranks than 0 ask for counts nothing.
@@ -33,29 +33,29 @@ class SetValues:
         Raises:
             UsageError: no task declares a number of this name that callbacks set, or it is no finite number.
         """
-        if name not in self._own:
-            known = ", ".join(self._own) or "there is none"
+        if name not in self._settable:
+            names = ", ".join(self._settable) or "there is none"
             raise UsageError(
-                f"set_value: there is no number {shown(name)} for callbacks to set; those declared: {known}",
+                f"set_value: there is no number {shown(name)} for callbacks to set; those declared: {names}",
                 hint="Declare it with a number to begin with: Task(..., step_values={'beta': 0.0}), by "
                 "'task/beta'.",
             )
         if not is_number(number) or not isfinite(number):
             raise UsageError(f"set_value: {name} is to be {number!r:.80}, expected a finite number")
         if self._rank == 0:
-            self._asked[name] = float(number)
+            self._requested[name] = float(number)
 
     def saved(self) -> dict[str, float]:
         """What a checkpoint keeps: what the next step reads."""
-        return {name: self._asked.get(name, value.now) for name, value in self._own.items()}
+        return {name: self._requested.get(name, value.now) for name, value in self._settable.items()}
 
     def share(self) -> None:
         """Let every rank have what rank 0 was asked for; collective."""
-        if not self._own:
+        if not self._settable:
             return
-        told: list[Any] = [self._asked]
+        told: list[Any] = [self._requested]
         if self._group is not None:
             dist.broadcast_object_list(told, src=0, group=self._group)
         for name, number in told[0].items():
-            self._own[name].put(number)
-        self._asked = {}
+            self._settable[name].put(number)
+        self._requested = {}

@@ -30,44 +30,44 @@ class Counterparts:
         timeout = timedelta(seconds=timeout_s)
 
         def group(name: str) -> ProcessGroupGloo:
-            own = PrefixStore(f"{name}-{island.rank}", store)
-            return ProcessGroupGloo(own, island.number, island.count, timeout)
+            prefixed = PrefixStore(f"{name}-{island.rank}", store)
+            return ProcessGroupGloo(prefixed, island.number, island.count, timeout)
 
         self._outer, self._steps = group("outer steps"), group("steps")
 
-    def gather(self, own: Tensor) -> list[Tensor]:
+    def gather(self, values: Tensor) -> list[Tensor]:
         """Every island's, in their order, on the device of this one's; equally large on all."""
-        mine = own.detach().to("cpu").contiguous().reshape(-1)
-        found = [torch.empty_like(mine) for _ in range(self.island.count)]
-        into = [each.view(torch.uint8) for each in found]
+        mine = values.detach().to("cpu").contiguous().reshape(-1)
+        gathered = [torch.empty_like(mine) for _ in range(self.island.count)]
+        into = [part.view(torch.uint8) for part in gathered]
         wait_for(_start_gather(self._outer, mine.view(torch.uint8), into))
-        return [each.to(own.device).reshape(own.shape) for each in found]
+        return [part.to(values.device).reshape(values.shape) for part in gathered]
 
     def all_say(self, value: bool) -> bool:
         """Whether all of them say so."""
-        return all(bool(each.item()) for each in self.gather(torch.tensor([value], dtype=torch.uint8)))
+        return all(bool(answer.item()) for answer in self.gather(torch.tensor([value], dtype=torch.uint8)))
 
     def meet(self) -> None:
         """Wait until all are here."""
         self.all_say(True)
 
-    def start_telling(self, own: Tensor) -> Telling:
+    def start_telling(self, values: Tensor) -> Telling:
         """Start handing values on the host to all of them."""
-        found = [torch.empty_like(own) for _ in range(self.island.count)]
-        return Telling(_start_gather(self._steps, own, found), own, found)
+        gathered = [torch.empty_like(values) for _ in range(self.island.count)]
+        return Telling(_start_gather(self._steps, values, gathered), values, gathered)
 
 
-def _start_gather(group: ProcessGroupGloo, own: Tensor, into: list[Tensor]) -> dist.Work:
-    work: dist.Work = group.allgather([into], [own])  # type: ignore[attr-defined]  # torch leaves it untyped
+def _start_gather(group: ProcessGroupGloo, values: Tensor, into: list[Tensor]) -> dist.Work:
+    work: dist.Work = group.allgather([into], [values])  # type: ignore[attr-defined]  # torch leaves it untyped
     return work
 
 
 class Telling:
     """Values on their way between counterparts."""
 
-    def __init__(self, work: dist.Work, own: Tensor, found: Sequence[Tensor]) -> None:
-        """`own` is held as long as it is sent."""
-        self._work, self._own, self._found = work, own, found
+    def __init__(self, work: dist.Work, values: Tensor, gathered: Sequence[Tensor]) -> None:
+        """`values`: this rank's, which are held until they have been sent."""
+        self._work, self._values, self._gathered = work, values, gathered
 
     def has_arrived(self) -> bool:
         """Whether `await_all` would not wait."""
@@ -76,7 +76,7 @@ class Telling:
     def await_all(self) -> Sequence[Tensor]:
         """Every island's, in their order."""
         wait_for(self._work)
-        return self._found
+        return self._gathered
 
 
 class ToldStep:
@@ -97,8 +97,8 @@ class ToldStep:
     def begin(self) -> None:
         """Start telling what the values are now; once."""
         if self._telling is None:
-            own = torch.cat([each.reshape(-1) for each in self._values])
-            self._telling = self._counterparts.start_telling(own)
+            values = torch.cat([value.reshape(-1) for value in self._values])
+            self._telling = self._counterparts.start_telling(values)
 
     def has_arrived(self) -> bool:
         """Whether `finish` would not wait."""
@@ -111,7 +111,7 @@ class ToldStep:
         self.begin()
         assert self._telling is not None
         merged = self._merged(torch.stack(list(self._telling.await_all())))
-        parts = torch.split(merged, [each.numel() for each in self._values])
-        for each, part in zip(self._values, parts, strict=True):
-            each.copy_(part.reshape(each.shape))
+        parts = torch.split(merged, [value.numel() for value in self._values])
+        for value, part in zip(self._values, parts, strict=True):
+            value.copy_(part.reshape(value.shape))
         self._is_told = True

@@ -66,18 +66,18 @@ class Island:
         Raises:
             InputError: the folder cannot be made.
         """
-        own = island_dir(request.run_dir, self.number)
-        capture_dir = None if request.capture_dir is None else own / request.capture_dir.name
+        island_folder = island_dir(request.run_dir, self.number)
+        capture_dir = None if request.capture_dir is None else island_folder / request.capture_dir.name
         try:
-            for folder in (own, capture_dir):
+            for folder in (island_folder, capture_dir):
                 if folder is not None:
                     folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{own}: cannot be made: {error.strerror}") from error
+            raise InputError(f"{island_folder}: cannot be made: {error.strerror}") from error
         return request.model_copy(
             update={
                 "island": self.number,
-                "run_dir": own,
+                "run_dir": island_folder,
                 "capture_dir": capture_dir,
                 "keep": request.keep + (self.number > 0),
             }

@@ -48,7 +48,7 @@ class OuterOptimizer:
 
     def __init__(
         self,
-        asked: LocalSgd,
+        settings: LocalSgd,
         owned_ranges: Sequence[OwnedRange],
         names: Sequence[str],
         counterparts: Counterparts,
@@ -56,10 +56,10 @@ class OuterOptimizer:
         """`owned_ranges`: all that this rank steps. `names`: of all trained parameters, the same on every
         rank.
         """
-        self._asked = asked
+        self._settings = settings
         self._counterparts = counterparts
         self._place = {name: place for place, name in enumerate(names)}
-        has_momentum = asked.outer.momentum > 0
+        has_momentum = settings.outer.momentum > 0
         self._kept = [
             _Kept(
                 owned,
@@ -68,7 +68,7 @@ class OuterOptimizer:
             )
             for owned in owned_ranges
         ]
-        self._by_range = {(each.owned.name, each.owned.part): each for each in self._kept}
+        self._by_range = {(entry.owned.name, entry.owned.part): entry for entry in self._kept}
         self._resumed: set[tuple[str, tuple[int, int] | None]] = set()
 
     def begin(self) -> None:
@@ -77,13 +77,13 @@ class OuterOptimizer:
         Raises:
             RunFailedError: islands do not begin at the same one.
         """
-        for key, each in self._by_range.items():
+        for key, entry in self._by_range.items():
             if key not in self._resumed:
-                each.common.copy_(each.owned.tensor.detach())
-        sums = [each.common.double().sum() for each in self._kept]
-        own = torch.stack(sums).cpu() if sums else torch.zeros(1, dtype=torch.float64)
-        for number, other in enumerate(self._counterparts.gather(own)):
-            different = [place for place, same in enumerate((own == other).tolist()) if not same]
+                entry.common.copy_(entry.owned.tensor.detach())
+        sums = [entry.common.double().sum() for entry in self._kept]
+        local = torch.stack(sums).cpu() if sums else torch.zeros(1, dtype=torch.float64)
+        for number, peer in enumerate(self._counterparts.gather(local)):
+            different = [place for place, same in enumerate((local == peer).tolist()) if not same]
             if different:
                 name = self._kept[different[0]].owned.name
                 raise RunFailedError(
@@ -112,47 +112,50 @@ class OuterOptimizer:
         """Bring the islands together; collective. Only what this rank steps is new then."""
         scales = self._scales()
         for some in _at_once(self._kept):
-            moved = [each.common - each.owned.tensor.detach() for each in some]
+            moved = [entry.common - entry.owned.tensor.detach() for entry in some]
             own_scales = None if scales is None else scales[self._places(some)]
-            means = self._mean(torch.cat([each.reshape(-1) for each in moved]), some, own_scales)
-            parts = torch.split(means, [each.numel() for each in moved])
-            for each, mean in zip(some, parts, strict=True):
-                self._step_range(each, mean.view_as(each.common))
+            means = self._mean(torch.cat([difference.reshape(-1) for difference in moved]), some, own_scales)
+            parts = torch.split(means, [difference.numel() for difference in moved])
+            for entry, mean in zip(some, parts, strict=True):
+                self._step_range(entry, mean.view_as(entry.common))
 
     def _places(self, some: Sequence[_Kept]) -> Tensor:
-        places = [self._place[parse_key(each.owned.name)[0]] for each in some]
+        places = [self._place[parse_key(entry.owned.name)[0]] for entry in some]
         return torch.tensor(places, device=some[0].common.device)
 
     def _scales(self) -> Tensor | None:
         """The scales of all parameters, as this island rounds them; None where it does not."""
-        if not self._asked.is_rounded:
+        if not self._settings.is_rounded:
             return None
         device = self._kept[0].common.device if self._kept else torch.device("cpu")
         largest = torch.zeros(len(self._place), dtype=torch.float64, device=device)
-        for each in self._kept:
-            place = self._place[parse_key(each.owned.name)[0]]
-            moved = (each.common - each.owned.tensor.detach()).abs().amax().double()
+        for entry in self._kept:
+            place = self._place[parse_key(entry.owned.name)[0]]
+            moved = (entry.common - entry.owned.tensor.detach()).abs().amax().double()
             largest[place] = torch.maximum(largest[place], moved)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        return scales_of(largest, self._asked.bits)
+        return scales_of(largest, self._settings.bits)
 
     def _mean(self, moved: Tensor, some: Sequence[_Kept], scales: Tensor | None) -> Tensor:
         """Over the islands, flat. `scales`: of each of these owned ranges; None: nothing is rounded."""
         if scales is None:
             total = _added(self._counterparts.gather(moved))
         else:
-            sizes = [each.common.numel() for each in some]
+            sizes = [entry.common.numel() for entry in some]
             multiples = self._counterparts.gather(
-                rounded(moved.double(), spread(scales, sizes), self._asked.bits)
+                rounded(moved.double(), spread(scales, sizes), self._settings.bits)
             )
             of_all = self._counterparts.gather(scales)
             total = _added(
-                [each.double() * spread(own, sizes) for each, own in zip(multiples, of_all, strict=True)]
+                [
+                    multiple.double() * spread(island_scales, sizes)
+                    for multiple, island_scales in zip(multiples, of_all, strict=True)
+                ]
             )
         return (total / self._counterparts.island.count).to(moved.dtype)
 
     def _step_range(self, kept: _Kept, gradient: Tensor) -> None:
-        outer = self._asked.outer
+        outer = self._settings.outer
         if kept.momentum is None:
             direction = gradient
         else:
@@ -167,8 +170,8 @@ class OuterOptimizer:
 def _added(values: Sequence[Tensor]) -> Tensor:
     """Adds values up in their order, so that every island comes to the same sum."""
     total = values[0].clone()
-    for each in values[1:]:
-        total += each
+    for value in values[1:]:
+        total += value
     return total
 
 
@@ -176,13 +179,13 @@ def _at_once(kept: Sequence[_Kept]) -> Iterator[list[_Kept]]:
     """Those that follow each other and have one dtype, so many elements together; one alone may have more."""
     some: list[_Kept] = []
     size = 0
-    for each in kept:
-        is_other = bool(some) and some[0].common.dtype != each.common.dtype
-        if some and (is_other or size + each.common.numel() > SENT_AT_ONCE):
+    for entry in kept:
+        is_other = bool(some) and some[0].common.dtype != entry.common.dtype
+        if some and (is_other or size + entry.common.numel() > SENT_AT_ONCE):
             yield some
             some, size = [], 0
-        some.append(each)
-        size += each.common.numel()
+        some.append(entry)
+        size += entry.common.numel()
     if some:
         yield some
 

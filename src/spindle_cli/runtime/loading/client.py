@@ -98,7 +98,7 @@ class NodeBatches:
             raise self._error
         try:
             wire.ask(self._connection, step)
-            answer = wire.answered(self._connection)
+            answer = wire.receive_answer(self._connection)
         except ConnectionError:
             answer = None
         if answer is None:

@@ -42,7 +42,7 @@ def leave_workers_unwatched() -> None:
 
 
 def _dead(workers: Collection[BaseProcess]) -> BaseProcess | None:
-    return next((each for each in workers if each.exitcode), None)
+    return next((worker for worker in workers if worker.exitcode), None)
 
 
 def death_of(who: str, code: int, takes_less: str) -> SpindleError:

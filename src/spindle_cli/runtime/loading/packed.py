@@ -121,5 +121,5 @@ def _view(memory: Tensor, field: PackedField) -> Tensor:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

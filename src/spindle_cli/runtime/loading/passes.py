@@ -58,7 +58,7 @@ class NodePasses:
         self._batches.close()
 
     def _take(self) -> NodeBatch | None:
-        found = self.first()
+        batch = self.first()
         self._next += 1
-        self._is_within = found is not None
-        return found
+        self._is_within = batch is not None
+        return batch

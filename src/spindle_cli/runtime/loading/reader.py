@@ -78,14 +78,14 @@ class Order:
 
     def to_json(self) -> str:
         """Writes the order as a line of JSON."""
-        found = asdict(self) | {"numbers": [self.numbers.start, self.numbers.stop]}
-        return json.dumps(found)
+        document = asdict(self) | {"numbers": [self.numbers.start, self.numbers.stop]}
+        return json.dumps(document)
 
     @classmethod
     def from_json(cls, line: str) -> Order:
         """What `to_json` made."""
-        found = json.loads(line)
-        return cls(**{**found, "numbers": range(*found["numbers"])})
+        document = json.loads(line)
+        return cls(**{**document, "numbers": range(*document["numbers"])})
 
 
 class Reader:
@@ -232,8 +232,8 @@ def _one_pass(
     if is_stream(source.task):  # one after the other: workers would each have a last smaller batch
         stream: StreamPass[PackedBatch | Failure]
         stream = StreamPass(source.task, source.seed, 0, make, keeps_rest=True)
-        for piece in stream:
-            yield piece.made
+        for item in stream:
+            yield item.made
         return
     data = InOrder(source.task, source.seed)
     by_index: Iterator[PackedBatch | Failure]
@@ -279,13 +279,13 @@ def _accepted(listener: socket.socket) -> socket.socket:
 
 def _hand_out(connection: socket.socket, shelf: Shelf, taker: int) -> None:
     try:
-        while (number := wire.asked(connection)) is not None:
-            found = shelf.take(taker, number)
-            if isinstance(found, Failure):
-                wire.answer(connection, {"failure": found.to_json()}, None)
+        while (number := wire.receive_request(connection)) is not None:
+            batch = shelf.take(taker, number)
+            if isinstance(batch, Failure):
+                wire.send_answer(connection, {"failure": batch.to_json()}, None)
             else:
-                document = {"fields": found.batch.to_json(), "state": found.state}
-                wire.answer(connection, document, found.batch.descriptor)
+                document = {"fields": batch.batch.to_json(), "state": batch.state}
+                wire.send_answer(connection, document, batch.batch.descriptor)
     except ConnectionError:
         pass
     finally:

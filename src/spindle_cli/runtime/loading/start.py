@@ -67,12 +67,12 @@ class Readers:
         self._waiting: dict[tuple[str, bool], Reader] = {}
 
         def forget_all() -> None:
-            for other in self._waiting.values():
-                other.forget()
+            for reader in self._waiting.values():
+                reader.forget()
             forget()
 
-        for evaluates, found in ((False, self.trained), (True, self.evaluated)):
-            for task in found if is_first else ():
+        for evaluates, tasks in ((False, self.trained), (True, self.evaluated)):
+            for task in tasks if is_first else ():
                 source = Source(task, train.seed, train.loader.of(task.name), evaluates)
                 self._waiting[task.name, evaluates] = Reader(source, forget_all)
 
@@ -138,9 +138,9 @@ def start_loaders(
     told = _gathered((place.first_of_node, addresses))
     return {
         name: NodeBatches(name, address, children.get(name), shapes.get(name))
-        for node, found in told
+        for node, node_addresses in told
         if node == place.first_of_node
-        for name, address in found.items()
+        for name, address in node_addresses.items()
         if name in wanted
     }
 
@@ -150,20 +150,20 @@ def start_evaluation_loaders(readers: Readers, train: TrainSettings, place: Plac
     them, to know where they end. Collective.
     """
     wanted = {task.name for task in readers.evaluated}
-    found = start_loaders(
+    loaders = start_loaders(
         readers, train, wanted, dict.fromkeys(wanted, range(_ENDLESS)), place, {}, {}, evaluates=True
     )
-    return {name: NodePasses(batches) for name, batches in found.items()}
+    return {name: NodePasses(batches) for name, batches in loaders.items()}
 
 
 def _takers(wanted: set[str], place: Place) -> dict[str, tuple[int, ...]]:
     """By task, the ranks of this node that take samples of it, in order."""
     told = _gathered((place.first_of_node, sorted(wanted)))
-    found: dict[str, tuple[int, ...]] = {}
+    ranks_by_task: dict[str, tuple[int, ...]] = {}
     for rank, (node, names) in enumerate(told):
         for name in names if node == place.first_of_node else ():
-            found[name] = (*found.get(name, ()), rank)
-    return found
+            ranks_by_task[name] = (*ranks_by_task.get(name, ()), rank)
+    return ranks_by_task
 
 
 def _state_of(task: Task | FlowTask, states: Mapping[str, Any], workers: int) -> dict[str, Any] | None:
@@ -177,7 +177,7 @@ def _state_of(task: Task | FlowTask, states: Mapping[str, Any], workers: int) ->
     return state
 
 
-def _gathered(own: Any) -> list[Any]:
+def _gathered(value: Any) -> list[Any]:
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, own, group=host_group())
+    dist.all_gather_object(gathered, value, group=host_group())
     return gathered

@@ -20,26 +20,26 @@ def ask(connection: socket.socket, number: int) -> None:
     connection.sendall(_NUMBER.pack(number))
 
 
-def asked(connection: socket.socket) -> int | None:
+def receive_request(connection: socket.socket) -> int | None:
     """The batch that is asked for; None: the other side has gone."""
-    found = _exactly(connection, _NUMBER.size)
-    return None if found is None else int(_NUMBER.unpack(found)[0])
+    data = _exactly(connection, _NUMBER.size)
+    return None if data is None else int(_NUMBER.unpack(data)[0])
 
 
-def answer(connection: socket.socket, document: dict[str, Any], descriptor: int | None) -> None:
+def send_answer(connection: socket.socket, document: dict[str, Any], descriptor: int | None) -> None:
     """Answer with a document and a descriptor, which the other side gets a copy of."""
     data = json.dumps(document).encode()
-    beside = [] if descriptor is None else [descriptor]
-    socket.send_fds(connection, [_NUMBER.pack(len(data))], beside)
+    descriptors = [] if descriptor is None else [descriptor]
+    socket.send_fds(connection, [_NUMBER.pack(len(data))], descriptors)
     connection.sendall(data)
 
 
-def answered(connection: socket.socket) -> tuple[dict[str, Any], int | None] | None:
+def receive_answer(connection: socket.socket) -> tuple[dict[str, Any], int | None] | None:
     """The answer; None: the other side has gone."""
     size = array.array("i").itemsize
-    head, beside, _, _ = connection.recvmsg(_NUMBER.size, socket.CMSG_LEN(size))
+    head, ancillary, _, _ = connection.recvmsg(_NUMBER.size, socket.CMSG_LEN(size))
     descriptors = array.array("i")
-    for _, _, data in beside:
+    for _, _, data in ancillary:
         descriptors.frombytes(data[: len(data) - len(data) % size])
     rest = _exactly(connection, _NUMBER.size - len(head)) if head else None
     text = None if rest is None else _exactly(connection, _NUMBER.unpack(head + rest)[0])
@@ -50,10 +50,10 @@ def answered(connection: socket.socket) -> tuple[dict[str, Any], int | None] | N
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes | None:
-    found = b""
-    while len(found) < count:
-        more = connection.recv(count - len(found))
+    received = b""
+    while len(received) < count:
+        more = connection.recv(count - len(received))
         if not more:
             return None
-        found += more
-    return found
+        received += more
+    return received

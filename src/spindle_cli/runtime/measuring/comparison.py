@@ -75,8 +75,8 @@ def compare(
     return PredictedVsMeasured(
         steps=len(counted),
         iteration=Comparison(
-            predicted_s=usual([each.predicted_s for each in counted]),
-            measured_s=usual([each.measured_s for each in counted]),
+            predicted_s=usual([iteration.predicted_s for iteration in counted]),
+            measured_s=usual([iteration.measured_s for iteration in counted]),
         ),
         metaops=() if plan.task_sets else tuple(_compare_metaop(plan, name, ranks) for name in plan.by_name),
         slices=() if plan.task_sets else _slices(plan, ranks),
@@ -90,38 +90,38 @@ def compare(
 
 def _sets(plan: Plan, iterations: Sequence[Measured], reports: Sequence[RankReport]) -> Iterator[SetMeasured]:
     """What was measured of each set of tasks that steps ran, in the order in which they first did."""
-    for tasks in dict.fromkeys(each.tasks for each in iterations):
-        own = plan.set_plans.get(tasks, plan)
-        ran = [each for each in iterations if each.tasks == tasks]
+    for tasks in dict.fromkeys(iteration.tasks for iteration in iterations):
+        set_plan = plan.set_plans.get(tasks, plan)
+        ran = [iteration for iteration in iterations if iteration.tasks == tasks]
         counted = ran[1:] if len(ran) > 1 else ran
         ranks = [report.of_sets[tasks] for report in reports]
         yield SetMeasured(
             tasks=tasks,
             steps=len(counted),
             iteration=Comparison(
-                predicted_s=own.predicted.iteration_s,
-                measured_s=median([each.measured_s for each in counted]),
+                predicted_s=set_plan.predicted.iteration_s,
+                measured_s=median([iteration.measured_s for iteration in counted]),
             ),
-            slices=_slices(own, ranks),
-            devices=tuple(_device_times(device, own, times) for device, times in enumerate(ranks)),
+            slices=_slices(set_plan, ranks),
+            devices=tuple(_device_times(device, set_plan, times) for device, times in enumerate(ranks)),
         )
 
 
 def _compare_metaop(plan: Plan, name: str, ranks: Sequence[RankTimes]) -> MetaOpComparison:
-    slices = {index: piece for index, piece in enumerate(plan.slices) if piece.metaop == name}
-    points = {index: _point(plan, piece) for index, piece in slices.items()}
+    slices = {index: slice_ for index, slice_ in enumerate(plan.slices) if slice_.metaop == name}
+    points = {index: _point(plan, slice_) for index, slice_ in slices.items()}
     forward = Comparison(
-        predicted_s=sum(piece.num_ops * points[index].forward_s for index, piece in slices.items()),
+        predicted_s=sum(slice_.num_ops * points[index].forward_s for index, slice_ in slices.items()),
         measured_s=sum(
-            _slowest(index, piece.devices, Activity.FORWARD, ranks) for index, piece in slices.items()
+            _slowest(index, slice_.devices, Activity.FORWARD, ranks) for index, slice_ in slices.items()
         ),
     )
     backward = Comparison(
         predicted_s=sum(
-            piece.num_ops * _backward_s(plan, piece, points[index]) for index, piece in slices.items()
+            slice_.num_ops * _backward_s(plan, slice_, points[index]) for index, slice_ in slices.items()
         ),
         measured_s=sum(
-            _slowest(index, piece.devices, Activity.BACKWARD, ranks) for index, piece in slices.items()
+            _slowest(index, slice_.devices, Activity.BACKWARD, ranks) for index, slice_ in slices.items()
         ),
     )
     return MetaOpComparison(
@@ -133,34 +133,36 @@ def _compare_metaop(plan: Plan, name: str, ranks: Sequence[RankTimes]) -> MetaOp
     )
 
 
-def _point(plan: Plan, piece: Slice) -> OpSeconds:
+def _point(plan: Plan, slice_: Slice) -> OpSeconds:
     """What a slice was planned by."""
-    op = times_of(plan.by_name[piece.metaop], piece, plan.cluster)
+    op = times_of(plan.by_name[slice_.metaop], slice_, plan.cluster)
     assert op is not None, "`check` has seen to it"
     return op
 
 
-def _backward_s(plan: Plan, piece: Slice, point: OpSeconds) -> float:
+def _backward_s(plan: Plan, slice_: Slice, point: OpSeconds) -> float:
     """The seconds of one op's backward pass on average; what is computed again is part of it."""
-    again = forwards_again(piece, plan.by_name[piece.metaop])
-    return point.backward_s + point.forward_s * again / piece.num_ops
+    again = forwards_again(slice_, plan.by_name[slice_.metaop])
+    return point.backward_s + point.forward_s * again / slice_.num_ops
 
 
 def _slices(plan: Plan, ranks: Sequence[RankTimes]) -> tuple[SliceTimes, ...]:
     return tuple(
         SliceTimes(
             slice=index,
-            forward_s=_slowest(index, piece.devices, Activity.FORWARD, ranks),
-            backward_s=_slowest(index, piece.devices, Activity.BACKWARD, ranks),
-            shares=_shares(index, piece, ranks) if tells_shares_apart(piece, plan.cluster) else (),
+            forward_s=_slowest(index, slice_.devices, Activity.FORWARD, ranks),
+            backward_s=_slowest(index, slice_.devices, Activity.BACKWARD, ranks),
+            shares=_shares(index, slice_, ranks) if tells_shares_apart(slice_, plan.cluster) else (),
         )
-        for index, piece in enumerate(plan.slices)
+        for index, slice_ in enumerate(plan.slices)
     )
 
 
-def _shares(index: int, piece: Slice, ranks: Sequence[RankTimes]) -> tuple[PassTimes, ...]:
+def _shares(index: int, slice_: Slice, ranks: Sequence[RankTimes]) -> tuple[PassTimes, ...]:
     """The times of each share, by the slowest of the devices that hold it together."""
-    of_shares = [piece.devices[first : first + piece.tp] for first in range(0, len(piece.devices), piece.tp)]
+    of_shares = [
+        slice_.devices[first : first + slice_.tp] for first in range(0, len(slice_.devices), slice_.tp)
+    ]
     return tuple(
         PassTimes(
             forward_s=_slowest(index, devices, Activity.FORWARD, ranks),
@@ -176,13 +178,13 @@ def _slowest(index: int, devices: Iterable[int], activity: Activity, ranks: Sequ
 
 def _devices(plan: Plan, reports: Sequence[RankReport]) -> tuple[DeviceTimes, ...]:
     if plan.task_sets:  # how long they compute differs from step to step
-        return tuple(_device_times(device, plan, each.times) for device, each in enumerate(reports))
+        return tuple(_device_times(device, plan, report.times) for device, report in enumerate(reports))
     predicted_s = compute_of_devices(plan, traffic_of(plan))
     return tuple(
-        _device_times(device, plan, each.times).model_copy(
-            update={"predicted_compute_s": own_s, "least_compute_s": each.least_compute_s}
+        _device_times(device, plan, report.times).model_copy(
+            update={"predicted_compute_s": own_s, "least_compute_s": report.least_compute_s}
         )
-        for device, (each, own_s) in enumerate(zip(reports, predicted_s, strict=True))
+        for device, (report, own_s) in enumerate(zip(reports, predicted_s, strict=True))
     )
 
 
@@ -199,13 +201,13 @@ def _device_times(device: int, plan: Plan, times: RankTimes) -> DeviceTimes:
 
 
 def _types(plan: Plan, devices: Sequence[DeviceTimes]) -> tuple[TypeTimes, ...]:
-    found = []
+    types = []
     for kind, count in plan.cluster.num_of_type.items():
-        own = [each for each in devices if each.type == kind]
-        predicted_s = sum(each.predicted_compute_s or 0.0 for each in own)
-        measured_s = sum(each.compute_s for each in own)
-        found.append(TypeTimes(type=kind, num_devices=count, predicted_s=predicted_s, measured_s=measured_s))
-    return tuple(found)
+        devices_of_type = [device for device in devices if device.type == kind]
+        predicted_s = sum(device.predicted_compute_s or 0.0 for device in devices_of_type)
+        measured_s = sum(device.compute_s for device in devices_of_type)
+        types.append(TypeTimes(type=kind, num_devices=count, predicted_s=predicted_s, measured_s=measured_s))
+    return tuple(types)
 
 
 def gather_reports(mine: RankReport) -> list[RankReport] | None:
@@ -215,14 +217,14 @@ def gather_reports(mine: RankReport) -> list[RankReport] | None:
     if gathered is None:
         return None
     return [
-        RankReport(_times(rows), least_s, {tuple(tasks): _times(own) for tasks, own in of_sets})
+        RankReport(_times(rows), least_s, {tuple(tasks): _times(set_rows) for tasks, set_rows in of_sets})
         for rows, least_s, of_sets in gathered
     ]
 
 
 def _rows(times: RankTimes) -> list[list[Any]]:
-    return [[activity.value, piece, seconds] for (activity, piece), seconds in times.items()]
+    return [[activity.value, index, seconds] for (activity, index), seconds in times.items()]
 
 
 def _times(rows: Iterable[Sequence[Any]]) -> RankTimes:
-    return {(Activity(activity), piece): seconds for activity, piece, seconds in rows}
+    return {(Activity(activity), index): seconds for activity, index, seconds in rows}

@@ -20,7 +20,7 @@ def gather_json(mine: Any) -> list[Any] | None:
     size, group = torch.tensor([len(data)], dtype=torch.int64), host_group()
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, size, group=group)
-    padded = torch.zeros(max(int(each.item()) for each in sizes), dtype=torch.uint8)
+    padded = torch.zeros(max(int(length.item()) for length in sizes), dtype=torch.uint8)
     padded[: len(data)] = data
     if dist.get_rank() != 0:
         dist.gather(padded, dst=0, group=group)
@@ -28,6 +28,6 @@ def gather_json(mine: Any) -> list[Any] | None:
     gathered = [torch.empty_like(padded) for _ in sizes]
     dist.gather(padded, gathered, dst=0, group=group)
     return [
-        json.loads(bytes(each[: int(length.item())].numpy()))
-        for each, length in zip(gathered, sizes, strict=True)
+        json.loads(bytes(encoded[: int(length.item())].numpy()))
+        for encoded, length in zip(gathered, sizes, strict=True)
     ]

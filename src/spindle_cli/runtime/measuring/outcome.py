@@ -69,7 +69,9 @@ class StepOutcome:
         """A step that ends now, from what it has left on its device. `tell`: makes of these results those of
         all islands; None: there are none.
         """
-        norm, scaling = (None if each is None else _to_host(each) for each in (verdict.norm, verdict.scaling))
+        norm, scaling = (
+            None if value is None else _to_host(value) for value in (verdict.norm, verdict.scaling)
+        )
         on_host = _to_host(losses)
         told = None
         if tell is not None:

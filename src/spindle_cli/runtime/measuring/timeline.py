@@ -69,7 +69,7 @@ class LapRow:
     kind: str
     start_s: float
     end_s: float
-    piece: int | None
+    slice_index: int | None
     cause: Any
     transfer: int | None
     group: int | None
@@ -99,7 +99,7 @@ def _step_row(stopwatch: Stopwatch, kept: KeptStep) -> list[Any]:
 def _lap_row(stopwatch: Stopwatch, lap: Lap) -> list[Any]:
     key = None if lap.transfer is None else lap.transfer.key
     begin_s, end_s = stopwatch.clock_s(lap.begin), stopwatch.clock_s(lap.end)
-    return [lap.kind.value, begin_s, end_s, lap.piece, lap.cause, key, lap.group]
+    return [lap.kind.value, begin_s, end_s, lap.slice_index, lap.cause, key, lap.group]
 
 
 def make_timeline(
@@ -111,13 +111,13 @@ def make_timeline(
     steps = []
     for position, first in enumerate(ranks[0]):
         taken_s: dict[tuple[int, str, int | None], float] = {}
-        for device, (own, shift) in enumerate(zip(ranks, shifts, strict=True)):
-            for lap in own[position].laps:
-                taken_s.setdefault((device, lap.kind, lap.piece), lap.start_s + shift)
+        for device, (rank_steps, shift) in enumerate(zip(ranks, shifts, strict=True)):
+            for lap in rank_steps[position].laps:
+                taken_s.setdefault((device, lap.kind, lap.slice_index), lap.start_s + shift)
         what = ran.of_step(first.step)
         devices = (
-            _Device(ran, what, device, shift, taken_s).spans(own[position].laps)
-            for device, (own, shift) in enumerate(zip(ranks, shifts, strict=True))
+            _Device(ran, what, device, shift, taken_s).spans(rank_steps[position].laps)
+            for device, (rank_steps, shift) in enumerate(zip(ranks, shifts, strict=True))
         )
         start_s, end_s = first.start_s + shifts[0], first.end_s + shifts[0]
         steps.append(MeasuredStep(step=first.step + 1, start_s=start_s, end_s=end_s, devices=tuple(devices)))
@@ -151,8 +151,8 @@ class _Device:
 
     def spans(self, laps: Sequence[LapRow]) -> tuple[MeasuredSpan, ...]:
         """Makes spans of a device's laps, sorted by their start."""
-        found = [self._span(lap) for lap in laps if not _is_no_wait(lap)]
-        return tuple(sorted(found, key=lambda span: (span.start_s, span.end_s)))
+        spans = [self._span(lap) for lap in laps if not _is_no_wait(lap)]
+        return tuple(sorted(spans, key=lambda span: (span.start_s, span.end_s)))
 
     def _span(self, lap: LapRow) -> MeasuredSpan:
         start_s = round(lap.start_s + self._shift_s, DECIMALS)
@@ -165,7 +165,7 @@ class _Device:
                 "kind": lap.kind,
                 "start_s": start_s,
                 "end_s": end_s,
-                "slice": None if lap.piece is None else self._places[lap.piece],
+                "slice": None if lap.slice_index is None else self._places[lap.slice_index],
                 "cause": lap.cause,
                 "group": lap.group,
                 "num_bytes": num_bytes,
@@ -214,15 +214,15 @@ def clock_offsets() -> list[Offset] | None:
             dist.recv(message, src=0, group=host_group())
             dist.send(message.fill_(time.perf_counter()), dst=0, group=host_group())
         return None
-    return [Offset(0.0, 0.0), *(_ask(other, message) for other in range(1, world))]
+    return [Offset(0.0, 0.0), *(_ask(peer, message) for peer in range(1, world))]
 
 
-def _ask(other: int, message: torch.Tensor) -> Offset:
+def _ask(peer: int, message: torch.Tensor) -> Offset:
     rounds: list[Offset] = []
     for _ in range(_ROUNDS):
         asked_s = time.perf_counter()
-        dist.send(message, dst=other, group=host_group())
-        dist.recv(message, src=other, group=host_group())
+        dist.send(message, dst=peer, group=host_group())
+        dist.recv(message, src=peer, group=host_group())
         theirs_s = float(message.item())
         rounds.append(offset_of(asked_s, theirs_s, time.perf_counter()))
     return min(rounds, key=lambda offset: offset.error_s)

@@ -105,7 +105,7 @@ class Lap:
     kind: Activity | Passing
     begin: Mark
     end: Mark
-    piece: int | None = None
+    slice_index: int | None = None
     cause: WaitCause | None = None
     transfer: Transfer | None = None
     group: int | None = None
@@ -115,7 +115,7 @@ class Lap:
         """What it is counted as; None: it takes none of the rank's time."""
         if isinstance(self.kind, Passing):
             return None
-        return self.kind, self.piece if self.kind in COMPUTE else None
+        return self.kind, self.slice_index if self.kind in COMPUTE else None
 
 
 class Stopwatch:
@@ -148,13 +148,13 @@ class Stopwatch:
 
     @contextmanager
     def timed(
-        self, activity: Activity, piece: int | None = None, cause: WaitCause | None = None
+        self, activity: Activity, slice_index: int | None = None, cause: WaitCause | None = None
     ) -> Iterator[None]:
         """Count the time of the block, without that of a block inside of it that is timed itself."""
         begin = take_mark(self.device)
         if self._timed:
             self._open.append(replace(self._timed[-1], end=begin))
-        self._timed.append(Lap(activity, begin, begin, piece, cause))
+        self._timed.append(Lap(activity, begin, begin, slice_index, cause))
         yield
         end = take_mark(self.device)
         self._open.append(replace(self._timed.pop(), end=end))

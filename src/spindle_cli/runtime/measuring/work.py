@@ -40,14 +40,14 @@ class StepWork:
         all.
         """
         batches = train.accumulate
-        found = [tokens_of(task) for name, task in graph.tasks.items() if name in tasks]
-        known = [tokens for tokens in found if tokens is not None]
+        task_tokens = [tokens_of(task) for name, task in graph.tasks.items() if name in tasks]
+        counted = [tokens for tokens in task_tokens if tokens is not None]
         if any(task.varying for task in graph.tasks.values()):
             # What a step works through differs from step to step.
             return cls(samples=batches * sum(task.batch_size for task in graph.workload.tasks))
         return cls(
             samples=batches * sum(task.batch_size for task in graph.workload.tasks if task.name in tasks),
-            tokens=batches * sum(known) if known else None,
+            tokens=batches * sum(counted) if counted else None,
             peak_s=_peak_s(plan, tasks, arithmetic_in(train.precision), batches),
         )
 

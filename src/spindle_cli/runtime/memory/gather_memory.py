@@ -36,7 +36,7 @@ class GatherMemory:
         """Give a tensor without memory its place; False, and nothing else, where any of it is lent."""
         end = begin + flat.numel() * flat.itemsize
         assert end <= self.flat.nbytes, "places are laid out for all of them"
-        if any(begin < other_end and other < end for other, other_end in self._lent.items()):
+        if any(begin < other_end and other_begin < end for other_begin, other_end in self._lent.items()):
             return False
         _swap(flat, self._place(begin, end))
         self._lent[begin] = end
@@ -55,7 +55,7 @@ class GatherMemory:
         return cast("torch.UntypedStorage", made)
 
 
-def _swap(flat: Tensor, other: torch.UntypedStorage) -> None:
+def _swap(flat: Tensor, target: torch.UntypedStorage) -> None:
     """Exchange what the tensor's storage has with what the other one has."""
     storage: Any = flat.untyped_storage()  # whose method the stubs leave out
-    storage._swap_data_ptr_(other)
+    storage._swap_data_ptr_(target)

@@ -82,9 +82,9 @@ class TasksAtLengths:
         Raises:
             WorkloadError: it cannot be run at this length.
         """
-        return self._found(name, shapes).parts[part]
+        return self._at_lengths_of(name, shapes).parts[part]
 
-    def _found(self, name: str, shapes: Shapes) -> _AtLength:
+    def _at_lengths_of(self, name: str, shapes: Shapes) -> _AtLength:
         task = self._model.graph.tasks[name]
         varying = {field: tuple(shapes[field]) for field in task.varying}
         key = tuple(varying.items())
@@ -103,7 +103,7 @@ class TasksAtLengths:
 
     def counters(self, shapes: Mapping[str, Shapes]) -> dict[str, LossCounter | None]:
         """What counts for the losses of a batch, by task; raises what `of` raises."""
-        return {name: self._found(name, each).counter for name, each in shapes.items()}
+        return {name: self._at_lengths_of(name, task_shapes).counter for name, task_shapes in shapes.items()}
 
     def _planned(self, name: str) -> _AtLength:
         parts = tuple(
@@ -115,11 +115,11 @@ class TasksAtLengths:
         model = self._model
         with generators_kept():
             if self._tracer is None:
-                other = load_abstract(self._source, reads_initial=False).workload
-                self._tracer = LengthTracer(other, model.graph, model.memo)
-            found = self._tracer.at(name, shapes)
-        constants = self._constants(found)
-        task = found.over(model.graph.tasks[name])
+                workload = load_abstract(self._source, reads_initial=False).workload
+                self._tracer = LengthTracer(workload, model.graph, model.memo)
+            traced = self._tracer.at(name, shapes)
+        constants = self._constants(traced)
+        task = traced.over(model.graph.tasks[name])
         graph = replace(model.graph, tasks={**model.graph.tasks, name: task})
         graph = graph if model.dtype is None else in_dtype(graph, model.dtype)
         made: dict[int, LocalSlice] = {}  # by index in `plan.every_slice`, as programs share them
@@ -131,22 +131,22 @@ class TasksAtLengths:
                 wired, place = wiring.slices[index], part.places[index]
                 if place not in made:
                     there = replace(wired, index=place)
-                    made[place] = model.ops.at_length(model.slices[place], there, found.abstract, constants)
+                    made[place] = model.ops.at_length(model.slices[place], there, traced.abstract, constants)
                 slices[index] = replace(made[place], wired=wired)
             parts.append(LocalTask(slices, _edges(wiring, name)))
         counter = self._counter(task, constants, name)
-        found.forget()
+        traced.forget()
         return _AtLength(tuple(parts), counter)
 
-    def _constants(self, found: TaskAtLength) -> dict[str, Tensor]:
+    def _constants(self, traced: TaskAtLength) -> dict[str, Tensor]:
         """Gives the constants of a length on the device, in the numbers of the run."""
         device, dtype = self._model.ops.device, self._model.dtype
-        return {name: in_numbers(constant, device, dtype) for name, constant in found.constants.items()}
+        return {name: in_numbers(constant, device, dtype) for name, constant in traced.constants.items()}
 
     def _counter(self, task: TaskGraph, constants: Mapping[str, Tensor], name: str) -> LossCounter | None:
         shares = task.loss_shares
-        own = _slices_of(self._model.slices, name).values()
-        if shares.counts is None or not any(speaks_for_loss(local) for local in own):
+        local_slices = _slices_of(self._model.slices, name).values()
+        if shares.counts is None or not any(speaks_for_loss(local) for local in local_slices):
             return None
         return LossCounter(module_over(shares.counts, constants, task.root), shares)
 

@@ -30,8 +30,8 @@ def sharding_of(
                 degrees.setdefault(table.names[metaop.task, dotted], set()).add(sharding)
     return {
         name: least
-        for name, found in degrees.items()
-        if (least := next(degree for degree in Sharding if degree in found)).is_fetched
+        for name, shardings in degrees.items()
+        if (least := next(degree for degree in Sharding if degree in shardings)).is_fetched
         or table.is_trainable(name)
         if not table.is_trainable(name) or groups.treats_elements_alone(name)
         if name not in gathered

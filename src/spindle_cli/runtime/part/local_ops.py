@@ -61,24 +61,24 @@ class LocalOps:
         splits: PlanSplits,
         wired: Iterable[WiredSlice],
         place: Place,
-        own: Mapping[int, Sequence[OwnValues]] | None = None,
+        shards: Mapping[int, Sequence[OwnValues]] | None = None,
     ) -> None:
         """`wired`: the slices that the rank runs. Takes the parameters of the workload apart where they are
-        cut. `own`: by id, what there is of parameters that are shared out.
+        cut. `shards`: by id, what there is of parameters that are shared out.
         """
         self._table = table
         self._cuts = cuts
         self._splits = splits
         self._place = place
         self._wired = tuple(wired)
-        self._groups = {each.index: self._group_of(each) for each in self._wired}
+        self._groups = {wired_slice.index: self._group_of(wired_slice) for wired_slice in self._wired}
         self._names = {id(parameter): name for name, parameter in table.parameters.items()}
         self._shapes = {id(parameter): parameter.shape for parameter in table.parameters.values()}
         # Made while all parameters have their shapes.
-        self._modules = {each.index: self._modules_of(each) for each in self._wired}
-        self.own: dict[str, OwnValues] = {}
+        self._modules = {wired_slice.index: self._modules_of(wired_slice) for wired_slice in self._wired}
+        self.shards: dict[str, OwnValues] = {}
         with self._compiled_by_jit():
-            self.leaves = self._take_leaves({} if own is None else own)
+            self.leaves = self._take_leaves({} if shards is None else shards)
 
     def slices(self) -> dict[int, LocalSlice]:
         """The rank's slices, by index."""
@@ -111,15 +111,15 @@ class LocalOps:
             constants: tensors that the task's forward has made there, on the device.
         """
         runnable, modules = [], []
-        for number, (position, op) in enumerate(zip(range(*wired.piece.ops), wired.ops, strict=True)):
+        for number, (position, op) in enumerate(zip(range(*wired.slice.ops), wired.ops, strict=True)):
             before, module = planned.wired.ops[number], planned.modules[number]
-            own = self._own_words(wired, position, planned.group)
-            is_whole = own is None and not op.is_loss and not op.contrasts
+            own_words = self._own_words(wired, position, planned.group)
+            is_whole = own_words is None and not op.is_loss and not op.contrasts
             if is_whole and is_same_graph(before.graph, op.graph):
                 runnable.append(planned.runnable[number])
                 modules.append(module)
                 continue
-            graph = self._graph_at_length(abstract, op, planned.samples, own)
+            graph = self._graph_at_length(abstract, op, planned.samples, own_words)
             made = _as_in_a_run(op, module_over(graph, constants, module, wired.task.root))
             modules.append(made)
             split = self._splits.by_op.get((wired.index, position))
@@ -131,18 +131,18 @@ class LocalOps:
         return replace(planned, wired=wired, runnable=tuple(runnable), modules=tuple(modules))
 
     def _graph_at_length(
-        self, abstract: TaskGraph, op: Op, samples: Samples, own: OwnWords | None
+        self, abstract: TaskGraph, op: Op, samples: Samples, own_words: OwnWords | None
     ) -> fx.Graph:
         setting = self._place.loss_chunks
-        if own is None and (setting == 1 or not op.is_loss):
+        if own_words is None and (setting == 1 or not op.is_loss):
             return op.graph if op.shares is None else op.shares.graph
         # What runs in chunks, or by words, is given all tensors that it holds.
-        return loss_in_chunks(abstract, op, samples[1] - samples[0], setting, own).module.graph
+        return loss_in_chunks(abstract, op, samples[1] - samples[0], setting, own_words).module.graph
 
     def _group_of(self, wired: WiredSlice) -> TensorGroup | None:
         """The devices that hold the same share of a slice."""
         rank, layout = self._place.rank, wired.layout
-        if wired.piece.tp == 1:
+        if wired.slice.tp == 1:
             return None
         return TensorGroup(layout.holders(layout.share_of[rank]), layout.member_of(rank), self._place.device)
 
@@ -156,7 +156,7 @@ class LocalOps:
                     wired.task, op, last - first, setting, self._own_words(wired, position, group)
                 ).module,
             )
-            for position, op in zip(range(*wired.piece.ops), wired.ops, strict=True)
+            for position, op in zip(range(*wired.slice.ops), wired.ops, strict=True)
         )
 
     def _evaluated_module(
@@ -185,23 +185,23 @@ class LocalOps:
             )
             if not words:
                 return module, replace(split, words=words)
-            own = OwnWords(words, VocabularyPart(split.degree, group))
-            edits = own.edits(module, values_of(wired.task, op, module, last - first), gathers=True)
+            own_words = OwnWords(words, VocabularyPart(split.degree, group))
+            edits = own_words.edits(module, values_of(wired.task, op, module, last - first), gathers=True)
         dims = {name: dim for name, dim in split.dims.items() if name not in split.words}
         split = replace(split, dims={**dims, **dict.fromkeys(words, 0)}, words=words)
         return with_edits(module, edits), split
 
     def _as_uncut(self) -> Callable[[torch.Tensor], torch.Tensor]:
         """What a tensor was before it was taken apart, without data."""
-        known: dict[int, torch.Tensor] = {}
+        originals: dict[int, torch.Tensor] = {}
 
         def as_uncut(tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) not in known:
+            if id(tensor) not in originals:
                 shape = self._shapes.get(id(tensor), tensor.shape)
                 empty = torch.empty(shape, dtype=tensor.dtype, device="meta")
                 is_parameter = isinstance(tensor, nn.Parameter)
-                known[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-            return known[id(tensor)]
+                originals[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+            return originals[id(tensor)]
 
         return as_uncut
 
@@ -214,7 +214,7 @@ class LocalOps:
         """Let modules that torch.jit has compiled have their parameters again at the end: they hold what the
         tensors were, and see nothing of an exchange.
         """
-        parts = [part for own in self._modules.values() for op in own for part in op.modules()]
+        parts = [part for modules in self._modules.values() for op in modules for part in op.modules()]
         compiled = [part for part in parts if isinstance(part, torch.jit.ScriptModule)]
         held = [(part, dict(part._parameters.items())) for part in compiled]
         yield
@@ -222,21 +222,21 @@ class LocalOps:
             for name, parameter in parameters.items():
                 part._parameters[name] = parameter
 
-    def _take_leaves(self, own: Mapping[int, Sequence[OwnValues]]) -> dict[str, nn.Parameter]:
+    def _take_leaves(self, shards: Mapping[int, Sequence[OwnValues]]) -> dict[str, nn.Parameter]:
         """Every leaf of this rank, on its device, in the workload's order; of those that are shared out
         nothing but what the rank has of them.
         """
         held: dict[str, set[int]] = {}
         for wired in self._wired:
-            for position, op in zip(range(*wired.piece.ops), wired.ops, strict=True):
+            for position, op in zip(range(*wired.slice.ops), wired.ops, strict=True):
                 split = self._splits.by_op.get((wired.index, position))
                 for dotted in op.parameters:
                     name = self._table.names[wired.task.task.name, dotted]
                     held.setdefault(name, set()).update(self._parts(wired, name, dotted, split))
         leaves: dict[str, nn.Parameter] = {}
         for name, parameter in self._table.parameters.items():
-            if name in held and id(parameter) in own:
-                leaves.update(self._take_own(parameter, own[id(parameter)]))
+            if name in held and id(parameter) in shards:
+                leaves.update(self._take_own(parameter, shards[id(parameter)]))
             elif name in held:
                 leaves.update(take_parts(parameter, self._cuts.by_name[name], held[name]))
         for leaf in leaves.values():
@@ -244,16 +244,16 @@ class LocalOps:
         return leaves
 
     def _take_own(
-        self, parameter: nn.Parameter, own: Sequence[OwnValues]
+        self, parameter: nn.Parameter, shards: Sequence[OwnValues]
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        is_cut = own[0].part.ranges is not None
-        for each in own:
-            values = each.values.to(self._place.device, dtype_in(each.values.dtype, self._place.dtype))
-            if each.part.elements is None:
-                yield each.part.key, nn.Parameter(values, requires_grad=parameter.requires_grad)
+        is_cut = shards[0].part.ranges is not None
+        for shard in shards:
+            values = shard.values.to(self._place.device, dtype_in(shard.values.dtype, self._place.dtype))
+            if shard.part.elements is None:
+                yield shard.part.key, nn.Parameter(values, requires_grad=parameter.requires_grad)
             else:
-                self.own[each.part.key] = replace(each, values=values)
-                yield each.part.key, leaf_without_memory(parameter, each.part, values)
+                self.shards[shard.part.key] = replace(shard, values=values)
+                yield shard.part.key, leaf_without_memory(parameter, shard.part, values)
         if is_cut:  # the parameter itself is used by nobody
             swap(parameter, nn.Parameter(torch.empty(0, dtype=parameter.dtype), parameter.requires_grad))
 
@@ -268,7 +268,7 @@ class LocalOps:
         rank, device = self._place.rank, self._place.device
         shares = _shares(wired, rank, device) if trains else None
         group = self._groups[wired.index] if trains else self._group_of(wired)
-        of_ops = [splits.by_op.get((wired.index, position)) for position in range(*wired.piece.ops)]
+        of_ops = [splits.by_op.get((wired.index, position)) for position in range(*wired.slice.ops)]
         modules = self._modules.get(wired.index, ())
         if not trains:
             made = [
@@ -301,7 +301,7 @@ class LocalOps:
         """
         first = group is None or group.member == 0
         views: dict[str, View] = {}
-        known: dict[tuple[str, bool, bool, int], View] = {}
+        distinct: dict[tuple[str, bool, bool, int], View] = {}
         for dotted, parameter in module.named_parameters(remove_duplicate=False):
             name = self._names.get(id(parameter))
             if name is None:  # of a task that is only evaluated
@@ -313,7 +313,7 @@ class LocalOps:
                 continue
             leaves = self._leaves(wired, cut, self._parts(wired, name, dotted, split))
             view = View(leaves, cut.dim, counts=first or is_own, is_zero=is_zero)
-            views[dotted] = known.setdefault((name, view.counts, is_zero, len(leaves)), view)
+            views[dotted] = distinct.setdefault((name, view.counts, is_zero, len(leaves)), view)
         if split is None or group is None:
             if not trains:
                 return PartialOp(module, views, None) if views else module
@@ -333,7 +333,7 @@ class LocalOps:
         missing = [part for part in parts if cut.key(part) not in self.leaves]
         if missing:
             raise InputError(
-                f"{wired.piece.label}: its evaluation takes all of {cut.name}, of which training has put "
+                f"{wired.slice.label}: its evaluation takes all of {cut.name}, of which training has put "
                 f"{cut.count - len(missing)} of {cut.count} parts on rank {self._place.rank}",
                 hint="Use it in the evaluation as in training, or plan without tensor parallelism there.",
             )
@@ -370,7 +370,7 @@ def _shares(wired: WiredSlice, rank: int, device: torch.device) -> TensorGroup |
     if layout.sums_shares:
         return TensorGroup(layout.devices, layout.share_of[rank], device)
     if layout.dp > 1 and any(op.talks for op in wired.ops):
-        return _UnplannedGroup(layout.devices, layout.share_of[rank], device, label=wired.piece.label)
+        return _UnplannedGroup(layout.devices, layout.share_of[rank], device, label=wired.slice.label)
     return None
 
 
@@ -392,7 +392,7 @@ class _UnplannedGroup(TensorGroup):
             hint=_AGAIN,
         )
 
-    def gather(self, own: torch.Tensor, per_share: Sequence[int]) -> torch.Tensor:  # noqa: ARG002 - see `sum_`
+    def gather(self, values: torch.Tensor, per_share: Sequence[int]) -> torch.Tensor:  # noqa: ARG002 - see `sum_`
         """Refuse.
 
         Raises:

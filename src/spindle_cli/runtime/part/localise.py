@@ -66,21 +66,21 @@ def evaluated_parts(plan: Plan, graph: WorkloadGraph) -> dict[str, EvaluatedPart
     Raises:
         InputError: no device holds what one of their ops takes.
     """
-    found: dict[str, EvaluatedPart] = {}
+    parts: dict[str, EvaluatedPart] = {}
     for task in graph.workload.evaluated:
-        own = place_evaluated(plan, needs_of(graph, task.name))
+        task_plan = place_evaluated(plan, needs_of(graph, task.name))
         where = f"the plan to evaluate {task.name!r} by"
-        splits = plan_splits(own, graph.only_evaluated(task.name), where, only_evaluated=True)
-        found[task.name] = EvaluatedPart(own, splits)
-    return found
+        splits = plan_splits(task_plan, graph.only_evaluated(task.name), where, only_evaluated=True)
+        parts[task.name] = EvaluatedPart(task_plan, splits)
+    return parts
 
 
 def initial_parts_of_evaluated(graph: WorkloadGraph, table: ParameterTable) -> dict[str, InitialPart]:
     """The parameters, as far as they are here, that only tasks use which are never trained."""
-    found = names_of_all(graph).parameters.items()
+    parameters = names_of_all(graph).parameters.items()
     return {
         name: (name, parameter, None)
-        for name, parameter in found
+        for name, parameter in parameters
         if not (parameter.is_meta or table.users.get(name))
     }
 
@@ -137,11 +137,11 @@ class LocalModel:
     memo: AnalysisMemo | None = None
 
     @property
-    def own(self) -> dict[str, OwnValues]:
+    def shards(self) -> dict[str, OwnValues]:
         """What this rank has of those of `parameters` that are shared out, until buckets take it; they
         themselves have no memory.
         """
-        return self.ops.own
+        return self.ops.shards
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -157,8 +157,8 @@ class LocalModel:
     def with_shape(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """New memory of another shape in the place of a buffer, which forward had made larger or smaller."""
         buffer = self.buffers[name].new_empty(shape)
-        for other, owner, attribute in _buffer_places(self.slices.values(), self.table):
-            if other == name:
+        for buffer_name, owner, attribute in _buffer_places(self.slices.values(), self.table):
+            if buffer_name == name:
                 owner._buffers[attribute] = buffer
         return buffer
 
@@ -236,9 +236,11 @@ def localise(
     ops = LocalOps(table, cuts, splits, _own_slices(plan, wirings, rank), place, loaded.part_values)
     slices = ops.slices()
     names = {cut.key(index): cut.name for cut in cuts.by_name.values() for index in range(cut.count)}
-    ops.own.update(loaded.initial.fill_own({key: (names[key], each) for key, each in ops.own.items()}))
+    ops.shards.update(
+        loaded.initial.fill_own({key: (names[key], shard) for key, shard in ops.shards.items()})
+    )
     loaded.initial.fill(
-        {**initial_parts(ops.leaves, cuts, ops.own), **initial_parts_of_evaluated(graph, table)}
+        {**initial_parts(ops.leaves, cuts, ops.shards), **initial_parts_of_evaluated(graph, table)}
     )
     return LocalModel(
         graph=graph,
@@ -326,12 +328,12 @@ def _proven_programs(
 
 def _own_slices(plan: Plan, wirings: Sequence[Wiring], rank: int) -> list[WiredSlice]:
     """The slices that a rank runs in any program, each once, by index in `plan.every_slice`."""
-    found: dict[int, WiredSlice] = {}
+    slices: dict[int, WiredSlice] = {}
     for member, wiring in enumerate(wirings):
         for wired, place in zip(wiring.slices, _places(plan, member), strict=True):
             if rank in wired.layout.share_of:
-                found.setdefault(place, replace(wired, index=place))
-    return [found[place] for place in sorted(found)]
+                slices.setdefault(place, replace(wired, index=place))
+    return [slices[place] for place in sorted(slices)]
 
 
 def _places(plan: Plan, member: int) -> Sequence[int]:
@@ -351,15 +353,15 @@ def _step_parts(
     """
     members = {tasks: number + 1 for number, tasks in enumerate(programs.of_sets)}
     parts = []
-    for each in sets_of(turns):
-        member = members.get(each.tasks, 0)
+    for task_set in sets_of(turns):
+        member = members.get(task_set.tasks, 0)
         places = _places(plan, member)
-        own = {
+        local_slices = {
             wired.index: replace(slices[place], wired=wired)
             for wired, place in zip(wirings[member].slices, places, strict=True)
             if place in slices
         }
-        parts.append(StepPart(each.tasks, programs.all[member], wirings[member], own, places))
+        parts.append(StepPart(task_set.tasks, programs.all[member], wirings[member], local_slices, places))
     return tuple(parts)
 
 
@@ -367,15 +369,15 @@ def initial_parts(
     leaves: Mapping[str, nn.Parameter], cuts: Cuts, shared_out: Collection[str]
 ) -> dict[str, InitialPart]:
     """What initial values go into, by leaf; of those that are shared out there is nothing to fill."""
-    found: dict[str, InitialPart] = {}
+    parts: dict[str, InitialPart] = {}
     for cut in cuts.by_name.values():
         for index in range(cut.count):
             leaf = leaves.get(cut.key(index))
             if leaf is None or cut.key(index) in shared_out:
                 continue
             ranges = None if cut.count == 1 else cut.ranges(index, leaf.shape)
-            found[cut.key(index)] = cut.name, leaf, ranges
-    return found
+            parts[cut.key(index)] = cut.name, leaf, ranges
+    return parts
 
 
 def dtype_of(request: RunRequest, train: TrainSettings) -> torch.dtype | None:
@@ -389,12 +391,12 @@ def buffers_of(
     """Buffers of these slices that a state_dict would hold, and those of `others` that it would not, by
     canonical name, as the modules hold them on the device now.
     """
-    found: dict[str, torch.Tensor] = {}
+    buffers: dict[str, torch.Tensor] = {}
     for name, owner, attribute in _buffer_places(slices, table):
         buffer = owner._buffers[attribute]
         if buffer is not None and (attribute not in owner._non_persistent_buffers_set or name in others):
-            found[name] = buffer
-    return found
+            buffers[name] = buffer
+    return buffers
 
 
 def _buffer_places(
@@ -452,10 +454,10 @@ def require_same_workload(plan: Plan, graph: WorkloadGraph, request: RunRequest)
 def ops_of_rank(plan: Plan, graph: WorkloadGraph, rank: int) -> dict[str, set[int]]:
     """Task name -> indices of the ops that a rank runs."""
     ops: dict[str, set[int]] = {}
-    for piece in plan.every_slice:
-        if rank in piece.devices:
-            metaop = graph.by_name[piece.metaop]
-            ops.setdefault(metaop.task, set()).update(metaop.ops[piece.ops[0] : piece.ops[1]])
+    for slice_ in plan.every_slice:
+        if rank in slice_.devices:
+            metaop = graph.by_name[slice_.metaop]
+            ops.setdefault(metaop.task, set()).update(metaop.ops[slice_.ops[0] : slice_.ops[1]])
     return ops
 
 
@@ -477,7 +479,7 @@ def require_whole_batches(slices: Iterable[WiredSlice], where: str) -> None:
                 part = f"1/{cuts} of its batch" if cuts > 1 else f"a batch in {wired.layout.dp} shares"
                 name = op.target or "its loss"
                 raise InputError(
-                    f"{where}: slice {wired.piece.label} is given {part}, and {name} {why}",
+                    f"{where}: slice {wired.slice.label} is given {part}, and {name} {why}",
                     hint="Plan again from a profile of this workload, which says what may be cut.",
                 )
 

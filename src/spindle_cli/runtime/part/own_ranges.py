@@ -91,13 +91,13 @@ def _leaves(table: ParameterTable, cuts: Cuts, dtype: torch.dtype | None) -> Ite
 def _owned(leaves: Mapping[str, _Leaf], group: ParameterGroup, rank: int) -> dict[str, tuple[int, int]]:
     """By key, the elements that a rank keeps of leaves that lie in buckets together, one of each dtype."""
     team = group.in_team(rank)
-    found = dict.fromkeys(leaves, (0, 0))
+    elements = dict.fromkeys(leaves, (0, 0))
     for dtype in dict.fromkeys(leaf.dtype for leaf in leaves.values()):
         sizes = {key: leaf.num_elements for key, leaf in leaves.items() if leaf.dtype == dtype}
         layout = FlatLayout.of(sizes, dtype.itemsize, len(team.devices), team.weights)
         for key, first, last in layout.owned(team.devices.index(rank)):
-            found[key] = first, last
-    return found
+            elements[key] = first, last
+    return elements
 
 
 def leaf_without_memory(parameter: nn.Parameter, part: OwnPart, place: torch.Tensor) -> nn.Parameter:

@@ -20,21 +20,23 @@ _NOT_HELD = -(2**40)
 def check_replicas(
     names: Sequence[str],
     held: Mapping[str, nn.Parameter],
-    own: Mapping[str, OwnValues] | None = None,
+    shards: Mapping[str, OwnValues] | None = None,
 ) -> None:
     """Compare checksums of all ranks' parameters in one collective.
 
     Args:
         names: canonical names of all parameters, the same sequence on every rank.
         held: this rank's.
-        own: of those of which this rank has a range: what was seen of them while they were whole counts.
+        shards: of those of which this rank has a range: what was seen of them while they were whole counts.
 
     Raises:
         RunFailedError: two ranks hold different values of a parameter; names it.
     """
     checksums = torch.tensor(
         [
-            [_NOT_HELD, _NOT_HELD] if (found := _checksum(name, held, own or {})) is None else [found, -found]
+            [_NOT_HELD, _NOT_HELD]
+            if (digest := _checksum(name, held, shards or {})) is None
+            else [digest, -digest]
             for name in names
         ],
         dtype=torch.int64,
@@ -60,9 +62,9 @@ def require_like_devices(steppers: Mapping[str, Sequence[int]], device: torch.de
     Raises:
         InputError: two of a matrix differ; the same on all ranks.
     """
-    own = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     names: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(names, own, group=host_group())
+    dist.all_gather_object(names, device_name, group=host_group())
     for matrix, ranks in steppers.items():
         first = ranks[0]
         for rank in ranks:
@@ -74,9 +76,9 @@ def require_like_devices(steppers: Mapping[str, Sequence[int]], device: torch.de
                 )
 
 
-def _checksum(name: str, held: Mapping[str, nn.Parameter], own: Mapping[str, OwnValues]) -> int | None:
-    if name in own:
-        return own[name].fingerprint
+def _checksum(name: str, held: Mapping[str, nn.Parameter], shards: Mapping[str, OwnValues]) -> int | None:
+    if name in shards:
+        return shards[name].fingerprint
     return checksum(held[name]) if name in held else None
 
 

@@ -60,7 +60,7 @@ def _shared_out_of(local: LocalSlice, model: LocalModel) -> list[nn.Parameter]:
         for dotted in op.parameters
     }
     used = {cut.key(index) for cut in cuts for index in range(cut.count)}
-    return [model.parameters[key] for key in model.own if key in used]
+    return [model.parameters[key] for key in model.shards if key in used]
 
 
 def _run(local: LocalSlice, model: LocalModel, device: torch.device) -> None:
@@ -88,7 +88,7 @@ def _run(local: LocalSlice, model: LocalModel, device: torch.device) -> None:
     except Exception as error:
         # torch's compiler raises errors of many kinds, which say where in the layer they come from.
         raise WorkloadError(
-            f"train.compile: a layer of {wired.piece.label} cannot be compiled: {type(error).__name__}: "
+            f"train.compile: a layer of {wired.slice.label} cannot be compiled: {type(error).__name__}: "
             f"{str(error).strip().partition(chr(10))[0]}",
             hint="The worker's log has all of it. Put @torch.compiler.disable on the layer's forward, or "
             "leave train.compile out of the workload file.",

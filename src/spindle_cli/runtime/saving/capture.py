@@ -40,11 +40,11 @@ class FirstGradients:
 
     def __init__(self) -> None:
         self.kept: dict[str, Tensor] = {}
-        self._found: dict[int, dict[str, Tensor]] = {}  # by steps that nobody has looked at
+        self._unread: dict[int, dict[str, Tensor]] = {}  # by steps that nobody has looked at
 
     def add(self, step: int, parameters: Mapping[str, Tensor], unscaled: Callable[[Tensor], Tensor]) -> None:
         """Take copies of what a step has found for parameters that have none yet. `unscaled`: makes them."""
-        self._found[step] = {
+        self._unread[step] = {
             name: unscaled(parameter.grad)
             for name, parameter in parameters.items()
             if parameter.grad is not None and name not in self.kept
@@ -52,8 +52,8 @@ class FirstGradients:
 
     def keep(self, step: int, *, skipped: bool) -> bool:
         """Whether a step that is looked at is one whose new gradients are to be kept, if there are any."""
-        found = self._found.pop(step, None)
-        if found is None or skipped:
+        gradients = self._unread.pop(step, None)
+        if gradients is None or skipped:
             return False
-        self.kept = found | self.kept
+        self.kept = gradients | self.kept
         return True

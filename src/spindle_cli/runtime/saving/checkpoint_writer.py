@@ -135,21 +135,21 @@ class ShardWriter(StorageWriter):
         self,
         target: Path,
         rank: int,
-        draft: Callable[[], Checkpoint],
+        make_outline: Callable[[], Checkpoint],
         keep: int,
-        own: frozenset[int] = frozenset(),
+        saved_steps: frozenset[int] = frozenset(),
         began: int = 0,
     ) -> None:
-        """`draft`: the index, without what writing finds out; called on the first rank alone;
+        """`make_outline`: gives the index, without what writing finds out; called on the first rank alone;
         its tensors are those that are in no shard. `keep`: how
-        many checkpoints are kept. `own`, `began`: see `forget_old`.
+        many checkpoints are kept. `saved_steps`, `began`: see `forget_old`.
         """
         self._target = target
         self._aside = target.with_name(f".{target.name}.tmp")
         self._rank = rank
-        self._draft = draft
+        self._make_outline = make_outline
         self._keep = keep
-        self._own = own
+        self._saved_steps = saved_steps
         self._began = began
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -186,9 +186,9 @@ class ShardWriter(StorageWriter):
         path = self._aside / shard_name(self._rank)
 
         def tensor_of(key: str) -> Tensor:
-            found = planner.resolve_data(items[key])
-            assert isinstance(found, Tensor)
-            return found
+            tensor = planner.resolve_data(items[key])
+            assert isinstance(tensor, Tensor)
+            return tensor
 
         digest = hashlib.sha256()
         try:
@@ -210,15 +210,15 @@ class ShardWriter(StorageWriter):
         numbers: NumbersOfGroups
         numbers, streams = metadata.planner_data
         only = numbers.get(None, Numbers({}, {}))
-        draft = self._draft()
-        tensors = draft.tensors | {
+        outline = self._make_outline()
+        tensors = outline.tensors | {
             name: SavedTensor(
                 shape=tuple(saved.size), dtype=str(saved.properties.dtype).removeprefix("torch.")
             )
             for name, saved in metadata.state_dict_metadata.items()
             if isinstance(saved, TensorStorageMetadata)  # nothing else is offered
         }
-        checkpoint = draft.model_copy(
+        checkpoint = outline.model_copy(
             update={
                 "tensors": tensors,
                 "streams": streams,
@@ -232,7 +232,7 @@ class ShardWriter(StorageWriter):
                             "schedule": numbers[name].schedule,
                         }
                     )
-                    for name, group in draft.groups.items()
+                    for name, group in outline.groups.items()
                     if name in numbers  # all that has parameters which some op uses
                 },
             }
@@ -247,7 +247,7 @@ class ShardWriter(StorageWriter):
             self._aside.rename(self._target)
             _sync(self._target.parent)
             run_dir = self._target.parent.parent
-            forget_old(run_dir, checkpoint.step, self._keep, saved_steps=self._own, began=self._began)
+            forget_old(run_dir, checkpoint.step, self._keep, saved_steps=self._saved_steps, began=self._began)
         except OSError as error:
             raise InputError(f"{self._target}: cannot be written: {error.strerror}") from error
 

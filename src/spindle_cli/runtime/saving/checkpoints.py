@@ -103,8 +103,11 @@ class Checkpoints:
 
         target = checkpoint_folder(self._request.run_dir, step)
         scale = None if self._state.loss_scale is None else self._state.loss_scale.saved()
-        draft, keep = partial(self._draft, step, scale, dict(self._step_values())), self._request.keep
-        writer = ShardWriter(target, self._rank, draft, keep, self._saved, self._began)
+        make_outline, keep = (
+            partial(self._outline, step, scale, dict(self._step_values())),
+            self._request.keep,
+        )
+        writer = ShardWriter(target, self._rank, make_outline, keep, self._saved, self._began)
         copied = None if self._background is None else threading.Event()
         held, numbers = held_by(self._state, self._rank), numbers_of(self._state)
         planner = PartsSavePlanner(held, numbers, copied, self._streams)
@@ -145,7 +148,7 @@ class Checkpoints:
         except Exception as second:
             error.add_note(str(second))
 
-    def _draft(self, step: int, scale: SavedLossScale | None, step_values: dict[str, float]) -> Checkpoint:
+    def _outline(self, step: int, scale: SavedLossScale | None, step_values: dict[str, float]) -> Checkpoint:
         model, graph, frozen = self._state.model, self._state.model.graph, self._frozen
         assert frozen is not None, "known before anything is saved"
         return Checkpoint(
@@ -185,10 +188,10 @@ def _save(writer: ShardWriter, planner: PartsSavePlanner, group: dist.ProcessGro
         raise _cannot_be_saved(error.message) from error
 
 
-def _gather(own: T) -> list[T]:
+def _gather(value: T) -> list[T]:
     """Every rank's, by rank."""
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, own, group=host_group())
+    dist.all_gather_object(gathered, value, group=host_group())
     return gathered
 
 

@@ -59,7 +59,7 @@ def moving_names(model: LocalModel) -> set[str]:
 
 def averages(model: LocalModel) -> set[str]:
     """Canonical names of the moving averages of trained parameters."""
-    return {slow for each in model.graph.following for slow, _ in each.pairs}
+    return {slow for average in model.graph.following for slow, _ in average.pairs}
 
 
 def moved_here(model: LocalModel) -> set[str]:
@@ -90,14 +90,14 @@ def find_frozen(run_dir: Path, began: int, model: LocalModel, whole: Whole) -> F
     names = frozen_names(model)
     if not names:
         return FrozenWeights(None, {})
-    known = None
+    frozen = None
     if began and dist.get_rank() == 0:
-        known = FrozenWeights.of(read_index(checkpoint_folder(run_dir, began)))
-    found = [None if known is None or known.file is None else set(known.file.keys)]
-    dist.broadcast_object_list(found, group=host_group())
-    if found[0] is not None:
-        _check_unmoved(found[0], model)
-        return known or FrozenWeights(None, {})
+        frozen = FrozenWeights.of(read_index(checkpoint_folder(run_dir, began)))
+    kept_keys = [None if frozen is None or frozen.file is None else set(frozen.file.keys)]
+    dist.broadcast_object_list(kept_keys, group=host_group())
+    if kept_keys[0] is not None:
+        _check_unmoved(kept_keys[0], model)
+        return frozen or FrozenWeights(None, {})
     path = run_dir / CHECKPOINTS_DIR / Path(FROZEN_FILE).name
     held = {key: value for key, value in model.parameters.items() if not value.requires_grad}
     digest = hashlib.sha256()

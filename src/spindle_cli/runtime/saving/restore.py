@@ -74,8 +74,8 @@ def restore(
     if state.optimizers.average is not None:
         state.optimizers.average.resume(checkpoint.step, _averages(both))
     _resume_outer(state.outer, both)
-    for group, found in both:
-        _hand_over(group, found)
+    for group, states in both:
+        _hand_over(group, states)
     for key, generator in wish.generators.items():
         if key == random_key("cpu", rank):
             torch.set_rng_state(generator)
@@ -104,8 +104,8 @@ def _restore_numbers(group: GroupOptimizer, checkpoint: Checkpoint, now: TrainSe
 
 def same_rate(before: TrainSettings, now: TrainSettings, group: str | None) -> bool:
     """Whether an optimizer group's numbers go on as they are: it and its schedule are set as before."""
-    choices, other = ({choice.name: choice for choice in train.choices} for train in (before, now))
-    if group not in choices or repr(choices[group]) != repr(other[group]):
+    earlier, later = ({choice.name: choice for choice in train.choices} for train in (before, now))
+    if group not in earlier or repr(earlier[group]) != repr(later[group]):
         return False
     return (before.schedule_of(group), before.ramp) == (now.schedule_of(group), now.ramp)
 
@@ -134,18 +134,18 @@ class _Wish:
         self._folder = folder
         saved = every_name(checkpoint.tensors, checkpoint.aliases)
         self._tensors: dict[str, SavedTensor] = {
-            name: checkpoint.tensors[known] for name, known in saved.items()
+            name: checkpoint.tensors[saved_name] for name, saved_name in saved.items()
         }
         self._keys: Mapping[str, Sequence[str]] = optimizer_keys(saved)
         self.wanted = HeldTensors()
         for key in state.model.parameters:
             self._want_parameter(key)
         for name, buffer in state.model.buffers.items():
-            own, known = buffer_key(name, rank), self._saved_name(name)
-            if same_plan and own in self._tensors:
-                self._want_buffer(own, name, buffer)
-            elif known is not None:
-                self._want_buffer(model_key(known), name, buffer)
+            rank_key, saved_name = buffer_key(name, rank), self._saved_name(name)
+            if same_plan and rank_key in self._tensors:
+                self._want_buffer(rank_key, name, buffer)
+            elif saved_name is not None:
+                self._want_buffer(model_key(saved_name), name, buffer)
         self._choice_of = checkpoint.choice_of
         self._kept: dict[str, frozenset[str]] = {}
         self.states = [self._want_states(group) for group in state.optimizers.groups]
@@ -167,11 +167,11 @@ class _Wish:
     def _want_parameter(self, key: str) -> None:
         """From its float32 master, if it has one that does not go on, and not from what was rounded."""
         name, shape, region = place_of(key, self._state.model)
-        known = self._saved_name(name)
-        if known is None:
+        saved_name = self._saved_name(name)
+        if saved_name is None:
             return
-        has_master = self._state.masters is None and MASTER_KEY in self._keys.get(known, ())
-        source = state_key(known, MASTER_KEY) if has_master else model_key(known)
+        has_master = self._state.masters is None and MASTER_KEY in self._keys.get(saved_name, ())
+        source = state_key(saved_name, MASTER_KEY) if has_master else model_key(saved_name)
         if key not in self._state.fetched:
             self.wanted.add_part(source, shape, region, self._state.model.parameters[key])
         for owned in self._state.fetched.get(key, ()):
@@ -189,11 +189,11 @@ class _Wish:
 
     def _want_state(self, owned: OwnedRange, group: GroupOptimizer) -> dict[str, Tensor]:
         name, shape, region = place_of(owned.name, self._state.model)
-        known = self._saved_name(name)
-        before = None if known is None else self._choice_of(known)
-        found: dict[str, Tensor] = {}
-        if known is None or before is None:
-            return found
+        saved_name = self._saved_name(name)
+        before = None if saved_name is None else self._choice_of(saved_name)
+        state: dict[str, Tensor] = {}
+        if saved_name is None or before is None:
+            return state
         # What the settings say no more to keep. (What is kept depends on the parameter, too.)
         dropped = self._kept_by(before) - self._kept_by(group.choice)
         if self._state.masters is None:
@@ -202,18 +202,18 @@ class _Wish:
             dropped |= {AVERAGE_KEY}
         if self._state.outer is None or self._carried is not None:  # outer steps are a run's own
             dropped |= {COMMON_KEY, OUTER_MOMENTUM_KEY}
-        for key in (key for key in self._keys.get(known, ()) if key not in dropped):
-            saved = self._tensors[state_key(known, key)]
+        for key in (key for key in self._keys.get(saved_name, ()) if key not in dropped):
+            saved = self._tensors[state_key(saved_name, key)]
             is_like_parameter = saved.shape == shape
             if not is_like_parameter and prod(saved.shape) != 1:
-                self._require_free_shape(group.choice, state_key(known, key), saved, shape)
+                self._require_free_shape(group.choice, state_key(saved_name, key), saved, shape)
             size = owned.tensor.shape if is_like_parameter else saved.shape
-            found[key] = torch.empty(size, dtype=getattr(torch, saved.dtype))
+            state[key] = torch.empty(size, dtype=getattr(torch, saved.dtype))
             if is_like_parameter:
-                self.wanted.add_part(state_key(known, key), shape, region, found[key], owned.part)
+                self.wanted.add_part(state_key(saved_name, key), shape, region, state[key], owned.part)
             else:
-                self.wanted.add(state_key(known, key), found[key])
-        return found
+                self.wanted.add(state_key(saved_name, key), state[key])
+        return state
 
     def _require_free_shape(
         self, choice: OptimizerChoice, key: str, saved: SavedTensor, shape: tuple[int, ...]
@@ -229,42 +229,42 @@ class _Wish:
         now = {random_key("cpu", rank): torch.get_rng_state()}
         if self._state.device.type == "cuda":
             now[random_key("cuda", rank)] = torch.cuda.get_rng_state(self._state.device)
-        found = {name: torch.empty_like(state) for name, state in now.items() if name in self._tensors}
-        for name, generator in found.items():
+        generators = {name: torch.empty_like(state) for name, state in now.items() if name in self._tensors}
+        for name, generator in generators.items():
             self.wanted.add(name, generator)  # whose shape has to be that of what was saved
-        return found
+        return generators
 
 
 def _averages(
-    found: Iterable[tuple[GroupOptimizer, list[dict[str, Tensor]]]],
+    states_by_group: Iterable[tuple[GroupOptimizer, list[dict[str, Tensor]]]],
 ) -> Iterator[tuple[OwnedRange, Tensor]]:
     """Take what was saved of the weights' average out of the optimizers' state."""
-    for group, states in found:
+    for group, states in states_by_group:
         for owned, values in zip(group.owned_ranges, states, strict=True):
             if (averaged := values.pop(AVERAGE_KEY, None)) is not None:
                 yield owned, averaged
 
 
 def _resume_outer(
-    outer: OuterOptimizer | None, found: Iterable[tuple[GroupOptimizer, list[dict[str, Tensor]]]]
+    outer: OuterOptimizer | None, states_by_group: Iterable[tuple[GroupOptimizer, list[dict[str, Tensor]]]]
 ) -> None:
     """Take what was saved of outer steps out of the optimizers' state."""
     if outer is None:
         return
-    for group, states in found:
+    for group, states in states_by_group:
         for owned, values in zip(group.owned_ranges, states, strict=True):
             kept = {key: values.pop(key) for key in (COMMON_KEY, OUTER_MOMENTUM_KEY) if key in values}
             outer.resume(owned, kept)
 
 
-def _hand_over(group: GroupOptimizer, found: list[dict[str, Tensor]]) -> None:
+def _hand_over(group: GroupOptimizer, states: list[dict[str, Tensor]]) -> None:
     """Give an optimizer its state, one by one."""
     optimizer = group.optimizer
     content = optimizer.state_dict()
-    for owned, values in zip(group.owned_ranges, found, strict=True):
+    for owned, values in zip(group.owned_ranges, states, strict=True):
         if (master := values.pop(MASTER_KEY, None)) is not None:
             owned.tensor.detach().copy_(master)
-    content["state"] = {index: values for index, values in enumerate(found) if values}
+    content["state"] = {index: values for index, values in enumerate(states) if values}
     optimizer.load_state_dict(content)
     # It puts each tensor on the right device, but into the parameter's dtype, which is not that of every one.
     numbers = number_keys(group.choice)
@@ -300,24 +300,24 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
     # Rank 0 chooses, so that all ranks take the same one whatever happens to the files meanwhile.
     chosen = [find_checkpoint(run_dir, step=step) if rank == 0 else None]
     dist.broadcast_object_list(chosen, group=host_group())
-    (found,) = chosen
-    assert found is not None
-    require_steps_left(found, total_steps)
+    (stored,) = chosen
+    assert stored is not None
+    require_steps_left(stored, total_steps)
     carried = None
     if request.resume:
         model = state.model
         require_same_run(
-            found.checkpoint,
+            stored.checkpoint,
             model.graph.fingerprint,
             model.train,
             model.groups.names(),
             request.dtype,
-            found.folder,
+            stored.folder,
         )
     else:
-        carried = carried_over(found.checkpoint, state.model.graph)
-        require_same_optimizer(found.checkpoint, carried, state.model.groups, found.folder)
-    restore(found.folder, found.checkpoint, state, rank, carried)
+        carried = carried_over(stored.checkpoint, state.model.graph)
+        require_same_optimizer(stored.checkpoint, carried, state.model.groups, stored.folder)
+    restore(stored.folder, stored.checkpoint, state, rank, carried)
     there = {key: value for key, value in state.model.parameters.items() if key not in state.fetched}
     check_replicas(state.model.cuts.keys, there)
-    return Start(found.checkpoint.step, found.checkpoint.streams, found.checkpoint.step_values)
+    return Start(stored.checkpoint.step, stored.checkpoint.streams, stored.checkpoint.step_values)

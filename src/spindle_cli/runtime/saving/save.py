@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -67,57 +68,85 @@ def save_tensors(
     Returns:
         What is in the file, by key.
     """
-    offered = _gather_specs(held)
-    fragments = fragments_by_name(key for specs in offered for key in specs)
-    owners = {key: rank for rank, specs in reversed(list(enumerate(offered))) for key in specs}
-    leaves = {key: offered[rank][key] for key, rank in owners.items()}
-    specs = {name: _whole(name, fragments[name], leaves) for name in names if name in fragments}
-
-    def receive(name: str) -> Tensor:
-        keys = {fragment: fragment_key(name, fragment) for fragment in fragments[name]}
-        taken: dict[Fragment | None, Tensor] = {}
-        with whole(keys.values()) as is_lent:
-            for fragment, key in keys.items():
-                is_own = owners[key] == 0
-                taken[fragment] = held[key].detach().cpu() if is_own else _receive(owners[key], leaves[key])
-            found = joined(taken)
-            return found.clone() if is_lent else found
-
-    by_key = {key_of(name): spec for name, spec in specs.items()}
-    name_of = {key_of(name): name for name in specs}
+    fragments = _Fragments.of(held, whole)
+    specs = {key_of(name): fragments.spec(name) for name in names if name in fragments.by_name}
+    name_of = {key_of(name): name for name in names}
     if dist.get_rank() == 0:
-        write_model(path, by_key, lambda key: receive(name_of[key]), digest)
-        return by_key
-    for name in (name_of[key] for key in file_order(by_key)):
-        keys = [fragment_key(name, fragment) for fragment in fragments[name]]
-        with whole(keys):
+        write_model(path, specs, lambda key: fragments.receive(name_of[key]), digest)
+    else:
+        for key in file_order(specs):
+            fragments.send(name_of[key])
+    return specs
+
+
+@dataclass(frozen=True)
+class _Fragments:
+    """The tensors that all ranks hold together, each fragment of the first rank that holds it.
+
+    Attributes:
+        held: this rank's, by key.
+        whole: see `Whole`.
+        by_name: the fragments of each tensor.
+        owners: the rank that a fragment is taken from, by its key.
+        specs: of the fragments, by key.
+    """
+
+    held: Mapping[str, Tensor]
+    whole: Whole
+    by_name: Mapping[str, Sequence[Fragment | None]]
+    owners: Mapping[str, int]
+    specs: Mapping[str, TensorSpec]
+
+    @classmethod
+    def of(cls, held: Mapping[str, Tensor], whole: Whole) -> _Fragments:
+        """Learn what every rank holds. Collective."""
+        owners: dict[str, int] = {}
+        specs: dict[str, TensorSpec] = {}
+        for rank, of_rank in enumerate(_gather_specs(held)):
+            for key, spec in of_rank.items():
+                owners.setdefault(key, rank)
+                specs.setdefault(key, spec)
+        return cls(held, whole, fragments_by_name(specs), owners, specs)
+
+    def spec(self, name: str) -> TensorSpec:
+        """The spec of a tensor from those of its fragments, which lie side by side along one dimension."""
+        fragments = self.by_name[name]
+        specs = [self.specs[fragment_key(name, fragment)] for fragment in fragments]
+        first, shape = fragments[0], list(specs[0].shape)
+        if first is not None:
+            shape[first.dim] = sum(spec.shape[first.dim] for spec in specs)
+        return TensorSpec(tuple(shape), specs[0].dtype)
+
+    def receive(self, name: str) -> Tensor:
+        """Put a tensor together on rank 0, on the host, while every other rank calls `send` with its name."""
+        keys = {fragment: fragment_key(name, fragment) for fragment in self.by_name[name]}
+        with self.whole(keys.values()) as is_lent:
+            tensor = joined({fragment: self._fragment(key) for fragment, key in keys.items()})
+            return tensor.clone() if is_lent else tensor
+
+    def _fragment(self, key: str) -> Tensor:
+        """A fragment on rank 0: its own, or received from the one that it is taken from."""
+        if self.owners[key] == 0:
+            return self.held[key].detach().cpu()
+        received = torch.empty(self.specs[key].shape, dtype=self.specs[key].dtype)
+        dist.recv(received, self.owners[key], group=host_group())
+        return received
+
+    def send(self, name: str) -> None:
+        """Send rank 0 the fragments of a tensor that it takes from this rank."""
+        keys = [fragment_key(name, fragment) for fragment in self.by_name[name]]
+        with self.whole(keys):
             for key in keys:
-                if owners[key] == dist.get_rank():
-                    dist.send(held[key].detach().cpu().contiguous(), 0, group=host_group())
-    return by_key
+                if self.owners[key] == dist.get_rank():
+                    dist.send(self.held[key].detach().cpu().contiguous(), 0, group=host_group())
 
 
 def _gather_specs(held: Mapping[str, Tensor]) -> list[dict[str, TensorSpec]]:
     """What every rank holds, by rank."""
-    own = {name: TensorSpec.of(tensor) for name, tensor in held.items()}
+    held_specs = {name: TensorSpec.of(tensor) for name, tensor in held.items()}
     gathered: list[dict[str, TensorSpec] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, own, group=host_group())
+    dist.all_gather_object(gathered, held_specs, group=host_group())
     return [specs for specs in gathered if specs is not None]
-
-
-def _whole(name: str, fragments: Sequence[Fragment | None], leaves: Mapping[str, TensorSpec]) -> TensorSpec:
-    """The spec of a tensor from those of its fragments, which lie side by side along one dimension."""
-    specs = [leaves[fragment_key(name, each)] for each in fragments]
-    first, shape = fragments[0], list(specs[0].shape)
-    if first is not None:
-        shape[first.dim] = sum(spec.shape[first.dim] for spec in specs)
-    return TensorSpec(tuple(shape), specs[0].dtype)
-
-
-def _receive(owner: int, spec: TensorSpec) -> Tensor:
-    received = torch.empty(spec.shape, dtype=spec.dtype)
-    dist.recv(received, owner, group=host_group())
-    return received
 
 
 def _make_folder(folder: Path) -> None:

@@ -32,9 +32,9 @@ class CastWeights:
         """`order`: of the slices whose forward passes a batch runs. `keeps`: whether autocast is on in them,
         and no pass gathers parameters or sums gradients itself.
         """
-        own = [slices[piece] for piece in order]
-        self._keeps = keeps and not any(map(_gives_up, own)) and keeps_gradients()
-        self._lets_go = frozenset(_last_of_their_weights(order, own)) if self._keeps else frozenset()
+        local_slices = [slices[index] for index in order]
+        self._keeps = keeps and not any(map(_gives_up, local_slices)) and keeps_gradients()
+        self._lets_go = frozenset(_last_of_their_weights(order, local_slices)) if self._keeps else frozenset()
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -54,9 +54,9 @@ class CastWeights:
         if self._keeps:
             torch.clear_autocast_cache()
 
-    def ran(self, piece: int) -> None:
+    def ran(self, slice_index: int) -> None:
         """A slice has run forward."""
-        if piece in self._lets_go:
+        if slice_index in self._lets_go:
             torch.clear_autocast_cache()
 
 
@@ -73,15 +73,15 @@ def keeps_gradients() -> bool:
 
 
 def _gives_up(local: LocalSlice) -> bool:
-    piece = local.wired.piece
-    return bool(piece.recompute or piece.offload) or any(op.changes for op in local.wired.ops)
+    slice_ = local.wired.slice
+    return bool(slice_.recompute or slice_.offload) or any(op.changes for op in local.wired.ops)
 
 
 def _last_of_their_weights(order: Sequence[int], slices: Sequence[LocalSlice]) -> Iterator[int]:
     """The slices behind which no forward pass uses any of their weights."""
     later: set[int] = set()
-    for piece, local in zip(reversed(order), reversed(slices), strict=True):
+    for index, local in zip(reversed(order), reversed(slices), strict=True):
         weights = {id(weight) for module in local.modules for weight in module.parameters()}
         if later.isdisjoint(weights):
-            yield piece
+            yield index
         later |= weights

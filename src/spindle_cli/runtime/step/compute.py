@@ -51,7 +51,7 @@ class LocalSlice:
 
     def is_offloaded(self, op: int) -> bool:
         """Whether an op of the MetaOp has its activations in host memory from forward to backward."""
-        return any(first <= op < last for first, last in self.wired.piece.offload)
+        return any(first <= op < last for first, last in self.wired.slice.offload)
 
     def stream_seed(self, seed: int, batch_number: int) -> int | None:
         """Seed of the random numbers that the share's devices draw alike for a batch; None: each draws its
@@ -107,17 +107,13 @@ def run_forward(
     loss: Tensor | None = None
     unused = _unused_behind(local)
     for place, (op, module) in enumerate(zip(local.wired.ops, local.runnable, strict=True)):
-        index = local.wired.piece.ops[0] + place
+        index = local.wired.slice.ops[0] + place
         if copies is not None:
             copies.make_room()
         before(index)
-        taken = _take_inputs(op, module, values)
-        if index in watched:
-            _call_when_backward_reaches(taken, watched[index])
-        if op.asks_gradients or not (KEEPS_GRADIENT_HOOKS or copies is None):
-            taken = _as_views(taken)
-        more = loss_arguments if op.shares is not None else ()
-        arguments = [*[fields[name] for name in op.fields], *taken, *more]
+        as_views = op.asks_gradients or not (KEEPS_GRADIENT_HOOKS or copies is None)
+        taken = _take_inputs(op, module, values, watched.get(index), as_views=as_views)
+        arguments = _arguments(op, fields, taken, loss_arguments)
         result = _run_op(local, place, arguments, copies)
         if op.is_loss:
             loss = result
@@ -136,20 +132,41 @@ def run_forward(
     return ForwardRun(leaves, outputs, loss)
 
 
-def _take_inputs(op: Op, module: nn.Module, values: dict[str, Tensor | Shared]) -> list[Tensor | Shared]:
-    """What the op takes of other ops: as it is split over positions, where the op takes it so, else whole."""
+def _take_inputs(
+    op: Op,
+    module: nn.Module,
+    values: dict[str, Tensor | Shared],
+    when_through: Callable[[], None] | None,
+    *,
+    as_views: bool,
+) -> list[Tensor | Shared]:
+    """What the op takes of other ops: as it is split over positions, where the op takes it so, else whole.
+
+    Args:
+        when_through: called in the later backward pass, when it is through the op.
+        as_views: take views, so that no hook on what an op is given is called for gradients that it asks for
+            itself, and none of its own hooks is one on a leaf.
+    """
     as_split = module.taken if isinstance(module, PartialOp) else ()
-    return [
+    taken = [
         values[name] if number in as_split else _whole(values, name)
         for number, name in enumerate(op.inputs, len(op.fields))
     ]
-
-
-def _as_views(taken: Sequence[Tensor | Shared]) -> list[Tensor | Shared]:
-    """Views, so that no hook on what an op is given is called for gradients that it asks for itself, and none
-    of its own hooks is one on a leaf.
-    """
+    if when_through is not None:
+        _call_when_backward_reaches(taken, when_through)
+    if not as_views:
+        return taken
     return [value.view_as(value) if isinstance(value, torch.Tensor) else value for value in taken]
+
+
+def _arguments(
+    op: Op, fields: Mapping[str, Tensor], taken: Sequence[Tensor | Shared], loss_arguments: Sequence[Any]
+) -> list[Any]:
+    """What an op is called with: its batch fields, what it takes of other ops, and what is counted over all
+    shares where it is a loss that is known how to compute by shares.
+    """
+    more = loss_arguments if op.shares is not None else ()
+    return [*(fields[name] for name in op.fields), *taken, *more]
 
 
 def check_shapes(local: LocalSlice, outputs: Mapping[str, Tensor]) -> None:
@@ -164,10 +181,10 @@ def check_shapes(local: LocalSlice, outputs: Mapping[str, Tensor]) -> None:
     if task.varying:
         return
     for spec in local.wired.outputs:
-        found = tuple(outputs[spec.name].shape)
-        if found != spec.shape:
+        shape = tuple(outputs[spec.name].shape)
+        if shape != spec.shape:
             raise WorkloadError(
-                f"task {task.task.name!r}: {spec.name!r} has shape {found} for this batch, and {spec.shape} "
+                f"task {task.task.name!r}: {spec.name!r} has shape {shape} for this batch, and {spec.shape} "
                 "for the dataset's first samples: what goes on to other devices has one shape",
                 hint="Give packed sequences total_length, pad to a fixed length.",
             )
@@ -175,16 +192,16 @@ def check_shapes(local: LocalSlice, outputs: Mapping[str, Tensor]) -> None:
 
 def _run_op(local: LocalSlice, place: int, arguments: Sequence[Any], copies: SliceCopies | None) -> Any:
     """What the slice's op at `place` makes of its arguments; it keeps what the plan says."""
-    index, module = local.wired.piece.ops[0] + place, local.runnable[place]
+    index, module = local.wired.slice.ops[0] + place, local.runnable[place]
     if copies is not None and local.is_offloaded(index):
         with copies.moving(index, (module, local.modules[place])):
             return module(*arguments)
-    if local.wired.piece.recompute:
+    if local.wired.slice.recompute:
         op = local.wired.ops[place]
         return run_recomputed(
             module,
             arguments,
-            selective=local.wired.piece.selective,
+            selective=local.wired.slice.selective,
             may_move=op.coupled,
             moves_trained=bool(op.changes),
         )
@@ -263,16 +280,16 @@ def require_planned_gradients(wired: WiredSlice, gradients: Collection[str]) -> 
     """
     planned = {spec.name for edge in wired.incoming for spec in edge.differentiable}
     may_lack = {name for edge in wired.incoming for name in edge.may_lack}
-    others = planned.symmetric_difference(gradients) - may_lack
-    if not others:
+    differing = planned.symmetric_difference(gradients) - may_lack
+    if not differing:
         return
-    other = min(others)
-    op = next(op for op in wired.ops if other in op.inputs)
-    came = "none comes in this step" if other in planned else "one comes in this step"
-    had = "it gave one" if other in planned else "it gave none"
+    unexpected = min(differing)
+    op = next(op for op in wired.ops if unexpected in op.inputs)
+    came = "none comes in this step" if unexpected in planned else "one comes in this step"
+    had = "it gave one" if unexpected in planned else "it gave none"
     raise WorkloadError(
-        f"{wired.piece.label}: {op.target or 'the loss'} gives other gradients than when it was traced: for "
-        f"{other!r} {had}, and {came}",
+        f"{wired.slice.label}: {op.target or 'the loss'} gives other gradients than when it was traced: for "
+        f"{unexpected!r} {had}, and {came}",
         hint="Let its forward use the same values in every step: where one is left out, multiply it by 0 "
         "(x = x + keep * y in place of `if keep:`), as its gradient is then zeros in every step.",
     )

@@ -56,7 +56,7 @@ def counted_shares(
     slices: Iterable[LocalSlice], layout: CountLayout, batches_per_step: int
 ) -> tuple[CountedShare, ...]:
     """The shares of losses that count something and that this rank speaks for."""
-    found = []
+    counted = []
     for local in slices:
         shares, task = local.wired.loss_shares, local.wired.task
         if shares is None or shares.num_counts == 0 or not speaks_for_loss(local):
@@ -64,8 +64,10 @@ def counted_shares(
         first, last = local.samples
         share = share_of_samples(last - first, task.task.batch_size, batches_per_step)
         counter = LossCounter(task.root, shares)
-        found.append(CountedShare(task.task.name, local.samples, share, counter, layout.rows[task.task.name]))
-    return tuple(found)
+        counted.append(
+            CountedShare(task.task.name, local.samples, share, counter, layout.rows[task.task.name])
+        )
+    return tuple(counted)
 
 
 def labels_that_must_count(slices: Iterable[LocalSlice], batches_per_step: int) -> dict[str, tuple[str, ...]]:
@@ -104,10 +106,10 @@ class Counting:
 
         `counters`: by task, in place of those of the planned lengths.
         """
-        found = self.nothing
+        counts = self.nothing
         for share in self._shares:
             counter = (counters or {}).get(share.task) or share.counter
             fields = rows_of(loaded, share.task, share.samples, counter.fields)
             if fields is not None:
-                found[share.rows] += counter.count(fields, share.share)
-        return found
+                counts[share.rows] += counter.count(fields, share.share)
+        return counts

@@ -48,7 +48,7 @@ def portions(slices: Iterable[LocalSlice]) -> tuple[Portion, ...]:
     for local in slices:
         if local.wired.fields or local.wired.task.varying:  # of which the lengths are needed at least
             needs.setdefault(local.wired.task.task.name, []).append((local.samples, local.wired.fields))
-    found: list[Portion] = []
+    merged_portions: list[Portion] = []
     for task, wanted in needs.items():
         merged: list[Portion] = []
         for samples, fields in sorted(wanted):
@@ -57,8 +57,8 @@ def portions(slices: Iterable[LocalSlice]) -> tuple[Portion, ...]:
                 samples = (last.samples[0], max(last.samples[1], samples[1]))
                 fields = tuple(dict.fromkeys((*last.fields, *fields)))
             merged.append(Portion(task, samples, fields))
-        found.extend(merged)
-    return tuple(found)
+        merged_portions.extend(merged)
+    return tuple(merged_portions)
 
 
 class StepBatch:
@@ -77,9 +77,9 @@ class StepBatch:
         """Views of the rows of `samples` of the named fields; a field's first dimension is the sample."""
         if not names:
             return {}
-        found = rows_of(self._loaded, task, samples, names)
-        assert found is not None, f"samples {samples} of task {task} are part of no portion"
-        return found
+        rows = rows_of(self._loaded, task, samples, names)
+        assert rows is not None, f"samples {samples} of task {task} are part of no portion"
+        return rows
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ class LoadedBatch:
     shapes: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     uncounted: dict[Portion, dict[str, Tensor]] = field(default_factory=dict)
 
-    def joined(self, other: LoadedBatch) -> LoadedBatch:
+    def joined(self, added: LoadedBatch) -> LoadedBatch:
         """This and other portions of the same batch."""
         return LoadedBatch(
-            {**self.portions, **other.portions},
-            self.counts + other.counts,
-            {**self.states, **other.states},
-            {**self.shapes, **other.shapes},
-            {**self.uncounted, **other.uncounted},
+            {**self.portions, **added.portions},
+            self.counts + added.counts,
+            {**self.states, **added.states},
+            {**self.shapes, **added.shapes},
+            {**self.uncounted, **added.uncounted},
         )
 
 
@@ -127,8 +127,10 @@ class BatchCopies:
         begun = self._begun.setdefault(number, {})
         for portion, tensors in portions.items():
             if portion not in begun:
-                there = {name: torch.empty_like(each, device=self._device) for name, each in tensors.items()}
-                copied = self._stream.copy((there[name], each) for name, each in tensors.items())
+                there = {
+                    name: torch.empty_like(tensor, device=self._device) for name, tensor in tensors.items()
+                }
+                copied = self._stream.copy((there[name], tensor) for name, tensor in tensors.items())
                 begun[portion] = _Copied(there, copied)
 
     def of(
@@ -137,20 +139,20 @@ class BatchCopies:
         """A batch on the device, for what is computed next."""
         if not self.is_apart:
             return {
-                portion: {name: each.to(self._device) for name, each in tensors.items()}
+                portion: {name: tensor.to(self._device) for name, tensor in tensors.items()}
                 for portion, tensors in portions.items()
             }
         self.begin(number, portions)
         begun = self._begun.pop(number)
-        for each in begun.values():
-            self._stream.await_copy(each.copied)
-        return {portion: each.tensors for portion, each in begun.items()}
+        for copied in begun.values():
+            self._stream.await_copy(copied.copied)
+        return {portion: copied.tensors for portion, copied in begun.items()}
 
     def close(self) -> None:
         """Give up what nobody has asked for: memory goes back behind the copies into it."""
         for begun in self._begun.values():
-            for each in begun.values():
-                self._stream.await_copy(each.copied)
+            for copied in begun.values():
+                self._stream.await_copy(copied.copied)
         self._begun.clear()
 
 
@@ -279,11 +281,11 @@ class Feed:
         for fetched in range(self._fetched, min(number + 1, self._numbers.stop)):
             if self._error is not None:
                 return
-            found = self._fetch(fetched)
-            if isinstance(found, BaseException):
-                self._error = found
+            batch = self._fetch(fetched)
+            if isinstance(batch, BaseException):
+                self._error = batch
                 return
-            self._held[fetched] = found
+            self._held[fetched] = batch
             self._fetched = fetched + 1
 
     def _fetch(self, number: int) -> LoadedBatch | BaseException:
@@ -364,8 +366,8 @@ class Feed:
         batches = self._batches[portion.task]
         read = batches.rows_without_draws if is_ahead else batches.rows
         try:
-            own = self._schedule.own_number(portion.task, number)
-            loaded = read(own, *portion.samples, portion.fields)
+            task_number = self._schedule.own_number(portion.task, number)
+            loaded = read(task_number, *portion.samples, portion.fields)
             self._require_labels(portion.task, loaded)
             return loaded
         except Exception as error:

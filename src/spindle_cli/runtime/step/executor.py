@@ -112,7 +112,7 @@ class Executor:
         self._steps = _joined(action for action in actions if action.kind not in _ENDS_STEP)
         self._ending = tuple(action for action in actions if action.kind in _ENDS_STEP)
         self._parts = rank_parts(program.updates[rank], pool, part)
-        self._labels = [piece.label for piece in program.slices]
+        self._labels = [slice_.label for slice_ in program.slices]
         self.labels = (*map(self._describe, self._steps), "the gradient sums, or the update")
         self._log: ProgramLog | None = None
         self._slices = dict(slices)
@@ -295,7 +295,7 @@ class Executor:
 
             arguments = self._board.arguments(task.name, local.samples)
             copies = None
-            if wired.piece.offload:
+            if wired.slice.offload:
                 copies = SliceCopies(self._host, (*fields.values(), *inputs.values()))
                 self._copies[wired.index] = copies
             run = run_forward(local, fields, inputs, watched, before, arguments, behind, copies)
@@ -305,10 +305,10 @@ class Executor:
             self._board.add(task.name, run.loss)
         self._runs[wired.index] = run
 
-    def _await_parameters(self, piece: int, op: int) -> None:
-        if self._pool.awaits(piece, op):
-            with self._stopwatch.timed(Activity.WAIT, piece, "activation"):
-                self._pool.await_parameters(piece, op)
+    def _await_parameters(self, slice_index: int, op: int) -> None:
+        if self._pool.awaits(slice_index, op):
+            with self._stopwatch.timed(Activity.WAIT, slice_index, "activation"):
+                self._pool.await_parameters(slice_index, op)
 
     def _backward(self, local: LocalSlice) -> None:
         wired = local.wired
@@ -323,9 +323,9 @@ class Executor:
             walk.begin()
             if copies is not None:
                 copies.begin_backward()
-            found = run_backward(run, gradients, seed, self._scale)
-            require_planned_gradients(wired, found)
-            self._keep_gradients(wired, found)
+            input_gradients = run_backward(run, gradients, seed, self._scale)
+            require_planned_gradients(wired, input_gradients)
+            self._keep_gradients(wired, input_gradients)
             walk.end()
             if copies is not None:
                 copies.end_backward()
@@ -336,14 +336,14 @@ class Executor:
         for edge in local.wired.outgoing:
             producer, consumer = edge.edge.producer, edge.edge.consumer
             held = self._gradients_over(producer, consumer)
-            found = self._exchange.complete(edge, held, is_gradient=True, group=local.group)
-            for name, gradient in found.items():
+            arrived = self._exchange.complete(edge, held, is_gradient=True, group=local.group)
+            for name, gradient in arrived.items():
                 total[name] = total[name] + gradient if name in total else gradient
             if consumer in self._slices:
                 self._use_gradients(producer, consumer)
         return total
 
-    def _keep_gradients(self, wired: WiredSlice, found: Mapping[str, Tensor]) -> None:
+    def _keep_gradients(self, wired: WiredSlice, gradients: Mapping[str, Tensor]) -> None:
         """Keep the gradients of a slice's inputs until each has been sent to all that take it, and used
         here.
         """
@@ -351,7 +351,7 @@ class Executor:
             key = edge.edge.producer, edge.edge.consumer
             if self._gradient_uses[key]:
                 self._input_gradients[key] = {
-                    spec.name: found[spec.name] for spec in edge.differentiable if spec.name in found
+                    spec.name: gradients[spec.name] for spec in edge.differentiable if spec.name in gradients
                 }
                 self._uses_left[key] = self._gradient_uses[key]
 
@@ -404,12 +404,12 @@ class Executor:
         return "the sum of the losses" if action.kind is Kind.LOSSES else "the gradient sums"
 
 
-def _gradient_uses(actions: Iterable[Action], own: Mapping[int, LocalSlice]) -> Counter[_EdgeKey]:
+def _gradient_uses(actions: Iterable[Action], slices: Mapping[int, LocalSlice]) -> Counter[_EdgeKey]:
     """How often a rank uses the gradients that it makes of what comes over each edge: it sends them in so
     many messages, and takes them itself where it runs the producer, too.
     """
-    edges = (edge.edge for local in own.values() for edge in local.wired.incoming)
-    uses = Counter((edge.producer, edge.consumer) for edge in edges if edge.producer in own)
+    edges = (edge.edge for local in slices.values() for edge in local.wired.incoming)
+    uses = Counter((edge.producer, edge.consumer) for edge in edges if edge.producer in slices)
     for action in actions:
         if action.kind is Kind.SEND_GRAD and action.transfer is not None:
             uses[action.transfer.producer, action.transfer.consumer] += 1
@@ -428,8 +428,8 @@ def _joined(actions: Iterable[Action]) -> tuple[Action | _Messages, ...]:
         return action.kind, action.communicator, taker if action.kind in RECEIVES else None
 
     steps: list[Action | _Messages] = []
-    for _, found in groupby(enumerate(actions), key):
-        run = [action for _, action in found]
+    for _, group in groupby(enumerate(actions), key):
+        run = [action for _, action in group]
         first = run[0]
         if first.kind in TRANSFERS:
             transfers = tuple(action.transfer for action in run if action.transfer is not None)
@@ -469,18 +469,18 @@ class SumStarter:
                 self._after.setdefault(backward, []).append(action)
         self._waiting: deque[Action] = deque()
 
-    def watched(self, piece: int) -> dict[int, Callable[[], None]]:
+    def watched(self, slice_index: int) -> dict[int, Callable[[], None]]:
         """Ops of a slice that complete a sum, with what to call when their backward is through."""
         return {
             action.op: partial(self._op_done, action.op)
-            for action in self._after.get(piece, ())
+            for action in self._after.get(slice_index, ())
             if action.op is not None
         }
 
-    def begin(self, piece: int) -> None:
+    def begin(self, slice_index: int) -> None:
         """A slice is about to run backward."""
         assert not self._waiting, "every sum is started before the next slice runs backward"
-        self._waiting.extend(self._after.get(piece, ()))
+        self._waiting.extend(self._after.get(slice_index, ()))
 
     def reach(self, action: Action) -> None:
         """The program has come to a sum: start it if its op did not."""

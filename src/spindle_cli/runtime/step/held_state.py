@@ -47,10 +47,10 @@ class _Names:
         """The names as they are now."""
         return _Names.of(self.holder, hidden=self.hidden)
 
-    def is_as(self, other: _Names) -> bool:
+    def is_as(self, reference: _Names) -> bool:
         """Whether all stands for the same objects."""
-        return _are_same(self.held, other.held) and all(
-            _are_same(contents, other.contents[name]) for name, contents in self.contents.items()
+        return _are_same(self.held, reference.held) and all(
+            _are_same(contents, reference.contents[name]) for name, contents in self.contents.items()
         )
 
     def restore(self) -> None:
@@ -65,11 +65,11 @@ class _Names:
             container.extend(contents) if isinstance(container, list) else container.update(contents)
 
 
-def _are_same(one: Any, other: Any) -> bool:
+def _are_same(first: Any, second: Any) -> bool:
     """Whether two lists, or two dicts, hold the same objects."""
-    if isinstance(one, list):
-        one, other = dict(enumerate(one)), dict(enumerate(other))
-    return bool(one.keys() == other.keys()) and all(value is other[key] for key, value in one.items())
+    if isinstance(first, list):
+        first, second = dict(enumerate(first)), dict(enumerate(second))
+    return bool(first.keys() == second.keys()) and all(value is second[key] for key, value in first.items())
 
 
 class HeldState:
@@ -97,7 +97,7 @@ class HeldState:
         self.buffers = [(buffer, copy(buffer)) for buffer in (*module.buffers(), *parameters)]
         if self._memories is not None:
             kept = tensors_kept(module, self._memories)
-            self.buffers += [(each, copy_once_written(each)) for each in kept]
+            self.buffers += [(tensor, copy_once_written(tensor)) for tensor in kept]
 
     def forget_unchanged(self, is_unchanged: Callable[[Tensor, Tensor], bool]) -> None:
         """Keep nothing but what has changed; `is_unchanged`: given a buffer and the copy of its values."""

@@ -64,11 +64,11 @@ def blocks_for(num_bytes: int) -> int:
 def parts_of(blocks: Sequence[Tensor], here: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Each part of a block, in order, with the bytes that go there."""
     block, filled = 0, 0
-    for each in here:
-        done, size = 0, each.numel()
+    for tensor in here:
+        done, size = 0, tensor.numel()
         while done < size:
             if filled == HOST_BLOCK_BYTES:
                 block, filled = block + 1, 0
             count = min(size - done, HOST_BLOCK_BYTES - filled)
-            yield blocks[block][filled : filled + count], each[done : done + count]
+            yield blocks[block][filled : filled + count], tensor[done : done + count]
             done, filled = done + count, filled + count

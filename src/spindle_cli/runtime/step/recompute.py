@@ -49,7 +49,7 @@ def run_recomputed(
     runs = module.remembering() if isinstance(module, OverShares | PairsOverShares) else module
 
     def function(*given: Any) -> Any:
-        return runs(*[_own_view(each) for each in given])
+        return runs(*[_own_view(argument) for argument in given])
 
     # What torch.jit has compiled cannot be left midway, as soon as the backward pass has all that it needs.
     is_compiled = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())

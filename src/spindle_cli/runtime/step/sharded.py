@@ -68,17 +68,17 @@ def uses_in(program: Program, rank: int, pool: GradientPool, part: int) -> dict[
     """By slice of a program what its passes use of what is shared out, on one rank; of all that it runs.
     `part`: of the pool, the program's groups.
     """
-    found: dict[int, list[Use]] = {
-        index: [] for index, piece in enumerate(program.slices) if rank in piece.devices
+    uses_by_slice: dict[int, list[Use]] = {
+        index: [] for index, slice_ in enumerate(program.slices) if rank in slice_.devices
     }
-    own = [group for group in program.groups if group.sharding.is_by_pass and rank in group.devices]
+    groups = [group for group in program.groups if group.sharding.is_by_pass and rank in group.devices]
     # What few devices share comes first on all of them, so that none waits for another in a circle.
-    for group in sorted(own, key=lambda group: (len(group.in_team(rank).devices), group.index)):
+    for group in sorted(groups, key=lambda group: (len(group.in_team(rank).devices), group.index)):
         for bucket in pool.in_passes(part, group.index):
-            for piece, first, last in zip(group.slices, group.first_ops, group.last_ops, strict=True):
-                if piece in found:  # else another team's
-                    found[piece].append(Use(bucket, first, last, program.reached[piece]))
-    return {index: Uses(uses, program.slices[index].ops) for index, uses in found.items()}
+            for slice_index, first, last in zip(group.slices, group.first_ops, group.last_ops, strict=True):
+                if slice_index in uses_by_slice:  # else another team's
+                    uses_by_slice[slice_index].append(Use(bucket, first, last, program.reached[slice_index]))
+    return {index: Uses(uses, program.slices[index].ops) for index, uses in uses_by_slice.items()}
 
 
 class ForwardWalk:

@@ -33,14 +33,14 @@ def rank_parts(parts: Sequence[UpdatePart], pool: GradientPool, part: int) -> tu
     """
     if len(parts) == 1:
         return (RankPart(parts[0].groups, None),)
-    found: list[RankPart] = []
+    made: list[RankPart] = []
     left = frozenset(owned.name for owned in pool.owned_ranges)
-    for number, each in enumerate(parts[:-1]):
-        names = pool.names_of(part, each.groups)
+    for number, update in enumerate(parts[:-1]):
+        names = pool.names_of(part, update.groups)
         names = names | pool.own_names if number == 0 else names
-        found.append(RankPart(each.groups, names))
+        made.append(RankPart(update.groups, names))
         left -= names
-    return (*found, RankPart(parts[-1].groups, left))
+    return (*made, RankPart(parts[-1].groups, left))
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,8 @@ class ValueClip:
 
 def gradients_by_dtype(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
     """Their gradients, those of one dtype together: a kernel for many tensors takes one dtype."""
-    found: dict[torch.dtype, list[Tensor]] = {}
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            found.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-    return list(found.values())
+            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    return list(by_dtype.values())

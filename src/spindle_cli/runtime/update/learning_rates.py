@@ -22,11 +22,11 @@ class LearningRates:
         self, train: TrainSettings, groups: OptimizerGroups, optimizers: Optimizers, steps_done: int
     ) -> None:
         """`optimizers`: this rank's; where it has none for a group, another stands in that trains nothing."""
-        own = {group.choice.name: group.optimizer for group in optimizers.groups}
+        optimizers_by_name = {group.choice.name: group.optimizer for group in optimizers.groups}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._stand_ins: list[tuple[torch.optim.Optimizer, LRScheduler]] = []
         for choice in groups.choices:
-            optimizer = own.get(choice.name)
+            optimizer = optimizers_by_name.get(choice.name)
             if optimizer is None:
                 optimizer = make_optimizer(choice, [nn.Parameter(torch.zeros(2, 2))])
                 assert optimizer is not None, "it has a parameter"
@@ -38,7 +38,7 @@ class LearningRates:
 
     def now(self) -> dict[str, float]:
         """Learning rates now, by the names of the groups; that of the only group under `all`."""
-        return {name: float(each.param_groups[0]["lr"]) for name, each in self._optimizers.items()}
+        return {name: float(optimizer.param_groups[0]["lr"]) for name, optimizer in self._optimizers.items()}
 
     def step(self) -> None:
         """An update is done; this rank's own schedules are moved by whoever trains."""

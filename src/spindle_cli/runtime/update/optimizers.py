@@ -49,7 +49,9 @@ class GroupOptimizer:
     owned_ranges: tuple[OwnedRange, ...]
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler | None
-    _known: dict[frozenset[str], list[nn.Parameter]] = field(default_factory=dict, compare=False)  # by names
+    _tensors_by_names: dict[frozenset[str], list[nn.Parameter]] = field(
+        default_factory=dict, compare=False
+    )  # by names
 
     def step(self, names: frozenset[str] | None = None) -> None:
         """Step what has gradients; with `names`, of these parameters alone, if there are any of them.
@@ -60,12 +62,14 @@ class GroupOptimizer:
         if names is None:
             self.optimizer.step()
             return
-        if names not in self._known:
-            self._known[names] = [owned.tensor for owned in self.owned_ranges if owned.name in names]
-        numbers, own = self.numbers, self._known[names]
-        if not own:
+        if names not in self._tensors_by_names:
+            self._tensors_by_names[names] = [
+                owned.tensor for owned in self.owned_ranges if owned.name in names
+            ]
+        numbers, chosen = self.numbers, self._tensors_by_names[names]
+        if not chosen:
             return
-        whole, numbers["params"] = numbers["params"], own
+        whole, numbers["params"] = numbers["params"], chosen
         try:
             self.optimizer.step()
         finally:
@@ -106,13 +110,13 @@ class Optimizers:
         """
         made: list[GroupOptimizer] = []
         for index, choice in enumerate(groups.choices):
-            own = tuple(owned for owned in owned_ranges if groups.of_key(owned.name) == index)
+            ranges = tuple(owned for owned in owned_ranges if groups.of_key(owned.name) == index)
             optimizer = make_optimizer(
-                choice, (owned.tensor for owned in own), begin_together=train.sampling is None
+                choice, (owned.tensor for owned in ranges), begin_together=train.sampling is None
             )
             if optimizer is not None:
                 schedule = make_schedule(train, optimizer, choice.name)
-                made.append(GroupOptimizer(choice, own, optimizer, schedule))
+                made.append(GroupOptimizer(choice, ranges, optimizer, schedule))
         average = None if train.ema is None else WeightAverage(train.ema, owned_ranges)
         return cls(tuple(made), average, Constraints(constraints, owned_ranges) if constraints else None)
 

@@ -53,13 +53,13 @@ class Jury:
         """Take the scale out of this rank's gradients and clip them by the norm of all, in place. Collective:
         every rank calls it, also one that trains nothing.
         """
-        own: list[Tensor] = []
+        terms: list[Tensor] = []
         if self._scale is not None:
             overflowed = self._scale.unscale(gradients_by_dtype(self._stepped))
-            own.append(overflowed.to(torch.float64).reshape(1))
+            terms.append(overflowed.to(torch.float64).reshape(1))
         if self._clip is not None:
-            own.append(self._clip.squares(self._device))
-        sums = torch.cat(own)
+            terms.append(self._clip.squares(self._device))
+        sums = torch.cat(terms)
         dist.all_reduce(sums)
         scaling = None
         if self._scale is not None:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from spindle_cli.runtime.backends.gather_turns import GatherTurns
 from spindle_cli.runtime.communication.collectives import add_up
-from spindle_cli.runtime.communication.teams.team_ranges import Piece
+from spindle_cli.runtime.communication.teams.team_ranges import TeamRange
 from spindle_cli.runtime.communication.transfers import wait_for
 
 if TYPE_CHECKING:
@@ -44,21 +44,21 @@ class BetweenTeams:
 
     @classmethod
     def of(
-        cls, pieces: Sequence[Piece], position: int, count: int, communicator: dist.ProcessGroup | None
+        cls, ranges: Sequence[TeamRange], position: int, count: int, communicator: dist.ProcessGroup | None
     ) -> BetweenTeams:
         """`position`: of this rank among all, of which there are `count`."""
-        own = [piece for piece in pieces if position in piece.keepers]
-        begin = min((piece.first for piece in own), default=0)
+        kept_ranges = [team_range for team_range in ranges if position in team_range.keepers]
+        begin = min((team_range.first for team_range in kept_ranges), default=0)
         kept: tuple[_Parts, ...] = tuple([] for _ in range(count))
         stepped: tuple[_Parts, ...] = tuple([] for _ in range(count))
-        for piece in own:
-            part = piece.first - begin, piece.last - begin
-            if piece.owner != position:
-                kept[piece.owner].append(part)
+        for team_range in kept_ranges:
+            part = team_range.first - begin, team_range.last - begin
+            if team_range.owner != position:
+                kept[team_range.owner].append(part)
                 continue
-            for other in piece.keepers:
-                if other != position:
-                    stepped[other].append(part)
+            for peer in team_range.keepers:
+                if peer != position:
+                    stepped[peer].append(part)
         return cls(communicator, kept, stepped)
 
     @property
@@ -88,13 +88,13 @@ class BetweenTeams:
         received: dict[tuple[int, int], list[Tensor]] = {}
         for part, values_of_one in under_way.by_part(self.stepped):
             received.setdefault(part, []).append(values_of_one)
-        for (first, last), others in received.items():
-            own = values[first:last]
-            if values.itemsize < 4 and len(others) > 1:  # rounded once
-                add_up(torch.stack([own, *others]), own)
+        for (first, last), contributions in received.items():
+            target = values[first:last]
+            if values.itemsize < 4 and len(contributions) > 1:  # rounded once
+                add_up(torch.stack([target, *contributions]), target)
                 continue
-            for other in others:
-                own.add_(other)
+            for contribution in contributions:
+                target.add_(contribution)
 
     def finish_handing_on(self, under_way: UnderWay, values: Tensor) -> None:
         """Wait until the range is whole again."""

@@ -36,23 +36,25 @@ class TeamBucket(PassBucket):
         members: Members,
         sharding: Sharding,
         everyone: Members,
-        own: MutableMapping[str, OwnValues] | None,
+        shards: MutableMapping[str, OwnValues] | None,
         teams: Teams,
     ) -> None:
-        """`members`: of the team, with the communicator for its passes; `everyone`: of all teams; `own`: of
-        parameters without memory, what this rank has, which the bucket takes away.
+        """`members`: of the team, with the communicator for its passes; `everyone`: of all teams;
+        `shards`: see `FlatBucket`.
         """
         self._position = everyone.position
-        super().__init__(parameters, members, sharding, everyone.communicator, own, teams)
+        super().__init__(parameters, members, sharding, everyone.communicator, shards, teams)
         self._between = BetweenTeams.of(
-            self._pieces, everyone.position, everyone.count, everyone.communicator
+            self._team_ranges, everyone.position, everyone.count, everyone.communicator
         )
         self._summing: UnderWay | None = None
         self._handing_on: UnderWay | None = None
 
     def _stepped_elements(self) -> Iterator[Elements]:
         return self._elements_in(
-            (piece.first, piece.last) for piece in self._pieces if piece.owner == self._position
+            (team_range.first, team_range.last)
+            for team_range in self._team_ranges
+            if team_range.owner == self._position
         )
 
     @property

@@ -11,7 +11,7 @@ from spindle_cli.account.types import ParameterGroup
 from spindle_cli.runtime.update.owned_ranges import FlatLayout, alignment
 
 
-class Piece(NamedTuple):
+class TeamRange(NamedTuple):
     """Elements [first, last) that one rank of each team keeps.
 
     `keepers`: these ranks, by team, as positions among all ranks of the group, ascending. `owner`: the one of
@@ -42,7 +42,7 @@ class Teams:
             tuple(group.in_team(team[0]).weights for team in group.teams),
         )
 
-    def pieces(self, sizes: Mapping[str, int], itemsize: int) -> tuple[Piece, ...]:
+    def ranges(self, sizes: Mapping[str, int], itemsize: int) -> tuple[TeamRange, ...]:
         """What is cut by no team, of parameters with these numbers of elements, ascending: what the same
         ranks keep is stepped in equal parts by one of each team, to a multiple of the alignment.
         """
@@ -56,20 +56,20 @@ class Teams:
             for layout, team in zip(layouts, self.members, strict=True)
             for place in range(len(team))
         }
-        found: list[Piece] = []
+        ranges: list[TeamRange] = []
         for first, last in pairwise(sorted(cut for cut in cuts if cut <= end)):
             keepers = tuple(
                 team[_place_of(first, layout)] for team, layout in zip(self.members, layouts, strict=True)
             )
-            found += self._divided(first, last, keepers, alignment(itemsize))
-        return tuple(found)
+            ranges += self._divided(first, last, keepers, alignment(itemsize))
+        return tuple(ranges)
 
-    def _divided(self, first: int, last: int, keepers: Sequence[int], step: int) -> Iterator[Piece]:
+    def _divided(self, first: int, last: int, keepers: Sequence[int], step: int) -> Iterator[TeamRange]:
         steps, count = -(-(last - first) // step), len(keepers)
         cuts = [min(last, first + steps * part // count * step) for part in range(count)] + [last]
         for owner, (begin, end) in zip(keepers, pairwise(cuts), strict=True):
             if begin < end:
-                yield Piece(begin, end, tuple(keepers), owner)
+                yield TeamRange(begin, end, tuple(keepers), owner)
 
 
 def _place_of(element: int, layout: FlatLayout) -> int:
