@@ -49,7 +49,7 @@ BY_VALUES = str(Path(__file__).with_name("whole_toys.py"))
 KNOWN = (
     Feed._load.__code__,
     Feed._counted.__code__,
-    TasksAtLengths._found.__code__,
+    TasksAtLengths._at_lengths_of.__code__,
     draw_seed.__code__,
     read_flags.__code__,
     unless_nothing.__code__,
