@@ -158,6 +158,21 @@ def lengths_of_lists(batch: Any) -> Iterator[int]:
         yield from lengths_of_lists(part)
 
 
+def _fits_in_order(
+    positional: Sequence[inspect.Parameter], batch: Sequence[Any], data: Sequence[Any]
+) -> bool:
+    """Whether the tensors of a batch, `data`, are what forward takes by position."""
+    required = [p for p in positional if p.default is p.empty]
+    if not len(required) <= len(data) <= len(positional):
+        return False
+    is_text_first = not all(map(_is_object, batch[len(data) :]))
+    if is_text_first and len(batch) <= len(positional):
+        return False  # a text before a tensor: forward may take it, by order
+    if any(map(_is_for_texts, positional[: len(batch)])):
+        return False
+    return all(map(_is_for_tensors, positional[: len(data)]))
+
+
 class _Maker:
     """Makes arguments of a batch, and its fields."""
 
@@ -222,6 +237,9 @@ class _Maker:
         return Arguments((), tuple(kwargs), tuple(self._left_out))
 
     def _by_order(self, batch: Sequence[Any]) -> Arguments:
+        """Find how a batch that is a sequence is passed: its tensors are forward's arguments, in order, or
+        forward takes it whole.
+        """
         assert self._parameters is not None
         positional = [p for p in self._parameters if p.kind in _POSITIONAL]
         more = next((p for p in self._parameters if p.kind is p.VAR_POSITIONAL), None)
@@ -229,25 +247,23 @@ class _Maker:
             rest = [f"{more.name}_{number}" for number in range(len(positional), len(batch))]
             names = [*(p.name for p in positional), *rest][: len(batch)]
             return Arguments(tuple(map(self._form, names, batch)), (), tuple(self._left_out))
-        required = [p for p in positional if p.default is p.empty]
         data = [value for value in batch if not _is_object(value)]
-        fits = len(required) <= len(data) <= len(positional)
-        if fits and len(data) < len(batch) and not all(map(_is_object, batch[len(data) :])):
-            # A text before a tensor: forward may take it, by order.
-            fits = len(batch) > len(positional)
-        asks = any(_is_for_texts(p) for p in positional[: len(batch)])
-        given = positional[: len(data)]
-        if fits and not asks and all(_is_for_tensors(p) for p in given):
+        if _fits_in_order(positional, batch, data):
             texts = (f"entry {number}" for number, value in enumerate(batch) if _is_object(value))
             self._left_out.extend(texts)
-            kwargs = tuple((p.name, self._form(p.name, value)) for p, value in zip(given, data, strict=True))
+            given = zip(positional, data, strict=False)
+            kwargs = tuple((p.name, self._form(p.name, value)) for p, value in given)
             return Arguments((), kwargs, tuple(self._left_out))
         whole = self._only_argument()
         if whole is not None and len(data) > 1 and not any(map(_is_for_tensors, positional[1:])):
             return self._whole(whole, batch)
+        raise self._order_unknown(batch)
+
+    def _order_unknown(self, batch: Sequence[Any]) -> WorkloadError:
+        assert self._parameters is not None
         code = inspect.unwrap(type(self._task.module).forward).__code__  # type: ignore[union-attr]  # a Task has a forward
         kinds = ", ".join("text" if _is_object(value) else "tensor" for value in batch)
-        raise refusal(
+        return refusal(
             self._task.name,
             f"a batch is a {type(batch).__name__} of {len(batch)} ({kinds}), and forward takes "
             f"{', '.join(repr(p.name) for p in self._parameters) or 'nothing'}: which is which cannot be "

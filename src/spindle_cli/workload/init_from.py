@@ -163,6 +163,11 @@ class InitFrom:
         """How messages name a source."""
         return f"{self.file}: init_from[{index}]"
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files or folders of all sources."""
+        return tuple(map(self.path, range(len(self.sources))))
+
     def path(self, index: int) -> Path:
         """Where a source is."""
         return self.folder / self.sources[index].path

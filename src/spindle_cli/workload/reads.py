@@ -154,6 +154,7 @@ class Reads:
         return None
 
     def _follow(self, value: Any) -> None:
+        """Follow what calling a value runs, or what an object or file has that code names."""
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
@@ -161,15 +162,6 @@ class Reads:
         if isinstance(value, types.FunctionType):
             if self._follows(value):
                 self._function(value)
-        elif isinstance(value, types.MethodType | staticmethod | classmethod):
-            self._follow(value.__func__)
-        elif isinstance(value, property):
-            self._follow(value.fget)
-        elif isinstance(value, functools.partial):
-            for bound in (value.func, *value.args, *value.keywords.values()):
-                self._follow(bound)
-        elif isinstance(value, functools.cached_property):
-            self._follow(value.func)
         elif isinstance(value, type):
             if self._follows(value):
                 self.of_class(value)
@@ -177,8 +169,9 @@ class Reads:
             if self._follows(value):
                 self.modules[id(value)] = value
                 self._names_in(value, self.names)
-        elif isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
-            self._follow(wrapped)
+        elif wrapped := _wrapped_by(value):
+            for inner in wrapped:
+                self._follow(inner)
         elif not callable(value) and self._follows(type(value)) and not isinstance(value, nn.Module):
             self.of_class(type(value))
 
@@ -220,6 +213,20 @@ def _is_function(value: Any) -> bool:
     return isinstance(
         value, types.FunctionType | staticmethod | classmethod | property | functools.cached_property
     ) or isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
+
+
+def _wrapped_by(value: Any) -> tuple[Any, ...]:
+    """Return what a method, a property, a partial or another wrapper of a function hands its calls on to."""
+    if isinstance(value, types.MethodType | staticmethod | classmethod):
+        return (value.__func__,)
+    if isinstance(value, property):
+        return (value.fget,)
+    if isinstance(value, functools.cached_property):
+        return (value.func,)
+    if isinstance(value, functools.partial):
+        return (value.func, *value.args, *value.keywords.values())
+    wrapped = getattr(value, "__wrapped__", None)
+    return (wrapped,) if isinstance(wrapped, types.FunctionType) else ()
 
 
 def _hooks(module: nn.Module, *, backward: bool) -> Iterator[Any]:

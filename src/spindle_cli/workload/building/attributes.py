@@ -28,10 +28,11 @@ from spindle_cli.workload.building.contents import (
     MISSING,
     MOST_ENTRIES,
     PLAIN,
+    Empty,
     FunctionsHeld,
     Leftover,
     Memory,
-    bound_arguments,
+    bound_values,
     container_of,
     contents_of,
     goes_one_way,
@@ -256,23 +257,22 @@ class Memories:
         self._remembering: dict[int, tuple[Any, int]] = {}
         self._files = {cls.__module__ for cls in classes}
         reads = _read_by(module for _, module in parts)
-        others = [
-            module_names for module_names in _files_of(reads) if module_names[0].__name__ not in self._files
-        ]
+        others = [(file, named) for file, named in _files_of(reads) if file.__name__ not in self._files]
         self._parts = {id(module) for _, module in parts}
         for prefix, module in parts:
-            for key, value in vars(module).items():
-                if key not in OF_TORCH and value is not None and not isinstance(value, PLAIN):
-                    self._look(value, (f"{prefix}.{key}" if prefix else key,), _DEPTH, is_own=True)
-            for name, hooks in hooks_of_users(module).items():
-                for place, (number, hook) in enumerate(hooks.items()):
-                    if not is_of_forward(module, name, number):
-                        path = (f"{prefix}.{name}" if prefix else name, f"[{place}]")
-                        self._look(hook, path, _DEPTH, is_own=True)
+            self._look_into_module(prefix, module)
         for cls in classes:
             self._look_into_names(cls, vars(cls))
         for name in self._files & sys.modules.keys():
             self._look_into_names(sys.modules[name], vars(sys.modules[name]))
+        self._look_where_code_reads(reads, others)
+
+    def _look_where_code_reads(
+        self, reads: Reads, others: Sequence[tuple[types.ModuleType, Collection[str]]]
+    ) -> None:
+        """Look at what the modules' code names in `others`, files of the user's, and in classes and the
+        environment.
+        """
         self._files |= {file.__name__ for file, _ in others}
         for file, named in others:
             self._look_into_names(file, vars(file), named)
@@ -423,6 +423,17 @@ class Memories:
             if function.cache_info().currsize != size:
                 function.cache_clear()
 
+    def _look_into_module(self, dotted: str, module: nn.Module) -> None:
+        """Look at the attributes and hooks of a module of this name."""
+        prefix = f"{dotted}." if dotted else ""
+        for key, value in vars(module).items():
+            if key not in OF_TORCH and value is not None and not isinstance(value, PLAIN):
+                self._look(value, (prefix + key,), _DEPTH, is_own=True)
+        for name, hooks in hooks_of_users(module).items():
+            for place, (number, hook) in enumerate(hooks.items()):
+                if not is_of_forward(module, name, number):
+                    self._look(hook, (prefix + name, f"[{place}]"), _DEPTH, is_own=True)
+
     def _look_into_names(
         self, holder: Any, names: Mapping[str, Any], named: Collection[str] | None = None
     ) -> None:
@@ -436,12 +447,7 @@ class Memories:
         others: Iterable[tuple[str, Any]] = kept.items()
         if named is None:
             empty, others = names_that_keep_nothing().of(holder, holder_name, kept)
-            for file in [file for file in empty.functions if file in self._files]:
-                self._look_into_functions(empty.functions[file])
-            for cls in [
-                cls for file, classes in empty.classes.items() if file in self._files for cls in classes
-            ]:
-                self._look_into_names(cls, vars(cls))
+            self._look_into_empty(empty)
         for name, value in others:
             if isinstance(value, Tensor):
                 self._named_tensors.append((f"{holder_name}.{name}", value))
@@ -450,6 +456,15 @@ class Memories:
                 self._remembering[id(function)] = (function, function.cache_info().currsize)
             elif not name.startswith("__") or isinstance(function, types.FunctionType):
                 self._look(function, (holder_name, f".{name}"), _DEPTH, is_own=False)
+
+    def _look_into_empty(self, empty: Empty) -> None:
+        """Look into the functions and classes of these files among what keeps nothing itself."""
+        for file, functions in empty.functions.items():
+            if file in self._files:
+                self._look_into_functions(functions)
+        for file, classes in empty.classes.items():
+            for cls in classes if file in self._files else ():
+                self._look_into_names(cls, vars(cls))
 
     def _look_into_functions(self, functions: FunctionsHeld) -> None:
         """Look at functions that have neither defaults nor variables around them: at their attributes."""
@@ -460,34 +475,25 @@ class Memories:
                     self._look_into_function(function, path, _DEPTH, is_own=False)
 
     def _look(self, value: Any, path: tuple[str, ...], depth: int, *, is_own: bool) -> None:
+        """Look at a value that is come to by `path`, and at what it holds, `depth` levels deep."""
         if depth == 0 or value is None or isinstance(value, PLAIN):
             return
         if type(value) is types.FunctionType:  # most of what classes and files have
             self._look_into_function(value, path, depth, is_own=is_own)
-            return
-        if isinstance(value, type):
+        elif isinstance(value, type):
             if _is_of(value, None if is_own else self._files):
                 self._look_into_names(value, vars(value))
-            return
-        if (id(value), False) in self._memories or (id(value), True) in self._memories:
-            return
+        elif (id(value), False) not in self._memories and (id(value), True) not in self._memories:
+            self._look_at_object(value, path, depth, is_own=is_own)
+
+    def _look_at_object(self, value: Any, path: tuple[str, ...], depth: int, *, is_own: bool) -> None:
+        """Look at something that is neither plain nor a function or class and was not yet looked at."""
         if isinstance(value, (types.MethodType, functools.partial)):
-            held = (
-                (value.__func__, value.__self__)
-                if isinstance(value, types.MethodType)
-                else bound_arguments(value)
-            )
-            for bound in held:
+            for bound in bound_values(value):
                 self._look(bound, path, depth, is_own=is_own)
         elif isinstance(value, nn.Module):
             if is_own and id(value) not in self._parts:
-                name = "self." + "".join(path)
-                hidden = [part for part in value.modules() if id(part) not in self._parts]
-                tensors = [tensor for part in hidden for tensor in _tensors_of(part)]
-                self._hidden += [(name, tensor) for tensor in tensors]
-            if is_own and id(value) not in self._parts and _is_of(type(value), None):
-                kept = self._keep(value, path, is_own=is_own, by_names=True)
-                self._look_inside(kept, path, depth, ".{}", is_own=is_own)
+                self._look_into_hidden(value, path, depth)
         elif type(value) is tuple:
             for number, entry in enumerate(value[:MOST_ENTRIES]):
                 self._look(entry, (*path, f"[{number}]"), depth - 1, is_own=is_own)
@@ -497,13 +503,26 @@ class Memories:
         elif isinstance(value, types.CellType) or goes_one_way(value) or is_small_array(value):
             self._keep(value, path, is_own=is_own)
         else:
-            files = None if is_own else self._files
-            if type(value) in _EXACT or (container_of(value) is not None and _is_of(type(value), files)):
-                kept = self._keep(value, path, is_own=is_own)
-                self._look_inside(kept, path, depth, "[{!r:.40}]", is_own=is_own)
-            if _is_of_users(value, files):
-                kept = self._keep(value, path, is_own=is_own, by_names=True)
-                self._look_inside(kept, path, depth, ".{}", is_own=is_own)
+            self._look_into_contents(value, path, depth, is_own=is_own)
+
+    def _look_into_contents(self, value: Any, path: tuple[str, ...], depth: int, *, is_own: bool) -> None:
+        """Look at the entries of a container, and at the attributes of an object of the user's."""
+        files = None if is_own else self._files
+        if type(value) in _EXACT or (container_of(value) is not None and _is_of(type(value), files)):
+            kept = self._keep(value, path, is_own=is_own)
+            self._look_inside(kept, path, depth, "[{!r:.40}]", is_own=is_own)
+        if _is_of_users(value, files):
+            kept = self._keep(value, path, is_own=is_own, by_names=True)
+            self._look_inside(kept, path, depth, ".{}", is_own=is_own)
+
+    def _look_into_hidden(self, module: nn.Module, path: tuple[str, ...], depth: int) -> None:
+        """Look at a module that a module holds and torch does not know to be a part of it."""
+        name = "self." + "".join(path)
+        hidden = [part for part in module.modules() if id(part) not in self._parts]
+        self._hidden += [(name, tensor) for part in hidden for tensor in _tensors_of(part)]
+        if _is_of(type(module), None):
+            kept = self._keep(module, path, is_own=True, by_names=True)
+            self._look_inside(kept, path, depth, ".{}", is_own=True)
 
     def _look_into_function(
         self, value: types.FunctionType, path: tuple[str, ...], depth: int, *, is_own: bool

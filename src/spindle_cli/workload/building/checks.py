@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, get_args
 
 from torch import Tensor, nn
@@ -36,6 +36,26 @@ def check_workload(workload: Any, where: str) -> Workload:
         )
     _check_lists(workload, where)
     workload.uncompiled = uncompile(workload)
+    _check_tasks(workload, where)
+    _check_splitting(workload, where)
+    for constraint in workload.constraints:
+        _check_constraint(constraint, where)
+    for follows in workload.follows:
+        _check_follows(follows, where)
+    return workload
+
+
+def _check_lists(workload: Workload, where: str) -> None:
+    for key, of_what in _LISTS.items():
+        given = getattr(workload, key)
+        if not isinstance(given, Collection) or isinstance(given, str | Mapping):
+            raise WorkloadError(
+                f"{where}: {key}: found {given!r:.80}, expected a list of {of_what}",
+                hint=f"Write {key}=[...], also around a single one; leave it out where there is none.",
+            )
+
+
+def _check_tasks(workload: Workload, where: str) -> None:
     if not workload.tasks:
         raise WorkloadError(f"{where}: the workload {workload.name!r} has no tasks")
     for key in ("tasks", "evaluated"):
@@ -54,22 +74,6 @@ def check_workload(workload: Any, where: str) -> Workload:
         if names.count(name) > 1:
             raise WorkloadError(
                 f"{where}: {names.count(name)} tasks are named {name!r}", hint="Give each task its own name."
-            )
-    _check_splitting(workload, where)
-    for constraint in workload.constraints:
-        _check_constraint(constraint, where)
-    for follows in workload.follows:
-        _check_follows(follows, where)
-    return workload
-
-
-def _check_lists(workload: Workload, where: str) -> None:
-    for key, of_what in _LISTS.items():
-        given = getattr(workload, key)
-        if not isinstance(given, Collection) or isinstance(given, str | Mapping):
-            raise WorkloadError(
-                f"{where}: {key}: found {given!r:.80}, expected a list of {of_what}",
-                hint=f"Write {key}=[...], also around a single one; leave it out where there is none.",
             )
 
 
@@ -112,6 +116,42 @@ def _check_only_evaluated(task: Task | FlowTask, where: str) -> None:
         )
 
 
+# What a task has by name: what an entry is, what is expected, and an example.
+_MAPPINGS: Mapping[str, tuple[Callable[[str, Any], bool], str, str]] = {
+    "absent": (
+        lambda _, value: isinstance(value, Tensor),
+        "a tensor of one sample by field",
+        "absent={'image': torch.zeros(3, 224, 224)}",
+    ),
+    "metrics": (
+        lambda _, value: callable(value),
+        "a function by name",
+        "metrics={'mean_score': lambda out: out['score'].mean()}",
+    ),
+    "step_values": (
+        lambda path, _: bool(path),
+        "a schedule by attribute",
+        "step_values={'beta': lambda step: min(1.0, step / 1000)}",
+    ),
+}
+
+
+def _check_module(module: Any, where: str) -> None:
+    if not isinstance(module, nn.Module):
+        raise WorkloadError(f"{where}: module is a {type(module).__name__}, expected an nn.Module")
+    if isinstance(module, ScriptModule):
+        raise WorkloadError(
+            f"{where}: module is compiled by torch.jit, and hides what its forward takes and is made of",
+            hint="Give the module itself, which is then planned layer by layer; or one whose forward calls "
+            "it (def forward(self, x, y): return self.compiled(x, y)), which runs whole.",
+        )
+    if getattr(type(module), "forward", None) is nn.Module.forward:
+        raise WorkloadError(
+            f"{where}: module is a {type(module).__name__}, whose class defines no forward",
+            hint="Give a module whose own class, or one that it derives from, has a forward.",
+        )
+
+
 def _check_task(task: Any, where: str, key: str) -> None:
     if not isinstance(task, Task | FlowTask):
         raise WorkloadError(
@@ -120,19 +160,8 @@ def _check_task(task: Any, where: str, key: str) -> None:
     if not isinstance(task.name, str) or not task.name or "/" in task.name:
         raise WorkloadError(f"{where}: a task is named {task.name!r}; expected a name without '/'")
     where = f"{where}: task {task.name!r}"
-    if isinstance(task, Task) and not isinstance(task.module, nn.Module):
-        raise WorkloadError(f"{where}: module is a {type(task.module).__name__}, expected an nn.Module")
-    if isinstance(task, Task) and isinstance(task.module, ScriptModule):
-        raise WorkloadError(
-            f"{where}: module is compiled by torch.jit, and hides what its forward takes and is made of",
-            hint="Give the module itself, which is then planned layer by layer; or one whose forward calls "
-            "it (def forward(self, x, y): return self.compiled(x, y)), which runs whole.",
-        )
-    if isinstance(task, Task) and getattr(type(task.module), "forward", None) is nn.Module.forward:
-        raise WorkloadError(
-            f"{where}: module is a {type(task.module).__name__}, whose class defines no forward",
-            hint="Give a module whose own class, or one that it derives from, has a forward.",
-        )
+    if isinstance(task, Task):
+        _check_module(task.module, where)
     if not isinstance(task.batch_size, int) or isinstance(task.batch_size, bool) or task.batch_size < 1:
         raise WorkloadError(
             f"{where}: batch_size is {task.batch_size!r}, expected a whole number of samples, at least 1"
@@ -140,27 +169,14 @@ def _check_task(task: Any, where: str, key: str) -> None:
     is_number = isinstance(task.weight, int | float) and not isinstance(task.weight, bool)
     if not is_number or not math.isfinite(task.weight):
         raise WorkloadError(f"{where}: weight is {task.weight!r}, expected a finite number")
-    if not isinstance(task.absent, Mapping) or not all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in task.absent.items()
-    ):
-        raise WorkloadError(
-            f"{where}: absent is {task.absent!r:.80}, expected a tensor of one sample by field",
-            hint="Such as absent={'image': torch.zeros(3, 224, 224)}.",
-        )
-    if not isinstance(task.metrics, Mapping) or not all(
-        isinstance(name, str) and callable(metric) for name, metric in task.metrics.items()
-    ):
-        raise WorkloadError(
-            f"{where}: metrics is {task.metrics!r:.80}, expected a function by name",
-            hint="Such as metrics={'mean_score': lambda out: out['score'].mean()}.",
-        )
-    if not isinstance(task.step_values, Mapping) or not all(
-        isinstance(path, str) and path for path in task.step_values
-    ):
-        raise WorkloadError(
-            f"{where}: step_values is {task.step_values!r:.80}, expected a schedule by attribute",
-            hint="Such as step_values={'beta': lambda step: min(1.0, step / 1000)}.",
-        )
+    for key, (is_entry, expected, example) in _MAPPINGS.items():
+        mapping = getattr(task, key)
+        if not isinstance(mapping, Mapping) or not all(
+            isinstance(name, str) and is_entry(name, value) for name, value in mapping.items()
+        ):
+            raise WorkloadError(
+                f"{where}: {key} is {mapping!r:.80}, expected {expected}", hint=f"Such as {example}."
+            )
     if task.collate is not None and not callable(task.collate):
         raise WorkloadError(
             f"{where}: collate is {task.collate!r:.80}, expected a function from a list of items to a batch"

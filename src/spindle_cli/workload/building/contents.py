@@ -239,7 +239,7 @@ class FunctionsHeld(NamedTuple):
         return zip(self.functions, self.paths, strict=True)
 
 
-class _Empty(NamedTuple):
+class Empty(NamedTuple):
     """What names of a class or file stand for that keeps nothing, but for attributes and classes' own names.
 
     Attributes:
@@ -259,35 +259,38 @@ class _Empties:
     """
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[Any, _Empty] = weakref.WeakKeyDictionary()
+        self._last_seen: weakref.WeakKeyDictionary[Any, Empty] = weakref.WeakKeyDictionary()
 
-    def of(self, holder: Any, holder_name: str, held: dict[str, Any]) -> tuple[_Empty, list[tuple[str, Any]]]:
+    def of(self, holder: Any, holder_name: str, held: dict[str, Any]) -> tuple[Empty, list[tuple[str, Any]]]:
         """Return what of `held`, which a class or file of this name holds, keeps nothing, and the rest."""
-        empty = self._known.get(holder)
+        empty = self._last_seen.get(holder)
         if empty is not None:
             get = empty.values.get
             others = [(name, value) for name, value in held.items() if get(name, MISSING) is not value]
             if len(others) + len(empty.values) == len(held) and not any(_keeps_nothing(v) for _, v in others):
                 return empty, others
         values = {name: value for name, value in held.items() if _keeps_nothing(value)}
-        functions: dict[str, list[tuple[types.FunctionType, tuple[str, ...]]]] = {}
-        classes: dict[str, list[type]] = {}
-        for name, value in values.items():
-            function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-            if isinstance(function, types.FunctionType):
-                functions.setdefault(function.__module__ or "", []).append(
-                    (function, (holder_name, f".{name}"))
-                )
-            elif isinstance(value, type):
-                classes.setdefault(value.__module__ or "", []).append(value)
-        by_file = {
-            file: FunctionsHeld(
-                tuple(function for function, _ in with_paths), tuple(path for _, path in with_paths)
-            )
-            for file, with_paths in functions.items()
-        }
-        empty = self._known[holder] = _Empty(values, by_file, classes)
+        empty = self._last_seen[holder] = _sorted_by_file(holder_name, values)
         return empty, [(name, value) for name, value in held.items() if name not in values]
+
+
+def _sorted_by_file(holder_name: str, values: dict[str, Any]) -> Empty:
+    """Sort what a class or file has by the Python files that its functions and classes were written in."""
+    functions: dict[str, list[tuple[types.FunctionType, tuple[str, ...]]]] = {}
+    classes: dict[str, list[type]] = {}
+    for name, value in values.items():
+        function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        if isinstance(function, types.FunctionType):
+            functions.setdefault(function.__module__ or "", []).append((function, (holder_name, f".{name}")))
+        elif isinstance(value, type):
+            classes.setdefault(value.__module__ or "", []).append(value)
+    by_file = {
+        file: FunctionsHeld(
+            tuple(function for function, _ in with_paths), tuple(path for _, path in with_paths)
+        )
+        for file, with_paths in functions.items()
+    }
+    return Empty(values, by_file, classes)
 
 
 @functools.cache
@@ -315,9 +318,11 @@ def replace_plain(
     undo: contextlib.ExitStack,
     most: int = MOST_ENTRIES,
 ) -> tuple[bool, bool]:
-    """Put something else in the place of its plain values that have changed, and let a list that has grown be
-    `most` times as long; whether there was any, and whether that is known to be all that could be counted
-    there.
+    """Put something else in the place of a memory's plain values that have changed, and make a list that has
+    grown `most` times as long.
+
+    Returns:
+        Whether there was any, and whether that is known to be all that could be counted there.
     """
     holder, held, kept = memory.holder, memory.held, memory.kept
     if isinstance(holder, _VARIABLES):
@@ -326,15 +331,23 @@ def replace_plain(
             undo.callback(_set_variable, holder, held[0])
             _set_variable(holder, replacement(holder, last_name(memory.name)))
         return is_some, True
-    kind = container_of(holder)
     if memory.by_names or isinstance(held, dict):
         fields: Any = attributes_of(holder) if memory.by_names else holder
         changed = {key: value for key, value in held.items() if is_plain_other(value, kept.get(key))}
         undo.callback(fields.update, changed)
         fields.update({key: replacement(holder, str(key)) for key in changed})
         return bool(changed), memory.by_names or held.keys() == kept.keys()
-    if kind not in (list, deque) or len(held) < len(kept):
+    if container_of(holder) not in (list, deque) or len(held) < len(kept):
         return False, is_as_before(held, kept)
+    return _replace_entries(memory, replacement, undo, most), True
+
+
+def _replace_entries(
+    memory: Memory, replacement: Callable[[object, str], object], undo: contextlib.ExitStack, most: int
+) -> bool:
+    """Do what `replace_plain` does, for a list that is no shorter than it was; whether there was anything."""
+    holder, held, kept = memory.holder, memory.held, memory.kept
+    kind = container_of(holder)
     before = kept + [MISSING] * (len(held) - len(kept))
     is_plain = [is_plain_other(*pair) for pair in zip(held, before, strict=True)]
     more = [replacement(holder, last_name(memory.name)) if is_plain[n] else held[n] for n in range(len(held))]
@@ -344,7 +357,7 @@ def replace_plain(
     undo.callback(kind.clear, holder)
     kind.clear(holder)
     kind.extend(holder, more)
-    return any(is_plain) or len(held) > len(kept), True
+    return any(is_plain) or len(held) > len(kept)
 
 
 def is_plain_other(value: Any, old: Any) -> bool:
@@ -383,8 +396,10 @@ def is_small_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype != object and value.size <= _MOST_ELEMENTS
 
 
-def bound_arguments(value: functools.partial[Any]) -> tuple[Any, ...]:
-    """Return the function of a partial, and the arguments that it is given."""
+def bound_values(value: types.MethodType | functools.partial[Any]) -> tuple[Any, ...]:
+    """Return the function of a method or a partial, and the object or the arguments that it is bound to."""
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__
     return (value.func, *value.args, *value.keywords.values())
 
 

@@ -61,19 +61,11 @@ class HandedOut:
         known where that is. `prefix`: its name in the task.
         """
         self._memories = [memory for memory in self._memories if not memory[1].expired()]
-        self._read_only = [
-            array_read_only for array_read_only in self._read_only if array_read_only[1]() is not None
-        ]
+        self._read_only = [read_only for read_only in self._read_only if read_only[1]() is not None]
         reference: Any = StorageWeakRef  # torch gives it no types
-        arrays = [array for array_reference in self._arrays if (array := array_reference()) is not None]
+        arrays = [array for noted in self._arrays if (array := noted()) is not None]
         self._arrays = [weakref.ref(array) for array in arrays]
-        tensors = (
-            *(("parameter", *named) for named in module.named_parameters(prefix)),
-            *(("buffer", *named) for named in module.named_buffers(prefix)),
-        )
-        for kind, name, tensor in tensors:
-            if tensor.layout is not torch.strided or nn.parameter.is_lazy(tensor) or tensor.is_meta:
-                continue
+        for kind, name, tensor in _with_memory(module, prefix):
             said = f"the {kind} {named_of(task, name)}"
             self._memories.append((said, reference(tensor.untyped_storage())))
             for array in arrays if tensor.is_cpu else ():
@@ -100,6 +92,18 @@ class HandedOut:
             (name for name, memory in self._memories if memory.cdata in memories and not memory.expired()),
             None,
         )
+
+
+def _with_memory(module: nn.Module, prefix: str) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield kind, name and tensor of the parameters and buffers of a module that have a memory of numbers."""
+    for kind, named in (
+        ("parameter", module.named_parameters(prefix)),
+        ("buffer", module.named_buffers(prefix)),
+    ):
+        for name, tensor in named:
+            is_dense = tensor.layout is torch.strided and not nn.parameter.is_lazy(tensor)
+            if is_dense and not tensor.is_meta:
+                yield kind, name, tensor
 
 
 @cache

@@ -126,7 +126,7 @@ class Ranged:
         )
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """An operation of which at least one argument is one of these.
+        """Run an operation of which at least one argument is a parameter that is kept in part.
 
         Raises:
             RangesOnlyError: it needs what is not kept.
@@ -137,9 +137,7 @@ class Ranged:
         if name in _FACTORIES:
             return func(*pytree.tree_map(self._shape_alone, args), **_on_cpu(kwargs))
         given, written = _tensors((args, kwargs)), written_by(func, args, kwargs)
-        if any(_is_meta(tensor) and not self.has(tensor) for tensor in given):
-            raise self._refusal(name)
-        self._keep_real([entry for tensor in given if (entry := self._entry_of(tensor)) is not None])
+        self._fetch(given, name)
         read = [tensor for tensor in given if name not in _FILLING or tensor is not written[0]]
         false = [
             tensor for tensor in read if (entry := self._entry_of(tensor)) is not None and not entry.is_true
@@ -153,6 +151,12 @@ class Ranged:
         if false and not (is_alone and false[0] is written[0]):
             raise self._refusal(name)
         return self._run_real(func, args, kwargs, written, fills=name in _FILLING)
+
+    def _fetch(self, given: Sequence[Tensor], name: str) -> None:
+        """Have stand-ins of the tensors that an operation of this name takes; refuse those without values."""
+        if any(_is_meta(tensor) and not self.has(tensor) for tensor in given):
+            raise self._refusal(name)
+        self._keep_real([entry for tensor in given if (entry := self._entry_of(tensor)) is not None])
 
     def _run_real(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], written: list[Tensor], *, fills: bool

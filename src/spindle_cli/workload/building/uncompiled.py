@@ -7,7 +7,7 @@ Plans trace what is between operators, run operators in shares of many sizes, an
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,39 +50,66 @@ def functions_uncompiled() -> Iterator[None]:
 
 def uncompile(workload: Workload) -> tuple[str, ...]:
     """Put modules that were compiled in the places of what torch.compile has made of them, in all of a
-    workload; what is so left uncompiled, by its name, functions in the modules' files among it.
-    """
-    names: dict[str, None] = {}
-    seen: dict[nn.Module, nn.Module] = {}
+    workload.
 
-    def plain(module: Any) -> Any:
-        if not isinstance(module, nn.Module):
-            return module
-        if module not in seen:
+    Returns:
+        The names of what is so left uncompiled, functions in the modules' files among them.
+    """
+    originals = _Originals()
+    for task in workload.all_tasks:
+        if isinstance(task, Task):
+            originals.put_into(task, "module")
+        for flow in task.flows if isinstance(task, FlowTask) else ():
+            originals.put_into(flow, "producer", "consumer")
+    for constraint in workload.constraints:
+        originals.put_into(constraint, "of")
+    for follows in workload.follows:
+        originals.put_into(follows, "slow", "fast")
+    return tuple(sorted({*originals.names, *_functions_marked(originals.by_module)}))
+
+
+class _Originals:
+    """The modules that torch.compile was given, in the place of what it has made of them.
+
+    Attributes:
+        by_module: every module that was looked at -> its original; these themselves, too.
+        names: the classes of those that were compiled.
+    """
+
+    def __init__(self) -> None:
+        self.by_module: dict[nn.Module, nn.Module] = {}
+        self.names: set[str] = set()
+
+    def put_into(self, holder: Any, *names: str) -> None:
+        """Let attributes of a holder, where they are modules, be the originals."""
+        for name in names:
+            value = getattr(holder, name, None)  # a holder may be anything: it is not checked yet
+            if isinstance(value, nn.Module):
+                setattr(holder, name, self._of(value))
+
+    def _of(self, module: nn.Module) -> nn.Module:
+        """Return a module's original, whose parts are originals, too."""
+        if module not in self.by_module:
             original = _original(module)
-            seen[module] = seen[original] = original
+            self.by_module[module] = self.by_module[original] = original
             if original is not module or original._compiled_call_impl is not None:
-                names[type(original).__name__] = None
+                self.names.add(type(original).__name__)
                 original._compiled_call_impl = None
             for name, part in original._modules.items():
-                original._modules[name] = plain(part)
-        return seen[module]
+                original._modules[name] = None if part is None else self._of(part)
+        return self.by_module[module]
 
-    for task in workload.all_tasks:
-        for flow in task.flows if isinstance(task, FlowTask) else ():
-            flow.producer, flow.consumer = plain(flow.producer), plain(flow.consumer)
-        if isinstance(task, Task):
-            task.module = plain(task.module)
-    for setting in (*workload.constraints, *workload.follows):
-        for name in ("of", "slow", "fast"):
-            if hasattr(setting, name):
-                setattr(setting, name, plain(getattr(setting, name)))
-    files = {sys.modules.get(base.__module__) for module in seen for base in type(module).__mro__}
-    holders: list[Any] = [vars(file) for file in files if file is not None]
-    holders += [vars(base) for module in seen for base in type(module).__mro__]
-    for held in holders:
-        names |= {name: None for name, value in held.items() if _MARK in getattr(value, "__dict__", {})}
-    return tuple(sorted(names))
+
+def _functions_marked(modules: Iterable[nn.Module]) -> Iterator[str]:
+    """Yield the names of functions in the modules' classes, and in the files of these, that torch.compile was
+    given.
+    """
+    bases = {base for module in modules for base in type(module).__mro__}
+    files = {sys.modules.get(base.__module__) for base in bases}
+    for holder in (*bases, *files):
+        for name, value in vars(holder).items() if holder is not None else ():
+            if _MARK in getattr(value, "__dict__", {}):
+                yield name
 
 
 def _original(module: nn.Module) -> nn.Module:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -359,7 +359,8 @@ def find_initial(init_from: InitFrom, workload: Workload) -> InitialValues:
     if not init_from.sources:
         return InitialValues()
     holders, misfits = Holders.of(workload), Misfits()
-    found: dict[str, tuple[int, TensorPlace]] = {}
+    sources: dict[str, int] = {}
+    places: dict[str, TensorPlace] = {}
     for index, source in enumerate(init_from.sources):
         there = tensors_in(init_from.path(index), init_from.place(index))
         taken = _taken(source, there, init_from.place(index))
@@ -367,27 +368,22 @@ def find_initial(init_from: InitFrom, workload: Workload) -> InitialValues:
             canonical = None if target is None else holders.canonical.get(target)
             if canonical is None:
                 misfits.left_over.append((index, name, target, there[name].shape))
-            elif canonical in found:
-                misfits.twice.append(
-                    (canonical, (found[canonical][0], found[canonical][1].name), (index, name))
-                )
+            elif canonical in places:
+                first = sources[canonical], places[canonical].name
+                misfits.twice.append((canonical, first, (index, name)))
             else:
-                found[canonical] = index, there[name]
+                sources[canonical], places[canonical] = index, there[name]
                 _require_fit(misfits, canonical, holders.tensors[canonical], there[name], source)
-    new = tuple(name for name in holders.tensors if name not in found)
-    allowed, names = _may_be_missing(init_from, holders), holders.names
-    misfits.missing.extend(
-        (name, tuple(holders.tensors[name].shape)) for name in new if not any(map(allowed, names[name]))
-    )
+    new = tuple(name for name in holders.tensors if name not in places)
+    misfits.missing.extend(_missing(new, init_from, holders))
     if misfits:
-        places = {name: place for name, (_, place) in found.items()}
         raise refusal(misfits, init_from, holders, places)
     return InitialValues(
-        {name: place for name, (_, place) in found.items()},
-        {name: index for name, (index, _) in found.items()},
-        {name: holders.tensors[name].dtype for name in found},
+        places,
+        sources,
+        {name: holders.tensors[name].dtype for name in places},
         new,
-        tuple(init_from.path(index) for index in range(len(init_from.sources))),
+        init_from.paths,
         tuple(source.path for source in init_from.sources),
     )
 
@@ -400,6 +396,16 @@ def fill_whole(initial: InitialValues, workload: Workload, *, where: Callable[[T
     """
     tensors = Holders.of(workload).tensors
     initial.fill({name: (name, tensor, None) for name, tensor in tensors.items() if where(tensor)})
+
+
+def _missing(
+    new: Sequence[str], init_from: InitFrom, holders: Holders
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of what has no initial value and may not be without one."""
+    allowed, names = _may_be_missing(init_from, holders), holders.names
+    for name in new:
+        if not any(map(allowed, names[name])):
+            yield name, tuple(holders.tensors[name].shape)
 
 
 def _taken(source: InitSource, names: Mapping[str, TensorPlace], place: str) -> list[str]:
