@@ -63,8 +63,8 @@ def test_ranges_are_those_of_a_full_build(source: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     table = ParameterTable.of(local.graph)
     names = {id(parameter): name for name, parameter in table.parameters.items()}
-    assert local.own.keys() == ranges_of_all(local.graph).keys()
-    for key, found in local.own.items():
+    assert local.part_values.keys() == ranges_of_all(local.graph).keys()
+    for key, found in local.part_values.items():
         assert table.parameters[names[key]].is_meta
         for own in found:
             if names[key] in expected:
@@ -253,7 +253,7 @@ def test_parts_of_one_tensor_are_those_of_a_full_build() -> None:
     local = load_local(source, all_ops, parts_of=ranges_of_all)
     table = ParameterTable.of(local.graph)
     for name, parameter in table.parameters.items():
-        for own in local.own[id(parameter)]:
+        for own in local.part_values[id(parameter)]:
             assert torch.equal(own.values, own.part.of(expected[name.removeprefix("only.")].detach()))
 
 
