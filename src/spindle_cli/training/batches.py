@@ -5,9 +5,8 @@ Samples that lack a field, such as an image that is not there: what stands in it
 
 from __future__ import annotations
 
-import itertools
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -217,16 +216,22 @@ class Batches:
                 items = [_only(item, only) for item in self._items(step, rows, calls)]
             batch = collate(self.task, items, whole=only is None or not all(map(_has_names, items)))
         else:
-            every = (0, self.task.batch_size)
-            alone = rows == every or self._collates_shares
-            batch = self._collated(step, rows if alone else every, calls)
-            if alone and rows != every and self._collates.draws:
-                alone, batch = False, self._collated(step, every, calls)
-            if not alone:
-                batch = {name: value[first:last] for name, value in batch.items()}
+            batch = self._collated_rows(step, rows, calls)
         if self._shapes is not None:
             self._shapes.require({name: tuple(value.shape[1:]) for name, value in batch.items()})
         return batch if fields is None else {name: batch[name] for name in fields}
+
+    def _collated_rows(self, step: int, rows: tuple[int, int], calls: _Calls) -> dict[str, Tensor]:
+        """Let the user's collate make some rows of a batch: of their items alone where it gives the same so,
+        and else of all items.
+        """
+        every = (0, self.task.batch_size)
+        if rows == every or self._collates_shares:
+            batch = self._collated(step, rows, calls)
+            if rows == every or not self._collates.draws:
+                return batch
+        first, last = rows
+        return {name: value[first:last] for name, value in self._collated(step, every, calls).items()}
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
         """The shape of one sample of each field of a step whose rows were given last, where sizes differ."""
@@ -502,14 +507,9 @@ def _of_collate(task: Task | FlowTask, error: Exception) -> WorkloadError:
 
 def _require_alike(task: Task | FlowTask, items: list[Any]) -> None:
     """Refuse items of which some have None where others have a value: by the first, all would have none."""
-    if all(isinstance(item, Mapping) for item in items):
-        entries = [list(item.items()) for item in items]
-    elif all(isinstance(item, tuple | list) for item in items):
-        entries = [list(enumerate(item)) for item in items]
-    else:
-        return
-    missing = {key for entry in entries for key, value in entry if value is None}
-    for key, value in itertools.chain.from_iterable(entries) if missing else ():
+    entries = _entries_of(items)
+    missing = {key for key, value in entries if value is None}
+    for key, value in entries if missing else ():
         if value is not None and key in missing:
             entry = f"entry {key}" if isinstance(key, int) else repr(key)
             raise refusal(
@@ -520,6 +520,15 @@ def _require_alike(task: Task | FlowTask, items: list[Any]) -> None:
                 hint="Let items be dicts, and say what stands in its place: Task(..., absent={'image': "
                 "torch.zeros(3, 224, 224)}); read `has_image`. Or give the task a `collate`.",
             )
+
+
+def _entries_of(items: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return keys and values of items that are all dicts, or all tuples or lists; nothing of others."""
+    if all(isinstance(item, Mapping) for item in items):
+        return [pair for item in items for pair in item.items()]
+    if all(isinstance(item, tuple | list) for item in items):
+        return [pair for item in items for pair in enumerate(item)]
+    return []
 
 
 def _check_field(task: Task | FlowTask, name: Any, value: Any, count: int) -> None:

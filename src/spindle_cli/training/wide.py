@@ -12,7 +12,7 @@ such casts are to float64 then.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -58,23 +58,31 @@ class MadeInFloat64(TorchFunctionMode):
         if any(isinstance(leaf, fx.Proxy) for leaf in given):
             return result
         written = kwargs.get("out", args[0] if args else None) if _writes(func, kwargs) else None
-        made = [leaf for leaf in _leaves(result) if isinstance(leaf, Tensor)]
-        if written is not None and (not isinstance(written, Tensor) or twin_of(written) is None):
-            return result
-        if written is None and not made:
-            return result
-        wide = _in_float64(func, args, kwargs)
-        if wide is _NOT_MADE:
-            if written is not None:
+        if written is None:
+            has_twin = bool(_tensors(result))
+        else:
+            has_twin = isinstance(written, Tensor) and twin_of(written) is not None
+        if has_twin:
+            wide = _in_float64(func, args, kwargs)
+            if wide is not _NOT_MADE:
+                _give_twins(result, wide, given)
+            elif written is not None:
                 delattr(written, _TWIN)
-            return result
-        before = {id(leaf) for leaf in given}
-        twins = [leaf for leaf in _leaves(wide) if isinstance(leaf, Tensor)]
-        for narrow, twin in zip(made, twins, strict=True):
-            # What lives on might be another by the time that it is asked for; a view of a parameter is none.
-            if id(narrow) not in before and not _lie_in_one_memory(narrow, twin):
-                setattr(narrow, _TWIN, twin)
         return result
+
+
+def _give_twins(result: Any, wide: Any, given: Sequence[Any]) -> None:
+    """Let the tensors of a result that were not `given` have those of the same call in float64 as twins."""
+    before = set(map(id, given))
+    for narrow, twin in zip(_tensors(result), _tensors(wide), strict=True):
+        # What lives on might be another by the time that it is asked for; a view of a parameter is none.
+        if id(narrow) not in before and not _lie_in_one_memory(narrow, twin):
+            setattr(narrow, _TWIN, twin)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Return the tensors of an argument or a result."""
+    return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
 
 
 def twin_of(tensor: Tensor) -> Tensor | None:

@@ -17,7 +17,7 @@ import base64
 import hashlib
 import operator
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -73,7 +73,7 @@ _TAG = "spindle:"
 
 
 def to_json(value: Any, task: str) -> Any:
-    """A state as JSON.
+    """Return a state as JSON.
 
     Raises:
         WorkloadError: it has something else than dicts with texts or numbers as keys, lists, tuples, texts,
@@ -82,10 +82,7 @@ def to_json(value: Any, task: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict) and all(isinstance(key, str | int) for key in value):
-        pairs = [[key, to_json(entry, task)] for key, entry in value.items()]
-        if all(isinstance(key, str) and not key.startswith(_TAG) for key in value):
-            return {str(key): entry for key, entry in pairs}
-        return {f"{_TAG}dict": pairs}
+        return _dict_as_json(value, task)
     if isinstance(value, list):
         return [to_json(entry, task) for entry in value]
     if isinstance(value, tuple):
@@ -105,27 +102,37 @@ def to_json(value: Any, task: str) -> Any:
     )
 
 
+def _dict_as_json(value: Mapping[str | int, Any], task: str) -> dict[str, Any]:
+    """Return a dict as JSON: as pairs, where a key is no text, or could be taken for a tag."""
+    pairs = [[key, to_json(entry, task)] for key, entry in value.items()]
+    if all(isinstance(key, str) and not key.startswith(_TAG) for key in value):
+        return {str(key): entry for key, entry in pairs}
+    return {f"{_TAG}dict": pairs}
+
+
 def from_json(value: Any) -> Any:
-    """The inverse of `to_json`."""
+    """Return the state that `to_json` has made this of."""
     if isinstance(value, list):
         return [from_json(entry) for entry in value]
     if not isinstance(value, dict):
         return value
-    if len(value) == 1:
-        ((key, content),) = value.items()
-        match key:
-            case "spindle:dict":
-                return {pair[0]: from_json(pair[1]) for pair in content}
-            case "spindle:tuple":
-                return tuple(from_json(entry) for entry in content)
-            case "spindle:bytes":
-                return base64.b64decode(content)
-            case "spindle:tensor":
-                return torch.from_numpy(from_json(content))
-            case "spindle:array":
-                dtype, shape, data = content
-                return np.frombuffer(base64.b64decode(data), np.dtype(dtype)).reshape(shape).copy()
+    tag = next(iter(value), "")
+    if len(value) == 1 and tag in _READERS:
+        return _READERS[tag](value[tag])
     return {key: from_json(entry) for key, entry in value.items()}
+
+
+def _array(dtype: str, shape: Sequence[int], data: str) -> np.ndarray[Any, Any]:
+    return np.frombuffer(base64.b64decode(data), np.dtype(dtype)).reshape(shape).copy()
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    f"{_TAG}dict": lambda pairs: {key: from_json(entry) for key, entry in pairs},
+    f"{_TAG}tuple": lambda entries: tuple(map(from_json, entries)),
+    f"{_TAG}bytes": base64.b64decode,
+    f"{_TAG}tensor": lambda array: torch.from_numpy(from_json(array)),
+    f"{_TAG}array": lambda array: _array(*array),
+}
 
 
 UNREADABLE = "unreadable"  # in place of a digest: whoever trains on the sample says why

@@ -97,13 +97,7 @@ def optimizer_groups(train: TrainSettings, roots: Mapping[str, nn.Module]) -> Op
     _require_wide_enough(train, candidates)
     if train.groups is None:
         return OptimizerGroups(train.choices, dict.fromkeys(candidates, 0))
-    fitting: dict[str, list[int]] = {name: [] for name in candidates}
-    for index, rule in enumerate(train.groups):
-        if rule.rest:
-            continue
-        taken = _taken(rule, candidates)
-        for name in taken:
-            fitting[name].append(index)
+    fitting = _fitting(train.groups, candidates)
     _require_at_most_one(train.groups, fitting)
     rest = next((index for index, rule in enumerate(train.groups) if rule.rest), None)
     lonely = [name for name, indices in fitting.items() if not indices]
@@ -116,6 +110,15 @@ def optimizer_groups(train: TrainSettings, roots: Mapping[str, nn.Module]) -> Op
     return OptimizerGroups(
         train.choices, {name: indices[0] if indices else rest or 0 for name, indices in fitting.items()}
     )
+
+
+def _fitting(rules: Sequence[GroupRule], candidates: Mapping[str, Candidate]) -> dict[str, list[int]]:
+    """Return, by the parameter's name, the indices of the rules that take it; `rest` takes none here."""
+    fitting: dict[str, list[int]] = {name: [] for name in candidates}
+    for index, rule in enumerate(rules):
+        for name in () if rule.rest else _taken(rule, candidates):
+            fitting[name].append(index)
+    return fitting
 
 
 def _require_wide_enough(train: TrainSettings, candidates: Mapping[str, Candidate]) -> None:

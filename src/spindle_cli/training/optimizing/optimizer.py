@@ -271,13 +271,18 @@ def require_contract(choice: OptimizerChoice) -> None:
             "keeps outside of `state` and `param_groups` is in no checkpoint",
             hint="Keep it in `self.state[parameter]`.",
         )
-    if not choice.treats_elements_alone:
-        return
-    flat = [value.reshape(-1) for value in values[:1]]
+    if choice.treats_elements_alone:
+        _require_element_wise(choice, values[0], [of_step[0] for of_step in gradients], together[0])
+
+
+def _require_element_wise(
+    choice: OptimizerChoice, value: Tensor, gradients: Sequence[Tensor], stepped: Tensor
+) -> None:
+    """Refuse a class that steps the parts of a parameter to something else than `stepped`, the whole."""
     cut = _SHAPE[0] * _SHAPE[1] // 3
-    parts = [flat[0][:cut], flat[0][cut:]]
-    of_parts = [(of_step[0].reshape(-1)[:cut], of_step[0].reshape(-1)[cut:]) for of_step in gradients]
-    if not torch.equal(torch.cat(_stepped(choice, parts, of_parts)), together[0].reshape(-1)):
+    parts = (value.reshape(-1)[:cut], value.reshape(-1)[cut:])
+    of_parts = [(of_step.reshape(-1)[:cut], of_step.reshape(-1)[cut:]) for of_step in gradients]
+    if not torch.equal(torch.cat(_stepped(choice, parts, of_parts)), stepped.reshape(-1)):
         raise WorkloadError(
             f"{choice.place}: {choice.optimizer} steps a parameter otherwise than its parts, so that it "
             "is not element-wise",

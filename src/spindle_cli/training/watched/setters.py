@@ -17,7 +17,7 @@ from torch import nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.callbacks import callback_classes
-from spindle_cli.training.watched.watch import Watch
+from spindle_cli.training.watched.watch import Entry, Watch
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.reads import Reads
 from spindle_cli.workload.refuse import place_of
@@ -50,14 +50,8 @@ def refuse_setters(train: TrainSettings, source: str, workload: Workload) -> Non
     }
     for cls in classes:
         for setting in _set_by(cls, workload):
-            entry = watched.get(setting.name)
-            if entry is not None:
-                read = watch.reads.place_of(setting.name)
-                raise WorkloadError(
-                    f"{setting.place}: the callback {cls.__name__} sets {setting.name!r}, which forward reads"
-                    f"{f' ({read})' if read else ''}: what is traced, and other devices, would not have that",
-                    hint=entry.way_to_declare(setting.name),
-                )
+            if setting.name in watched:
+                raise _sets_what_is_read(cls, setting, watch, watched[setting.name])
             if setting.name in declared:
                 raise WorkloadError(
                     f"{setting.place}: the callback {cls.__name__} sets {setting.name!r}, which is "
@@ -65,6 +59,15 @@ def refuse_setters(train: TrainSettings, source: str, workload: Workload) -> Non
                     hint="Let the function of the step alone say what it is; or declare a number, and call "
                     f"run.set_value({declared[setting.name].name!r}, number).",
                 )
+
+
+def _sets_what_is_read(cls: type, setting: _Set, watch: Watch, entry: Entry) -> WorkloadError:
+    read = watch.reads.place_of(setting.name)
+    return WorkloadError(
+        f"{setting.place}: the callback {cls.__name__} sets {setting.name!r}, which forward reads"
+        f"{f' ({read})' if read else ''}: what is traced, and other devices, would not have that",
+        hint=entry.way_to_declare(setting.name),
+    )
 
 
 def _set_by(cls: type, workload: Workload) -> Iterator[_Set]:

@@ -14,7 +14,7 @@ import operator
 import os
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -309,23 +309,10 @@ class _Finder:
         self.trains: list[tuple[str, str, nn.Parameter, bool]] = []
 
     def look_into(self, task: str, name: str, root: nn.Module) -> None:
-        """A module of a task, by its name from the task's, and all below it."""
-        names = self._reads.names
+        """Watch a module of a task, by its name from the task's, and all below it."""
         for dotted, module in root.named_modules(prefix=name):
             prefix = f"{dotted}." if dotted else ""
-            is_own = is_users(type(module))
-            for key, value in list(module.__dict__.items()):
-                is_read = key in names if is_own else key[0] != "_" and isinstance(value, (*_PLAIN, tuple))
-                if key not in OF_MODULES and not key.startswith(HELD_AS) and (is_read or key == "training"):
-                    self._watch(module, module.__dict__, key, prefix + key, task)
-            for base in type(module).__mro__ if is_own else ():
-                if base not in self._reads.classes:
-                    continue
-                for key, value in list(base.__dict__.items()):
-                    is_read = isinstance(value, (*_PLAIN, *_CODE, list, dict, tuple))
-                    if key in names and is_read and key[:2] != "__":
-                        self._watch(module, module.__dict__, key, prefix + key, task)
-                        self._watch(base, base.__dict__, key, prefix + key, task)
+            self._look_at_attributes(task, prefix, module)
             buffers, parts = module._buffers, module._modules
             if isinstance(module, torch.jit.ScriptModule):  # which keeps them elsewhere, as the same tensors
                 buffers, parts = dict(module.named_buffers(recurse=False)), {}
@@ -336,12 +323,29 @@ class _Finder:
         for dotted, parameter in root.named_parameters(prefix=name):
             self.trains.append((task, dotted, parameter, parameter.requires_grad))
 
+    def _look_at_attributes(self, task: str, prefix: str, module: nn.Module) -> None:
+        """Watch the attributes of a module, and those of its classes, that forward reads."""
+        names = self._reads.names
+        is_own = is_users(type(module))
+        for key, value in list(module.__dict__.items()):
+            is_read = key in names if is_own else key[0] != "_" and isinstance(value, (*_PLAIN, tuple))
+            if key not in OF_MODULES and not key.startswith(HELD_AS) and (is_read or key == "training"):
+                self._watch(module, module.__dict__, key, prefix + key, task)
+        for base in type(module).__mro__ if is_own else ():
+            if base not in self._reads.classes:
+                continue
+            for key, value in list(base.__dict__.items()):
+                is_read = isinstance(value, (*_PLAIN, *_CODE, list, dict, tuple))
+                if key in names and is_read and key[:2] != "__":
+                    self._watch(module, module.__dict__, key, prefix + key, task)
+                    self._watch(base, base.__dict__, key, prefix + key, task)
+
     def look_into_object(self, value: Any, path: str, task: str) -> None:
         """Look into an object that is no module, by what it is called."""
         self._object(value, path, task)
 
     def look_around(self) -> None:
-        """Names of Python modules, variables around functions, and those of the environment."""
+        """Watch names of Python modules, variables around functions, and those of the environment."""
         for around, name in list(self._reads.globals.values()):
             self._watch(
                 around, around, name, f"{settled_module_name(str(around.get('__name__')))}:{name}", ""
@@ -354,15 +358,19 @@ class _Finder:
         for cell, name in self._reads.cells.values():
             self._watch(cell, _Cell(cell), name, name, "")
         for function in self._reads.functions:
-            of_function = f"{settled_module_name(function.__module__)}:{function.__qualname__}"
-            self._object(function, of_function, "")
-            for name, value in _defaults(function):
-                if not isinstance(value, _PLAIN):
-                    self._watch(function, {name: value}, name, f"{of_function}.{name}", "")
+            self._look_at_function(function)
         for code in self._reads.codes:
             if not ASKS_ENVIRONMENT.isdisjoint(code.co_names):
                 for name in [constant for constant in code.co_consts if isinstance(constant, str)]:
                     self._watch(os.environ, Environment(), name, f"{OF_ENVIRONMENT}.{name}", "")
+
+    def _look_at_function(self, function: types.FunctionType) -> None:
+        """Watch the attributes of a function, and what its arguments are by default."""
+        path = f"{settled_module_name(function.__module__)}:{function.__qualname__}"
+        self._object(function, path, "")
+        for name, value in _defaults(function):
+            if not isinstance(value, _PLAIN):
+                self._watch(function, {name: value}, name, f"{path}.{name}", "")
 
     def _watch(
         self,
@@ -450,21 +458,23 @@ def _inside(value: Any, depth: int) -> Any:
     if isinstance(value, np.generic):
         return "number", repr(value.item())
     if isinstance(value, np.ndarray):
-        return (
-            value.tobytes()
-            if value.size <= _MOST_ELEMENTS and value.dtype != object
-            else (id(value), value.shape)
-        )
+        is_compared = value.size <= _MOST_ELEMENTS and value.dtype != object
+        return value.tobytes() if is_compared else (id(value), value.shape)
     if isinstance(value, list | tuple | set | frozenset | Mapping) and not isinstance(value, nn.Module):
-        if depth == 0 or len(value) > _MOST_ENTRIES:
-            return id(value), len(value)
-        if isinstance(value, Mapping):
-            return {key: _entry(item, depth) for key, item in value.items()}
-        if isinstance(value, tuple) and all(isinstance(item, _PLAIN) for item in value):
-            return None
-        items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
-        return type(value), [_entry(item, depth) for item in items]
+        return _inside_container(value, depth)
     return None if isinstance(value, type | types.FunctionType) else id(value)
+
+
+def _inside_container(value: Mapping[Any, Any] | Collection[Any], depth: int) -> Any:
+    """Do what `_inside` does, for a container: by its entries, `depth` levels deep."""
+    if depth == 0 or len(value) > _MOST_ENTRIES:
+        return id(value), len(value)
+    if isinstance(value, Mapping):
+        return {key: _entry(item, depth) for key, item in value.items()}
+    if isinstance(value, tuple) and all(isinstance(item, _PLAIN) for item in value):
+        return None
+    items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+    return type(value), [_entry(item, depth) for item in items]
 
 
 def _entry(value: Any, depth: int) -> Any:
