@@ -26,6 +26,7 @@ from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.jobs import JobTable, OpRef, degrees_beyond, is_cut, valid_degrees
 from spindle_cli.profile.parameters.sizes import KeptByOptimizers, parameter_sizes
 from spindle_cli.profile.parameters.tying import Tying
+from spindle_cli.profile.points import Fit
 from spindle_cli.profile.types import (
     CurvePoint,
     Device,
@@ -164,9 +165,6 @@ class _MetaOpAssembly:
         points = self._timed_points(valid)
         # An estimate has a point for every number of devices: nothing lies between, and nothing was measured.
         fit = None if points[0].source == "estimated" else fit_curve(points, valid[-1])
-        timed_degrees = {point.num_devices for point in points}
-        between = [n for n in valid if n > points[0].num_devices and n not in timed_degrees]
-        fitted = [] if fit is None else [fitted_point(points, fit, n) for n in between]
         sizes = parameter_sizes(self._task, self._ops, self._split)
         sums = self._batch_sums(valid)
         return MetaOpProfile(
@@ -199,19 +197,26 @@ class _MetaOpAssembly:
             loss_chunks=self._loss_chunks(valid),
             changes_buffers=any(changes_buffers(self._task, op) for op in self._ops),
             num_experts=min(self._num_experts(op) for op in self._ops),
-            curve=tuple(
-                sorted(
-                    (
-                        self._with_sums(point, sums)
-                        for point in (*points, *self._tensor_parallel_points(valid), *fitted)
-                    ),
-                    key=lambda point: (point.num_devices, point.tp),
-                )
-            ),
+            curve=self._curve(points, fit, valid, sums),
             shares=self._share_times(valid, sums),
             fit=fit,
             matrices=self._matrices.of_ops(metaop.task, self._ops, self._split),
         )
+
+    def _curve(
+        self,
+        points: Sequence[CurvePoint],
+        fit: Fit | None,
+        valid: Sequence[int],
+        sums: Sequence[BatchSum],
+    ) -> tuple[CurvePoint, ...]:
+        """The points that were timed, those of tensor parallelism, and between them those of the fit."""
+        timed_degrees = {point.num_devices for point in points}
+        between = [n for n in valid if n > points[0].num_devices and n not in timed_degrees]
+        fitted = [] if fit is None else [fitted_point(points, fit, n) for n in between]
+        every = (*points, *self._tensor_parallel_points(valid), *fitted)
+        with_sums = [self._with_sums(point, sums) for point in every]
+        return tuple(sorted(with_sums, key=lambda point: (point.num_devices, point.tp)))
 
     def _timed_points(self, valid: Sequence[int]) -> list[CurvePoint]:
         """Points whose ops were all timed; a share that did not fit the memory is no allocation."""

@@ -336,6 +336,10 @@ class MetaOp(Model):
                     f"split_extra_param_bytes: {split} for op {op} is more than the extra_param_bytes of "
                     f"{self.name!r}, {extra}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _memory_ascends(self) -> Self:
         order = [(entry.tp, entry.first_op) for entry in self.memory]
         firsts = {entry.tp for entry in self.memory if entry.first_op == 0}
         if order != sorted(set(order)) or firsts != {entry.tp for entry in self.memory}:

@@ -471,41 +471,49 @@ def try_hooks(task: TaskGraph) -> dict[str, str]:
     """
     untried: dict[str, str] = {}
     for name, parameter in task.root.named_parameters():
-        if not parameter.requires_grad:
-            continue
         hooks: Any = parameter
-        if hooks._post_accumulate_grad_hooks:
+        if parameter.requires_grad and hooks._post_accumulate_grad_hooks:
             raise WorkloadError(
                 f"task {task.task.name!r}: the parameter {name!r} has a hook that is called when its "
                 "gradient is accumulated, and each device would call it for what it has of it",
                 hint=_HINT,
             )
-        if not hooks._backward_hooks:
-            continue
-        writes = RefusingWrites(partial(_held_by, task.root), partial(_writes, task.task.name, name))
-        before = [(what, held, held.detach().clone()) for what, held in _held_by(task.root)]
-        try:
-            with writes, watching(task.root) as left:
-                is_additive = _is_additive(hooks._backward_hooks, parameter)
-        except Exception as error:  # the user's code, on parameters that may be on the meta device
-            if writes.refused is not None:
-                raise writes.refused from None
-            if (names := handed_out().refused_by_array(error)) is not None:
-                raise _writes(task.task.name, name, names, place_of_error(error)) from None
-            untried[name] = f"a hook on the gradient of {name!r} was not tried: {type(error).__name__}"
-            continue
-        refuse_read_of_backward(task, left.left)
-        for what, held, value in before:  # also by an array of numpy's
-            if not held.is_meta and not torch.equal(held, value):
-                raise _writes(task.task.name, name, what, _place_of_first(hooks._backward_hooks))
-        if not is_additive:
-            raise WorkloadError(
-                f"task {task.task.name!r}: a hook on the gradient of the parameter {name!r} gives another "
-                "result for a sum of gradients than the sum of its results, and devices call it for parts of "
-                "the gradient",
-                hint=_HINT,
-            )
+        if parameter.requires_grad and hooks._backward_hooks:
+            failure = _try_hooks_of(task, name, parameter, hooks._backward_hooks)
+            if failure is not None:
+                untried[name] = f"a hook on the gradient of {name!r} was not tried: {failure}"
     return untried
+
+
+def _try_hooks_of(
+    task: TaskGraph, name: str, parameter: nn.Parameter, hooks: Mapping[int, Callable[..., Any]]
+) -> str | None:
+    """Try the hooks on the gradient of one parameter; the kind of error that a hook has raised, None without
+    one. Raises WorkloadError as `try_hooks` does.
+    """
+    writes = RefusingWrites(partial(_held_by, task.root), partial(_writes, task.task.name, name))
+    before = [(what, held, held.detach().clone()) for what, held in _held_by(task.root)]
+    try:
+        with writes, watching(task.root) as left:
+            is_additive = _is_additive(hooks, parameter)
+    except Exception as error:  # the user's code, on parameters that may be on the meta device
+        if writes.refused is not None:
+            raise writes.refused from None
+        if (names := handed_out().refused_by_array(error)) is not None:
+            raise _writes(task.task.name, name, names, place_of_error(error)) from None
+        return type(error).__name__
+    refuse_read_of_backward(task, left.left)
+    for what, held, value in before:  # also by an array of numpy's
+        if not held.is_meta and not torch.equal(held, value):
+            raise _writes(task.task.name, name, what, _place_of_first(hooks))
+    if not is_additive:
+        raise WorkloadError(
+            f"task {task.task.name!r}: a hook on the gradient of the parameter {name!r} gives another "
+            "result for a sum of gradients than the sum of its results, and devices call it for parts of "
+            "the gradient",
+            hint=_HINT,
+        )
+    return None
 
 
 def _place_of_first(hooks: Mapping[int, Any]) -> str | None:

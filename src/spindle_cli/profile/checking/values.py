@@ -126,16 +126,9 @@ class Values:
 
     @contextmanager
     def held(self) -> Iterator[dict[str, nn.Parameter]]:
-        """The modules hold the values inside; gives the parameters by name."""
+        """Let the modules hold the values inside; gives the parameters by name."""
         made = {name: self._parameter(name) for name in self._parameters}
-        by_id = {id(self._root.get_parameter(name)): parameter for name, parameter in made.items()}
-        # By every name that a parameter has.
-        places = [
-            (module, name, parameter, by_id[id(parameter)])
-            for module in self._root.modules()
-            for name, parameter in module._parameters.items()
-            if parameter is not None and id(parameter) in by_id
-        ]
+        places = list(self._places(made))
         buffers, constants = self.buffers(), list(constants_of_modules(self._root))
         try:
             for module, name, _, ours in places:
@@ -154,6 +147,18 @@ class Values:
                 hold_parameter(module, name, theirs)
             for name, buffer in buffers.items():
                 self._hold(name, buffer)
+
+    def _places(
+        self, made: Mapping[str, nn.Parameter]
+    ) -> Iterator[tuple[nn.Module, str, nn.Parameter, nn.Parameter]]:
+        """Yield where parameters are, by every name that they have: module, name, parameter, and the one that
+        was made for it.
+        """
+        by_id = {id(self._root.get_parameter(name)): parameter for name, parameter in made.items()}
+        for module in self._root.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) in by_id:
+                    yield module, name, parameter, by_id[id(parameter)]
 
     def buffers(self) -> dict[str, Tensor]:
         """What the modules hold now."""

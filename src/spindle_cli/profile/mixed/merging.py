@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +68,7 @@ def merge(named: Sequence[tuple[Path, Profile]]) -> Profile:
     for path, profile in named:
         if profile is not fullest:
             _require_same(fullest_path, fullest, path, profile)
-    types: dict[str, Path] = {}
-    parts: list[tuple[Profile, Device, str]] = []
-    for path, profile in named:
-        for device in devices_of(profile):
-            name = cluster_device_name(device)
-            if name in types:
-                raise InputError(
-                    f"{path}: it has curves of {name!r}, which {types[name]} has too",
-                    hint="Merge profiles of different types of device; of one type, give one.",
-                )
-            types[name] = path
-            parts.append((profile, device, name))
+    parts = list(_by_device(named))
     devices = tuple(device.model_copy(update={"type": name}) for _, device, name in parts)
     update: dict[str, Any] = {
         "device": devices[0],
@@ -95,6 +84,25 @@ def merge(named: Sequence[tuple[Path, Profile]]) -> Profile:
         "numeric_check": next((p.numeric_check for _, p in named if p.numeric_check is not None), None),
     }
     return Profile.model_validate(first.model_copy(update=update).model_dump(mode="json", by_alias=True))
+
+
+def _by_device(named: Sequence[tuple[Path, Profile]]) -> Iterator[tuple[Profile, Device, str]]:
+    """Yield every device of some profiles, with its profile and the name of its type in cluster files.
+
+    Raises:
+        InputError: two are of one type.
+    """
+    types: dict[str, Path] = {}
+    for path, profile in named:
+        for device in devices_of(profile):
+            name = cluster_device_name(device)
+            if name in types:
+                raise InputError(
+                    f"{path}: it has curves of {name!r}, which {types[name]} has too",
+                    hint="Merge profiles of different types of device; of one type, give one.",
+                )
+            types[name] = path
+            yield profile, device, name
 
 
 def _require_same(first_path: Path, first: Profile, path: Path, second: Profile) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,6 +45,25 @@ def trained_shapes(graph: WorkloadGraph, train: TrainSettings) -> tuple[Stepped,
     )
 
 
+def _optimizers(
+    settings: Iterable[OptimizerChoice],
+    parameters: Sequence[nn.Parameter],
+    choices: Sequence[OptimizerChoice],
+) -> Iterator[torch.optim.Optimizer]:
+    """Make the optimizer of each of some settings, over the parameters whose choice these are.
+
+    Args:
+        choices: of each parameter, with which settings it is stepped.
+    """
+    for setting in settings:
+        chosen = (
+            parameter for parameter, choice in zip(parameters, choices, strict=True) if choice == setting
+        )
+        optimizer = make_optimizer(setting, chosen)
+        if optimizer is not None:
+            yield optimizer
+
+
 class OptimizerRun:
     """The optimizer of some train settings over parameters of given shapes, with gradients.
 
@@ -62,24 +81,18 @@ class OptimizerRun:
         """Raises WorkloadError: the settings' optimizer is unknown or its arguments do not fit."""
         total = sum(shape.numel() * dtype.itemsize for shape, dtype, _ in shapes)
         stride = max(1, round(total / _ENOUGH_BYTES))
+        taken = shapes[::stride]
         self._parameters = [
             # In bf16 the optimizer steps float32 masters.
             nn.Parameter(torch.randn(shape, device=device).to(None if train.precision == "bf16" else dtype))
-            for shape, dtype, _ in shapes[::stride]
+            for shape, dtype, _ in taken
         ]
-        self.num_bytes = sum(shape.numel() * dtype.itemsize for shape, dtype, _ in shapes[::stride])
+        self.num_bytes = sum(shape.numel() * dtype.itemsize for shape, dtype, _ in taken)
         self._gradients: list[Tensor] = [torch.randn_like(parameter) for parameter in self._parameters]
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        taken = [
-            (parameter, stepped.choice)
-            for parameter, stepped in zip(self._parameters, shapes[::stride], strict=True)
-        ]
-        made = [
-            make_optimizer(choice, (parameter for parameter, of in taken if of == choice))
-            for choice in train.choices
-        ]
-        self._optimizers = [optimizer for optimizer in made if optimizer is not None]
+        choices = [stepped.choice for stepped in taken]
+        self._optimizers = list(_optimizers(train.choices, self._parameters, choices))
         self._weights = [parameter.detach() for parameter in self._parameters]
         self._averages = [] if train.ema is None else [weight.clone() for weight in self._weights]
         self._clock = clock

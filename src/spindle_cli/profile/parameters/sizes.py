@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -41,38 +41,49 @@ def parameter_sizes(
     """Sizes of what the ops of a MetaOp hold: parameters, and as such that are not trained buffers, and
     tensors that a layer's modules hold as plain attributes. What an op has under several names counts once.
     """
-    layer_bytes = whole_bytes = 0
-    extra: dict[int, int] = {}
-    split_extra: dict[int, int] = {}
-    trained = total = 0
-    for position, op in enumerate(ops):
-        layer = 0 if op.target is None else attribute_bytes(task.root.get_submodule(op.target))
-        total += layer
-        glue = glue_split = own_split = 0
-        split = split_of(op)
-        tensors = {name: _tensor(task, name) for name in (*op.parameters, *op.buffers)}
-        once = {id(tensor): name for name, tensor in reversed(tensors.items())}
-        for name, tensor in tensors.items():
-            if once[id(tensor)] != name:
-                continue
-            num_bytes = tensor.numel() * tensor.itemsize
-            total += num_bytes
-            trained += num_bytes * tensor.requires_grad
-            is_split = split is not None and name in split.dims
-            if name in op.layer_parameters or _is_within(name, op.target):
-                layer += num_bytes
-                own_split += num_bytes * is_split
-            else:
-                glue += num_bytes
-                glue_split += num_bytes * is_split
-        layer_bytes = max(layer_bytes, layer)
-        whole_bytes = max(whole_bytes, 0 if split is None else layer - own_split)
-        if glue:
-            extra[position] = glue
-        if glue_split:
-            split_extra[position] = glue_split
-    share = trained / total if total else 1.0
-    return ParameterSizes(layer_bytes, whole_bytes, extra, split_extra, share)
+    of_ops = [_sizes_of_op(task, op, split_of(op)) for op in ops]
+    total = sum(sizes.layer + sizes.glue for sizes in of_ops)
+    return ParameterSizes(
+        layer_bytes=max((sizes.layer for sizes in of_ops), default=0),
+        whole_bytes=max((sizes.layer_whole for sizes in of_ops), default=0),
+        extra_bytes={position: sizes.glue for position, sizes in enumerate(of_ops) if sizes.glue},
+        split_extra_bytes={n: sizes.glue_split for n, sizes in enumerate(of_ops) if sizes.glue_split},
+        trained_share=sum(sizes.trained for sizes in of_ops) / total if total else 1.0,
+    )
+
+
+class _OpSizes(NamedTuple):
+    """Bytes of what an op holds in its layer and beside it.
+
+    Attributes:
+        layer_whole: what of the layer tensor parallelism does not split, where it splits the op; else 0.
+        glue_split: what beside the layer it splits.
+        trained: what of all is trained.
+    """
+
+    layer: int
+    layer_whole: int
+    glue: int
+    glue_split: int
+    trained: int
+
+
+def _sizes_of_op(task: TaskGraph, op: Op, split: LayerSplit | None) -> _OpSizes:
+    layer = 0 if op.target is None else attribute_bytes(task.root.get_submodule(op.target))
+    glue = layer_split = glue_split = trained = 0
+    tensors = {name: _tensor(task, name) for name in (*op.parameters, *op.buffers)}
+    once = {id(tensor): name for name, tensor in reversed(tensors.items())}
+    for name in once.values():
+        num_bytes = tensors[name].numel() * tensors[name].itemsize
+        trained += num_bytes * tensors[name].requires_grad
+        split_bytes = num_bytes if split is not None and name in split.dims else 0
+        if name in op.layer_parameters or _is_within(name, op.target):
+            layer += num_bytes
+            layer_split += split_bytes
+        else:
+            glue += num_bytes
+            glue_split += split_bytes
+    return _OpSizes(layer, 0 if split is None else layer - layer_split, glue, glue_split, trained)
 
 
 def _tensor(task: TaskGraph, name: str) -> Tensor:

@@ -4,7 +4,7 @@ several encoders look up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,24 +52,37 @@ class Tying:
                 alike.setdefault((of_name, table.is_trainable(name), alone), []).append(name)
         by_metaop: dict[str, list[TiedParameters]] = {}
         for names in alike.values():
-            num_bytes = sum(table.num_bytes(name) for name in names)
-            of_name = uses[names[0]]
-            for use in of_name if num_bytes else ():
-                tied = TiedParameters(
-                    op=use.position,
-                    parameter=names[0],
-                    num_bytes=num_bytes,
-                    keys=tuple(sorted({of_use.key for of_use in of_name})),
-                    is_trained=table.is_trainable(names[0]),
-                    is_split=use.is_split,
-                    is_split_by_any=any(of_use.is_split for of_use in of_name),
-                )
-                by_metaop.setdefault(use.metaop, []).append(tied)
-        return cls({name: tuple(sorted(tied_of, key=_order)) for name, tied_of in by_metaop.items()})
+            for metaop, tied in _tied(names, uses[names[0]], table):
+                by_metaop.setdefault(metaop, []).append(tied)
+        return cls({metaop: tuple(sorted(tied, key=_order)) for metaop, tied in by_metaop.items()})
 
     def of(self, metaop: str) -> tuple[TiedParameters, ...]:
         """What the ops of a MetaOp are tied to, by op."""
         return self.by_metaop.get(metaop, ())
+
+
+def _tied(
+    names: Sequence[str], uses: Sequence[_Use], table: ParameterTable
+) -> Iterator[tuple[str, TiedParameters]]:
+    """Yield what each use of some parameters that are used alike is tied to, with its MetaOp; nothing of
+    parameters without elements.
+    """
+    num_bytes = sum(map(table.num_bytes, names))
+    keys = tuple(sorted({use.key for use in uses}))
+    is_split_by_any = any(use.is_split for use in uses)
+    for use in uses if num_bytes else ():
+        yield (
+            use.metaop,
+            TiedParameters(
+                op=use.position,
+                parameter=names[0],
+                num_bytes=num_bytes,
+                keys=keys,
+                is_trained=table.is_trainable(names[0]),
+                is_split=use.is_split,
+                is_split_by_any=is_split_by_any,
+            ),
+        )
 
 
 def _uses(graph: WorkloadGraph, table: ParameterTable, split_of: SplitOf) -> dict[str, tuple[_Use, ...]]:
