@@ -14,6 +14,7 @@ from statistics import fmean
 from spindle_cli.account.compute import processor_overhead
 from spindle_cli.account.traffic import Traffic
 from spindle_cli.calibrate.reading import Run
+from spindle_cli.calibrate.times.factors import EQUAL
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import Profile
 
@@ -136,7 +137,8 @@ def processor_times(runs: Sequence[Beside]) -> float:
     if most is None:
         return 1.0
     told = _told_apart(runs, most)
-    return min(most, 1.0) if told is None else told
+    times = min(most, 1.0) if told is None else told
+    return 1.0 if abs(times - 1.0) <= EQUAL else times
 
 
 def _told_apart(runs: Sequence[Beside], most: float) -> float | None:

@@ -160,11 +160,7 @@ def _posted(step: MeasuredStep) -> Iterator[_Message]:
 
 
 def _sums_of(step: MeasuredStep, traffic: Traffic, cluster: Cluster) -> Iterator[tuple[str, Moved]]:
-    spans: dict[tuple[str, int], dict[int, MeasuredSpan]] = {}
-    for device, of_device_spans in enumerate(step.devices):
-        for span in of_device_spans:
-            if span.kind in ("sum", "gather") and span.group is not None:
-                spans.setdefault((span.kind, span.group), {})[device] = span
+    spans = _collective_spans(step)
     collectives = {
         (collective.kind.value, collective.group): collective for collective in traffic.collectives
     }
@@ -182,6 +178,16 @@ def _sums_of(step: MeasuredStep, traffic: Traffic, cluster: Cluster) -> Iterator
         predicted_s = together_s(collective, spread, cluster)
         if ended_s > begins_s:
             yield INTER if len(spread.counts) > 1 else INTRA, Moved(1, predicted_s, ended_s - begins_s)
+
+
+def _collective_spans(step: MeasuredStep) -> dict[tuple[str, int], dict[int, MeasuredSpan]]:
+    """Return, by kind and parameter group and then by device, the sums and gathers that a step noted."""
+    spans: dict[tuple[str, int], dict[int, MeasuredSpan]] = {}
+    for device, device_spans in enumerate(step.devices):
+        for span in device_spans:
+            if span.kind in ("sum", "gather") and span.group is not None:
+                spans.setdefault((span.kind, span.group), {})[device] = span
+    return spans
 
 
 def _posted_by_all_s(of_device: Mapping[int, MeasuredSpan]) -> float:

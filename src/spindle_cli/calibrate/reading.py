@@ -164,6 +164,7 @@ def _require_sets(run: Run, path: Path) -> None:
 
 
 def _require_sound(run: Run, path: Path) -> None:
+    """Refuse what is said of other slices or devices than the plan's, or of times that nothing takes."""
     plan, measured = run.plan, run.measured
     where = "slices" if run.tasks is None else f"task_sets: {', '.join(run.tasks)}: slices"
     indices = [measured_slice.slice for measured_slice in measured.slices]
@@ -177,17 +178,7 @@ def _require_sound(run: Run, path: Path) -> None:
             f"{path}: {where}: expected each of the plan's {len(plan.slices)} slices once, in order",
             hint="The file is damaged, or of a run by another plan; run the plan again.",
         )
-    iteration = measured.iteration
-    passes = [
-        pass_times
-        for measured_slice in measured.slices
-        for pass_times in (measured_slice, *measured_slice.shares)
-    ]
-    slices = [seconds for pass_times in passes for seconds in (pass_times.forward_s, pass_times.backward_s)]
-    devices_s = [
-        seconds for device in measured.devices for seconds in (device.optimizer_s, device.other_s or 0.0)
-    ]
-    most_s = max(iteration.predicted_s, iteration.measured_s, *slices, *devices_s)
+    most_s = max(_seconds_of(measured))
     if most_s > MOST_S:
         raise InputError(
             f"{path}: {most_s:g} s are no measurement; expected at most {MOST_S:g}",
@@ -198,6 +189,16 @@ def _require_sound(run: Run, path: Path) -> None:
         raise InputError(
             f"{path}: device {devices[0]} is not in the plan", hint="Give the folder of a run by this plan."
         )
+
+
+def _seconds_of(measured: PredictedVsMeasured) -> Iterator[float]:
+    """Yield every time that is measured of an iteration, its slices and devices, and what was predicted."""
+    yield from (measured.iteration.predicted_s, measured.iteration.measured_s)
+    for measured_slice in measured.slices:
+        for passes in (measured_slice, *measured_slice.shares):
+            yield from (passes.forward_s, passes.backward_s)
+    for device in measured.devices:
+        yield from (device.optimizer_s, device.other_s or 0.0)
 
 
 def require_belongs(run: Run, profile: Profile, profile_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
@@ -25,7 +26,6 @@ from spindle_cli.calibrate.moving import Moved, moved_in, times_of_links
 from spindle_cli.calibrate.predicting import NO_TIMES, predicted_again
 from spindle_cli.calibrate.reading import FEWEST_STEPS, Run, parts_of, read_run, require_belongs
 from spindle_cli.calibrate.times.curves import calibrated_metaops
-from spindle_cli.calibrate.times.factors import EQUAL
 from spindle_cli.calibrate.times.points import Points, all_runs, known_times, measured_points
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.files.artifact import write_json
@@ -139,45 +139,30 @@ def calibrated_by(runs: tuple[Run, ...], profile: Profile, *, for_links: bool = 
 
 
 def _calibrated_by(runs: tuple[Run, ...], profile: Profile, *, for_links: bool) -> Calibrated:
-    parts = parts_of(runs)
-    traffic = [traffic_of(part.plan) for part in parts]
-    seen = [seen_on(profile, part.plan.cluster) for part in parts]
-    communication = [
-        Beside.of(part, of_part_profile, moves)
-        for part, of_part_profile, moves in zip(parts, seen, traffic, strict=True)
-    ]
-    times = processor_times(communication)
-    if abs(times - 1.0) <= EQUAL:
-        times = 1.0
+    parts = [(part, traffic_of(part.plan)) for part in parts_of(runs)]
+    beside = [Beside.of(part, seen_on(profile, part.plan.cluster), traffic) for part, traffic in parts]
+    times = processor_times(beside)
     of_parts = [
-        measured_points(part, profile, of_run.stretches(times))
-        for part, of_run in zip(parts, communication, strict=True)
+        measured_points(part, profile, of_part.stretches(times))
+        for (part, _), of_part in zip(parts, beside, strict=True)
     ]
     by_type = of_types(profile)
-    points = {
-        kind: all_runs(by_kind[kind] for by_kind in of_parts if kind in by_kind)
-        for kind in by_type
-        if any(kind in by_kind for by_kind in of_parts)
-    }
-    moves_of = list(zip(parts, traffic, strict=True))
-    moved = _joined(moved_in(part, moves, part.plan.cluster) for part, moves in moves_of)
-    over_own = _joined(
-        moved_in(part, moves, with_links_of(part.plan.cluster, profile.links)) for part, moves in moves_of
+    points = _points_by_type(of_parts, by_type)
+    moved = _joined(moved_in(part, traffic, part.plan.cluster) for part, traffic in parts)
+    over_own_links = _joined(
+        moved_in(part, traffic, with_links_of(part.plan.cluster, profile.links)) for part, traffic in parts
     )
-    s_per_byte = update_s_per_byte(parts, profile)
-    of_part = iter(of_parts)
-    records = [_record(run, [next(of_part) for _ in run.parts], by_type) for run in runs]
+    s_per_byte = update_s_per_byte(parts_of(runs), profile)
+    measured = iter(of_parts)
+    records = [_record(run, list(islice(measured, len(run.parts))), by_type) for run in runs]
     record = Calibration(runs=_with(profile.calibration, records), links=times_of_links(moved))
     fields = {name: getattr(profile, name) for name in type(profile).model_fields}
     fields |= {
         "metaops": together(
             profile,
-            {
-                kind: calibrated_metaops(of_part_profile, points.get(kind, {}))
-                for kind, of_part_profile in by_type.items()
-            },
+            {kind: calibrated_metaops(of_type, points.get(kind, {})) for kind, of_type in by_type.items()},
         ),
-        "links": slower_links(profile.links, times_of_links(over_own)),
+        "links": slower_links(profile.links, times_of_links(over_own_links)),
         "processor": with_processor_times(profile.processor, times),
         "optimizer_s_per_byte": profile.optimizer_s_per_byte if s_per_byte is None else s_per_byte,
         "calibration": record,
@@ -186,6 +171,15 @@ def _calibrated_by(runs: tuple[Run, ...], profile: Profile, *, for_links: bool) 
     record = Calibration(runs=record.runs, links=record.links, held_up=share)
     made = Profile(**{**fields, "calibration": record})
     return Calibrated(made, profile, runs, points, moved, times, s_per_byte, for_links)
+
+
+def _points_by_type(of_parts: Sequence[Mapping[str, Points]], types: Iterable[str]) -> dict[str, Points]:
+    """Join, for each of a profile's types of device, what parts of runs have measured on it."""
+    return {
+        kind: all_runs(by_type[kind] for by_type in of_parts if kind in by_type)
+        for kind in types
+        if any(kind in by_type for by_type in of_parts)
+    }
 
 
 def held_up(runs: Sequence[Run], accounted: Profile, link_times: Mapping[str, float] = NO_TIMES) -> float:

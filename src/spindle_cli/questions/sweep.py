@@ -19,7 +19,7 @@ from spindle_cli.profile.types import Profile, TaskShare
 from spindle_cli.questions.compare import of_sets
 from spindle_cli.questions.edit import with_devices
 from spindle_cli.questions.on_cluster import OnCluster, on_cluster
-from spindle_cli.questions.spending import COST, known_figures
+from spindle_cli.questions.spending import COST, Figure, known_figures
 from spindle_cli.units import format_bytes, format_seconds
 
 # A step to more devices is worth it while each added one brings this part of what those before brought.
@@ -179,21 +179,25 @@ def sweep_table(result: Sweep) -> Table:
     for name in ("devices", *(["of types"] if is_mixed else []), *names, "peak memory", ""):
         table.add_column(name, justify="right" if name and name != "of types" else "left", no_wrap=True)
     for point in result.points:
-        devices = (str(point.num_devices), *([_types_of(point)] if is_mixed else []))
-        if point.iteration_s is None:
-            table.add_row(*devices, "no plan", *("" for _ in names), point.failure or "")
-            continue
-        table.add_row(
-            *devices,
-            format_seconds(point.iteration_s),
-            format_seconds(point.lower_bound_s or 0.0),
-            format_seconds(point.device_s or 0.0),
-            *(figure.cell(point) for figure in figures),
-            f"{point.efficiency or 0.0:.0%}",
-            format_bytes(point.peak_memory_bytes or 0),
-            "<- knee" if point.num_devices == result.knee else "",
-        )
+        types = [_types_of(point)] if is_mixed else []
+        mark = "<- knee" if point.num_devices == result.knee else ""
+        table.add_row(str(point.num_devices), *types, *_cells(point, figures, mark))
     return table
+
+
+def _cells(point: SweepPoint, figures: Sequence[Figure], mark: str) -> tuple[str, ...]:
+    """The cells of a row behind its devices; `mark`: the last one, where there is a plan."""
+    if point.iteration_s is None:
+        return ("no plan", *[""] * (len(figures) + 4), point.failure or "")
+    return (
+        format_seconds(point.iteration_s),
+        format_seconds(point.lower_bound_s or 0.0),
+        format_seconds(point.device_s or 0.0),
+        *(figure.cell(point) for figure in figures),
+        f"{point.efficiency or 0.0:.0%}",
+        format_bytes(point.peak_memory_bytes or 0),
+        mark,
+    )
 
 
 def _types_of(point: SweepPoint) -> str:

@@ -128,20 +128,7 @@ def build_report(
         InputError: the profile or the run belongs to another plan, a file of the run is malformed, or the
             plan names MetaOps, ops, devices or samples that do not exist, so that it cannot be drawn.
     """
-    unknown = next(iter(names_and_ranges(plan)), None) or next(
-        iter(rows_of_shares(plan, is_complete=bool(plan.metaops))), None
-    )
-    if unknown is not None:
-        raise InputError(
-            f"{where or 'the plan'}: cannot be drawn: {unknown}",
-            hint="`spindle check` lists all that is wrong with it.",
-        )
-    if profile is not None and profile.sha256() != plan.profile.sha256:
-        raise InputError(
-            f"{where or '--profile'}: the plan was made from another profile ({plan.profile.sha256[:19]}..., "
-            f"this one is {profile.sha256()[:19]}...)",
-            hint="Give the profile that `spindle plan` read, or plan again from this one.",
-        )
+    _require_drawable(plan, profile, where)
     violations = tuple(str(violation) for violation in check_plan(plan, profile))
     bound_s = plan.predicted.lower_bound_s
     by_task = rows_by(plan, {metaop.name: metaop.task for metaop in plan.metaops})
@@ -170,6 +157,24 @@ def build_report(
         work=() if simulation is None else tuple(work_views(simulation, profile, planned)),
         run=None if run_dir is None else run_view(plan, run_dir),
     )
+
+
+def _require_drawable(plan: Plan, profile: Profile | None, where: Path | None) -> None:
+    """Refuse a plan that names what does not exist, and a profile that it was not made from."""
+    unknown = next(iter(names_and_ranges(plan)), None) or next(
+        iter(rows_of_shares(plan, is_complete=bool(plan.metaops))), None
+    )
+    if unknown is not None:
+        raise InputError(
+            f"{where or 'the plan'}: cannot be drawn: {unknown}",
+            hint="`spindle check` lists all that is wrong with it.",
+        )
+    if profile is not None and profile.sha256() != plan.profile.sha256:
+        raise InputError(
+            f"{where or '--profile'}: the plan was made from another profile ({plan.profile.sha256[:19]}..., "
+            f"this one is {profile.sha256()[:19]}...)",
+            hint="Give the profile that `spindle plan` read, or plan again from this one.",
+        )
 
 
 def _cluster(plan: Plan) -> ClusterView:

@@ -97,19 +97,8 @@ def _merge(alike: Sequence[Alike], max_rows: int, num_devices: int) -> list[list
 
 def _row(plan: Plan, groups: Sequence[Alike], columns: int, column_s: float) -> Row:
     devices = tuple(sorted(device for members, _ in groups for device in members))
-    # Device-seconds of each slice in each column.
-    shares: list[dict[_Pass, float]] = [defaultdict(float) for _ in range(columns)]
-    busy_s = 0.0
-    for members, slices in groups:
-        for index in slices:
-            slice_ = plan.slices[index]
-            busy_s += len(members) * slice_.busy_s
-            for is_backward, (start_s, end_s) in enumerate(slice_.times_s):
-                first = min(int(start_s / column_s), columns - 1)
-                for column in range(first, min(int(end_s / column_s) + 1, columns)):
-                    overlap_s = min(end_s, (column + 1) * column_s) - max(start_s, column * column_s)
-                    if overlap_s > 0:
-                        shares[column][index, is_backward] += len(members) * overlap_s
+    busy_s = sum(len(members) * plan.slices[index].busy_s for members, slices in groups for index in slices)
+    shares = _device_seconds(plan, groups, columns, column_s)
     winners = [_winner(share, len(devices) * column_s) for share in shares]
     used = busy_s / (len(devices) * columns * column_s)
     cells = tuple(None if winner is None else winner[0] for winner in winners)
@@ -118,6 +107,22 @@ def _row(plan: Plan, groups: Sequence[Alike], columns: int, column_s: float) -> 
 
 
 _Pass = tuple[int, int]  # a slice, and 1 for its backward pass where that is told apart
+
+
+def _device_seconds(
+    plan: Plan, groups: Sequence[Alike], columns: int, column_s: float
+) -> list[dict[_Pass, float]]:
+    """Return, for each column, the device-seconds of each slice's pass in it."""
+    shares: list[dict[_Pass, float]] = [defaultdict(float) for _ in range(columns)]
+    for members, slices in groups:
+        for index in slices:
+            for is_backward, (start_s, end_s) in enumerate(plan.slices[index].times_s):
+                first = min(int(start_s / column_s), columns - 1)
+                for column in range(first, min(int(end_s / column_s) + 1, columns)):
+                    overlap_s = min(end_s, (column + 1) * column_s) - max(start_s, column * column_s)
+                    if overlap_s > 0:
+                        shares[column][index, is_backward] += len(members) * overlap_s
+    return shares
 
 
 def _winner(share: dict[_Pass, float], cell_s: float) -> _Pass | None:

@@ -114,21 +114,11 @@ def compare_runs(
     our_steps = list(read_metrics(runs.ours.run_dir))
     plain_steps = list(read_metrics(runs.plain.run_dir))
     _require_an_update(plain_steps)
-    with_draws = with_draws and all(
-        skip_alike(plain_steps, list(read_metrics(draw.run_dir))) for draw in runs.drawn
-    )
+    with_draws = with_draws and _all_skip_alike(runs, plain_steps)
     measured = _Measured(with_rounding, with_draws)
     by_island = [_compare_island(runs, number, measured) for number in range(runs.islands)]
     widest = max(tolerance, *(of_island.tolerance for of_island in by_island))
-    evaluations = compare_evaluations(
-        read_evaluations(runs.ours.run_dir),
-        list(read_evaluations(runs.plain.run_dir)),
-        widest,
-        metrics=dtype == "float64",
-        rounded=read_evaluations(runs.rounded.run_dir) if with_rounding and dtype == "float64" else (),
-        drawn=[read_evaluations(draw.run_dir) for draw in runs.drawn] if with_draws else (),
-        most=max(MOST_EXPLAINED[dtype], MOST_EXPLAINED_OF_STATE),
-    )
+    evaluations = _compare_evaluations_of(runs, widest, measured)
     initial, *others = together([of_island.checks for of_island in by_island])
     checks = (
         initial,
@@ -177,6 +167,25 @@ class _OfIsland:
     unused: tuple[str, ...]
     rounding: float | None
     tolerance: float
+
+
+def _all_skip_alike(runs: Runs, plain_steps: Sequence[StepMetrics]) -> bool:
+    """Whether all runs whose operators round once more have skipped the steps that the plain one has."""
+    return all(skip_alike(plain_steps, list(read_metrics(draw.run_dir))) for draw in runs.drawn)
+
+
+def _compare_evaluations_of(runs: Runs, tolerance: float, measured: _Measured) -> Check:
+    """Compare what runs have evaluated. Of metrics nothing is known but in float64."""
+    is_float64 = runs.arithmetic == "float64"
+    return compare_evaluations(
+        read_evaluations(runs.ours.run_dir),
+        list(read_evaluations(runs.plain.run_dir)),
+        tolerance,
+        metrics=is_float64,
+        rounded=read_evaluations(runs.rounded.run_dir) if measured.rounded and is_float64 else (),
+        drawn=[read_evaluations(draw.run_dir) for draw in runs.drawn] if measured.drawn else (),
+        most=max(MOST_EXPLAINED[runs.arithmetic], MOST_EXPLAINED_OF_STATE),
+    )
 
 
 def _compare_island(runs: Runs, number: int, measured: _Measured) -> _OfIsland:
@@ -320,49 +329,59 @@ def compare_evaluations(
             (comparing/spread.py), and by `most`.
     """
     tally = Tally(EVALUATIONS, tolerance)
-    last = {evaluation.task: evaluation for evaluation in plan}
-    moved = {evaluation.task: evaluation for evaluation in rounded}
-    draws = [{evaluation.task: evaluation.loss for evaluation in draw} for draw in drawn]
+    last, moved, draws = _by_task(plan), _by_task(rounded), [_by_task(draw) for draw in drawn]
     for expected in plain:
-        ours_found, where = last.get(expected.task), f"after step {expected.step}"
+        evaluation, where = last.get(expected.task), f"after step {expected.step}"
         name = f"evaluation of {expected.task}"
-        if ours_found is None or (ours_found.step, ours_found.num_samples) != (
-            expected.step,
-            expected.num_samples,
-        ):
-            said = (
-                "missing under the plan"
-                if ours_found is None
-                else f"of {ours_found.num_samples} samples after step {ours_found.step} under the plan, "
-                f"of {expected.num_samples} in plain PyTorch"
-            )
-            tally.add(Difference(name=name, where=where, problem=said))
+        problem = _mismatch(evaluation, expected)
+        if evaluation is None or problem is not None:
+            tally.add(Difference(name=name, where=where, problem=problem))
             continue
-        noisy = moved.get(ours_found.task, expected)
-        compared: list[tuple[str, Numbers]] = [("loss", (ours_found.loss, expected.loss, noisy.loss))]
-        for metric in sorted({*ours_found.metrics, *expected.metrics}) if metrics else ():
-            ours, theirs, by_noise = (
-                evaluation.metrics.get(metric) for evaluation in (ours_found, expected, noisy)
-            )
-            compared.append((metric, (ours, theirs, by_noise)))
-        for key, (ours, theirs, by_noise) in compared:
+        noisy = moved.get(expected.task, expected)
+        of_draws = [draw.get(expected.task) for draw in draws]
+        for key, (ours, theirs, by_noise) in _numbers(evaluation, expected, noisy, metrics=metrics):
             may = widened(tolerance, _difference(key, where, by_noise, theirs).relative or 0.0)
             difference = _difference(f"{name}: {key}", where, ours, theirs)
             if draws and key == "loss":
-                by_draw = [
-                    _difference(key, where, draw.get(expected.task), theirs).relative for draw in draws
-                ]
-                rounding = (
-                    0.0
-                    if None in by_draw
-                    else max(difference_or_none or 0.0 for difference_or_none in by_draw)
-                )
+                rounding = _rounding_of_loss(of_draws, expected.loss)
                 difference = difference.model_copy(update={"rounding": rounding})
                 explained = (difference.relative or math.inf) <= min(FACTOR * rounding, most)
                 tally.add(difference, may, explained=explained)
-                continue
-            tally.add(difference, may)
+            else:
+                tally.add(difference, may)
     return tally.check()
+
+
+def _by_task(evaluations: Iterable[Evaluation]) -> dict[str, Evaluation]:
+    """Return the last evaluation of each task."""
+    return {evaluation.task: evaluation for evaluation in evaluations}
+
+
+def _mismatch(evaluation: Evaluation | None, expected: Evaluation) -> str | None:
+    """Say that an evaluation by the plan is missing, or of other samples or another step than expected."""
+    if evaluation is None:
+        return "missing under the plan"
+    if (evaluation.step, evaluation.num_samples) == (expected.step, expected.num_samples):
+        return None
+    return (
+        f"of {evaluation.num_samples} samples after step {evaluation.step} under the plan, "
+        f"of {expected.num_samples} in plain PyTorch"
+    )
+
+
+def _numbers(
+    by_plan: Evaluation, plain: Evaluation, noisy: Evaluation, *, metrics: bool
+) -> Iterator[tuple[str, Numbers]]:
+    """Yield what is compared of evaluations: the loss, and each of the metrics that one of them has."""
+    yield "loss", (by_plan.loss, plain.loss, noisy.loss)
+    for metric in sorted({*by_plan.metrics, *plain.metrics}) if metrics else ():
+        yield metric, (by_plan.metrics.get(metric), plain.metrics.get(metric), noisy.metrics.get(metric))
+
+
+def _rounding_of_loss(draws: Sequence[Evaluation | None], loss: float) -> float:
+    """Return how far runs that round once more are from a loss, at most; 0 where that is not known of all."""
+    relative = [_difference("", "", None if draw is None else draw.loss, loss).relative for draw in draws]
+    return 0.0 if None in relative else max(size or 0.0 for size in relative)
 
 
 def _difference(name: str, where: str, ours: float | None, theirs: float | None) -> Difference:

@@ -316,10 +316,7 @@ def step_parameters(
     """
     skipped = None if scaling is None else scaling.unscale(optimizers)
     if stepped is not parameters:
-        for name, parameter in parameters.items():
-            copy = stepped[name]
-            copy.grad = None if parameter.grad is None else parameter.grad.to(copy.dtype)
-            parameter.grad = None
+        _move_gradients(parameters, stepped)
     by_norm, by_value = clipping
     if by_norm is not None:
         nn.utils.clip_grad_norm_(stepped.values(), by_norm)
@@ -337,6 +334,14 @@ def step_parameters(
             for name, parameter in parameters.items():
                 parameter.copy_(stepped[name])
     return skipped
+
+
+def _move_gradients(parameters: Mapping[str, nn.Parameter], copies: Mapping[str, nn.Parameter]) -> None:
+    """Give the gradients of parameters to copies of them, in the copies' numbers."""
+    for name, parameter in parameters.items():
+        copy = copies[name]
+        copy.grad = None if parameter.grad is None else parameter.grad.to(copy.dtype)
+        parameter.grad = None
 
 
 def generator_states(device: torch.device) -> list[Tensor]:

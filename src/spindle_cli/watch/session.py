@@ -299,15 +299,21 @@ def standing_of(
     """
     if not run_dir.is_dir():
         return Standing("gone")
-    claimed_s = [0.0 if claim.owner is None else claim.owner.since_s for claim in living_claims(run_dir)]
+    claimed_s = _claimed_s(run_dir)
     newest = events[-1] if events else None
     if newest is not None and newest.event in _ENDINGS:
-        if claimed_s and max(claimed_s) > newest.time_s:  # launched once more
+        if claimed_s is not None and claimed_s > newest.time_s:  # launched once more
             return Standing("starting")
         return Standing(_ENDINGS[newest.event], newest.message)
-    if claimed_s:
+    if claimed_s is not None:
         began_at = 0 if newest is None else newest.step
         return Standing("running" if (last_step or 0) > began_at else "starting")
     if (run_dir / PREDICTED_FILE).exists() and (total_steps is None or (last_step or 0) >= total_steps):
         return Standing("ended")
     return Standing("not begun" if newest is None and last_step is None else "lost")
+
+
+def _claimed_s(run_dir: Path) -> float | None:
+    """When the newest of the processes that still run a folder has begun; None where there is none."""
+    claims = living_claims(run_dir)
+    return max((0.0 if claim.owner is None else claim.owner.since_s for claim in claims), default=None)
