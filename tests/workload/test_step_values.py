@@ -15,7 +15,7 @@ from helpers.analysed import analysed
 from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.checks import check_workload
-from spindle_cli.workload.step_values import HELD_AS, AskedNumber, StepValues
+from spindle_cli.workload.step_values import HELD_AS, StepValues, WatchedNumber
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 SAMPLES = [{"x": torch.linspace(-1.0, 1.0, 4) * (index + 1)} for index in range(8)]
@@ -148,7 +148,7 @@ def test_torch_may_look_at_it() -> None:
 
 
 def test_what_is_computed_with_a_number_asks_as_well() -> None:
-    asked = AskedNumber(0.25, "net/beta")
+    asked = WatchedNumber(0.25, "net/beta")
     for found in (1 - asked, asked * 2, -asked, asked / 4, 2**asked, abs(asked)):
         with pytest.raises(WorkloadError, match="decides by net/beta"):
             bool(found > 0)

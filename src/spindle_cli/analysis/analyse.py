@@ -60,7 +60,7 @@ def analyse(
         WorkloadError: a task cannot be traced or run as it is written; with the place in the user's code and
             what to do.
     """
-    with StepValues.of(workload).asked():
+    with StepValues.of(workload).decisions_refused():
         return _Analyst(memo).analyse(workload, lengths or {}, evaluates=evaluates)
 
 
@@ -75,7 +75,7 @@ def analyse_for_others(
     raises.
     """
     analyst = _Analyst(memo)
-    with StepValues.of(workload).asked():
+    with StepValues.of(workload).decisions_refused():
         graph = analyst.analyse(workload, lengths or {}, evaluates=evaluates)
     training_memo = analyst.training.found()
     return graph, training_memo.with_more(analyst.evaluation.found()) if evaluates else training_memo

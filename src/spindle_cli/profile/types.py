@@ -584,10 +584,8 @@ class Profile(TrainedArtifact):
         """This profile, as a part of a profile of that hash."""
         return self._with(_sha256=sha256)
 
-    def asked_as(self, reference: Profile) -> Profile:
-        """This profile, for plans that share out and cut batches as those that are looked for of another
-        one.
-        """
+    def sharded_as(self, reference: Profile) -> Profile:
+        """Return this profile for plans that shard parameters and cut batches as those of another one do."""
         return self._with(
             _sharding=reference.sharding,
             _shard_weights=reference.shard_weights,

@@ -301,7 +301,7 @@ class SampleShapes:
     def __init__(self, task: str, profiled: Mapping[str, SampleShape] | None = None) -> None:
         """`profiled`: those that the task was profiled with; None for a size that differs."""
         self._task = task
-        self._known: dict[str, SampleShape] = dict(profiled or {})
+        self._expected: dict[str, SampleShape] = dict(profiled or {})
 
     def require(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Take a batch's, by field.
@@ -310,7 +310,7 @@ class SampleShapes:
             WorkloadError: one has another shape than those before.
         """
         for name, shape in shapes.items():
-            expected = self._known.setdefault(name, shape)
+            expected = self._expected.setdefault(name, shape)
             if not _fits(shape, expected):
                 shown = tuple("any" if size is None else size for size in expected)
                 raise WorkloadError(

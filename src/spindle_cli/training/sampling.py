@@ -51,7 +51,7 @@ class _Drawn:
         self._ends = [*accumulate(draw.probabilities.values())][:-1]
         self._seed = seed
         self._steps = {name: array("q") for name in self._names}
-        self._known = 0
+        self._counted_steps = 0
         self._lock = threading.Lock()
 
     def at(self, step: int) -> str:
@@ -64,10 +64,10 @@ class _Drawn:
     def before(self, task: str, step: int) -> int:
         """How many of the steps before this one draw a task."""
         with self._lock:
-            while self._known < step:
-                for number in range(self._known, self._known + _BLOCK):
+            while self._counted_steps < step:
+                for number in range(self._counted_steps, self._counted_steps + _BLOCK):
                     self._steps[self.at(number)].append(number)
-                self._known += _BLOCK
+                self._counted_steps += _BLOCK
             return bisect_left(self._steps[task], step)
 
 

@@ -106,18 +106,18 @@ class Arguments:
         return ", ".join([*map(str, self.args), *(f"{key}: {form}" for key, form in self.kwargs)])
 
 
-_found: WeakKeyDictionary[Task | FlowTask, Arguments] = WeakKeyDictionary()
+_arguments_by_task: WeakKeyDictionary[Task | FlowTask, Arguments] = WeakKeyDictionary()
 
 
 def arguments_of(task: Task | FlowTask) -> Arguments | None:
     """What the task's batches were found to be in this process; None: none was read."""
-    return _found.get(task)
+    return _arguments_by_task.get(task)
 
 
 def same_arguments(task: Task | FlowTask, alike: Task | FlowTask) -> None:
     """Let a task's batches be what those of another task, like this one, were found to be."""
-    if alike in _found:
-        _found[task] = _found[alike]
+    if alike in _arguments_by_task:
+        _arguments_by_task[task] = _arguments_by_task[alike]
 
 
 def call_forward(task: Task, fields: Mapping[str, Any], function: Callable[..., Any] | None = None) -> Any:
@@ -125,7 +125,7 @@ def call_forward(task: Task, fields: Mapping[str, Any], function: Callable[..., 
     the numbers of the step that are arguments of its forward.
     """
     call = partial(task.module if function is None else function, **arguments_of_step(task.module))
-    arguments = _found.get(task)
+    arguments = _arguments_by_task.get(task)
     return call(**fields) if arguments is None else arguments.call(call, fields)
 
 
@@ -137,7 +137,7 @@ def fields_of(task: Task | FlowTask, batch: Any) -> dict[str, Any]:
     """
     maker = _Maker(task)
     arguments = maker.arguments(batch)
-    earlier = _found.setdefault(task, arguments)
+    earlier = _arguments_by_task.setdefault(task, arguments)
     if earlier != arguments:
         raise WorkloadError(
             f"task {task.name!r}: batches have other parts from batch to batch: {earlier}, and {arguments}",

@@ -101,7 +101,7 @@ class _World(distributed_c10d._World):
     def default_pg(self) -> Any:
         """The group of all processes, for us."""
         group = self._default_pg
-        caller = _asked(sys._getframe(1))
+        caller = _caller_of(sys._getframe(1))
         if caller.is_told:
             return group
         called = caller.called
@@ -130,7 +130,7 @@ _ALONE = _Alone()
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Caller:
     """A question for the group of all processes: whether the answer is what is there, and the functions of
     torch.distributed that it came through, the innermost first.
     """
@@ -144,19 +144,19 @@ class _Asked:
         return next((name for name in reversed(self.through) if name != _WRAPPER), "group.WORLD")
 
 
-def _asked(frame: FrameType | None) -> _Asked:
+def _caller_of(frame: FrameType | None) -> _Caller:
     """Who asks; each of our own messages and sums asks several times."""
     through: list[str] = []
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_MESSAGES):  # what a step moves asks often, and nobody else goes through there
-            return _Asked(True, tuple(through))
+            return _Caller(True, tuple(through))
         if not _is_between(file) and not _is_passed(frame):
-            return _Asked(_is_of_ours(file) or _is_script(frame), tuple(through))
+            return _Caller(_is_of_ours(file) or _is_script(frame), tuple(through))
         if file.startswith(_DISTRIBUTED):
             through.append(frame.f_code.co_name)
         frame = frame.f_back
-    return _Asked(True, tuple(through))
+    return _Caller(True, tuple(through))
 
 
 def _is_passed(frame: FrameType) -> bool:

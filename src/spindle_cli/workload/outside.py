@@ -43,11 +43,11 @@ Answer = Callable[..., Any]
 
 
 @dataclass
-class Asked:
-    """What code has asked so far.
+class OutsideReads:
+    """What code has read so far of what is outside of a workload: clocks, the environment, files, chance.
 
     Attributes:
-        places: by what it has asked, 'file:line' where it did first; files that it reads are apart.
+        places: by what it has read, 'file:line' where it did first; files that it reads are apart.
         files: of each file that it has read, the same.
         chance: how often it has asked for the system's random numbers.
         moves: how far clocks and the like are from what is so; at 0 they say that.
@@ -68,13 +68,13 @@ class Asked:
             self.moves = before
 
 
-_listening: ContextVar[Asked | None] = ContextVar("_listening", default=None)
+_listening: ContextVar[OutsideReads | None] = ContextVar("_listening", default=None)
 
 
 @contextmanager
-def asked() -> Iterator[Asked]:
-    """Note what code asks inside, in this thread; not what it asks in another `asked` inside of this one."""
-    token = _listening.set(Asked())
+def noting_outside_reads() -> Iterator[OutsideReads]:
+    """Note what code inside reads from outside, in this thread, but for other such contexts in it."""
+    token = _listening.set(OutsideReads())
     try:
         with heard():
             listening = _listening.get()
@@ -96,7 +96,7 @@ def place_of_chance() -> str | None:
     return None if listening is None else listening.places.get(CHANCE)
 
 
-def _asker(name: str) -> tuple[Asked, str] | None:
+def _asker(name: str) -> tuple[OutsideReads, str] | None:
     """Who listens, and 'file:line' of the code that asks; None if it is not the user's, or nobody listens."""
     listening = _listening.get()
     if listening is None:
@@ -348,7 +348,7 @@ def _file_of(module: Any) -> Any:
 
 
 def _names_of_askers(held: dict[str, Any]) -> tuple[str, ...]:
-    asker_ids, values = _ids_asked(), list(held.items())
+    asker_ids, values = _replaced_ids(), list(held.items())
     if asker_ids.isdisjoint([id(value) for _, value in values]):
         return ()
     return tuple(name for name, value in values if id(value) in asker_ids)
@@ -365,7 +365,7 @@ def _is_installed(file: str) -> bool:
 
 
 @cache
-def _ids_asked() -> frozenset[int]:
+def _replaced_ids() -> frozenset[int]:
     return frozenset(id(getattr(module, name)) for module, name, _ in _STAND_INS)
 
 

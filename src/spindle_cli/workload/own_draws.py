@@ -163,15 +163,15 @@ class OwnDraws:
     def __init__(self, module: nn.Module | None) -> None:
         self._module = module
         self._runs = 0
-        self._known = [(generator, generator.get_state()) for generator in self._held()]
+        self._generator_states = [(generator, generator.get_state()) for generator in self._held()]
         self.follows = False  # it draws from one that somebody holds and nobody seeds in forward
         self.why_same: tuple[str, str | None] | None = None  # why, and where, each share would draw the same
 
     @contextmanager
     def seen(self) -> Iterator[None]:
         """See inside one run of the code."""
-        given = range(_UNTAKEN + 1, _UNTAKEN + 1 + len(self._known))
-        for (generator, _), seed in zip(self._known, given, strict=True):
+        given = range(_UNTAKEN + 1, _UNTAKEN + 1 + len(self._generator_states))
+        for (generator, _), seed in zip(self._generator_states, given, strict=True):
             generator.manual_seed(seed)
         before = {id(generator) for generator in self._held()}
         with draws_seen() as draws:
@@ -186,12 +186,12 @@ class OwnDraws:
                 why = "it draws from a generator that it seeds itself, the same numbers in every share"
                 self.why_same = self.why_same or (why, draws.place)
             else:  # one that nobody has seen before, as the file's own
-                self._known.append((generator, generator.get_state()))
+                self._generator_states.append((generator, generator.get_state()))
         self._runs += 1
 
     def finish(self) -> None:
         """Give generators their states back; those of the module last, which may be known twice."""
-        for generator, state in reversed(self._known):
+        for generator, state in reversed(self._generator_states):
             generator.set_state(state)
 
     def _is_held_since(self, before: Set[int], generator: torch.Generator) -> bool:

@@ -327,11 +327,11 @@ class StepValues:
                     place.put(value.now)
 
     @contextlib.contextmanager
-    def asked(self) -> Iterator[None]:
-        """Inside, code that decides by one of the numbers is refused."""
+    def decisions_refused(self) -> Iterator[None]:
+        """Refuse, inside, code that decides by one of the numbers."""
         for value in self.by_name.values():
             for place in value.places:
-                place.put(AskedNumber(value.now, value.name))
+                place.put(WatchedNumber(value.now, value.name))
         try:
             yield
         finally:
@@ -355,13 +355,13 @@ class TracedValues:
 
     def __init__(self, tracer: fx.Tracer, values_and_places: Sequence[tuple[str, Sequence[Place]]]) -> None:
         self._tracer = tracer
-        self._found = values_and_places
+        self._values_and_places = values_and_places
         self._now: list[tuple[Place, Any, fx.Proxy]] = []
 
     @contextlib.contextmanager
     def read(self) -> Iterator[None]:
         """Inside, forward reads them."""
-        for name, places in self._found:
+        for name, places in self._values_and_places:
             held = self._tracer.create_proxy("get_attr", name, (), {})
             proxy = self._tracer.create_proxy("call_function", number_of, (held,), {})
             self._now += [(place, place.get(), proxy) for place in places]
@@ -490,12 +490,12 @@ DECIDE_IN_SCHEDULE = (
 )
 
 
-class AskedNumber(float):
+class WatchedNumber(float):
     """The number of a step value; code other than torch's that compares it is refused."""
 
     name: str
 
-    def __new__(cls, value: float, name: str) -> AskedNumber:
+    def __new__(cls, value: float, name: str) -> WatchedNumber:
         """`name`: of the step value."""
         made = super().__new__(cls, value)
         made.name = name
@@ -526,7 +526,7 @@ def _is_other(module: str) -> bool:
 def _deciding(name: str) -> Callable[..., Any]:
     float_method: Callable[..., Any] = getattr(float, name)
 
-    def ask(self: AskedNumber, *others: Any) -> Any:
+    def ask(self: WatchedNumber, *others: Any) -> Any:
         if not _is_other(str(sys._getframe(1).f_globals.get("__name__"))):
             raise decides(self.name, place_of_caller())
         return float_method(self, *others)
@@ -537,9 +537,9 @@ def _deciding(name: str) -> Callable[..., Any]:
 def _computing(name: str) -> Callable[..., Any]:
     float_method: Callable[..., Any] = getattr(float, name)
 
-    def compute(self: AskedNumber, *others: Any) -> Any:
+    def compute(self: WatchedNumber, *others: Any) -> Any:
         result = float_method(self, *others)
-        return AskedNumber(result, self.name) if isinstance(result, float) else result
+        return WatchedNumber(result, self.name) if isinstance(result, float) else result
 
     return compute
 
@@ -559,9 +559,9 @@ for _name in (
     "trunc",
     "floordiv",
 ):
-    setattr(AskedNumber, f"__{_name}__", _deciding(f"__{_name}__"))
+    setattr(WatchedNumber, f"__{_name}__", _deciding(f"__{_name}__"))
 for _name in ("add", "sub", "mul", "truediv", "pow", "mod"):
-    setattr(AskedNumber, f"__{_name}__", _computing(f"__{_name}__"))
-    setattr(AskedNumber, f"__r{_name}__", _computing(f"__r{_name}__"))
+    setattr(WatchedNumber, f"__{_name}__", _computing(f"__{_name}__"))
+    setattr(WatchedNumber, f"__r{_name}__", _computing(f"__r{_name}__"))
 for _name in ("neg", "abs", "pos"):
-    setattr(AskedNumber, f"__{_name}__", _computing(f"__{_name}__"))
+    setattr(WatchedNumber, f"__{_name}__", _computing(f"__{_name}__"))

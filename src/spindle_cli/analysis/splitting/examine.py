@@ -27,7 +27,7 @@ from spindle_cli.analysis.tracing.shapes import leaves_of
 from spindle_cli.analysis.unread import Unread
 from spindle_cli.workload.building.attributes import Before, Changes, swapped_tensors
 from spindle_cli.workload.building.writes import memory_of, written_by
-from spindle_cli.workload.outside import asked
+from spindle_cli.workload.outside import noting_outside_reads
 from spindle_cli.workload.own_draws import OwnDraws
 from spindle_cli.workload.refuse import place_of_error
 
@@ -187,7 +187,7 @@ class _Runs:
         self.tapes.append(tape)
         with contextlib.ExitStack() as stack:
             self.normalised.append(stack.enter_context(by_fixed_statistics(self.module)))
-            stack.enter_context(stack.enter_context(asked()).moved(position))
+            stack.enter_context(stack.enter_context(noting_outside_reads()).moved(position))
             result = _run_watched(self.run, given, tape, self.changes, self.draws, self.module, stack)
             self.results.append(result)
             if self.module is not None and position == 0:

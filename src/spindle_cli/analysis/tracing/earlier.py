@@ -31,7 +31,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import Changes, Memories
 from spindle_cli.workload.building.contents import Leftover, last_name
 from spindle_cli.workload.graph import CONSTANT
-from spindle_cli.workload.outside import Asked
+from spindle_cli.workload.outside import OutsideReads
 from spindle_cli.workload.own_draws import draws_by_itself
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.step_values import asks_no_values
@@ -113,7 +113,7 @@ def refuse_earlier(
         raise _refusal(task, names, operators, read)
 
 
-def refuse_outside(task: Task, first: fx.Graph, queries: Asked, again: Callable[[], fx.Graph]) -> None:
+def refuse_outside(task: Task, first: fx.Graph, queries: OutsideReads, again: Callable[[], fx.Graph]) -> None:
     """Refuse a forward that computes between operators with what it has asked the world around it: a clock,
     the number of its process, a file.
 

@@ -61,7 +61,7 @@ from spindle_cli.workload.building.writes import NotingWrites, RefusingWrites
 from spindle_cli.workload.fields import fields_of
 from spindle_cli.workload.moving import DECLARE
 from spindle_cli.workload.one_process import collective_of_error, refuse_call
-from spindle_cli.workload.outside import asked
+from spindle_cli.workload.outside import noting_outside_reads
 from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, PythonDraws
 from spindle_cli.workload.refuse import place_inside, place_of_error, refusal
 
@@ -188,7 +188,7 @@ class Observer:
 
         described = pytree.tree_map(_describe, (args, kwargs))
         unnumbered, numbered = (f"{text} {described}" for text in self.kinds.behaviours(module))
-        with asked():  # no question of forward's own
+        with noting_outside_reads():  # no question of forward's own
             output, left = self._calls.of((unnumbered, numbered), module, find)
         if left is not None:
             self.left[self.kinds.behaviour(module)] = LeftBehind(*left)

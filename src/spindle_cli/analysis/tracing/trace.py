@@ -75,7 +75,7 @@ from spindle_cli.workload.graph import made_of as nodes_behind
 from spindle_cli.workload.graph import reached
 from spindle_cli.workload.moving import DECLARE, Move
 from spindle_cli.workload.one_process import collective_of_error, is_of_distributed, refuse_call
-from spindle_cli.workload.outside import asked
+from spindle_cli.workload.outside import noting_outside_reads
 from spindle_cli.workload.own_draws import unseeded
 from spindle_cli.workload.parameters import root_of
 from spindle_cli.workload.reads import Reads
@@ -561,7 +561,7 @@ def _traced(
     memories, left = Memories.of(task.module), Changes()
     observer.is_tracing = True
     try:
-        with asked() as questions:
+        with noting_outside_reads() as questions:
             with says_what_operators_leave(task.module, observer.attributes, lambda: trace()):
                 tracer, moves, graph = trace()
             memories.compare(left)

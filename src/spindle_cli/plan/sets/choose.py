@@ -226,7 +226,7 @@ def of_tasks(profile: Profile, tasks: Collection[str]) -> Profile:
     metaops = tuple(metaop for metaop in profile.metaops if metaop.task in tasks)
     just_these = TaskShare(tasks=tuple(tasks), share=1.0)
     made = Profile(**{**fields, "metaops": metaops, "task_sets": (just_these,)})
-    return made.asked_as(profile)
+    return made.sharded_as(profile)
 
 
 @dataclass(frozen=True)

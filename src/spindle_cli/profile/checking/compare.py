@@ -72,7 +72,7 @@ class OpShares:
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self._module = op_module(task, op)
         self._share_module = share_module(task, op)
-        self._known = inputs
+        self._given = inputs
         self._cotangents: dict[str, Tensor] = {}
         self.watch = Watch()  # of the whole batch
         self.written_backward: tuple[str, ...] = ()  # parameters, as `whole` has seen
@@ -275,7 +275,7 @@ class OpShares:
         counter = LossCounter(self._task.root, shares)
         counted = torch.zeros(shares.num_counts, dtype=torch.float64)
         for first, last in pairwise(cuts):
-            rows = {name: self._known[name][first:last] for name in counter.fields}
+            rows = {name: self._given[name][first:last] for name in counter.fields}
             counted += counter.count(rows, share_of_samples(last - first, cuts[-1], 1))
         return counted.unbind()
 

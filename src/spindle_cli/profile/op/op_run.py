@@ -238,7 +238,7 @@ class SavedStorages:
     """Context that notes every storage that autograd saves in it, once; those of `known` tensors not."""
 
     def __init__(self, counted: Sequence[Tensor]) -> None:
-        self._known = {tensor.untyped_storage()._cdata for tensor in counted}
+        self._counted = {tensor.untyped_storage()._cdata for tensor in counted}
         # Storages are told apart by address, so their tensors have to live as long as they are compared.
         self._saved: dict[int, Tensor] = {}
         self._hooks = SavedTensorsHooks(self._note, lambda tensor: tensor)
@@ -268,7 +268,7 @@ class SavedStorages:
 
     def _note(self, tensor: Tensor) -> Tensor:
         for part in dense_parts(tensor):
-            if memory_of(part) not in self._known:
+            if memory_of(part) not in self._counted:
                 # Of a factor that is a number, as in 0.1 * x, operations take the number alone.
                 self._saved.setdefault(memory_of(part), part.detach() if part.requires_grad else part)
         return tensor

@@ -240,14 +240,14 @@ _END = object()
 
 
 @dataclass(frozen=True)
-class Piece(Generic[T]):
+class MadeBatch(Generic[T]):
     """What was made of a batch, and of the first of each worker a digest of its first sample."""
 
     made: T
     digest: str | None
 
 
-class StreamPass(IterableDataset[Piece[T]]):
+class StreamPass(IterableDataset[MadeBatch[T]]):
     """One pass over a task's stream, batch by batch. Samples that fill no batch at its end are left out, or
     (`keeps_rest`) are a smaller one.
 
@@ -276,7 +276,7 @@ class StreamPass(IterableDataset[Piece[T]]):
         """Begin there the next time."""
         self._begins_at = self._place = dict(state)
 
-    def __iter__(self) -> Iterator[Piece[T]]:
+    def __iter__(self) -> Iterator[MadeBatch[T]]:
         info = get_worker_info()
         worker = 0 if info is None else info.id
         begins_at, self._begins_at = self._begins_at, {"samples": 0, "dataset": None, "iterator": None}
@@ -306,7 +306,7 @@ class StreamPass(IterableDataset[Piece[T]]):
             return batch
 
         while (made := self._make(load)) is not None:
-            yield Piece(made, digest)
+            yield MadeBatch(made, digest)
 
     def _begun(self, worker: int, place: Mapping[str, Any]) -> tuple[Iterator[Any], int]:
         """The dataset's iterator at that place, and how many samples it was asked for before."""

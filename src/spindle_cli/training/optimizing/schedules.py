@@ -204,13 +204,13 @@ class TaskWeights:
 
     def __init__(self, train: TrainSettings, tasks: Iterable[Task | FlowTask]) -> None:
         """Raises WorkloadError: the settings name a task that is not there, or a function that is not."""
-        self._own = {task.name: float(task.weight) for task in tasks}
-        self._asked = train.task_weights
+        self._task_weights = {task.name: float(task.weight) for task in tasks}
+        self._setting = train.task_weights
         self._function: Callable[..., Any] | None = None
-        if isinstance(self._asked, str):
-            self._function = imported(self._asked, _KEY)
+        if isinstance(self._setting, str):
+            self._function = imported(self._setting, _KEY)
         else:
-            for name in self._asked or ():
+            for name in self._setting or ():
                 self._require_known(name)
 
     def at(self, step: int) -> dict[str, float]:
@@ -220,34 +220,34 @@ class TaskWeights:
             WorkloadError: the user's function fails, or gives something else than finite numbers by task.
         """
         if self._function is not None:
-            return self._own | self._of_function(self._function, step)
-        assert not isinstance(self._asked, str), "a function is imported"
-        points = (self._asked or {}).items()
-        return self._own | {name: between(given, step) for name, given in points}
+            return self._task_weights | self._of_function(self._function, step)
+        assert not isinstance(self._setting, str), "a function is imported"
+        points = (self._setting or {}).items()
+        return self._task_weights | {name: between(given, step) for name, given in points}
 
     def _of_function(self, function: Callable[..., Any], step: int) -> dict[str, float]:
         try:
             weights = function(step)
         except Exception as error:
             raise WorkloadError(
-                f"{_KEY}: {self._asked} failed for step {step}: {type(error).__name__}: {error}"
+                f"{_KEY}: {self._setting} failed for step {step}: {type(error).__name__}: {error}"
                 f"{where_raised(error)}"
             ) from error
         if not isinstance(weights, Mapping):
             raise WorkloadError(
-                f"{_KEY}: {self._asked} gave {weights!r:.80} for step {step}; expected weights by task"
+                f"{_KEY}: {self._setting} gave {weights!r:.80} for step {step}; expected weights by task"
             )
         for name, weight in weights.items():
             self._require_known(name)
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
                 raise WorkloadError(
-                    f"{_KEY}: {self._asked} gave {weight!r:.80} for task {name!r} at step {step}; expected "
+                    f"{_KEY}: {self._setting} gave {weight!r:.80} for task {name!r} at step {step}; expected "
                     "a finite number"
                 )
         return {name: float(weight) for name, weight in weights.items()}
 
     def _require_known(self, name: str) -> None:
-        if name not in self._own:
+        if name not in self._task_weights:
             raise WorkloadError(
-                f"{_KEY}: there is no task {shown(name)}; the tasks are {', '.join(self._own)}"
+                f"{_KEY}: there is no task {shown(name)}; the tasks are {', '.join(self._task_weights)}"
             )

@@ -84,7 +84,7 @@ def _set_by(cls: type, workload: Workload) -> Iterator[_Set]:
     for function in reads.functions:
         tree = _tree_of(function)
         if tree is not None:
-            yield from _Setting(function, self_name=_own_name(function, workload)).found_in(tree)
+            yield from _Setting(function, self_name=_own_name(function, workload)).names_set_in(tree)
 
 
 def _own_name(function: FunctionType, workload: Workload) -> str | None:
@@ -117,10 +117,10 @@ class _Setting:
 
     def __init__(self, function: FunctionType, self_name: str | None) -> None:
         self._code: CodeType = function.__code__
-        self._own = self_name
+        self._self_name = self_name
         self._globals: set[str] = set()
 
-    def found_in(self, tree: ast.AST) -> Iterator[_Set]:
+    def names_set_in(self, tree: ast.AST) -> Iterator[_Set]:
         """All that it sets."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Global):
@@ -133,7 +133,7 @@ class _Setting:
 
     def _name_set(self, node: Any) -> str | None:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            is_own = isinstance(node.value, ast.Name) and node.value.id == self._own
+            is_own = isinstance(node.value, ast.Name) and node.value.id == self._self_name
             return None if is_own else node.attr
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in self._globals:
             return node.id
