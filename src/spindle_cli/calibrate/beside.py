@@ -142,8 +142,8 @@ def processor_times(runs: Sequence[Beside]) -> float:
 
 
 def _told_apart(runs: Sequence[Beside], most: float) -> float | None:
-    """With which costs the seconds that are left of an op on the same share of a batch agree best; None where
-    they agree without any change, or hardly better with one.
+    """Find with which costs the seconds that are left of an op on equal shares of a batch agree best; None
+    where they agree without any change, or hardly better with one.
     """
     shares = [key for run in runs for key, _ in run.own_s(1.0)]
     free = len(shares) - len(set(shares)) - 1
@@ -166,7 +166,7 @@ def _disagreement(runs: Sequence[Beside], times: float) -> float:
 
 
 def _least(of: Callable[[float], float], most: float) -> float:
-    """Where a function is least between 0 and `most`: the best of a grid, and around it by thirds."""
+    """Find where a function is least between 0 and `most`: the best of a grid, and around it by thirds."""
     best = min(range(_GRID + 1), key=lambda number: of(most * number / _GRID))
     low, high = most * max(best - 1, 0) / _GRID, most * min(best + 1, _GRID) / _GRID
     for _ in range(_THIRDS):

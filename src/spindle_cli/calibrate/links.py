@@ -48,7 +48,7 @@ def _as_link(measured: MeasuredLink) -> Link:
 
 
 def unlike_links(profile: Profile, cluster: Cluster) -> tuple[str, ...]:
-    """Where a profile was calibrated by runs over links that are much slower than a cluster's, for people."""
+    """Say, for people, which links of a profile's runs were much slower than a cluster's."""
     if profile.calibration is None:
         return ()
     lines: list[str] = []

@@ -46,7 +46,7 @@ class Moved:
 
 
 def moved_in(run: Run, traffic: Traffic, cluster: Cluster) -> dict[tuple[str, str], Moved]:
-    """By kind of link and what moved ("messages", "sums"), all that was seen.
+    """Return all that was seen to move, by kind of link and what moved ("messages", "sums").
 
     Args:
         traffic: of the run's plan.
@@ -65,7 +65,7 @@ def moved_in(run: Run, traffic: Traffic, cluster: Cluster) -> dict[tuple[str, st
 
 
 def messages_seen(run: Run, traffic: Traffic, cluster: Cluster) -> Mapping[str, Moved]:
-    """By kind of link, the messages that were seen to arrive."""
+    """Return the messages that were seen to arrive, by kind of link."""
     total = {INTRA: Moved(), INTER: Moved()}
     for step in _steps(run.timeline):
         for kind, moved in _messages_of(step, run, _gathered(traffic), cluster):
@@ -74,7 +74,7 @@ def messages_seen(run: Run, traffic: Traffic, cluster: Cluster) -> Mapping[str, 
 
 
 def sums_seen(run: Run, traffic: Traffic, cluster: Cluster) -> Mapping[str, Moved]:
-    """By kind of link (the slower one that its devices use), the sums and gathers that were noted."""
+    """Return the sums and gathers that were noted, by kind of link (the slower one that its devices use)."""
     total = {INTRA: Moved(), INTER: Moved()}
     for step in _steps(run.timeline):
         for kind, moved in _sums_of(step, traffic, cluster):
@@ -83,7 +83,7 @@ def sums_seen(run: Run, traffic: Traffic, cluster: Cluster) -> Mapping[str, Move
 
 
 def times_of_links(moved: Mapping[tuple[str, str], Moved]) -> dict[str, float]:
-    """By kind of link, how many times as long as predicted all took that moved over it."""
+    """Return how many times as long as predicted all took that moved, by kind of link."""
     of_kind: dict[str, Moved] = {}
     for (kind, _), of_traffic in sorted(moved.items()):
         of_kind[kind] = of_kind.get(kind, Moved()) + of_traffic

@@ -74,7 +74,7 @@ class Calibrated:
 
     @property
     def link_times(self) -> dict[str, float]:
-        """By kind of link, how many times as long as predicted all took that was seen to move."""
+        """How many times as long as predicted all took that was seen to move, by kind of link."""
         return times_of_links(self.moved)
 
     @property
@@ -234,7 +234,7 @@ def _record(
 
 
 def _with(before: Calibration | None, records: Sequence[CalibratedRun]) -> tuple[CalibratedRun, ...]:
-    """Those of earlier calibrations first; a run that is taken again counts once."""
+    """Return the runs of earlier calibrations and new ones; a run that is taken again counts once."""
     again = {record.sha256 for record in records}
     earlier = () if before is None else before.runs
     return (*(record for record in earlier if record.sha256 not in again), *records)

@@ -317,7 +317,7 @@ class _MetaOpAssembly:
         return ()
 
     def _loss_chunks(self, valid: Sequence[int]) -> dict[int, int]:
-        """By the samples of a share, how many chunks its loss is computed in, where there are several."""
+        """Return how many chunks a share's loss is computed in, by its samples, where there are several."""
         timings_by_rows = {self._batch_size // dp: self._timings(dp) for dp in reversed(valid)}
         chunks = {
             rows: max(timing.loss_chunks for timing in ops) for rows, ops in timings_by_rows.items() if ops
@@ -385,7 +385,7 @@ class _MetaOpAssembly:
         return 0 if split is None or split.experts is None else min(split.experts.modules.values())
 
     def _output_bytes(self, op: Op) -> int:
-        """Bytes that the op hands on, whole batch; a loss is handed to nobody."""
+        """Return the bytes of a whole batch that the op hands on; a loss is handed to nobody."""
         return sum(self._times.value_bytes(self._task.values[name]) for name in op.outputs)
 
     def _ref(self, op: Op) -> OpRef:

@@ -64,5 +64,5 @@ class Matrix(Model):
     flops_per_s: Annotated[float, Field(gt=0)] | None = None
 
     def rebatched(self, ratio: float) -> Matrix:
-        """This matrix's use by a batch of `ratio` times as many samples."""
+        """Return this matrix's use by a batch of `ratio` times as many samples."""
         return self.model_copy(update={"tokens": ceil(self.tokens * ratio)})

@@ -147,7 +147,7 @@ class OpMemory(Model):
     selective_bytes: tuple[Bytes, Bytes] | None = None
 
     def rebatched(self, ratio: float) -> OpMemory:
-        """This op's memory for a batch of `ratio` times as many samples."""
+        """Return this op's memory for a batch of `ratio` times as many samples."""
         scaled = self.with_pairs(lambda fixed, whole: (fixed, round(whole * ratio)))
         return scaled.model_copy(update={"joined_bytes": round(self.joined_bytes * ratio)})
 

@@ -333,7 +333,7 @@ def _of_type(cluster: Cluster | None, device: str | None) -> Cluster | None:
 
 
 def _checked(analysed: Analysed, settings: CheckSettings | None, audience: Audience) -> Analysed:
-    """With what its ops were found to do by numbers; those that differ by shares are left whole, and it is
+    """Check a workload's ops by numbers. Those that differ by shares are left whole from then on, and it is
     said.
     """
     if settings is None:

@@ -140,7 +140,7 @@ class Measurements(Model):
 
 
 class WorkloadRef(Model):
-    """Which workload: its name, the fingerprint of its MetaGraph, and how to load it again.
+    """A reference to a workload: its name, the fingerprint of its MetaGraph, and how to load it again.
 
     Attributes:
         name: The workload's name.
@@ -223,7 +223,7 @@ class Calibration(Model):
 
 
 class Device(Model):
-    """What curves are of.
+    """A type of device that curves are of.
 
     Attributes:
         type: 'cpu', 'cuda', or a listed device such as 'a800-80gb'.
@@ -502,7 +502,7 @@ class TrainedArtifact(Artifact):
 
     @property
     def training(self) -> dict[str, Any]:
-        """These numbers by their keys."""
+        """The settings of the training, by their keys."""
         names = set(TrainedArtifact.model_fields) - {"schema_"}
         return {name: getattr(self, name) for name in type(self).model_fields if name in names}
 
@@ -569,19 +569,19 @@ class Profile(TrainedArtifact):
         return self._equal_shares
 
     def in_equal_shares(self) -> Profile:
-        """This profile, for plans of equal shares."""
+        """Return this profile for plans of equal shares."""
         return self._with(_equal_shares=True)
 
     def sharded(self, sharding: ShardingOf) -> Profile:
-        """This profile, for plans that share parameters out so."""
+        """Return this profile for plans that shard parameters so."""
         return self._with(_sharding=dict(sharding))
 
     def weighted(self, weights: ShardWeights) -> Profile:
-        """This profile, for plans whose devices have such parts of what they share out."""
+        """Return this profile for plans whose devices have shards of such sizes."""
         return self._with(_shard_weights=weights)
 
     def of_file(self, sha256: str) -> Profile:
-        """This profile, as a part of a profile of that hash."""
+        """Return this profile as a part of a profile of that hash."""
         return self._with(_sha256=sha256)
 
     def sharded_as(self, reference: Profile) -> Profile:
@@ -597,7 +597,7 @@ class Profile(TrainedArtifact):
         return self._sha256 or super().sha256()
 
     def with_metaops(self, metaops: Sequence[MetaOpProfile]) -> Profile:
-        """This profile with other MetaOps, which are not looked at again."""
+        """Return this profile with other MetaOps, which are not looked at again."""
         return self._with(metaops=tuple(metaops))
 
     def _with(self, **changes: Any) -> Profile:
@@ -637,7 +637,7 @@ class Profile(TrainedArtifact):
 
     @property
     def compiled_by(self) -> str | None:
-        """By what torch.compile compiled the layers that were measured; None: by nothing."""
+        """The backend of torch.compile for the layers that were measured; None where it was not used."""
         backend = self.environment.get("compile")
         return backend if isinstance(backend, str) else None
 

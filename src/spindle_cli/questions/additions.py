@@ -150,7 +150,7 @@ def _wanted(name: str, num_added: int, profile: Profile, cluster: Cluster) -> Wa
 
 
 def _no_nodes_of(name: str, option: str, profile: Profile, cluster: Cluster) -> UsageError:
-    """Nothing says the nodes, the links and the price of a type that the cluster does not have."""
+    """Refuse a type that the cluster does not have: nothing says its nodes, links and price."""
     have = ", ".join(
         f"{group.device} (group {group.name})" if group.name else group.device for group in cluster.nodes
     )
@@ -218,7 +218,7 @@ def additions(
 
 
 def _least(rows: Sequence[Addition]) -> dict[Aim, float]:
-    """By each measure that is known, what the best of the additions has."""
+    """Return what the best of the additions has, by each measure that is known."""
     values_by_aim = {
         aim: [value for row in rows if (value := measure.value(row)) is not None]
         for aim, measure in _MEASURES.items()

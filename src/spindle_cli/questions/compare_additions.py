@@ -224,7 +224,7 @@ def label(row: ComparedAddition | None) -> str:
 
 
 def _seconds(compared: ComparedCluster, place: int) -> str:
-    """With how many times as fast it is as the same strategy with nothing added."""
+    """Say an iteration's seconds, and how many times as fast that is as with nothing added."""
     row = compared.strategies[place]
     if row.iteration_s is None:
         return "no plan"

@@ -133,7 +133,7 @@ def with_devices(cluster: Cluster, num_devices: int) -> Cluster:
 
 
 def with_one_more(cluster: Cluster, device: str) -> Cluster:
-    """With one more device of a type, in the last node that has any."""
+    """Return a cluster with one more device of a type, in the last node that has any."""
     place = max(number for number, group in enumerate(cluster.nodes) if group.device == device)
     group = cluster.nodes[place]
     larger = group.model_copy(update={"devices": group.devices + 1})
@@ -147,7 +147,7 @@ def with_one_more(cluster: Cluster, device: str) -> Cluster:
 
 
 def with_more_nodes(cluster: Cluster, place: int, num_nodes: int) -> Cluster:
-    """With more nodes of the group at `place` in the cluster file; devices of later groups move up."""
+    """Return a cluster with more nodes of the group at `place` in its file; later devices move up."""
     group = cluster.nodes[place]
     larger = group.model_copy(update={"count": group.count + num_nodes})
     return cluster.changed(

@@ -109,7 +109,7 @@ def _other(size: OtherSize, bound_s: float) -> str:
 
 
 def reason_table(explanation: Explanation) -> Table | str:
-    """For each MetaOp, the taken numbers of devices and their neighbours, with what each wastes."""
+    """Make a table of each MetaOp's taken numbers of devices and their neighbours, with what each wastes."""
     if not explanation.reasons:
         return ""
     table = _table("why these devices: each choice at the price that the program puts on seconds and devices")
@@ -188,7 +188,7 @@ def _cells(row: OuterSteps) -> tuple[str, str, str]:
 
 
 def islands_text(settings: OtherSettings | None) -> str:
-    """From where on islands save time, and who says these settings."""
+    """Say from where on islands save time, and what says these settings."""
     if settings is None:
         return ""
     inner = f"an iteration takes {format_seconds(settings.inner_s)} without outer steps"
@@ -205,7 +205,7 @@ def islands_text(settings: OtherSettings | None) -> str:
 
 
 def _from(settings: OtherSettings) -> str:
-    """From which `every` on each number of bits saves time."""
+    """Say from which `every` on each number of bits saves time."""
     from_which = [
         f"{of_bits.saves_from} in {of_bits.bits} bits"
         for of_bits in settings.of_bits
@@ -276,7 +276,7 @@ def _instead(taken: Taken, reason: TypeReason) -> str:
 
 
 def _shares(taken: Taken, reason: TypeReason) -> str:
-    """Which shares are whose, how far apart they end, and whether another cut would end earlier."""
+    """Say which shares are whose, how far apart they end, and whether another cut would end earlier."""
     of = " of a micro-batch" if reason.micro_batches > 1 else ""
     seconds = [share.share_s for share in taken.shares]
     listed = ", ".join(map(_share, taken.shares))

@@ -122,7 +122,7 @@ def watts_of(group: NodeGroup) -> float | None:
 
 
 def _idle_s(plan: Plan) -> list[float]:
-    """By device, seconds of the schedule in which it runs no slice."""
+    """Return the seconds of the schedule in which each device runs no slice."""
     left_s = [plan.predicted.compute_s] * plan.cluster.num_devices
     for slice_ in plan.slices:
         for device in slice_.devices:

@@ -70,7 +70,9 @@ def rows_by(plan: Plan, band_of: Mapping[str, str]) -> Rows:
 
 
 def _pack(slices: Sequence[Slice]) -> list[int]:
-    """Offset of each slice: the lowest that is free while it runs, and its MetaOp's last one if that is."""
+    """Return each slice's offset: its MetaOp's last one if that is free while it runs, else the lowest that
+    is.
+    """
     offsets = [0] * len(slices)
     placed: list[int] = []
     last_of: dict[str, int] = defaultdict(int)
@@ -240,7 +242,7 @@ def step_flops(plan: Plan) -> float | None:
 
 
 def flops_over_time(simulation: Simulation) -> tuple[FlopsStep, ...] | None:
-    """Each change of what the cluster does, ascending from 0 s on, the last one to nothing; None where the
+    """Return each change of what the cluster does, ascending from 0 s, the last to nothing; None where the
     profile has not counted all operations.
 
     A device does its share of a pass evenly over the time that it computes it, whatever it waits for in

@@ -125,7 +125,7 @@ def _round_up(seconds: float) -> float:
 
 
 def _wave_axis(plan: Plan, grid: Grid) -> str:
-    """Each wave's index where it starts, as far as there is room."""
+    """Write each wave's index where it starts, as far as there is room."""
     axis = ""
     for wave in plan.waves:
         column = min(int(wave.start_s / grid.column_s), grid.columns - 1)
@@ -189,7 +189,7 @@ def footer(report: ShowReport) -> str:
 
 
 def _given_up(report: ShowReport) -> list[str]:
-    """Where activations are that devices have no room for."""
+    """Say where activations are that devices have no memory for."""
     parts = []
     if report.num_offloaded:
         most = max(report.host_memory_bytes, default=0)

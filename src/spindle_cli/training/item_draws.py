@@ -47,11 +47,11 @@ class Generators:
 
     @classmethod
     def now(cls) -> Generators:
-        """As they are."""
+        """Return the states of all generators."""
         return cls(torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate())
 
     def restore(self) -> None:
-        """Put them back."""
+        """Let the generators have these states."""
         torch.set_rng_state(self.torch)
         np.random.set_state(self.numpy)
         random.setstate(self.python)
@@ -77,8 +77,8 @@ class _Places:
 
     @classmethod
     def now(cls) -> _Places:
-        """Where they are: asked for every sample, of which the states as numpy hands them out would take most
-        of the time.
+        """Return where the generators are. This is called for every sample, of which the states as numpy
+        hands them out would take most of the time.
         """
         return cls(torch.get_rng_state(), _memory_of_numpy(), random.getstate())
 

@@ -116,7 +116,7 @@ def _schemas(func: Any, name: str) -> list[Any]:
 
 
 def _places(function: str, names: list[str]) -> dict[str, tuple[int, float | bool]]:
-    """Where a function takes what chance depends on, and what that is without it."""
+    """Return the places of the arguments that chance depends on, and their values without chance."""
     without: dict[str, float | bool] = dict.fromkeys(_RATES, 0.0)
     if "dropout" in function:
         without["p"] = 1.0 if "_fused_dropout" in function else 0.0  # of that it is how much it keeps

@@ -117,7 +117,7 @@ class Turns:
         return tuple(name for name in self.names if name in some)
 
     def before(self, task: str, step: int) -> int:
-        """At how many of the steps before this one a task has run: which of its batches this step takes."""
+        """Count the steps before this one that run a task: which of its batches this step takes."""
         if task in self._every:
             return self._every[task].runs_before(step)
         if self._drawn is not None and task in self.probabilities:
@@ -197,13 +197,13 @@ class Schedule:
         return self.of_step(number // self.batches_per_step)
 
     def own_number(self, task: str, number: int) -> int:
-        """Which of a task's own batches the run's batch `number` takes."""
+        """Return which of a task's batches the run's batch `number` takes."""
         step, place = divmod(number, self.batches_per_step)
         of_island = self.turns.before(task, step) * self.batches_per_step + place
         return of_island * self.islands + self.island
 
     def own_numbers(self, steps: range) -> Mapping[str, range]:
-        """By task, which of its batches these steps take."""
+        """Return, by task, which of its batches these steps take."""
         per_step, before = self.batches_per_step * self.islands, self.turns.before
         return {
             task: range(

@@ -316,7 +316,7 @@ def compare_evaluations(
     drawn: Sequence[Iterable[Evaluation]] = (),
     most: float = 0.0,
 ) -> Check:
-    """Each task's loss and how many samples it is of, and its metrics; relative to the plain run's.
+    """Compare each task's loss, how many samples it is of, and its metrics; relative to the plain run's.
 
     Args:
         plan: of all steps; the last of each task counts.
@@ -393,7 +393,7 @@ def _difference(name: str, where: str, ours: float | None, theirs: float | None)
 
 
 def together(by_island: Sequence[Sequence[Check]]) -> tuple[Check, ...]:
-    """Each kind of comparison once, with what was compared on all islands.
+    """Join the checks of all islands, each kind of comparison once.
 
     Args:
         by_island: its checks; each kind once, in one order.

@@ -36,7 +36,7 @@ def counted_losses(
     lengths: Lengths | None = None,
     arithmetic: Arithmetic | None = None,
 ) -> dict[str, CountedLoss]:
-    """By task, the losses that are means over what counts.
+    """Return the losses that are means over what counts, by task.
 
     Args:
         source: of the workload, which is built again where batches have several lengths.

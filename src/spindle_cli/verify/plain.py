@@ -382,7 +382,7 @@ def _has_dropout(module: nn.Module) -> bool:
 
 
 def loss_of(task: Task | FlowTask, batch: Mapping[str, Tensor]) -> Tensor:
-    """A task's scalar loss on its batch.
+    """Return a task's scalar loss on its batch.
 
     Raises:
         WorkloadError: it returns something else.

@@ -114,6 +114,6 @@ def train(launch: Launch, name: str, memo: AnalysisMemo | None = None) -> None:
 
 
 def capture_dir_of(launch: Launch, island: int = 0) -> Path:
-    """Where a run of a verification, or an island of it, leaves what is compared."""
+    """Return where a run of a verification, or an island of it, leaves what is compared."""
     assert launch.request.capture_dir is not None
     return island_dir(launch.run_dir, island) / launch.request.capture_dir.name

@@ -128,7 +128,7 @@ class Difference(Model):
 
 
 class Check(Model):
-    """One kind of comparison.
+    """The result of one kind of comparison.
 
     Attributes:
         what: What is compared.
@@ -148,7 +148,7 @@ class Check(Model):
 
     @property
     def passed(self) -> bool:
-        """Nothing is beyond the tolerance, and something was compared."""
+        """Whether something was compared and nothing is beyond the tolerance."""
         return not self.failures and self.compared > 0
 
 

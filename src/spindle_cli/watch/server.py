@@ -86,7 +86,7 @@ class WatchServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.server_address[1]}/"
 
@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a page asks every other second."""
+        """Log nothing: a page asks every other second."""
 
 
 SCRIPTS = (*ALL_BUT_MAIN, "live.js")

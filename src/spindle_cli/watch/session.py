@@ -290,7 +290,7 @@ class Standing:
 def standing_of(
     run_dir: Path, events: Sequence[AttemptEvent], last_step: int | None, total_steps: int | None
 ) -> Standing:
-    """How a run stands.
+    """Say how a run stands.
 
     Args:
         events: all that its launcher has noted; none of runs of older versions.

@@ -65,7 +65,7 @@ class Form:
     parts: tuple[tuple[Any, Form], ...] = ()
 
     def value(self, fields: Mapping[str, Any]) -> Any:
-        """It, of these fields."""
+        """Return the argument that is made of these fields."""
         if self.kind is None:
             return None if self.name is None else fields[self.name]
         if self.kind is LeftOut:
@@ -86,7 +86,9 @@ class Form:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Those of a task's forward. `left_out`: names of texts and other objects that it does not take."""
+    """The arguments that a task's forward is given of a batch. `left_out`: names of texts and other objects
+    that it does not take.
+    """
 
     args: tuple[Form, ...] = ()
     kwargs: tuple[tuple[str, Form], ...] = ()
@@ -185,7 +187,7 @@ class _Maker:
             self._parameters = list(inspect.signature(type(task.module).forward).parameters.values())[1:]
 
     def arguments(self, batch: Any) -> Arguments:
-        """Those of a batch."""
+        """Find the arguments that forward takes of a batch."""
         if self._parameters is None:
             if not isinstance(batch, Mapping):
                 raise self._no_batch(batch)

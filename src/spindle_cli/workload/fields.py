@@ -129,7 +129,7 @@ def attributes_of(value: Any) -> MutableMapping[str, Any] | None:
 
 
 def _slots_of(cls: type) -> dict[str, types.MemberDescriptorType]:
-    """Those of a class and of what it derives from, by the names that they are kept by."""
+    """Return the slots of a class and its bases, by the names that they are kept by."""
     return {
         name: slot
         for base in reversed(cls.__mro__)

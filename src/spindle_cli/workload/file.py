@@ -250,7 +250,7 @@ class TrainSettings(RampSettings):
         return None if self.schedule is None else self.schedule.of_group(names.index(group), names)
 
     def in_full_precision(self) -> TrainSettings:
-        """These settings for training in the workload's own numbers."""
+        """Return these settings for training in the workload's own numbers."""
         return self.model_copy(update={"precision": "full", "reduce": None, "loss_scale": None})
 
     @property

@@ -156,7 +156,7 @@ class Op:
 
     @property
     def computed_with(self) -> tuple[str, ...]:
-        """Those of `parameters` that its forward uses."""
+        """The parameters that the op's forward uses."""
         return tuple(name for name in self.parameters if name not in self.followed)
 
     @property
@@ -174,7 +174,7 @@ class Op:
 
     @property
     def graphs(self) -> tuple[fx.Graph, ...]:
-        """All graphs of it."""
+        """All graphs of the op."""
         if self.shares is None:
             return (self.graph,)
         counts = () if self.shares.counts is None else (self.shares.counts,)
@@ -280,7 +280,7 @@ class WorkloadGraph:
     constraints: tuple[Constrained, ...] = ()
 
     def only_evaluated(self, name: str) -> WorkloadGraph:
-        """One of the tasks that are only evaluated, by itself."""
+        """Return the graph of one of the tasks that are only evaluated."""
         metaops = tuple(metaop for metaop in self.evaluated_metaops if metaop.task == name)
         return WorkloadGraph(self.workload, {name: self.evaluations[name]}, metaops, self.fingerprint)
 
@@ -344,7 +344,7 @@ class WorkloadGraph:
 
 
 def reached(first: Iterable[fx.Node], onward: Callable[[fx.Node], Iterable[fx.Node]]) -> dict[fx.Node, None]:
-    """These nodes of a graph and all that one comes to from them, as `onward` leads from each."""
+    """Return nodes of a graph and all that `onward` leads to from them."""
     reachable: dict[fx.Node, None] = {}
     pending = list(first)
     while pending:
@@ -356,5 +356,5 @@ def reached(first: Iterable[fx.Node], onward: Callable[[fx.Node], Iterable[fx.No
 
 
 def made_of(nodes: Iterable[fx.Node]) -> dict[fx.Node, None]:
-    """These nodes and all that they are made of."""
+    """Return nodes and all that they are made of."""
     return reached(nodes, lambda node: node.all_input_nodes)

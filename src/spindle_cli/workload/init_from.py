@@ -19,7 +19,7 @@ _REGULAR = "^"
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern of names."""
+    """A glob or a regular expression that fits names of tensors."""
 
     text: str
 
@@ -169,5 +169,5 @@ class InitFrom:
         return tuple(map(self.path, range(len(self.sources))))
 
     def path(self, index: int) -> Path:
-        """Where a source is."""
+        """Return the file or folder of a source."""
         return self.folder / self.sources[index].path

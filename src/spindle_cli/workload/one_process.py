@@ -118,7 +118,7 @@ class _Alone:
     """The group of one process."""
 
     def rank(self) -> int:
-        """Its own."""
+        """Return the rank of the only process."""
         return 0
 
     def size(self) -> int:

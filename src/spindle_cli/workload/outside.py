@@ -283,13 +283,13 @@ class _Modules:
     def __init__(self) -> None:
         self._seen: list[Any] = []
         self._without_file: list[Any] = []
-        self._own: list[dict[str, Any]] = []
+        self._users: list[dict[str, Any]] = []
         self._libraries: dict[int, _Library] = {}  # by the module's id, which stays its own while it is seen
 
     def names(self) -> Iterator[tuple[dict[str, Any], str]]:
         """Give the namespaces of modules with their names for what is asked."""
         self._look()
-        for held in self._own:
+        for held in self._users:
             for name in _names_of_askers(held):
                 yield held, name
         for library in self._libraries.values():
@@ -304,7 +304,7 @@ class _Modules:
         same = len(loaded) == len(self._seen) and not any(map(is_not, loaded, self._seen))
         if same and not any(isinstance(_file_of(module), str) for module in self._without_file):
             return
-        own, libraries, without_file = [], {}, []
+        users, libraries, without_file = [], {}, []
         for module in loaded:
             file = _file_of(module)
             if not isinstance(file, str):
@@ -312,8 +312,8 @@ class _Modules:
             elif _has_askers(file) and _is_installed(file):
                 libraries[id(module)] = self._libraries.get(id(module)) or _Library(vars(module))
             elif _has_askers(file):
-                own.append(vars(module))
-        self._own, self._libraries, self._without_file = own, libraries, without_file
+                users.append(vars(module))
+        self._users, self._libraries, self._without_file = users, libraries, without_file
         self._seen = loaded
 
 
@@ -339,7 +339,7 @@ class _Library:
 
 @cache
 def _modules() -> _Modules:
-    """Return those of this process."""
+    """Return the modules of this process as of the last look."""
     return _Modules()
 
 

@@ -91,7 +91,7 @@ def _named_tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def root_of(task: Task | FlowTask) -> nn.Module:
-    """A task's module; of a `FlowTask` one that holds all of its modules."""
+    """Return a task's module; for a `FlowTask`, one that holds all of its modules."""
     if isinstance(task, Task):
         return task.module
     root = nn.Module()

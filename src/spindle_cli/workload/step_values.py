@@ -50,7 +50,7 @@ class Place:
     key: Any
 
     def get(self) -> Any:
-        """What is there."""
+        """Return the number that the place holds."""
         if isinstance(self.holder, MutableMapping | MutableSequence):
             return self.holder[self.key]
         return getattr(self.holder, self.key)
@@ -265,13 +265,13 @@ def number_of(value: StepValue) -> float:
 
 @dataclass(frozen=True)
 class StepValues:
-    """All of a workload, by name."""
+    """All step values of a workload, by name."""
 
     by_name: Mapping[str, StepValue] = field(default_factory=dict)
 
     @classmethod
     def of(cls, workload: Workload) -> StepValues:
-        """Those that its tasks declare; the same objects each time, as its modules hold them.
+        """Return what a workload's tasks declare; equal objects each time, as its modules hold them.
 
         Raises:
             WorkloadError: one names no number, or has no schedule; or two have different ones for one place.
@@ -360,7 +360,7 @@ class TracedValues:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[None]:
-        """Inside, forward reads them."""
+        """Let forward read the values inside."""
         for name, places in self._values_and_places:
             held = self._tracer.create_proxy("get_attr", name, (), {})
             proxy = self._tracer.create_proxy("call_function", number_of, (held,), {})

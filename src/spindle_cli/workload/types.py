@@ -182,7 +182,7 @@ class Workload:
 
     @property
     def all_tasks(self) -> tuple[Task | FlowTask, ...]:
-        """Those that are trained, then those that are only evaluated."""
+        """The tasks that are trained, then those that are only evaluated."""
         return (*self.tasks, *self.evaluated)
 
     @property

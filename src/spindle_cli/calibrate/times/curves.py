@@ -85,7 +85,7 @@ def neighbours(factors: Mapping[tuple[Fraction | int, int], Factor], point: Curv
 
 
 def _by_kind(profile: Profile, factors: Mapping[Allocation, Factor]) -> dict[Kind, OfEqualOps]:
-    """By kind, then samples of a share and tp: the mean of the MetaOps that ran so."""
+    """Return the mean of the MetaOps that ran so, by kind, then by samples of a share and tp."""
     factors_by_kind: dict[Kind, dict[tuple[Fraction, int], list[Factor]]] = {}
     for (name, ways, tp), factor in factors.items():
         metaop = profile.by_name[name]
@@ -126,7 +126,9 @@ def _times(point: CurvePoint, times: OpTimes) -> dict[str, float]:
 def _with_curve(
     metaop: MetaOpProfile, curve: Sequence[CurvePoint], ran: Ran, equal_ops: OfEqualOps
 ) -> MetaOpProfile:
-    """With another curve, and shares that agree with it and with what ran; the fit was of the old one."""
+    """Give a MetaOp another curve, and shares that agree with it and with what ran; the fit was of the old
+    one.
+    """
     same = all(
         (old.forward_s, old.backward_s) == (new.forward_s, new.backward_s)
         for old, new in zip(metaop.curve, curve, strict=True)

@@ -160,7 +160,7 @@ def _allocation(slice_: Slice, share: int, metaop: MetaOpProfile) -> Allocation:
 
 
 def together(measurements: Sequence[Measured]) -> Measured:
-    """The mean by weights."""
+    """Return the mean of measurements, by their weights."""
     weight = sum(measured.weight for measured in measurements)
     times = OpTimes(
         sum(measured.times.forward_s * measured.weight for measured in measurements) / weight,

@@ -252,7 +252,7 @@ class OpShares:
             return self._forward(module, first, last, more)
 
     def _without_chance(self) -> AbstractContextManager[object]:
-        """After `whole`."""
+        """Leave chance out inside, where the op draws, as `whole` has seen."""
         return NoRandomness() if self._draws else nullcontext()
 
     def _seeds(self, first: int, last: int) -> dict[str, Tensor]:
@@ -415,5 +415,5 @@ class Watch(TorchDispatchMode):
 
     @property
     def tolerance(self) -> float | None:
-        """By how much two results may differ; None: in numbers of less than 32 bits nothing can be told."""
+        """How far two results may differ; None where nothing can be told, in numbers of less than 32 bits."""
         return {64: TOLERANCE[torch.float64], 32: TOLERANCE[torch.float32]}.get(self.bits)

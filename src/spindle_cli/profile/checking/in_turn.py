@@ -49,7 +49,7 @@ class InTurn(TensorGroup):
         self._next += 1
 
     def gather(self, rows: Tensor, per_share: Sequence[int]) -> Tensor:
-        """The rows of all shares: the sum of what has each share's in its place."""
+        """Return the rows of all shares, joined."""
         whole = rows.new_zeros((sum(per_share), *rows.shape[1:]))
         first = sum(per_share[: self.member])
         whole[first : first + len(rows)] = rows
@@ -70,7 +70,7 @@ class InTurn(TensorGroup):
         *,
         is_gradient: bool,
     ) -> Tensor:
-        """Its part of the sum of what has each share's in its place."""
+        """Return this member's part of the shares' parts joined."""
         (cut_dim, cut_sizes), (dim, sizes) = cut, joined
         shape = list(part.shape)
         shape[dim] = sum(sizes)

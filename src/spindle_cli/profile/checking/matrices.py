@@ -162,7 +162,7 @@ class _Seen:
     uses_by_key: dict[Hashable, tuple[_Use | None, ...]] = field(default_factory=dict)
 
     def uses(self, task: TaskGraph, op: Op) -> dict[str, _Use]:
-        """By dotted name, the matrices of an op that it uses in one way alone."""
+        """Return the matrices of an op that it uses in one way alone, by dotted name."""
         if op.is_loss or op.talks or op.asks_gradients:  # what its own gradients pass is no part of a sum
             return {}
         given = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
@@ -249,7 +249,7 @@ class _Watching(Capturing):
 
 
 def _run(task: TaskGraph, op: Op, samples: int) -> dict[str, _Note]:
-    """By dotted name, what a share of so many samples brings to each matrix that nothing else uses."""
+    """Return, by dotted name, what a share of so many samples brings to matrices that nothing else uses."""
     return with_tensors(task, op, samples, _notes)
 
 

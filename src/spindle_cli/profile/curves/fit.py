@@ -87,7 +87,7 @@ def fitted_point(points: Sequence[CurvePoint], fit: Fit, n: int) -> CurvePoint:
 
 
 def choose_measured(valid: Sequence[int], limit: int) -> tuple[int, ...]:
-    """Which of the ascending valid numbers of devices to measure: all, or about `limit` of them.
+    """Choose which of the ascending valid numbers of devices to measure: all, or about `limit` of them.
 
     Those are evenly spaced over log(n), the first and the last among them.
     """

@@ -171,7 +171,7 @@ def _exchange(rank: int, message: torch.Tensor, operands: Sequence[torch.Tensor]
 
 
 def values_beside() -> Sequence[torch.Tensor]:
-    """What `compute_beside` works on."""
+    """Make the operands that `compute_beside` works on."""
     return torch.ones(_BESIDE_ROWS, _BESIDE_ELEMENTS).unbind()
 
 

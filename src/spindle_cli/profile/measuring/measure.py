@@ -163,7 +163,7 @@ def _assembled(
 
 
 def _own_cluster(settings: MeasureSettings, kept: ResumeFile) -> Cluster | None:
-    """As many devices as the curves reach to, all linked as measured; None where no link was."""
+    """Make a cluster of as many devices as curves reach to, linked as measured; None where no link was."""
     if not kept.links:
         return None
     link = as_link(kept.links[0])
@@ -287,7 +287,7 @@ def _conditions(graph: WorkloadGraph, settings: MeasureSettings, device: Device)
 
 
 def _count_flops(graph: WorkloadGraph, table: JobTable) -> Mapping[OpRef, float]:
-    """Forward operations of each op for the whole batch, equal ops counted once."""
+    """Count each op's forward operations for the whole batch, of equal ops once."""
     counted: dict[str, float] = {}
     flops: dict[OpRef, float] = {}
     for op in table.class_of:

@@ -84,7 +84,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Measured:
-    """One sample per repeat."""
+    """The samples of a measured op, one for each repeat."""
 
     samples: tuple[Sample, ...]
 
@@ -105,7 +105,7 @@ class OptimizerMeasured:
 
 @dataclass(frozen=True)
 class Started:
-    """The workload is loaded."""
+    """Tells that the workload is loaded."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from spindle_cli.profile.types import MeasuredLink, Noise, OpTiming
 
 
 class PartialProfile(Artifact):
-    """Results so far.
+    """The results so far of measuring.
 
     `conditions`: hash of all that they depend on; `failed`: keys of the shares that did not fit the memory;
     `noise`: of a run that was refused for it.
@@ -96,7 +96,7 @@ class ResumeFile:
         self.links = self.links or links
 
     def remove(self) -> None:
-        """The profile is complete."""
+        """Remove the file, as the profile is complete."""
         self.path.unlink(missing_ok=True)
 
     def _read(self) -> PartialProfile:

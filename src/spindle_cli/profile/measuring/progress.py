@@ -17,12 +17,12 @@ class Steps(Protocol):
         """Say what is being done now."""
 
     def done(self) -> None:
-        """One step is done."""
+        """Tell that one step is done."""
 
 
 class _Silent:
     def start(self, label: str) -> None:
-        """Nobody watches."""
+        """Do nothing: nobody watches."""
 
     def done(self) -> None:
         """Nobody watches."""

@@ -19,7 +19,7 @@ from spindle_cli.workload.file import Precision as TrainPrecision
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """How to measure.
+    """How ops are measured.
 
     Attributes:
         device: kind of device. `called`: what cluster files call it, of CPUs, if not 'cpu'.

@@ -294,7 +294,7 @@ class Selecting(nn.Module):
         self.module = module
 
     def forward(self, *arguments: Any) -> Any:
-        """What the op gives."""
+        """Run the op."""
         return selective_checkpoint(self.module, arguments)
 
 

@@ -152,7 +152,7 @@ def _knows_splits(profile: Profile) -> bool:
 
 
 def _without_splits(metaop: MetaOpProfile) -> MetaOpProfile:
-    """As it is said of where no splits were looked at."""
+    """Return a MetaOp as a profile says it where no splits were looked at."""
     none = {"is_split": False}
     tied = tuple(
         parameters.model_copy(update={**none, "is_split_by_any": False}) for parameters in metaop.tied
@@ -206,7 +206,7 @@ def _named(entries: Iterable[OfDevice], profile: Profile, device: Device, name: 
 
 
 def _most(memories: Sequence[Sequence[OpMemory]]) -> tuple[OpMemory, ...]:
-    """For each degree and stretch of ops the most of each number."""
+    """Return the most of each number, for each degree and stretch of ops."""
     largest: dict[tuple[int, int], OpMemory] = {}
     for entry in (entry for memory in memories for entry in memory):
         key = entry.tp, entry.first_op

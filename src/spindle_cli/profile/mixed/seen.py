@@ -75,7 +75,7 @@ def together(profile: Profile, parts: Mapping[str, Sequence[MetaOpProfile]]) -> 
 def _replaced(
     entries: Sequence[OfDevice], profile: Profile, others: Mapping[str, Sequence[OfDevice]]
 ) -> tuple[OfDevice, ...]:
-    """Each entry's place taken by the same one of its type, with those before it that had no place."""
+    """Put each type's entries in the places of a profile's, and new ones ahead of the next greater one."""
     left = {kind: deque(of_kind) for kind, of_kind in others.items()}
     result: list[OfDevice] = []
     for entry in entries:

@@ -347,14 +347,14 @@ def _flops(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: A
 
 
 def _num_bytes(tensor: Tensor, itemsize: Callable[[torch.dtype], int]) -> int:
-    """Bytes that reading the tensor moves: an expanded one is no larger than its storage."""
+    """Return the bytes that reading a tensor moves; an expanded one is no larger than its storage."""
     parts = dense_parts(tensor)
     counts = (min(part.numel(), part.untyped_storage().nbytes() // part.dtype.itemsize) for part in parts)
     return sum(count * itemsize(part.dtype) for count, part in zip(counts, parts, strict=True))
 
 
 def _storage_bytes(tensor: Tensor, itemsize: Callable[[torch.dtype], int]) -> float:
-    """Bytes of all that the tensor keeps alive."""
+    """Return the bytes of all that a tensor keeps alive."""
     return sum(
         part.untyped_storage().nbytes() / part.dtype.itemsize * itemsize(part.dtype)
         for part in dense_parts(tensor)
@@ -362,7 +362,7 @@ def _storage_bytes(tensor: Tensor, itemsize: Callable[[torch.dtype], int]) -> fl
 
 
 def itemsizes(precision: Precision) -> Callable[[torch.dtype], int]:
-    """Bytes of an element by dtype, in arithmetic of this precision."""
+    """Return what gives the bytes of an element by dtype, in arithmetic of this precision."""
     largest = torch.float32.itemsize if precision == "float32" else torch.bfloat16.itemsize
 
     def itemsize(dtype: torch.dtype) -> int:
@@ -372,7 +372,7 @@ def itemsizes(precision: Precision) -> Callable[[torch.dtype], int]:
 
 
 def value_bytes(spec: ValueSpec, precision: Precision) -> int:
-    """Bytes of a value between ops, for the whole batch, when computed in `precision`."""
+    """Return the bytes of a value between ops, for the whole batch, computed in `precision`."""
     return math.prod(spec.shape) * itemsizes(precision)(spec.dtype)
 
 

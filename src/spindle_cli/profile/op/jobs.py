@@ -150,7 +150,7 @@ def make_jobs(
 
 
 def wanted_ops(table: JobTable) -> dict[str, set[int]]:
-    """By task, the ops whose parameters the jobs and their inputs need."""
+    """Return the ops whose parameters the jobs and their inputs need, by task."""
     wanted: dict[str, set[int]] = {}
     for op in table.stand_ins.values():
         wanted.setdefault(op.task, set()).add(op.op)
@@ -169,7 +169,7 @@ def _possible(graph: WorkloadGraph, op: OpRef, degrees: Sequence[int]) -> list[i
 
 
 def _stand_ins(graph: WorkloadGraph, class_of: Mapping[OpRef, str]) -> dict[OpRef, OpRef]:
-    """For each class of ops, that of the task with the largest batch, which has rows for every share."""
+    """Choose for each class of ops that of the task with the largest batch, which has all shares' rows."""
     chosen: dict[str, OpRef] = {}
     for op, op_class in class_of.items():
         held = chosen.get(op_class)

@@ -53,12 +53,12 @@ class CudaMeter:
 
     @property
     def held(self) -> float:
-        """Bytes now."""
+        """The bytes that are held now."""
         return torch.cuda.memory_allocated()
 
     @property
     def peak(self) -> float:
-        """The most since `begin`."""
+        """The most bytes held since `begin`."""
         return torch.cuda.max_memory_allocated()
 
     def begin(self) -> None:

@@ -60,7 +60,7 @@ class WallClock:
         """Nothing is outstanding."""
 
     def between_s(self, start: float, end: float) -> float:
-        """Their difference."""
+        """Return the difference of two marks."""
         return end - start
 
 
@@ -101,7 +101,7 @@ class CudaClock:
         torch.cuda.synchronize()
 
     def between_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Seconds between two events."""
+        """Return the seconds between two events."""
         return float(start.elapsed_time(end)) * MS
 
 
@@ -173,8 +173,8 @@ class OpRun:
         return Sample(forward_s / total, backward_s / total)
 
     def kept_bytes(self) -> int:
-        """Bytes that one run keeps from forward to backward: what autograd saved, the outputs, and the
-        batch's fields.
+        """Return the bytes that one run keeps from forward to backward: what autograd saved, the outputs, and
+        the batch's fields.
 
         Inputs from other ops are not counted: they are those ops' outputs. On a CUDA device what the
             allocator gave out counts, so
@@ -228,7 +228,7 @@ def _run(module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _give_gradients(module: nn.Module) -> None:
-    """As in training, where gradients are added to buckets that are there already."""
+    """Give parameters gradients, as in training, where these are added to buckets that are there already."""
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter, dtype=gradient_dtype(parameter))

@@ -49,7 +49,7 @@ class SplitSums:
     backward_along: tuple[int, ...] = ()
 
     def as_batch_sums(self) -> tuple[BatchSum, ...]:
-        """These sums, counted by their bytes."""
+        """Return these sums, counted by their bytes."""
         sums = _counted("sum", self.forward, self.backward)
         return sums + _counted("gather", self.gathers, self.scatters)
 
@@ -88,7 +88,7 @@ class SumCounter(TensorGroup):
     _backward_along: list[int] = field(default_factory=list)
 
     def sum_(self, tensor: Tensor, *, is_gradient: bool) -> None:
-        """Count it."""
+        """Count a sum over the shares, and give the tensor itself."""
         (self._backward if is_gradient else self._forward).append(self._bytes(tensor))
 
     def max_(self, tensor: Tensor) -> None:
@@ -96,18 +96,18 @@ class SumCounter(TensorGroup):
         self._forward.append(self._bytes(tensor))
 
     def gather(self, rows: Tensor, per_share: Sequence[int]) -> Tensor:
-        """Its own rows in the place of those of all, which takes memory and time as those do."""
+        """Give this share's rows in the place of those of all, which takes memory and time as those do."""
         whole = torch.cat([rows] * -(-sum(per_share) // len(rows)))[: sum(per_share)]
         self._gathers.append(whole.nbytes)
         return whole
 
     def scatter_sum(self, whole: Tensor, per_share: Sequence[int]) -> Tensor:
-        """Its own part of the rows."""
+        """Give this share's part of the rows."""
         self._scatters.append(whole.nbytes)
         return whole[: per_share[0]].clone()
 
     def gather_along(self, positions: Tensor, dim: int, sizes: Sequence[int], *, is_gradient: bool) -> Tensor:
-        """Its own positions in the place of those of all."""
+        """Give this device's positions in the place of those of all."""
         whole = torch.cat([positions.narrow(dim, 0, size) for size in sizes], dim)
         self._along(whole, is_gradient)
         return whole
@@ -115,7 +115,7 @@ class SumCounter(TensorGroup):
     def scatter_sum_along(
         self, whole: Tensor, dim: int, sizes: Sequence[int], *, is_gradient: bool
     ) -> Tensor:
-        """Its own positions."""
+        """Give this device's positions."""
         self._along(whole, is_gradient)
         return whole.narrow(dim, 0, sizes[0]).clone()
 
@@ -127,8 +127,8 @@ class SumCounter(TensorGroup):
         *,
         is_gradient: bool,
     ) -> Tensor:
-        """Its own part in the place of those of all; counted by what it has, of which it keeps its own and
-        sends the rest, as when so much is gathered.
+        """Give this device's part in the place of those of all; counted by what it has, of which it keeps a
+        part and sends the rest, as when so much is gathered.
         """
         (cut_dim, cut_sizes), (dim, sizes) = cut, joined
         kept = part.narrow(cut_dim, 0, max(cut_sizes))
@@ -171,5 +171,5 @@ def one_part(op: nn.Module, split: LayerSplit, sums: SumCounter) -> PartialOp:
 
 
 def equal_cuts(task: TaskGraph, rows: int) -> tuple[int, ...]:
-    """Where the shares of a task's batch end that have so many samples each; they divide it."""
+    """Return where the shares of a task's batch end that have so many samples each, which divide it."""
     return tuple(range(0, task.task.batch_size + 1, rows))

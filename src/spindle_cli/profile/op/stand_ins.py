@@ -112,5 +112,5 @@ def _values(name: str, like: Tensor) -> Tensor:
 
 
 def _buffer_values(like: Tensor) -> Tensor:
-    """Not zero, as what was made of parameters may be divided by."""
+    """Return values that are not zero, as what was made of parameters may be divided by."""
     return _values("weight", like) if like.is_floating_point() else torch.zeros(like.shape, dtype=like.dtype)

@@ -93,7 +93,7 @@ def summarise(samples: Sequence[Sample]) -> PhaseTimes:
 
 
 def slowest_of(per_process: Sequence[Sequence[Sample]]) -> tuple[PhaseTimes, ...]:
-    """For n = 1, 2, ...: the slowest of the first n processes in each repeat, summarised.
+    """Summarise, for n = 1, 2, ..., the slowest of the first n processes in each repeat.
 
     A slice ends when the last of its devices ends. Repeats run in lockstep, so that the i-th of each process
     belong together.

@@ -98,8 +98,8 @@ def _is_within(name: str, op_target: str | None) -> bool:
 
 
 def attribute_bytes(module: nn.Module) -> int:
-    """Bytes of the tensors that are attributes of a module or of those in it, also in lists and dicts of its
-    own; each tensor once, parameters and buffers not.
+    """Return the bytes of the tensors that are attributes of a module or of those in it, also in lists and
+    dicts of its own; each tensor once, parameters and buffers not.
     """
     registered = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     tensor_by_id = {

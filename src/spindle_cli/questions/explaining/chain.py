@@ -60,7 +60,7 @@ class _Stretch(NamedTuple):
 
 
 def critical_chain(plan: Plan) -> tuple[Link, ...]:
-    """From the first slice of the chain to the one that ends last."""
+    """Return the links of the critical chain, from its first slice to the one that ends last."""
     stretches = [
         _Stretch(slice_, number == 1, start_s, end_s)
         for slice_ in plan.slices

@@ -150,7 +150,7 @@ class TypeReasons(Model):
 
 
 def type_reasons(plan: Plan, profile: Profile) -> TypeReasons | None:
-    """For each MetaOp what it runs on, and what else it could; None on devices of one type."""
+    """Say for each MetaOp what it runs on, and what else it could; None on devices of one type."""
     cluster = plan.cluster
     if not cluster.is_mixed:
         return None
@@ -234,13 +234,17 @@ class _NodeCosts:
         return None if samples is None else point_of_cut(times, groups, samples)
 
     def alone(self, number: int, num_devices: int) -> OnTypes | None:
-        """On the type of this number alone, with as many devices, or all that there are and do something."""
+        """Return the best allocation on the type of this number alone, with as many devices, or all that do
+        something.
+        """
         largest = [self._largest(number, num_devices, tp) for tp in degrees_of(self.part, self.cluster)]
         points = [point for point in largest if point is not None]
         return self.on(min(points, key=lambda point: point.op_s)) if points else None
 
     def _largest(self, number: int, num_devices: int, tp: int) -> Point | None:
-        """On as many shares of one type as there are devices and samples for, and times are known of."""
+        """Return the allocation with the most shares of one type that there are devices, samples and times
+        for.
+        """
         kinds = self.cluster.types
         room = min(
             num_devices // tp,
@@ -256,7 +260,7 @@ class _NodeCosts:
 
 
 def _in_plan(ask: _NodeCosts, slices: Sequence[Slice]) -> tuple[Taken, ...]:
-    """Each allocation once, whichever devices it is of."""
+    """Return the allocations that the plan takes, each once, whichever devices it is of."""
     by_allocation: dict[tuple[int, tuple[TypeShares, ...]], list[Slice]] = {}
     for slice_ in slices:
         if slice_.metaop == ask.metaop.name:

@@ -134,7 +134,7 @@ class Evaluations:
         self.seconds = 0.0
 
     def add(self, evaluation: Evaluation) -> None:
-        """Take in one more."""
+        """Add an evaluation."""
         self._of.setdefault(evaluation.task, {})[evaluation.step] = evaluation
         self.seconds += evaluation.seconds
 

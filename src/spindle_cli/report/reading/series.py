@@ -119,7 +119,7 @@ class Series:
         self.last: StepMetrics | None = None
 
     def add(self, metrics: StepMetrics) -> bool:
-        """Take in a step.
+        """Add a step.
 
         Returns:
             False where a step is done again that is part of a point: everything must be read again, without
@@ -163,7 +163,7 @@ class Series:
 
     @property
     def points(self) -> tuple[StepPoint, ...]:
-        """In order of steps. Every one names the losses of every task that it has seen."""
+        """The points in order of steps, which name the losses of all tasks that ran in their steps."""
         return tuple(bucket.point() for bucket in self._buckets.values())
 
     @property

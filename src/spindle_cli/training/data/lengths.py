@@ -30,7 +30,7 @@ Shape = tuple[int, ...]  # of one sample
 
 
 def find_lengths(workload: Workload, seed: int, looking: Looking) -> dict[str, TaskLengths]:
-    """By task, what differs in the shapes of its first batches, as training will take them; tasks whose
+    """Find, by task, what differs in the shapes of its first batches, as training will take them; tasks whose
     batches have one shape are left out.
 
     Raises:

@@ -174,7 +174,7 @@ class BatchSource(Protocol):
 
     @property
     def draws(self) -> bool:
-        """See above."""
+        """Whether reading draws random numbers; see `Batches`."""
 
     @property
     def state(self) -> dict[str, Any] | None:

@@ -139,10 +139,10 @@ UNREADABLE = "unreadable"  # in place of a digest: whoever trains on the sample 
 
 
 class Digest(Protocol):
-    """One of hashlib's."""
+    """A hash of hashlib's."""
 
     def update(self, content: bytes, /) -> None:
-        """Take these bytes in."""
+        """Add bytes to what is hashed."""
 
 
 def look_at(task: Task | FlowTask, indices: Collection[int] | None = None) -> SeenData:
@@ -269,7 +269,7 @@ class StreamPass(IterableDataset[MadeBatch[T]]):
         self._begins_at = self._place
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this worker is: JSON."""
+        """Return where this worker is, as JSON."""
         return self._place
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -470,7 +470,7 @@ def stepped_whole(train: TrainSettings, groups: OptimizerGroups, graph: Workload
 
 
 def kept_per_param(train: TrainSettings, graph: WorkloadGraph) -> float:
-    """Bytes of state for each byte of all trained parameters of a workload.
+    """Return the bytes of state for each byte of all trained parameters of a workload.
 
     Raises:
         WorkloadError: an optimizer cannot be made, or parameters do not fit the groups.

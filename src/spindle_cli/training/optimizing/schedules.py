@@ -214,7 +214,7 @@ class TaskWeights:
                 self._require_known(name)
 
     def at(self, step: int) -> dict[str, float]:
-        """By task, of a step counted from 0.
+        """Return the weight of each task in a step counted from 0.
 
         Raises:
             WorkloadError: the user's function fails, or gives something else than finite numbers by task.

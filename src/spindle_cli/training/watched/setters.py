@@ -121,7 +121,7 @@ class _Setting:
         self._globals: set[str] = set()
 
     def names_set_in(self, tree: ast.AST) -> Iterator[_Set]:
-        """All that it sets."""
+        """Yield all names that the function's source sets."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Global):
                 self._globals.update(node.names)

@@ -99,7 +99,7 @@ class Entry:
         return _DECLARE.format(path=path, name=f"{self.task or 'TASK'}/{path}")
 
     def now(self) -> Any:
-        """The value."""
+        """Return the present value."""
         return self.holder.get(self.key, _GONE)
 
     def record(self) -> None:
@@ -139,7 +139,7 @@ class Watch:
 
     @classmethod
     def of(cls, workload: Workload, source: str | None = None) -> Watch:
-        """As it is now.
+        """Note what forward reads as it is now.
 
         Args:
             workload: the build that is trained.
@@ -404,7 +404,7 @@ class _Finder:
         self._object(value, path, task)
 
     def _object(self, value: Any, path: str, task: str, depth: int = 3) -> None:
-        """Attributes of plain objects."""
+        """Watch the attributes of an object that is no tensor, module or number."""
         held = fields_of(value)
         is_plain = isinstance(value, (*_PLAIN, Tensor, nn.Module, np.ndarray, np.generic, weakref.ref))
         if held is None or is_plain or depth == 0 or id(value) in self._inside:

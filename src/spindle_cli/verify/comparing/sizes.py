@@ -44,7 +44,7 @@ def larger_gradient(plan: CapturedRun, plain: CapturedRun, name: str) -> Tensor:
 
 
 def noise_elements(gradient: Tensor, floor: float) -> Tensor:
-    """Where a gradient (as `larger_gradient` has it) is not zero and below the floor."""
+    """Return where a gradient (as `larger_gradient` has it) is not zero and below the floor."""
     return (gradient > 0) & (gradient < floor)
 
 

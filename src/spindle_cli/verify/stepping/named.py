@@ -12,7 +12,7 @@ from spindle_cli.workload.types import Workload
 
 
 def parameters_by_name(workload: Workload) -> dict[str, nn.Parameter]:
-    """Each distinct parameter once, as '<first task that has it>.<its dotted name there>'."""
+    """Return each distinct parameter once, as '<first task that has it>.<its dotted name there>'."""
     names_by_id: dict[int, str] = {}
     parameters: dict[str, nn.Parameter] = {}
     for task in workload.tasks:
@@ -24,7 +24,9 @@ def parameters_by_name(workload: Workload) -> dict[str, nn.Parameter]:
 
 
 def buffer_places(workload: Workload) -> dict[str, tuple[nn.Module, str]]:
-    """Each distinct buffer once, named as parameters are: the module that holds it, and its name there."""
+    """Return where each distinct buffer is, named as parameters are: the module that holds it, its name
+    there.
+    """
     names_by_id: dict[int, str] = {}
     places: dict[str, tuple[nn.Module, str]] = {}
     for task in workload.tasks:

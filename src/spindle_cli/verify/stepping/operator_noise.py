@@ -66,7 +66,7 @@ class OperatorNoise(TorchDispatchMode):
 
     @contextmanager
     def in_passes(self) -> Iterator[None]:
-        """Forward and backward passes are to be run in it."""
+        """Return a context to run forward and backward passes in."""
         with self:
             yield
 

@@ -98,7 +98,7 @@ class Changes:
             self.within += self.before.written(was_written)
 
     def __bool__(self) -> bool:
-        """Whether there was any."""
+        """Whether anything has changed."""
         return bool(self.counted or self.elsewhere or self.buffers or self.tensors or self.held)
 
     @property
@@ -211,7 +211,7 @@ class Before:
         return [*attributes, *self._memories.written(was_written)]
 
     def restore(self) -> None:
-        """Put it back."""
+        """Let the module have the attributes and contents that it had."""
         for part in self._parts:
             _undo(part)
         self._memories.restore()
@@ -283,7 +283,7 @@ class Memories:
 
     @classmethod
     def of(cls, root: nn.Module) -> Memories:
-        """Those of a module and its parts."""
+        """Look at all that a module and its parts may keep."""
         parts = list(root.named_modules())
         seen_by_python = [part for part in parts if _has_attributes(part[1])]
         return cls(seen_by_python, _classes(module for _, module in parts))
@@ -334,7 +334,7 @@ class Memories:
                     changes.leftovers.append(Leftover(f"{names.name}.{name}", names.holder, put))
 
     def _changed(self) -> list[Memory]:
-        """Those that hold something else now."""
+        """Return the memories that hold something else now."""
         changed = [memory for memory in self._memories.values() if not is_as_before(memory.held, memory.kept)]
         bare = {id(attributes): (attributes, path) for attributes, path in self._with_attributes()}
         changed += [
@@ -351,7 +351,7 @@ class Memories:
                 )
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors in them."""
+        """Yield the tensors in all memories."""
         yield from (tensor for _, tensor in self._named())
 
     def written(self, was_written: Callable[[Tensor], bool]) -> list[str]:
@@ -369,7 +369,7 @@ class Memories:
         yield from self._hidden
 
     def name_of(self, identity: object) -> str | None:
-        """By which name what has this `id` is among them; None: it is not."""
+        """Return the name of the memory of the object that has this `id`; None where there is none."""
         memory = self._memories.get((identity, False)) or self._memories.get((identity, True))
         if memory is None and (bare := self._bare.get(identity)) is not None:
             memory = _of_bare(*bare)
@@ -384,7 +384,7 @@ class Memories:
         return memory.name
 
     def have_changed(self) -> bool:
-        """Whether any has."""
+        """Whether any memory holds something else now."""
         changes = Changes()
         self.compare(changes)
         return bool(changes)
@@ -608,7 +608,7 @@ def _others(names: Memory) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _named_in(held: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-    """Those of these names that a class or file has, with what they stand for."""
+    """Return what a class or file has by these names, by name."""
     if len(named) < len(held):
         return {name: held[name] for name in named if name in held}
     return {name: value for name, value in list(held.items()) if name in named}
@@ -638,7 +638,7 @@ def _is_of(code: type | types.FunctionType, files: Collection[str] | None) -> bo
 
 
 def _classes(modules: Iterable[nn.Module]) -> list[type]:
-    """Those of modules, and what they derive from; none of torch's."""
+    """Return the classes of modules and their bases, but for torch's."""
     return [
         cls
         for cls in {base: None for kind in dict.fromkeys(map(type, modules)) for base in kind.__mro__}

@@ -107,7 +107,7 @@ class Memory(NamedTuple):  # a thousand are made for each look at a layer
 
     @property
     def held(self) -> Any:
-        """What it holds now."""
+        """What the container, object, class or file holds now."""
         return contents_of(self.holder, by_names=self.by_names)
 
     @property
@@ -122,7 +122,7 @@ class Memory(NamedTuple):  # a thousand are made for each look at a layer
 
     @property
     def name(self) -> str:
-        """As messages have it."""
+        """What messages call it."""
         return ("self." if self.is_own else "") + "".join(self.path)
 
     @property
@@ -195,7 +195,7 @@ class Memory(NamedTuple):  # a thousand are made for each look at a layer
 
 
 def container_of(value: Any) -> Any:
-    """As which container something is read; None: it is none."""
+    """Return the kind of container that something is read as; None where it is none."""
     if isinstance(value, _CONTAINERS):
         return next(kind for kind in _CONTAINERS if isinstance(value, kind))
     return None
@@ -295,7 +295,7 @@ def _sorted_by_file(holder_name: str, values: dict[str, Any]) -> Empty:
 
 @functools.cache
 def names_that_keep_nothing() -> _Empties:
-    """Those of this process."""
+    """Return what is remembered of classes and files in this process."""
     return _Empties()
 
 

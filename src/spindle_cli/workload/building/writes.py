@@ -146,7 +146,7 @@ class RefusingWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         refusal: Callable[[str], WorkloadError],
         owner: Callable[[Container[int | None]], str | None] | None = None,
     ) -> None:
-        """Set what is guarded.
+        """Take what is guarded.
 
         Args:
             tensors: gives them with their names.

@@ -46,7 +46,7 @@ class Holders:
 
     @classmethod
     def of(cls, workload: Workload) -> Holders:
-        """Those of a built workload, whether its parameters are real or not."""
+        """Return the holders of a built workload, whether its parameters are real or not."""
         holders, by_id = cls(), dict[int, str]()
         for task in workload.all_tasks:
             root = root_of(task)

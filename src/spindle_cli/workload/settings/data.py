@@ -61,7 +61,7 @@ class LoaderSettings(_OnlyKnown):
     tasks: dict[str, TaskLoader] = Field(default_factory=dict)
 
     def of(self, task: str) -> Loading:
-        """A task's."""
+        """Return how a task's data are loaded."""
         of_task = self.tasks.get(task, TaskLoader())
         return Loading(
             self.workers if of_task.workers is None else of_task.workers,
@@ -164,7 +164,7 @@ class TaskLengths(Model):
         return {name: field.shortest for name, field in self.fields.items()}
 
     def line(self, task: str) -> str:
-        """For people."""
+        """Say for people which lengths a task is planned for."""
         sizes = {name: _sizes(field.planned, field.varies) for name, field in self.fields.items()}
         shown = " and ".join(
             f"{size} ({', '.join(name for name, field_size in sizes.items() if field_size == size)})"

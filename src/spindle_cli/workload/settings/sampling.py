@@ -45,7 +45,7 @@ class Every(Model):
         return self
 
     def runs_before(self, step: int) -> int:
-        """At how many of the steps 0 to `step` - 1 it runs."""
+        """Count the steps from 0 to `step` - 1 that run the task."""
         return max(0, -(-(step - self.offset) // self.every))
 
 
@@ -71,7 +71,7 @@ class Draw(Model):
 
     @property
     def probabilities(self) -> dict[str, float]:
-        """By task, in the order of their names; none is 0."""
+        """The probability of each task, in the order of their names; none is 0."""
         largest = max(self.weights.values())
         power = 1 / self.temperature
         shares = {name: (weight / largest) ** power for name, weight in sorted(self.weights.items())}

@@ -240,7 +240,7 @@ _BY_FUNCTION, _BY_POINTS = "<path>", "<points>"
 
 
 def _kind(schedule: object) -> str:
-    """Which of the two is meant, so that a mistake in one is not also told as one in the other."""
+    """Tell which of the two kinds is meant, so that a mistake in one is not also told as one in the other."""
     return _BY_FUNCTION if isinstance(schedule, str) else _BY_POINTS
 
 
