@@ -140,11 +140,11 @@ def calibrated_by(runs: tuple[Run, ...], profile: Profile, *, for_links: bool = 
 
 def _calibrated_by(runs: tuple[Run, ...], profile: Profile, *, for_links: bool) -> Calibrated:
     parts = [(part, traffic_of(part.plan)) for part in parts_of(runs)]
-    beside = [Beside.of(part, seen_on(profile, part.plan.cluster), traffic) for part, traffic in parts]
-    times = processor_times(beside)
+    host_work = [Beside.of(part, seen_on(profile, part.plan.cluster), traffic) for part, traffic in parts]
+    times = processor_times(host_work)
     of_parts = [
         measured_points(part, profile, of_part.stretches(times))
-        for (part, _), of_part in zip(parts, beside, strict=True)
+        for (part, _), of_part in zip(parts, host_work, strict=True)
     ]
     by_type = of_types(profile)
     points = _points_by_type(of_parts, by_type)
