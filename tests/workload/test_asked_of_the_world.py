@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from helpers.analysed import analysed
 from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.outside import asked, heard
+from spindle_cli.workload.outside import heard, noting_outside_reads
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH = 4
@@ -182,7 +182,7 @@ def test_a_name_that_an_installed_library_takes_later_is_heard_too(tmp_path: Pat
             assert "clock" not in vars(module)
         for _ in range(2):
             module.clock = time.perf_counter
-            with asked() as questions:
+            with noting_outside_reads() as questions:
                 module.asks()
             assert list(questions.places) == ["time.perf_counter"]
             assert module.clock is time.perf_counter
