@@ -41,7 +41,7 @@ class Way:
         op = task.ops[-1]
         self.sums = SumCounter((0,), 0, torch.device("cpu"))
         split = layer_split(graph.workload, task, op, degree) if degree > 1 else None
-        own = None if split is None else split.own_words(self.sums)
+        own = None if split is None else split.vocabulary_shard(self.sums)
         timed = timed_op(task, op, task.task.batch_size, chunks, own)
         module: nn.Module = timed.module if split is None else one_part(timed.module, split, self.sums)
         self._module = timed.called(module)

@@ -20,7 +20,12 @@ from helpers.analysed import analysed
 from helpers.thread_groups import Meeting, in_threads
 from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.operators.heads.chunked import loss_in_chunks
-from spindle_cli.operators.heads.vocabulary import FoundWords, find_words, values_of, with_edits
+from spindle_cli.operators.heads.vocabulary import (
+    VocabularySplit,
+    find_vocabulary_split,
+    values_of,
+    with_edits,
+)
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 from spindle_cli.operators.split_op import PartialOp, View
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
@@ -48,7 +53,7 @@ def part_of(
 ) -> nn.Module:
     """One device's part of an op, with leaves of its own (uneven where the words are)."""
     own_task = copy.deepcopy(task)  # names of the same modules, other objects
-    found = loss_in_chunks(own_task, own_task.ops[op], SHARE, setting, split.own_words(group))
+    found = loss_in_chunks(own_task, own_task.ops[op], SHARE, setting, split.vocabulary_shard(group))
     views: dict[str, View] = {}
     known: dict[int, View] = {}
     for name, whole in found.module.named_parameters(remove_duplicate=False):
@@ -300,18 +305,18 @@ def test_what_looks_at_several_words_keeps_the_head_whole_and_says_so(loss: Loss
     model = Writer(loss)
     model.weighted = nn.CrossEntropyLoss(weight=torch.ones(WORDS))
     task = task_with(model)
-    found = find_words(task, task.ops[-1], 2)
+    found = find_vocabulary_split(task, task.ops[-1], 2)
     assert not found.names
     (said,) = found.why_not
     assert said.startswith(f"head.weight over {WORDS} words: ")
     assert why in said
-    assert not find_words(task, task.ops[0], 2).names
+    assert not find_vocabulary_split(task, task.ops[0], 2).names
 
 
 def test_small_heads_stay_whole_and_no_device_is_left_without_a_word() -> None:
     task = task_of(head_toys.causal)
-    assert find_words(task, task.ops[-1], WORDS).names == {"embed.weight", "head.weight"}
-    assert find_words(task, task.ops[-1], WORDS + 1) == FoundWords()
+    assert find_vocabulary_split(task, task.ops[-1], WORDS).names == {"embed.weight", "head.weight"}
+    assert find_vocabulary_split(task, task.ops[-1], WORDS + 1) == VocabularySplit()
     words = Workload("w", [], tp_vocabulary=2)
     assert layer_split(words, task, task.ops[-1], WORDS) is not None
     assert layer_split(words, task, task.ops[-1], WORDS + 1) is None
@@ -324,7 +329,7 @@ def test_a_weight_that_the_op_also_uses_otherwise_stays_whole() -> None:
         return head_toys.causal(model, x, labels) + model.embed.weight.square().sum() * 1e-3
 
     task = task_of(regular)
-    assert not find_words(task, task.ops[-1], 2).names
+    assert not find_vocabulary_split(task, task.ops[-1], 2).names
 
 
 def test_an_evaluation_that_wants_the_logits_gathers_them() -> None:
@@ -339,7 +344,7 @@ def test_an_evaluation_that_wants_the_logits_gathers_them() -> None:
     def one(group: Any) -> Tensor:
         own_task = copy.deepcopy(task)
         own = share_module(own_task, own_task.ops[-1])
-        words = split.own_words(group)
+        words = split.vocabulary_shard(group)
         made = with_edits(own, words.edits(own, values_of(task, task.ops[-1], own, SHARE), gathers=True))
         view = View((nn.Parameter(cut_for(own_task.root.head.weight, group, 3)),))
         with torch.no_grad():

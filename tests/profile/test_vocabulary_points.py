@@ -174,7 +174,7 @@ def test_one_part_has_the_most_words_that_a_device_has(graph: WorkloadGraph, tas
     sums = SumCounter((0,), 0, torch.device("cpu"))
     split = layer_split(graph.workload, task, last(task), 2)
     assert split is not None
-    timed = timed_op(task, last(task), 2, 4, split.own_words(sums))
+    timed = timed_op(task, last(task), 2, 4, split.vocabulary_shard(sums))
     assert timed.loss_chunks > 1
     part = one_part(timed.module, split, sums)
     hidden = torch.randn(2, TOKENS, WIDTH, requires_grad=True)

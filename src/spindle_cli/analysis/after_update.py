@@ -25,7 +25,7 @@ def move_as_forward(task: TaskGraph) -> None:
 
 
 def find_following(workload: Workload, tasks: Mapping[str, TaskGraph]) -> tuple[Following, ...]:
-    """What follows what, by canonical names.
+    """Find which parameters are moving averages of which others, by canonical names.
 
     Raises:
         WorkloadError: it cannot; with the parameter and what to do.
@@ -57,7 +57,7 @@ def _refusal(workload: Workload, what: str, hint: str) -> WorkloadError:
 
 
 def _made_by_forward(task: TaskGraph, table: ParameterTable) -> Iterator[Following]:
-    """What a task's forward moves; alike ones together."""
+    """Give the moving averages that a task's forward makes, those of one decay together."""
     name = task.task.name
     pairs: dict[float, list[tuple[str, str]]] = {}
     both = [(table.names[name, move.slow], table.names[name, move.fast]) for move in task.moves]
@@ -140,7 +140,7 @@ def _name(workload: Workload, parameter: nn.Parameter, names_by_id: Mapping[int,
 
 
 def _require_used(where: str, table: ParameterTable, pairs: Sequence[tuple[str, str]]) -> None:
-    """Refuse averages of which nobody computes with any."""
+    """Refuse averages that no op computes with."""
     if pairs and not any(table.users[slow] for slow, _ in pairs):
         raise WorkloadError(
             f"{where}: no loss of a trained task depends on {pairs[0][0]!r}",
@@ -169,7 +169,7 @@ def _require_can_follow(where: str, table: ParameterTable, names: tuple[str, str
 
 
 def _moved_by_operators(tasks: Mapping[str, TaskGraph], table: ParameterTable) -> set[str]:
-    """The parameters that operators change in their own forward."""
+    """Find the parameters that operators change in their own forward."""
     return {
         table.names[task.task.name, name]
         for task in tasks.values()
@@ -275,7 +275,7 @@ def _require_dimension(
 
 
 def described(following: tuple[Following, ...], constraints: tuple[Constrained, ...]) -> list[object]:
-    """What a fingerprint says of them: whether a plan fits depends on who has what."""
+    """Describe moving averages and constraints for a fingerprint: whether a plan fits depends on them."""
     said: list[object] = [
         ["follows", average.when, average.forwards_of, [list(pair) for pair in average.pairs]]
         for average in following

@@ -77,8 +77,8 @@ def analyse_for_others(
     analyst = _Analyst(memo)
     with StepValues.of(workload).decisions_refused():
         graph = analyst.analyse(workload, lengths or {}, evaluates=evaluates)
-    training_memo = analyst.training.found()
-    return graph, training_memo.with_more(analyst.evaluation.found()) if evaluates else training_memo
+    training_memo = analyst.training.to_memo()
+    return graph, training_memo.with_more(analyst.evaluation.to_memo()) if evaluates else training_memo
 
 
 class _Analyst:

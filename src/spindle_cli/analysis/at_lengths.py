@@ -81,7 +81,7 @@ def module_over(graph: fx.Graph, constants: Mapping[str, Tensor], *holders: nn.M
     for node in graph.nodes:
         if node.op in ("call_module", "get_attr"):
             target = str(node.target)
-            held[target] = constants[target] if target in constants else _found(target, holders)
+            held[target] = constants[target] if target in constants else _attribute(target, holders)
     return fx.GraphModule(held, graph)
 
 
@@ -92,7 +92,7 @@ def is_same_graph(first: fx.Graph, second: fx.Graph) -> bool:
     return str(first) == str(second) and CONSTANT not in str(first)
 
 
-def _found(target: str, holders: tuple[nn.Module, ...]) -> Any:
+def _attribute(target: str, holders: tuple[nn.Module, ...]) -> Any:
     for holder in holders:
         value: Any = holder
         try:
@@ -105,7 +105,7 @@ def _found(target: str, holders: tuple[nn.Module, ...]) -> Any:
 
 
 def require_same_ops(planned: TaskGraph, at_length: TaskGraph, shapes: Mapping[str, Shape]) -> None:
-    """Refuse what the plan does not fit.
+    """Refuse a task that differs at another length from the one that is planned.
 
     Raises:
         WorkloadError: the task has other ops or values at this length.

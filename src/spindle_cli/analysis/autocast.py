@@ -36,16 +36,16 @@ class AutocastSeen:
         return any(enabled and _is_here(device) for device, enabled in dict(self._open).items())
 
     def is_switched_off(self) -> bool:
-        """For any type of device that is here."""
+        """Whether autocast is switched off for a type of device that this machine has."""
         return any(map(_is_here, self.switched_off()))
 
     def switched_off(self) -> frozenset[str]:
-        """For which types of device, here or not."""
+        """The types of device, on this machine or not, for which autocast is switched off."""
         return frozenset(device for device, enabled in dict(self._open).items() if not enabled)
 
     @contextlib.contextmanager
     def seeing(self, on_query: Callable[[str], None]) -> Iterator[None]:
-        """See the contexts that are entered inside.
+        """Note the autocast contexts that are entered inside.
 
         Args:
             on_query: called with the name of torch's function where something else than torch asks for

@@ -361,7 +361,7 @@ class InOrder:
 
     @property
     def num_batches(self) -> int:
-        """The last may not be full."""
+        """How many batches the data have; the last may not be full."""
         return -(-self.num_samples // self.task.batch_size)
 
     def batches(self) -> Iterator[ReadBatch]:
@@ -374,7 +374,7 @@ class InOrder:
         return next(self.batches(), None)
 
     def size(self, number: int) -> int:
-        """Samples of a batch."""
+        """How many samples a batch has."""
         return min(self.task.batch_size, self.num_samples - number * self.task.batch_size)
 
     def rows(self, number: int, first: int, last: int) -> dict[str, Tensor]:
@@ -480,7 +480,7 @@ class _Numbered:
 
 
 class _Held:
-    """A batch that is there."""
+    """A batch whose fields are in memory."""
 
     def __init__(self, batch: Mapping[str, Tensor]) -> None:
         self._batch = batch

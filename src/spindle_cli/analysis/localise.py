@@ -189,7 +189,7 @@ def _build_once_more(
 def _taken_apart(
     graph: WorkloadGraph, parts: Mapping[int, tuple[OwnPart, ...]]
 ) -> dict[int, Sequence[OwnValues]]:
-    """The parts of whole parameters, which go."""
+    """Take the wanted parts out of whole parameters, whose memory is given back."""
     by_id = {id(parameter): parameter for root in _roots(graph) for parameter in root.parameters()}
     return {key: _taken_from(by_id[key], own_parts) for key, own_parts in parts.items()}
 

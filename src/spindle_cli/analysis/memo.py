@@ -39,7 +39,7 @@ HERE = "here:"
 
 
 class NotPortableError(Exception):
-    """A value means nothing in another process."""
+    """Raised for a value that means nothing in another process."""
 
 
 class StateRecord(Model):
@@ -113,7 +113,7 @@ class FlowRecord(Model):
 
 
 class AnalysisMemo(Artifact):
-    """What was found of a workload's layers.
+    """What one process has found out about a workload's layers, as data for others.
 
     Attributes:
         torch_version: with which it was found; another finds it anew.
@@ -136,11 +136,11 @@ class AnalysisMemo(Artifact):
     flows: dict[str, FlowRecord] = Field(default_factory=dict)
 
     def is_of_this_torch(self) -> bool:
-        """Whether what was found holds here."""
+        """Whether the memo was made with this process's version of torch."""
         return self.torch_version == torch.__version__
 
     def with_more(self, more: AnalysisMemo) -> AnalysisMemo:
-        """This and what another has found beside it."""
+        """Return a memo with the entries of this one and of another."""
         parts = {
             name: {**getattr(self, name), **getattr(more, name)}
             for name in ("observed", "findings", "mixes", "pairs", "flows")

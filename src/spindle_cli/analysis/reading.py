@@ -75,7 +75,7 @@ class Reader:
         return name in self._names or name not in leaver._reads.names
 
     def place_of(self, name: str) -> str | None:
-        """'file:line' where its code names it."""
+        """'file:line' where the code names a variable."""
         return self._reads.place_of(name)
 
 
@@ -127,7 +127,7 @@ def _inside(holder: Any, step: str) -> Any:
 
 
 def _variable(holder: Any, name: str) -> types.CellType | None:
-    """A variable around a function."""
+    """The cell of a variable around a function."""
     function = getattr(holder, "__func__", holder)
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     return dict(zip(names, function.__closure__ or (), strict=True)).get(name) if names else None

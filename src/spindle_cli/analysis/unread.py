@@ -146,7 +146,7 @@ class _Unpacked:
         return self.padded.size(dim % self.dim() + 1)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a tensor has."""
+        """Refuse to give any other attribute of a tensor."""
         if name.startswith("__") or not hasattr(Tensor, name):
             raise AttributeError(name)
         raise _reads_lengths()
@@ -160,7 +160,7 @@ class _Unpacked:
         return _Unpacked(output, self.lengths), *hidden
 
     def pad(self, batch_first: bool, padding: float, total: int) -> tuple[Tensor, Tensor]:
-        """Them, with padding behind their lengths, and these."""
+        """The samples, with padding behind their lengths, and these lengths."""
         if total == 0:  # see `_Sizes`
             raise _reads_lengths()
         made = self.padded[:, :total]
@@ -212,7 +212,7 @@ class _Sizes:
         return 0 * dim
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a tensor has."""
+        """Refuse to give any other attribute of a tensor."""
         if name.startswith("__") or not hasattr(Tensor, name):
             raise AttributeError(name)
         raise _reads_lengths()

@@ -49,7 +49,7 @@ class OverShares(nn.Module):
         self._group = group
 
     def forward(self, *arguments: Any) -> Any:
-        """What the op gives on these arguments."""
+        """Run the op on these arguments."""
         return self._run(_Run(self._group), arguments)
 
     def remembering(self) -> Callable[..., Any]:
@@ -110,7 +110,7 @@ class _Run:
     _next: int = 0
 
     def normalise(self, norm: _BatchNorm, tensor: Tensor) -> Tensor:
-        """What the batch norm gives."""
+        """Run one batch norm of the op."""
         if self.group is None and norm.momentum is not None:
             return _BatchNorm.forward(norm, tensor)
         norm._check_input_dim(tensor)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -169,7 +169,7 @@ def update_running(norm: _BatchNorm, statistics: Statistics) -> None:
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
-    """What is computed in: at least float32."""
+    """The dtype to compute in: at least float32."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 

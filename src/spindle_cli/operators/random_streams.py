@@ -36,7 +36,7 @@ class RandomState:
         return cls(device, torch.get_rng_state(), cuda)
 
     def restore(self) -> None:
-        """Put them back."""
+        """Put the recorded states back."""
         torch.set_rng_state(self.cpu)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, self.device)

@@ -19,13 +19,12 @@ from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.operators.autograd import applied
+from spindle_cli.operators.autograd import applied, sum_backward, sum_forward
 from spindle_cli.operators.experts.region import ExpertRegion
 from spindle_cli.operators.random_streams import RandomState, draw_seed, seed_generators
 from spindle_cli.operators.sequence.exchange import SequencePart, Shared
 from spindle_cli.operators.sequence.region import SequenceRun
 from spindle_cli.operators.sequence.types import SequenceSplit
-from spindle_cli.operators.sums import sum_backward, sum_forward
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
 
@@ -46,7 +45,7 @@ class View:
     is_zero: bool = False
 
     def take(self) -> Tensor:
-        """The tensor, differentiable in the leaves."""
+        """Make the tensor out of the leaves, so that it is differentiable in them."""
         whole = self.leaves[0] if len(self.leaves) == 1 else torch.cat(self.leaves, self.dim)
         if self.counts:
             return whole

@@ -23,7 +23,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.experts.exchange import SamplePart
 from spindle_cli.operators.experts.find import NotByExpertsError, find_experts
 from spindle_cli.operators.experts.types import ExpertSplit
-from spindle_cli.operators.heads.vocabulary import FoundWords, OwnWords, find_words
+from spindle_cli.operators.heads.vocabulary import VocabularyShard, VocabularySplit, find_vocabulary_split
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 from spindle_cli.operators.sequence.calling import called_on_meta
 from spindle_cli.operators.sequence.exchange import SequencePart
@@ -88,9 +88,9 @@ class LayerSplit:
             return {}
         return {self.sequence.taken: SequencePart(self.degree, self.sequence.dim, group)}
 
-    def own_words(self, group: TensorGroup) -> OwnWords | None:
+    def vocabulary_shard(self, group: TensorGroup) -> VocabularyShard | None:
         """What a device of the group has of the vocabulary; None: the op's is not split."""
-        return OwnWords(self.words, VocabularyPart(self.degree, group)) if self.words else None
+        return VocabularyShard(self.words, VocabularyPart(self.degree, group)) if self.words else None
 
     def finds_own_gradient(self, name: str) -> bool:
         """Whether what a device finds of a parameter's gradient is no other's: it is to be summed."""
@@ -138,7 +138,7 @@ def _has_hook(parameter: nn.Parameter) -> bool:
 
 def _any_split(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerSplit | None:
     layer = _by_plan(workload, task, op, degree)
-    vocabulary = found_words(workload, task, op)
+    vocabulary = vocabulary_split(workload, task, op)
     names = vocabulary.names if vocabulary.fewest >= degree else frozenset()
     if not names:
         return layer
@@ -148,10 +148,10 @@ def _any_split(workload: Workload, task: TaskGraph, op: Op, degree: int) -> Laye
     return replace(layer, dims={**layer.dims, **dict.fromkeys(sorted(names), 0)}, words=names)
 
 
-def found_words(workload: Workload, task: TaskGraph, op: Op) -> FoundWords:
+def vocabulary_split(workload: Workload, task: TaskGraph, op: Op) -> VocabularySplit:
     """What of an op can be cut by words, as far as the workload wants it."""
     smallest = workload.tp_vocabulary
-    return FoundWords() if smallest is None else find_words(task, op, smallest)
+    return VocabularySplit() if smallest is None else find_vocabulary_split(task, op, smallest)
 
 
 def _by_plan(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerSplit | None:
@@ -344,7 +344,7 @@ def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
         if op.target is None:
             continue
         layer = task.root.get_submodule(op.target)
-        has_parts = plan_of(graph.workload, layer) or found_words(graph.workload, task, op).names
+        has_parts = plan_of(graph.workload, layer) or vocabulary_split(graph.workload, task, op).names
         can_be_split = has_parts and not op.coupled and not op.talks
         is_whole = can_be_split and (_has_own_gradients(op) or runs_again(task, op))
         if is_whole or unknown_ways(graph.workload, layer) or adapted(graph.workload, layer):
@@ -358,7 +358,7 @@ def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
             kind = type(layer).__name__
             lines.setdefault(f"tensor parallelism: each device has the whole sequence in {kind}: {why}")
     for name, task in graph.tasks.items():
-        for why in found_words(graph.workload, task, task.ops[-1]).why_not:
+        for why in vocabulary_split(graph.workload, task, task.ops[-1]).why_not:
             lines.setdefault(f"tensor parallelism: {name}: the head {why}; it stays whole")
     return tuple(lines)
 

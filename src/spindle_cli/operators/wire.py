@@ -67,6 +67,6 @@ def unless_nothing(tensor: Tensor) -> Tensor | None:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """A view of a tensor's memory as whole numbers."""
+    """View a tensor's memory as whole numbers."""
     real = as_summed(tensor)
     return real.view(_WHOLE[real.element_size()])

@@ -128,7 +128,7 @@ class _OneLoss:
         return dim - ndim
 
     def _dim(self, name: str) -> int | None:
-        """Where an argument has the samples."""
+        """The dimension along which an argument has the samples; None: it has none."""
         node = self._loss.arguments.get(name)
         if not isinstance(node, fx.Node) or not self._shapes.is_tensor(node):
             return None

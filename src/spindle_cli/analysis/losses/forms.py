@@ -60,7 +60,7 @@ def highest(degrees: set[int | None]) -> int | None:
 
 
 def most(kinds: set[Kind]) -> Kind:
-    """What comes of values of these kinds together."""
+    """The kind of a value that is made of values of these kinds."""
     return next(kind for kind in (Kind.PART, Kind.ROWS, Kind.EQUAL) if kind in kinds)
 
 

@@ -97,7 +97,7 @@ class LossCall:
 
     @property
     def name(self) -> str:
-        """The function's."""
+        """The name of the function."""
         return str(getattr(self.function, "__name__", self.function))
 
 

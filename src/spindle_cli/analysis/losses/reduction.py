@@ -369,7 +369,7 @@ class LossForms:
         return self._counts.add(form, node)
 
     def _as_part(self, form: Form, node: fx.Node) -> Form:
-        """What all shares know, as a part of it."""
+        """Turn a value that all shares know into one of which each share has a part."""
         if form.kind is Kind.ROWS:
             raise NotKnownError(f"{node.name!r} is one value for each sample", node)
         if form.kind is Kind.PART or is_zero(form):

@@ -45,7 +45,7 @@ class Cutter:
         }
 
     def _spec(self, node: fx.Node) -> ValueSpec:
-        """A value between ops.
+        """Describe a value that one op hands to others.
 
         Raises:
             WorkloadError: its rows cannot be cut by samples.
@@ -171,7 +171,7 @@ class Cutter:
     def _loss_shares(
         self, index: int, inside: Sequence[fx.Node], fields: Sequence[fx.Node], taken: Sequence[fx.Node]
     ) -> LossShares:
-        """The loss op as its shares compute it."""
+        """Make the graph by which a share of the batch computes its part of the loss."""
         loss = self._homes.loss
         assert loss is not None, "every loss has a part, if only that of the whole batch"
         used = sorted({part.index for part in parts_of(loss.part) if isinstance(part, Count)})

@@ -26,14 +26,14 @@ class Finder:
         self.flows = Flows(self.observer)
         self.findings: dict[Hashable, Any] = {}
 
-    def found(self) -> AnalysisMemo:
+    def to_memo(self) -> AnalysisMemo:
         """What others need not find again: the memo and more."""
         memo = AnalysisMemo(
             torch_version=torch.__version__,
             observed=self.observer.observed(),
             findings=self.independence.verdicts.findings(),
             mixes=self.independence.tried(),
-            pairs=self.pairs.found(),
-            flows=self.flows.found(),
+            pairs=self.pairs.records(),
+            flows=self.flows.records(),
         )
         return memo if self.observer.memo is None else self.observer.memo.with_more(memo)

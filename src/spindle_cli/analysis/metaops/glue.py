@@ -121,7 +121,7 @@ class _Placement:
         self.unordered: dict[int, str] = {}  # ops that hand on rows of which no share can be cut
 
     def place(self) -> Homes:
-        """Homes of all nodes."""
+        """Decide for every node into which op it goes."""
         for node in self._trace.graph.nodes:
             if node.op not in ("placeholder", "get_attr", "output") and node not in self._home:
                 self._place_glue(node)

@@ -36,7 +36,7 @@ class Flows:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._found: Findings[FlowRecord] = Findings(self._told)
+        self._flows: Findings[FlowRecord] = Findings(self._told)
 
     def into(self, task: TaskGraph) -> TaskGraph:
         """A task whose ops say for which of their inputs they give gradients."""
@@ -61,11 +61,11 @@ class Flows:
         """Find how gradients flow through an op from the outputs at these places that one comes back for."""
         layer = None if op.target is None else task.root.get_submodule(op.target)
         texts = (f"{code[0]} {wanted}", f"{code[1]} {wanted}")
-        return self._found.of(texts, layer, lambda: _flow(self._observer, task, op, wanted))
+        return self._flows.of(texts, layer, lambda: _flow(self._observer, task, op, wanted))
 
-    def found(self) -> dict[str, FlowRecord]:
-        """What was found, for another process (see `AnalysisMemo`)."""
-        return portable(self._found.known, lambda flow: flow)
+    def records(self) -> dict[str, FlowRecord]:
+        """Return the records of all flows, for another process (see `AnalysisMemo`)."""
+        return portable(self._flows.known, lambda flow: flow)
 
     def _told(self, text: str) -> FlowRecord | None:
         """What another process has found; None if it says nothing."""

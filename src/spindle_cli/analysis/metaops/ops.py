@@ -222,7 +222,7 @@ def share_module(task_graph: TaskGraph, op: Op) -> fx.GraphModule:
 
 
 def constants_of(task: TaskGraph) -> dict[str, Tensor]:
-    """Those that a task's ops take, by name."""
+    """The constants that a task's ops take, by name."""
     names = {
         str(node.target)
         for op in task.ops

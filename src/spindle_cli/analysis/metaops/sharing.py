@@ -24,7 +24,7 @@ class SharedBlocks:
 
 
 def find_sharing(runs: Sequence[tuple[TaskGraph, Sequence[int], str]]) -> list[SharedBlocks]:
-    """Keys and blocks of all runs of a workload.
+    """Find which runs of a workload share parameters: the key and the blocks of each.
 
     Args:
         runs: (task, its ops' indices, component path) in the workload's order.

@@ -40,7 +40,7 @@ def analyse_task(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     like: TaskGraph | None = None,
 ) -> TaskGraph:
-    """One task's ops and values.
+    """Trace one task and cut it into ops.
 
     Args:
         finder: of how layers behave.

@@ -54,8 +54,8 @@ class PairVerdicts:
             self._known[key] = told[name] if name in told else _why_not(task, loss)
         return self._known[key]
 
-    def found(self) -> dict[str, str | None]:
-        """What was found, for another process (see `AnalysisMemo`)."""
+    def records(self) -> dict[str, str | None]:
+        """Return why losses cannot be split, for another process (see `AnalysisMemo`)."""
         return portable(self._known, lambda why: why)
 
 

@@ -30,7 +30,7 @@ class Argument:
     rows: int = 1
 
     def made(self, size: int) -> Tensor:
-        """For a batch of this size."""
+        """Make a tensor without values for a batch of this size."""
         shape = list(self.shape)
         if self.batch_dim is not None:
             shape[self.batch_dim] = self.rows * size
@@ -39,7 +39,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Step:
-    """One operator.
+    """One operator of a recorded loss.
 
     Attributes:
         arguments: by the schema's names; tensors are `Operand`s (with what number each is in `operands`), a
@@ -80,7 +80,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Numbered(Operand):
-    """An operand, with its number."""
+    """An operand with the number of its tensor."""
 
     number: int = -1
 
@@ -104,7 +104,7 @@ class PairsFollower(Follower):
         self.recording.given += (self._add(tensor, state),)
 
     def recorded(self, tapes: Sequence[Tape], result: Any) -> Recording:
-        """What the tapes hold.
+        """Return the recording of what the tapes hold.
 
         Raises:
             MixesError: shares of it do not add up.

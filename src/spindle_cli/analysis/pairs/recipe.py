@@ -45,7 +45,7 @@ class Grows:
 
 @dataclass(frozen=True)
 class Run:
-    """Run an operator.
+    """An action that runs an operator.
 
     `scaled`: by the share's part of the batch, as it gives a mean. `results`: keys of what it gives, None for
     what nobody needs.
@@ -120,7 +120,7 @@ Action = Run | Gather | Number | Share | Count | Diagonal | Eye
 
 @dataclass
 class Recipe:
-    """What a share runs, in order.
+    """The actions that a share runs, in order.
 
     Attributes:
         size: samples of the batch.
@@ -174,7 +174,7 @@ def recipe_of_share(
 
 
 def make_recipe(recording: Recording) -> Recipe:
-    """The steps of a share.
+    """Make the recipe by which a share computes a recorded loss.
 
     Raises:
         MixesError: a share cannot run them.

@@ -125,7 +125,7 @@ def _require_unchanged(changes: Changes) -> None:
 
 
 class _Autocast:
-    """The autocast that is on where it is made."""
+    """Enters the autocast that was on where the object was made."""
 
     def __init__(self) -> None:
         self._on = [

@@ -80,7 +80,7 @@ class Results:
         return self._known.get(key)
 
     def put(self, key: tuple[Any, ...], result: _Result) -> None:
-        """Remember a call."""
+        """Remember what a call gives."""
         if len(self._known) >= _MOST:
             self._known.clear()
         self._known[key] = result
@@ -88,7 +88,7 @@ class Results:
 
 @cache
 def results() -> Results:
-    """Those of this process: they depend on torch alone."""
+    """The results that this process remembers: they depend on torch alone."""
     return Results()
 
 
@@ -308,7 +308,7 @@ def _are_new(made: list[Any], given: _Given) -> bool:
 
 
 def _made(result: _Result, given: _Given) -> Any:
-    """Tensors like those of a result."""
+    """Make tensors like those of a remembered result."""
     base = given.tensors[0] if result.is_view else None
     with torch._C.DisableTorchFunction():
         made = [_new(spec, given.mode, base) for spec in result.specs]

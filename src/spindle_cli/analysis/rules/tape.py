@@ -107,7 +107,7 @@ class Varying:
 
 @dataclass(frozen=True)
 class Call:
-    """One operator for all sizes of the batch.
+    """A call of one operator, as it is for all sizes of the batch.
 
     Attributes:
         sizes: of the batch.
@@ -122,7 +122,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """As in torch.ops.aten."""
+        """The operator's name in torch.ops.aten."""
         return str(self.func.overloadpacket.__name__)
 
     def __getitem__(self, name: str) -> Any:

@@ -86,7 +86,7 @@ def has_others(ends: Sequence[Tensor]) -> bool:
 
 
 def why_coupled_backwards(follower: Follower, backwards: Sequence[Backward], tape: Tape) -> Mixed | None:
-    """Why gradients of samples do not stay apart.
+    """Say why the gradients of samples depend on each other; None: they do not.
 
     Args:
         follower: has followed the forward.
@@ -230,7 +230,7 @@ class _Recorder:
         self._tape.entries = []
 
     def run(self, ends: Sequence[Tensor]) -> None:
-        """Run it from these tensors."""
+        """Run the backward pass from these tensors."""
         gradients = [torch.empty_like(end) for end in ends]
         given = [
             ((end.grad_fn, end.output_nr), gradient) for end, gradient in zip(ends, gradients, strict=True)

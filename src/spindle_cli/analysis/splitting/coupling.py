@@ -29,7 +29,7 @@ WHOLE_IN_SUM = "it adds a loss of the whole batch to a sum over samples"
 
 @dataclass
 class Trace:
-    """A task's trace on its way to ops."""
+    """A task's trace, with what is known of its nodes, before it is cut into ops."""
 
     task: Task | FlowTask
     root: nn.Module

@@ -38,7 +38,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Findings:
-    """What a piece of code gives.
+    """What was found out about a module or a call that was run for several sizes of the batch.
 
     Attributes:
         results: for each size of the batch, the last being 1; None where it failed.
@@ -77,7 +77,7 @@ class Findings:
 
     @classmethod
     def of(cls, record: FindingsRecord) -> Findings:
-        """From data; results on the meta device."""
+        """Make findings from their record; results are on the meta device."""
         why_not = None if record.why_not is None else _state(record.why_not)
         assert why_not is None or isinstance(why_not, Mixed)
         return cls(
@@ -280,7 +280,7 @@ def _run_watched(
 
 
 def _draws_the_same(draws: OwnDraws) -> Mixed | None:
-    """Why each share would draw what the others draw."""
+    """Say why every share would draw the same random numbers; None: it would not."""
     why = draws.why_same
     return None if why is None else Mixed(*why)
 

@@ -184,7 +184,7 @@ class Follower:
 
 
 class UnlikeError(Exception):
-    """The tapes differ."""
+    """The tapes of two sizes of the batch differ."""
 
 
 def _is_same(first: Any, second: Any) -> bool:
@@ -219,5 +219,5 @@ def check_shapes(state: State, shapes: Sequence[tuple[int, ...]], sizes: Sequenc
 
 
 def is_whole(states: Sequence[State]) -> bool:
-    """Whether nothing in it comes from the batch."""
+    """Whether a value has nothing that comes from the batch."""
     return all(isinstance(state, Whole) for state in states)

@@ -62,7 +62,7 @@ class Independence:
         )
 
     def tried(self) -> dict[str, bool]:
-        """What was tried, for another process (see `AnalysisMemo`)."""
+        """Return the outcomes of all trials, for another process (see `AnalysisMemo`)."""
         return portable(self._calls.known, bool)
 
     def _told(self, call: str) -> bool | None:
@@ -83,7 +83,7 @@ class _Trial:
 
     @property
     def module(self) -> nn.Module | None:
-        """That the node calls, if it calls one."""
+        """The module that the node calls, if it calls one."""
         return self._module
 
     def keys(self, kinds: Kinds) -> tuple[str, str]:
@@ -273,7 +273,7 @@ def _call(node: fx.Node) -> Callable[..., Any]:
 
 
 def _copied(arguments: Any) -> Any:
-    """Arguments that may be changed in place."""
+    """Copy arguments, so that they may be changed in place."""
     return pytree.tree_map(lambda item: item.clone() if isinstance(item, Tensor) else item, arguments)
 
 

@@ -213,7 +213,7 @@ class Loops:
 
 
 def _last_uses(tape: Sequence[Entry]) -> dict[int, int]:
-    """By tensor, the last entry that takes it."""
+    """Find the last entry that takes each tensor, by the tensor's id."""
     return {key: position for position, entry in enumerate(tape) for key in entry.given}
 
 

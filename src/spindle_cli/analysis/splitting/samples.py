@@ -40,7 +40,7 @@ class Verdicts:
     def of_module(
         self, module: nn.Module, inputs: Sequence[Inputs], states: Sequence[State], sizes: Sequence[int]
     ) -> Findings:
-        """Findings of a call of a module."""
+        """Return the findings of a call of a module."""
         return self._find(self.kinds.behaviours(module), module, inputs, states, sizes, module)
 
     def of_call(
@@ -78,7 +78,7 @@ class Verdicts:
         return replace(findings, results=results)
 
     def findings(self) -> dict[str, FindingsRecord]:
-        """What was found, for another process (see `AnalysisMemo`)."""
+        """Return the records of all findings, for another process (see `AnalysisMemo`)."""
         return portable(self._calls.known, Findings.record)
 
     def _told(self, call: str) -> Findings | None:

@@ -21,7 +21,7 @@ _MOST = 10_000  # entries of a container
 
 
 class NoTwinError(Exception):
-    """Nothing is known to stand for it."""
+    """Nothing in the other build is known to stand for a value."""
 
 
 class Twins:

@@ -182,13 +182,12 @@ def _refuse_read_by_operators(
         WorkloadError: with what it leaves, and what to do.
     """
     root = task.module
-    own = {id(leftover.holder) for leftover in leftovers}, {leftover.name for leftover in leftovers}
-    all_places = {name: place_of(root, name) for name in left.within}
-    places = {
-        name: place
-        for name, place in all_places.items()
-        if _holder(place) not in own[0] and name not in own[1]
-    }
+    holders, names = (
+        {id(leftover.holder) for leftover in leftovers},
+        {leftover.name for leftover in leftovers},
+    )
+    all_places = {name: place_of(root, name) for name in left.within if name not in names}
+    places = {name: place for name, place in all_places.items() if _holder(place) not in holders}
     if not places:
         return
     forward = Reader([root])

@@ -52,7 +52,7 @@ class Modes:
         self, task: str, root: nn.Module, seen: SeenModes, is_looking: Callable[[], bool], *, evaluates: bool
     ) -> None:
         """`seen`: by the whole workload. `is_looking`: whether modules are being run to find out what is
-        known. `evaluates`: forward is evaluated. Once forward was traced, `found` has, by dotted name, the
+        known. `evaluates`: forward is evaluated. Once forward was traced, `by_name` has, by dotted name, the
         modes of the modules whose mode it has set.
         """
         self._task, self._root, self._seen, self._is_looking = task, root, seen, is_looking
@@ -62,7 +62,7 @@ class Modes:
         self._set: dict[nn.Module, None] = {}
         self._read: dict[nn.Module, list[_Use]] = {}
         self._called: dict[nn.Module, list[_Use]] = {}
-        self.found: Mapping[str, bool] = {}
+        self.by_name: Mapping[str, bool] = {}
 
     def call(self, module: nn.Module) -> None:
         """Note that forward calls a module which is not traced into."""
@@ -101,7 +101,7 @@ class Modes:
         try:
             yield
             self._check()
-            self.found = {self._names[module]: self._mode_of(module) for module in self._set}
+            self.by_name = {self._names[module]: self._mode_of(module) for module in self._set}
         finally:
             del module_class.training
             script_class.__setattr__ = assign_script

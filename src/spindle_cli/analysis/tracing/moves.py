@@ -105,8 +105,8 @@ class Moves:
         return True
 
     @property
-    def found(self) -> tuple[Move, ...]:
-        """All of them, in the order of the parameters.
+    def averages(self) -> tuple[Move, ...]:
+        """The moving averages that forward makes, in the order of the parameters.
 
         Raises:
             WorkloadError: one is no moving average of another parameter.

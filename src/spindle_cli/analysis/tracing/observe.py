@@ -280,7 +280,7 @@ class Observer:
         return gives, takes, held
 
     def observed(self) -> dict[str, JsonValue]:
-        """What was observed, for another process (see `AnalysisMemo`)."""
+        """Return what modules were observed to give, for another process (see `AnalysisMemo`)."""
         return portable(self._calls.known, packed)
 
     def _told(self, call: str) -> Any:

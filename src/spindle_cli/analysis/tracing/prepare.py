@@ -263,7 +263,7 @@ def find_loss(
 
 
 def drop_unused(graph: fx.Graph) -> None:
-    """Drop what no output is made of."""
+    """Drop the nodes that no output is made of."""
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
 
 

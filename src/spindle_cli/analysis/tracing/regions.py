@@ -79,7 +79,7 @@ class Cut:
     end: int
 
     def has(self, statement: int) -> bool:
-        """Whether a statement is in it."""
+        """Whether a statement is in the cut."""
         return self.start <= statement < self.end
 
 
@@ -360,7 +360,7 @@ class Part:
 
     @classmethod
     def of(cls, function: types.FunctionType, cut: Cut) -> Part:
-        """One cut of a function."""
+        """Make the part of a function that a cut marks."""
         code = function.__code__
         tree = _tree_of(code)
         inside, after = tree.body[cut.start : cut.end], tree.body[cut.end :]
@@ -383,7 +383,7 @@ class Part:
 
     @property
     def line(self) -> int:
-        """The line of its file that it begins in."""
+        """The line of its file in which the part begins."""
         return self.tree.body[self.cut.start].lineno
 
     def inner(self, takes: Sequence[str]) -> types.FunctionType:
@@ -414,7 +414,7 @@ class Part:
         return enter
 
     def text(self) -> str:
-        """What its code says."""
+        """The source text of the part."""
         return ast.unparse(ast.Module(self.tree.body[self.cut.start : self.cut.end], []))
 
 
@@ -537,7 +537,7 @@ def _is_traced(value: Any) -> bool:
 
 
 def _put_together(value: Any, given: Sequence[Any]) -> Any:
-    """The value again, with these in the places of the traced ones."""
+    """Put a value that was taken apart together again, with `given` in the places of its traced values."""
     if isinstance(value, _Leaf):
         tensor = given[value.place]
         if value.mask is None:
@@ -562,7 +562,7 @@ def _put_together(value: Any, given: Sequence[Any]) -> Any:
 
 
 def _over(value: Any, twins: Twins) -> Any:
-    """A value that was taken apart, of another build."""
+    """Return what stands in another build for a value that was taken apart."""
     if isinstance(value, _Leaf):
         return value
     if isinstance(value, _Object):
@@ -650,7 +650,7 @@ class Region(nn.Module):
         return self._around
 
     def tensors(self) -> list[Tensor]:
-        """Those that it may use, but for traced ones."""
+        """The tensors that the region may use, but for traced ones."""
         values = [leaf for leaf in pytree.tree_leaves(self._values) if isinstance(leaf, Tensor)]
         return [*self.parameters(), *self.buffers(), *values]
 
@@ -671,7 +671,7 @@ class Region(nn.Module):
         return [leaf.place for leaf in leaves]
 
     def forward(self, *given: Any) -> Any:
-        """What the statements give for these values.
+        """Run the statements on these values and return what they give.
 
         Raises:
             WorkloadError: they change one of them in place, where that could not be seen before.
@@ -818,7 +818,7 @@ class HeldRegions:
         self._held: dict[str, Region] = {}
 
     def add(self, region: Region) -> str:
-        """The name of a new one."""
+        """Add a region and return its name."""
         digest = hashlib.sha256(behaviour_of(region).encode()).hexdigest()[:12]
         name = f"{NAME}{digest}_{len(self.names)}"
         self.names.append(name)

@@ -109,7 +109,7 @@ def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _taken(field: Tensor, count: int, shift: int) -> Tensor:
-    """So many samples, beginning with another one each time."""
+    """Take `count` samples, the first of which is moved on by `shift`."""
     if is_fixed(field):
         return field[:1].expand(count, *field.shape[1:]).clone()
     rows = torch.arange(count).add(shift * (len(field) // _TRIED)).remainder(len(field))
@@ -186,13 +186,13 @@ class _Real:
     def __init__(self, fields: Mapping[str, Tensor], fakes: Mapping[fx.Node, Any]) -> None:
         self._fields = fields
         self._fakes = fakes
-        self._found: dict[fx.Node, Any] = {}
+        self._values_by_node: dict[fx.Node, Any] = {}
 
     def value(self, node: fx.Node) -> Any:
-        """The value of one node."""
-        if node not in self._found:
-            self._found[node] = self._find(node)
-        return self._found[node]
+        """Return a real value for one node."""
+        if node not in self._values_by_node:
+            self._values_by_node[node] = self._find(node)
+        return self._values_by_node[node]
 
     def _find(self, node: fx.Node) -> Any:
         if node.op == "placeholder":

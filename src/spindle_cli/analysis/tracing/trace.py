@@ -38,7 +38,6 @@ from spindle_cli.analysis.tracing.modes import Modes, give_modes
 from spindle_cli.analysis.tracing.moves import Moves
 from spindle_cli.analysis.tracing.observe import Observer
 from spindle_cli.analysis.tracing.proxies import selecting
-from spindle_cli.analysis.tracing.proxies.asking import classes_are_known, draws_are_sized
 from spindle_cli.analysis.tracing.proxies.capturing import is_recorded, record
 from spindle_cli.analysis.tracing.proxies.changes import TracedValue
 from spindle_cli.analysis.tracing.proxies.counters import (
@@ -48,7 +47,7 @@ from spindle_cli.analysis.tracing.proxies.counters import (
     Unknown,
     unknown_inside,
 )
-from spindle_cli.analysis.tracing.proxies.creators import creators_traced
+from spindle_cli.analysis.tracing.proxies.functions import classes_are_known, creators_traced, draws_are_sized
 from spindle_cli.analysis.tracing.proxies.grids import grids_are_calls
 from spindle_cli.analysis.tracing.proxies.known import Known, UnknownError, numbers_are_known
 from spindle_cli.analysis.tracing.proxies.rows import (
@@ -268,7 +267,7 @@ class OperatorTracer(fx.Tracer):
         )
 
     def run_region(self, region: Region, given: Sequence[Any]) -> Any:
-        """What a region gives, as traced values.
+        """Trace a call of a region and return what it gives, as traced values.
 
         Raises:
             UnfitError: it cannot be where it is; with what may do.
@@ -575,8 +574,8 @@ def _traced(
     _refuse_writes_apart(task, graph, observer)
     end = next(node for node in graph.nodes if node.op == "output")
     end.meta["place"] = place_of_function(type(task.module).forward)
-    give_modes(task.module, tracer.modes.found)
-    return Traced(graph, tuple(tracer.known.decided), moves.found, tracer.modes.found)
+    give_modes(task.module, tracer.modes.by_name)
+    return Traced(graph, tuple(tracer.known.decided), moves.averages, tracer.modes.by_name)
 
 
 def _graph_of(
@@ -747,7 +746,7 @@ def _refuse_write_apart(
 
 
 def _way_out(root: nn.Module, written: str) -> str:
-    """What to do instead of writing between operators."""
+    """Say what to do instead of writing between operators."""
     apart = (
         "Put what reads it and what writes into it into one nn.Module, whose result the loss is made of, and "
         "list its class in the workload's `operators`: it runs whole."

@@ -33,14 +33,14 @@ class SamplePart(SequencePart):
     they find is dropped: nothing has to run on no samples.
     """
 
-    def own(self, whole: Tensor, *, is_gradient: bool = False) -> Tensor:
+    def part_of(self, whole: Tensor, *, is_gradient: bool = False) -> Tensor:
         """Gives this device's samples of a whole batch, in memory of their own."""
         missing = self.degree - whole.shape[self.dim]
         if missing > 0:
             more = whole.narrow(self.dim, whole.shape[self.dim] - 1, 1)
             again = torch.zeros_like(more) if is_gradient else more
             whole = torch.cat([whole, *[again] * missing], self.dim)
-        return super().own(whole)
+        return super().part_of(whole)
 
     def join(self, tensor: Tensor, size: int, *, is_gradient: bool) -> Tensor:
         """All `size` samples of what each device has its own of."""
@@ -69,19 +69,19 @@ class Dispatch:
         )
 
     def to_samples(self, tensor: Tensor, *, is_gradient: bool = False) -> Tensor:
-        """The way back."""
+        """Exchange back what `to_experts` has exchanged."""
         return self.group.exchange(
             tensor, (SAMPLES_DIM, self.samples), (EXPERTS_DIM, self.experts), is_gradient=is_gradient
         )
 
 
 def dispatched(tensor: Tensor, dispatch: Dispatch) -> Tensor:
-    """`Dispatch.to_experts`, differentiable."""
+    """Run `Dispatch.to_experts` so that it is differentiable."""
     return applied(_Exchanged, tensor, dispatch.to_experts, dispatch.to_samples)
 
 
 def combined(tensor: Tensor, dispatch: Dispatch) -> Tensor:
-    """`Dispatch.to_samples`, differentiable."""
+    """Run `Dispatch.to_samples` so that it is differentiable."""
     return applied(_Exchanged, tensor, dispatch.to_samples, dispatch.to_experts)
 
 

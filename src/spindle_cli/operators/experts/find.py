@@ -35,7 +35,7 @@ class NotByExpertsError(Exception):
 
 @dataclass(frozen=True)
 class _InLayer:
-    """What of an `ExpertSplit` is the layer's own."""
+    """The attributes of an `ExpertSplit` that depend on the layer alone, not on the op around it."""
 
     arguments: Mapping[Argument, int]
     shared: tuple[Argument, ...]
@@ -226,7 +226,7 @@ def _samples_dim(what: str, small: Tensor, large: Tensor, few: int, many: int) -
 
 
 def _handed_over(op: Op, call: fx.Node, in_layer: _InLayer) -> tuple[dict[int, int], frozenset[Result]]:
-    """What the op takes, and hands on, as it is."""
+    """Find the arguments of the op that its layer takes, and the results that it hands on, unchanged."""
     taken: dict[int, int] = {}
     kept: frozenset[Result] = frozenset()
     for place, dim in in_layer.arguments.items():

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.operators.autograd import sum_backward
 from spindle_cli.operators.experts.exchange import Dispatch, SamplePart, combined, dispatched
 from spindle_cli.operators.experts.types import ExpertSplit, expert_sizes
 from spindle_cli.operators.random_streams import RandomState, draw_seed, seed_generators
 from spindle_cli.operators.sequence.exchange import Shared
 from spindle_cli.operators.sequence.region import argument, with_argument
-from spindle_cli.operators.sums import sum_backward
 from spindle_cli.operators.tensor_group import TensorGroup
 
 
@@ -41,7 +41,7 @@ class ExpertRegion:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Run the op inside.
+        """Inside, the op runs as one device of the group does.
 
         Raises:
             WorkloadError: the layer has not called its experts.

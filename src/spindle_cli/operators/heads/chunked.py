@@ -23,7 +23,7 @@ from spindle_cli.operators.heads.region import (
     modules_in,
     widest_value,
 )
-from spindle_cli.operators.heads.vocabulary import OwnWords, copied, values_of, with_edits
+from spindle_cli.operators.heads.vocabulary import VocabularyShard, copied, values_of, with_edits
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 
@@ -49,7 +49,7 @@ class LossInChunks:
 
 
 def loss_in_chunks(
-    task: TaskGraph, op: Op, rows: int, setting: LossChunks, words: OwnWords | None = None
+    task: TaskGraph, op: Op, rows: int, setting: LossChunks, words: VocabularyShard | None = None
 ) -> LossInChunks:
     """An op as a share of `rows` samples computes it: of a loss, its widest part in chunks.
 
@@ -137,7 +137,7 @@ class _AsWholeBatch(nn.Module):
 
 
 def timed_op(
-    task: TaskGraph, op: Op, rows: int, setting: LossChunks, words: OwnWords | None = None
+    task: TaskGraph, op: Op, rows: int, setting: LossChunks, words: VocabularyShard | None = None
 ) -> TimedOp:
     """An op as a share of `rows` samples runs it, its loss in chunks where `setting` says so; with `words`:
     as one of the devices that split its vocabulary.

@@ -40,7 +40,7 @@ class Chunk:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Rows, and positions of each; 0: all of them."""
+        """How many rows a chunk has, and positions of each row; 0: all of them."""
         first, last = self.positions or (0, 0)
         return self.rows[1] - self.rows[0], last - first
 
@@ -91,7 +91,7 @@ class InChunks:
         self.__qualname__ = f"{self.__name__}_{id(self)}"
 
     def __call__(self, *values: Any) -> Tensor:
-        """The region's scalar.
+        """Compute the region's scalar.
 
         Args:
             values: its inputs, then the tensors that it holds.
@@ -130,13 +130,13 @@ class InChunks:
             self._repeated = None
 
     def chunks(self, values: Sequence[Any]) -> tuple[Chunk, ...]:
-        """What a run is cut into."""
+        """The chunks that a run is cut into."""
         rows = self._num_rows(values)
         positions = None if self._cuts.positions is None else self._cuts.positions.size
         return choose_chunks(self._row * rows, rows, positions, self._limit)
 
     def run(self, values: Sequence[Any]) -> Tensor:
-        """The scalar, without gradients."""
+        """Compute the scalar without gradients."""
         with torch.no_grad():
             return _sum(
                 self._part([self._cut(*item, chunk) for item in enumerate(values)], chunk, values)
@@ -196,7 +196,7 @@ class InChunks:
         return value
 
     def _part(self, given: Sequence[Any], chunk: Chunk, values: Sequence[Any]) -> Tensor:
-        """What a chunk adds to the scalar."""
+        """Compute what one chunk adds to the scalar."""
         held = dict(zip(self._held, given[self._num_inputs :], strict=True))
         inputs = tuple(given[: self._num_inputs])
         part: Tensor = functional_call(self._region, held, inputs, tie_weights=False)
@@ -233,7 +233,7 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 
 def _gradients(part: Tensor, leaves: dict[int, Tensor], seed: Tensor | None) -> Iterable[tuple[int, Tensor]]:
-    """By position; a leaf that the part does not depend on has zeros."""
+    """The gradients of leaves, by position; one that the part does not depend on has zeros."""
     begin = None if seed is None else seed.to(part.dtype)
     grads = torch.autograd.grad(part, list(leaves.values()), begin, allow_unused=True, materialize_grads=True)
     return zip(leaves, grads, strict=True)
@@ -291,14 +291,14 @@ class _Later:
         return cls(others, place, _autocast_on(saved[0].device.type)), saved
 
     def values(self, saved: Sequence[Tensor]) -> list[Any]:
-        """All of them."""
+        """Return all values, the saved tensors in their places."""
         all_values = list(self.others)
         for position, place in self.place.items():
             all_values[position] = saved[place]
         return all_values
 
     def computing(self) -> AbstractContextManager[object]:
-        """What they were computed in."""
+        """Enter autocast as it was set when the values were computed."""
         return nullcontext() if self.autocast is None else torch.autocast(*self.autocast)
 
 

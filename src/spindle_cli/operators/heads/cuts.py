@@ -34,7 +34,7 @@ class Along:
 
 @dataclass(frozen=True)
 class Cut:
-    """Inputs that are cut together.
+    """The inputs of a region that are cut together.
 
     Attributes:
         size: how many rows or positions there are.
@@ -61,7 +61,7 @@ def find_cuts(
     values: Mapping[fx.Node, Any],
     doubled: Mapping[fx.Node, Any],
 ) -> Cuts:
-    """Along what a region may be cut.
+    """Find along which dimensions of its inputs a region may be cut.
 
     Args:
         module: the region; takes its inputs in order.

@@ -168,7 +168,7 @@ class LogitsWalk:
         self.edits[node] = edit
 
     def _source(self, node: fx.Node) -> fx.Node:
-        """The logits that a call is of."""
+        """The logits among the arguments of a call."""
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node) or source not in self.dims:
             raise NotByWordsError(f"{node.name!r} takes its logits beside something else")
@@ -177,7 +177,7 @@ class LogitsWalk:
     # What follows: one rule for each kind of call that logits may pass through.
 
     def one_by_one(self, node: fx.Node) -> None:
-        """Each entry by itself: the other tensors have the same words, or one entry for all."""
+        """Follow a call on single entries: other tensors have the same words, or one entry for all."""
         shape, word_dims = self._values[node].shape, set()
         scalars: list[fx.Node] = []
         for source in node.all_input_nodes:
@@ -233,7 +233,7 @@ class LogitsWalk:
         self.dims[node] = _ndim(self._values[node]) - 1
 
     def moved(self, node: fx.Node) -> None:
-        """Dimensions in another order."""
+        """Follow a call that puts dimensions in another order."""
         source = self._source(node)
         ndim = _ndim(self._values[source])
         order = list(range(ndim))
@@ -249,7 +249,7 @@ class LogitsWalk:
         self.dims[node] = order.index(self.dims[source])
 
     def picked(self, node: fx.Node) -> None:
-        """Some rows, by integers and slices."""
+        """Follow a call that picks some rows, by integers and slices."""
         source, index = self._source(node), node.args[1]
         items = _spread(index, _ndim(self._values[source]))
         dim = self.dims[source]

@@ -26,8 +26,8 @@ from spindle_cli.workload.graph import Op, TaskGraph
 
 
 @dataclass(frozen=True)
-class OwnWords:
-    """What one device of a group has of an op's vocabulary.
+class VocabularyShard:
+    """The part of an op's vocabulary that one device of a group has.
 
     Attributes:
         names: dotted, of the parameters that are cut by words.
@@ -63,8 +63,8 @@ class OwnWords:
 
 
 @dataclass(frozen=True)
-class FoundWords:
-    """An op's parameters that can be cut by words.
+class VocabularySplit:
+    """The parameters of an op that can be split by words.
 
     Attributes:
         names: dotted, of each parameter all that it has.
@@ -77,23 +77,23 @@ class FoundWords:
     why_not: tuple[str, ...] = ()
 
 
-def find_words(task: TaskGraph, op: Op, smallest: int) -> FoundWords:
+def find_vocabulary_split(task: TaskGraph, op: Op, smallest: int) -> VocabularySplit:
     """What of an op can be cut by words: heads over `smallest` of them or more, and embeddings over the same
     vocabulary as the heads of the task.
     """
     module = share_module(task, op)
     uses = list(uses_of_words(module.graph, module))
     if not any(use.words >= smallest for use in uses):
-        return FoundWords()
+        return VocabularySplit()
     heads, why_not = _find_heads(task, smallest)
     reported = why_not if op.is_loss else ()
     lookups = _lookups_like(heads, uses, task.root)
     split_uses = used_alone([*heads, *lookups] if op.is_loss else lookups, module)
     if not split_uses:
-        return FoundWords(why_not=reported)
+        return VocabularySplit(why_not=reported)
     held = {id(module.get_parameter(name)) for use in split_uses for name in use.parameters}
     names = frozenset(name for name, parameter in _parameters(task.root) if id(parameter) in held)
-    return FoundWords(names, min(use.words for use in split_uses), reported)
+    return VocabularySplit(names, min(use.words for use in split_uses), reported)
 
 
 def _lookups_like(heads: Sequence[Projection], uses: Iterable[Use], root: nn.Module) -> list[Lookup]:
@@ -168,7 +168,7 @@ def copied(graph: fx.Graph, node: fx.Node, copies: Copies, edits: Edits) -> fx.N
 
 
 def used_alone(uses: Iterable[Use], module: fx.GraphModule) -> list[Use]:
-    """Those whose parameters the op uses in no other way."""
+    """Keep the uses whose parameters the op uses in no other way."""
     alone = list(uses)
     while True:
         use_nodes = {use.node for use in alone}

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from spindle_cli.operators.autograd import applied
-from spindle_cli.operators.sums import sum_backward, sum_forward
+from spindle_cli.operators.autograd import applied, sum_backward, sum_forward
 from spindle_cli.operators.tensor_group import TensorGroup
 
 
@@ -30,7 +29,7 @@ class VocabularyPart:
     group: TensorGroup
 
     def first(self, words: int) -> int:
-        """The first word of this device's."""
+        """The number of the first word that this device has."""
         return words * self.group.member // self.degree
 
     def enter(self, hidden: Tensor) -> Tensor:
@@ -47,7 +46,7 @@ class VocabularyPart:
             RuntimeError: an id is none of the words (on a GPU the device says so, later).
         """
         _require(ids, (ids >= 0) & (ids < words), "an embedding's input is none of its words")
-        local_ids, inside = self._own(ids, words, len(weight))
+        local_ids, inside = self._local_ids(ids, words, len(weight))
         own_padding = None if padding is None else padding - self.first(words)
         if own_padding is not None and not 0 <= own_padding < len(weight):
             own_padding = None
@@ -76,7 +75,7 @@ class VocabularyPart:
             logits = logits.movedim(1, -1)
         counts = target != ignore_index
         _require(target, ~counts | ((target >= 0) & (target < words)), "a label is none of the head's words")
-        local_labels, inside = self._own(target, words, logits.shape[-1])
+        local_labels, inside = self._local_ids(target, words, logits.shape[-1])
         rows = applied(
             _CrossEntropy, logits, local_labels, inside, counts, label_smoothing, words, self.group
         )
@@ -100,7 +99,7 @@ class VocabularyPart:
         widths = [last - first for first, last in pairwise(ends)]
         return self.group.gather(logits.detach().movedim(-1, 0).contiguous(), widths).movedim(0, -1)
 
-    def _own(self, ids: Tensor, words: int, width: int) -> tuple[Tensor, Tensor]:
+    def _local_ids(self, ids: Tensor, words: int, width: int) -> tuple[Tensor, Tensor]:
         """Which of the device's `width` words each is, and whether it is one of them; else the first."""
         local_ids = ids - self.first(words)
         inside = (local_ids >= 0) & (local_ids < width)
@@ -170,7 +169,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class _LogSumExp(torch.autograd.Function):
-    """Over the last dimension, in at least float32."""
+    """log-sum-exp over the last dimension, in at least float32."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, group: TensorGroup) -> Tensor:

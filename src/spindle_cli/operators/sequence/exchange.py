@@ -41,7 +41,7 @@ class SequencePart:
         """This device's part of the sum of what the devices have for all positions."""
         return Shared(applied(_Scattered, summand, self), summand.shape[self.dim], self)
 
-    def own(self, whole: Tensor, *, is_gradient: bool = False) -> Tensor:  # noqa: ARG002 - for other parts
+    def part_of(self, whole: Tensor, *, is_gradient: bool = False) -> Tensor:  # noqa: ARG002 - for other parts
         """Gives this device's positions of a whole tensor, in memory of their own."""
         sizes = part_sizes(whole.shape[self.dim], self.degree)
         first = sum(sizes[: self.group.member])
@@ -53,8 +53,8 @@ class SequencePart:
         sizes = part_sizes(size, self.degree)
         return self.group.gather_along(tensor.contiguous(), self.dim, sizes, is_gradient=is_gradient)
 
-    def sum_own(self, whole: Tensor, *, is_gradient: bool) -> Tensor:
-        """Its own positions of the sum over the devices."""
+    def reduce_scatter(self, whole: Tensor, *, is_gradient: bool) -> Tensor:
+        """Sum a tensor over the devices and return this device's positions of the sum."""
         sizes = part_sizes(whole.shape[self.dim], self.degree)
         return self.group.scatter_sum_along(whole.contiguous(), self.dim, sizes, is_gradient=is_gradient)
 
@@ -71,7 +71,7 @@ class Shared:
     part: SequencePart
 
     def whole(self) -> Tensor:
-        """All positions, on every device alike."""
+        """Gather all positions, the same on every device."""
         return applied(_Joined, self.tensor, self.length, self.part)
 
     @property
@@ -108,7 +108,7 @@ class _Cut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, part: SequencePart) -> Tensor:
         ctx.part, ctx.size = part, whole.shape[part.dim]
-        return part.own(whole)
+        return part.part_of(whole)
 
     @staticmethod
     @once_differentiable
@@ -125,21 +125,21 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.part.own(gradients[0], is_gradient=True), None, None
+        return ctx.part.part_of(gradients[0], is_gradient=True), None, None
 
 
 class _Gathered(_Joined):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.part.sum_own(gradients[0], is_gradient=True), None, None
+        return ctx.part.reduce_scatter(gradients[0], is_gradient=True), None, None
 
 
 class _Scattered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, summand: Tensor, part: SequencePart) -> Tensor:
         ctx.part, ctx.size = part, summand.shape[part.dim]
-        return part.sum_own(summand, is_gradient=False).detach()  # no view: it may be changed in place
+        return part.reduce_scatter(summand, is_gradient=False).detach()  # no view: it may be changed in place
 
     @staticmethod
     @once_differentiable

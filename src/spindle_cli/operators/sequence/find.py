@@ -76,7 +76,7 @@ def find_sequence(task: TaskGraph, op: Op, parts: SplitParts, degree: int) -> Se
 
 @dataclass(frozen=True)
 class _InLayer:
-    """What of a `SequenceSplit` is the layer's own; names are those in the layer."""
+    """The attributes of a `SequenceSplit` that depend on the layer alone; names are those in the layer."""
 
     trunk: Argument
     dim: int

@@ -67,7 +67,7 @@ class Recording(Tape):  # type: ignore[no-untyped-call]  # torch leaves it untyp
         self._size, self._own, self._dim = size, part_size, dim
 
     def begin(self, trunk: Tensor) -> None:
-        """The layer is given this part."""
+        """Note that the layer is given this part of its trunk."""
         self._parts.add(storage(trunk))
 
     def __torch_dispatch__(
@@ -205,7 +205,7 @@ class Call:
 
 
 def storage(tensor: Tensor) -> int:
-    """What names its memory."""
+    """A number that names the memory of a tensor."""
     return int(tensor.untyped_storage()._cdata)
 
 

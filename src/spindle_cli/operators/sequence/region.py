@@ -68,7 +68,7 @@ class SequenceRun:
         return shared if place in self._split.kept else shared.whole()
 
     def _gather(self, part: Tensor) -> Tensor:
-        """Once, whoever takes it."""
+        """Gather a tensor once, whoever takes it."""
         for gathered_part, whole in self._gathered:
             if gathered_part is part:
                 return whole

@@ -125,7 +125,7 @@ class _Result:
         return cls(value, _shapes(args), tuple(tensor._version for tensor in _tensors(value)))
 
     def taken(self, func: Any, args: tuple[Any, ...]) -> Any:
-        """The value, for the same operation once more."""
+        """Return the value for the operation that is run once more."""
         if _shapes(args) != self.shapes:
             raise RuntimeError(f"{func} takes other shapes when it is recomputed than it did before")
         if tuple(tensor._version for tensor in _tensors(self.value)) != self.versions:
@@ -162,7 +162,7 @@ class _Kept:
         self._of: dict[Hashable, list[_Result | None]] = {}
 
     def put(self, func: Any, args: tuple[Any, ...], out: Any) -> Hashable:
-        """Keep it; gives its key."""
+        """Keep a value and return its key."""
         key = _key(func, args)
         self._of.setdefault(key, []).append(_Result.of(out, args))
         return key

@@ -18,7 +18,7 @@ from spindle_cli.analysis.metaops.ops import op_module, share_module
 from spindle_cli.operators.batch_norm import over_shares
 from spindle_cli.operators.contrastive import pairs_over_shares
 from spindle_cli.operators.heads.chunked import loss_in_chunks
-from spindle_cli.operators.heads.vocabulary import OwnWords
+from spindle_cli.operators.heads.vocabulary import VocabularyShard
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 from spindle_cli.operators.split_op import PartialOp, View, region_of
 from spindle_cli.operators.tensor_parallel import LayerSplit
@@ -154,7 +154,7 @@ class OpShares:
         parameters' gradients each run has those of all words.
         """
         group = InTurn(split.degree)
-        vocabulary = OwnWords(split.words, VocabularyPart(split.degree, group))
+        vocabulary = VocabularyShard(split.words, VocabularyPart(split.degree, group))
         module = loss_in_chunks(self._task, self._op, samples, 1, vocabulary).module
         counts = self._counts((0, samples))
         more = () if counts is None else (1.0, *counts)

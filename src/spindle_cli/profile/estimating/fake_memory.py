@@ -65,7 +65,7 @@ def _memory(
 ) -> ShareMemory:
     task, op, rows, mode = tensors.task, tensors.op, tensors.rows, tensors.mode
     is_cast = train.autocast is not None
-    vocabulary = None if split is None else split.own_words(SumCounter((0,), 0, torch.device("cpu")))
+    vocabulary = None if split is None else split.vocabulary_shard(SumCounter((0,), 0, torch.device("cpu")))
     timed = timed_op(task, op, rows, train.loss_chunks, vocabulary)
     module = timed.module
     with mode:

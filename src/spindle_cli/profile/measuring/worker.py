@@ -160,7 +160,7 @@ class _Worker:
         if request.job.tp > 1:
             split = layer_split(self._graph.workload, task, op, request.job.tp)
             assert split is not None, "a job is made only where the op can be split"
-        vocabulary = None if split is None else split.own_words(sums)
+        vocabulary = None if split is None else split.vocabulary_shard(sums)
         timed = timed_op(task, op, request.job.rows, self._train.loss_chunks, vocabulary)
         whole = timed.module.to(self._device)
         module: nn.Module = whole

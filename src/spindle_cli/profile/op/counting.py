@@ -216,7 +216,9 @@ class _FakeOp:
         task, op, rows, mode = tensors.task, tensors.op, tensors.rows, tensors.mode
         cpu = torch.device("cpu")
         of_words, along = (SumCounter((0,), 0, cpu, itemsize=itemsize) for _ in range(2))
-        timed = timed_op(task, op, rows, loss_chunks, None if split is None else split.own_words(of_words))
+        timed = timed_op(
+            task, op, rows, loss_chunks, None if split is None else split.vocabulary_shard(of_words)
+        )
         with mode:
             more = timed.more_arguments(cpu)
             state = tensors.state(timed.module, split)

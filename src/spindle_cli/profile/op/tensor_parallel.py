@@ -73,7 +73,7 @@ class OwnPositions:
         for place, part in self._parts.items():
             whole = inputs[place]
             self._lengths[place] = whole.shape[part.dim]
-            self.inputs[place] = part.own(whole.detach()).requires_grad_(whole.requires_grad)
+            self.inputs[place] = part.part_of(whole.detach()).requires_grad_(whole.requires_grad)
 
     def given(self, arguments: Sequence[Any]) -> list[Any]:
         """What the op takes, from tensors like `inputs`."""

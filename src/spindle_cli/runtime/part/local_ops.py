@@ -16,7 +16,7 @@ from spindle_cli.operators.batch_norm import over_shares
 from spindle_cli.operators.contrastive import pairs_over_shares
 from spindle_cli.operators.heads.chunked import loss_in_chunks
 from spindle_cli.operators.heads.projections import uses_of_words
-from spindle_cli.operators.heads.vocabulary import OwnWords, used_alone, values_of, with_edits
+from spindle_cli.operators.heads.vocabulary import VocabularyShard, used_alone, values_of, with_edits
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 from spindle_cli.operators.plan_splits import PlanSplits
 from spindle_cli.operators.split_op import PartialOp, View, region_of
@@ -113,13 +113,13 @@ class LocalOps:
         runnable, modules = [], []
         for number, (position, op) in enumerate(zip(range(*wired.slice.ops), wired.ops, strict=True)):
             before, module = planned.wired.ops[number], planned.modules[number]
-            own_words = self._own_words(wired, position, planned.group)
-            is_whole = own_words is None and not op.is_loss and not op.contrasts
+            shard = self._vocabulary_shard(wired, position, planned.group)
+            is_whole = shard is None and not op.is_loss and not op.contrasts
             if is_whole and is_same_graph(before.graph, op.graph):
                 runnable.append(planned.runnable[number])
                 modules.append(module)
                 continue
-            graph = self._graph_at_length(abstract, op, planned.samples, own_words)
+            graph = self._graph_at_length(abstract, op, planned.samples, shard)
             made = _as_in_a_run(op, module_over(graph, constants, module, wired.task.root))
             modules.append(made)
             split = self._splits.by_op.get((wired.index, position))
@@ -131,13 +131,13 @@ class LocalOps:
         return replace(planned, wired=wired, runnable=tuple(runnable), modules=tuple(modules))
 
     def _graph_at_length(
-        self, abstract: TaskGraph, op: Op, samples: Samples, own_words: OwnWords | None
+        self, abstract: TaskGraph, op: Op, samples: Samples, shard: VocabularyShard | None
     ) -> fx.Graph:
         setting = self._place.loss_chunks
-        if own_words is None and (setting == 1 or not op.is_loss):
+        if shard is None and (setting == 1 or not op.is_loss):
             return op.graph if op.shares is None else op.shares.graph
         # What runs in chunks, or by words, is given all tensors that it holds.
-        return loss_in_chunks(abstract, op, samples[1] - samples[0], setting, own_words).module.graph
+        return loss_in_chunks(abstract, op, samples[1] - samples[0], setting, shard).module.graph
 
     def _group_of(self, wired: WiredSlice) -> TensorGroup | None:
         """The devices that hold the same share of a slice."""
@@ -153,7 +153,7 @@ class LocalOps:
             _as_in_a_run(
                 op,
                 loss_in_chunks(
-                    wired.task, op, last - first, setting, self._own_words(wired, position, group)
+                    wired.task, op, last - first, setting, self._vocabulary_shard(wired, position, group)
                 ).module,
             )
             for position, op in zip(range(*wired.slice.ops), wired.ops, strict=True)
@@ -185,8 +185,8 @@ class LocalOps:
             )
             if not words:
                 return module, replace(split, words=words)
-            own_words = OwnWords(words, VocabularyPart(split.degree, group))
-            edits = own_words.edits(module, values_of(wired.task, op, module, last - first), gathers=True)
+            shard = VocabularyShard(words, VocabularyPart(split.degree, group))
+            edits = shard.edits(module, values_of(wired.task, op, module, last - first), gathers=True)
         dims = {name: dim for name, dim in split.dims.items() if name not in split.words}
         split = replace(split, dims={**dims, **dict.fromkeys(words, 0)}, words=words)
         return with_edits(module, edits), split
@@ -205,9 +205,11 @@ class LocalOps:
 
         return as_uncut
 
-    def _own_words(self, wired: WiredSlice, position: int, group: TensorGroup | None) -> OwnWords | None:
+    def _vocabulary_shard(
+        self, wired: WiredSlice, position: int, group: TensorGroup | None
+    ) -> VocabularyShard | None:
         split = self._splits.by_op.get((wired.index, position))
-        return None if split is None or group is None else split.own_words(group)
+        return None if split is None or group is None else split.vocabulary_shard(group)
 
     @contextmanager
     def _compiled_by_jit(self) -> Iterator[None]:

@@ -71,7 +71,7 @@ class Unknown:
         self._is_of_operator = is_of_operator
 
     def refuse(self) -> NoReturn:
-        """Refuse whoever wants to know it.
+        """Refuse a forward that needs to know the value.
 
         Raises:
             ReadsUnknownError: always.

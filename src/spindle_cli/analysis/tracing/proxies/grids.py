@@ -43,7 +43,7 @@ class OfGrids:
         self._function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function gives."""
+        """Call the function."""
         return marks.computed(self._function, args, kwargs)
 
     def __repr__(self) -> str:
@@ -76,10 +76,10 @@ class RopeIndex:
         tensors = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
         if not all(map(_has_values, tensors.values())):
             return _like(tokens, list(tensors.values()))
-        given: tuple[Tensor, Tensor] = marks.computed(self._each, (tokens, tensors, fields), {})
+        given: tuple[Tensor, Tensor] = marks.computed(self._per_sample, (tokens, tensors, fields), {})
         return given
 
-    def _each(
+    def _per_sample(
         self, tokens: Tensor, tensors: dict[str, Tensor], fields: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
         positions = []

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from spindle_cli.analysis.fixed.marks import is_fixed
 from spindle_cli.analysis.fixed.refusal import ReadsValuesError, fields_behind
 from spindle_cli.analysis.tracing.observe import Observer, storage_of
-from spindle_cli.analysis.tracing.proxies.asking import asked_of_python
+from spindle_cli.analysis.tracing.proxies.functions import isinstance_of_python
 from spindle_cli.analysis.tracing.proxies.selecting import seen_as
 from spindle_cli.analysis.tracing.shapes import (
     depends_on_batch_size,
@@ -191,7 +191,7 @@ class Known:
         self.looking = True
         try:
             # Without the context variables of forward: some code hands its hooks what to record in them.
-            with self._around(), asked_of_python():
+            with self._around(), isinstance_of_python():
                 contextvars.Context().run(self._advance)
         finally:
             self.looking = False

@@ -85,7 +85,7 @@ class Scratch:
         return True
 
     def keep(self, module: nn.Module, name: str, value: object) -> None:
-        """Forward keeps a tensor in an attribute."""
+        """Note that forward keeps a tensor in an attribute."""
         self.kept.append(Leftover.of_attribute(module, name, value))
 
     def keeps(self, module: nn.Module, name: str, value: object) -> bool:

@@ -49,7 +49,7 @@ class Selected(TracedValue):
 
     @property
     def node(self) -> fx.Node:  # type: ignore[override]  # made where it is asked for
-        """The rows themselves."""
+        """The node that gives the selected rows themselves."""
         state = self.__dict__
         if state["made"] is None:
             where: Where = state["where"]
@@ -212,7 +212,7 @@ def part_of(selected: Selected, index: Any) -> Any:
 
 
 def sum_of(selected: Selected, dims: tuple[int, ...] | None = None) -> Any:
-    """Over all entries, or these dimensions."""
+    """The sum of a selection over all its entries, or over these dimensions."""
     where: Where = selected.__dict__["where"]
     mask = _over(where.mask, num_rest(selected))
     kept = choose(selected.tracer, mask, selected.__dict__["values"], 0)
@@ -224,7 +224,7 @@ def mean_of(selected: Selected) -> Any:
 
 
 def count_of(selected: Selected) -> Any:
-    """How many rows there are."""
+    """How many rows a selection has."""
     where: Where = selected.__dict__["where"]
     count = selected.tracer.create_proxy("call_method", "sum", (where.mask,), {})
     return count if where.repeats == 1 else count * where.repeats
@@ -238,13 +238,13 @@ def _over(mask: Any, rest: int) -> Any:
 
 
 def num_rest(selected: Selected) -> int:
-    """How many dimensions a row has."""
+    """How many dimensions a row of a selection has."""
     values, where = selected.__dict__["values"], selected.__dict__["where"]
     return len(selected.tracer.known.sizes(values)[0]) - int(where.dims)
 
 
 def rest_of(selected: Selected) -> list[Any]:
-    """The sizes of a row."""
+    """The sizes of a row of a selection."""
     values, dims = selected.__dict__["values"], selected.__dict__["where"].dims
     one, doubled = selected.tracer.known.sizes(values)
     return [one[dim] if one[dim] == doubled[dim] else values.size(dim) for dim in range(dims, len(one))]

@@ -1,11 +1,13 @@
-"""Let forward ask what a traced value is."""
+"""Let functions of Python's and torch's take traced values: those that ask what a value is, and those that
+take sizes, which torch.fx does not see unless told to.
+"""
 
 from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -15,6 +17,25 @@ from torch.distributions import Distribution
 
 _ONE_DRAW = torch.Size()
 _OF_PYTHON = builtins.isinstance
+# What torch has for hints to compilers, and transformers for checks of its inputs: no part of the model.
+_CHECKS = ("_check", "_check_with", "_check_tensor_all", "_check_tensor_all_with", "_check_value")
+# Functions that take sizes, not tensors: torch.fx does not see them unless told to.
+_CREATORS = (
+    "arange",
+    "empty",
+    "eye",
+    "full",
+    "linspace",
+    "ones",
+    "rand",
+    "randn",
+    "zeros",
+    "broadcast_shapes",
+)
+# The same of methods: of a tensor that is no traced value, as one that a module keeps and no buffer is.
+_BY_SIZES = ("expand", "narrow", "repeat", "reshape", "tile", "unflatten", "view")
+# What is asked for the limits of a dtype.
+_LIMITS = ("finfo", "iinfo")
 
 
 @contextmanager
@@ -43,7 +64,7 @@ def classes_are_known(tracer: Any) -> Iterator[None]:
 
 
 @contextmanager
-def asked_of_python() -> Iterator[None]:
+def isinstance_of_python() -> Iterator[None]:
     """Inside, `isinstance` is Python's own again: what is run is not traced, and asks hundreds of thousands
     of times, torch most of all.
     """
@@ -73,6 +94,42 @@ def draws_are_sized() -> Iterator[None]:
         yield
     finally:
         Distribution._extended_shape = original  # type: ignore[method-assign]  # put back
+
+
+@contextmanager
+def creators_traced(tracer: fx.Tracer) -> Iterator[None]:
+    """Let torch.arange and the like be recorded when a size among their arguments is a proxy, methods of
+    tensors that are none too, and checks of traced values be none.
+    """
+    functions = (*_CREATORS, *_LIMITS, *_CHECKS)
+    places: list[tuple[Any, str]] = [(torch, name) for name in functions]
+    places += [(Tensor, name) for name in _BY_SIZES]
+
+    def recorded(original: Callable[..., Any], is_method: bool) -> Callable[..., Any]:
+        def create(*args: Any, **kwargs: Any) -> Any:
+            proxies: list[fx.Proxy] = []
+            fx.node.map_aggregate(
+                (args, kwargs), lambda item: proxies.append(item) if isinstance(item, fx.Proxy) else None
+            )
+            if not proxies:
+                return original(*args, **kwargs)
+            if original.__name__ in _CHECKS:
+                return None
+            if is_method:
+                return tracer.create_proxy("call_method", original.__name__, args, kwargs)
+            return tracer.create_proxy("call_function", original, args, kwargs)
+
+        return create
+
+    with ExitStack() as undo:
+        for owner, name in places:
+            original = getattr(owner, name)
+            if name in vars(owner):
+                undo.callback(setattr, owner, name, original)
+            else:
+                undo.callback(delattr, owner, name)
+            setattr(owner, name, recorded(original, owner is Tensor))
+        yield
 
 
 def _is_torch(scope: dict[str, Any]) -> bool:
