@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,24 @@ def save_as_rank(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def save_lent_as_rank(rank: int, folder: str) -> None:
+    """Values are there as long alone as `whole` lends the memory for them."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=len(HELD))
+    held = {name: torch.zeros(2, 3) for name in HELD[rank]}
+
+    @contextmanager
+    def lend(keys: Collection[str]) -> Iterator[bool]:
+        lent = {key: held[key] for key in keys if key in held}
+        for key, tensor in lent.items():
+            tensor.fill_(10.0 * rank + ord(key))
+        yield True
+        for tensor in lent.values():
+            tensor.fill_(-1.0)
+
+    save_model(Path(folder), 40, ("a", "b", "c", "d"), held, lend)
+    dist.destroy_process_group()
+
+
 def on_ranks(save: Callable[[int, str], None], folder: Path) -> None:
     """In a process for each rank of `HELD`, forked from one that has imported what they need."""
     multiprocessing.set_forkserver_preload([save_model.__module__])
@@ -45,8 +64,11 @@ def on_ranks(save: Callable[[int, str], None], folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_every_parameter_is_taken_from_the_first_rank_that_holds_it(tmp_path: Path) -> None:
-    on_ranks(save_as_rank, tmp_path)
+@pytest.mark.parametrize("save", [save_as_rank, save_lent_as_rank])
+def test_every_parameter_is_taken_from_the_first_rank_that_holds_it(
+    save: Callable[[int, str], None], tmp_path: Path
+) -> None:
+    on_ranks(save, tmp_path)
     saved = load_file(model_path(tmp_path, 40))
     expected = {"a": ord("a"), "b": ord("b"), "c": 10 + ord("c")}
     assert {name: tensor.unique().tolist() for name, tensor in saved.items()} == {

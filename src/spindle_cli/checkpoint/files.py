@@ -281,7 +281,7 @@ def forget_old(
 
 
 def _is_whole(folder: Path) -> bool:
-    """By its index and its files' sizes."""
+    """Say whether a checkpoint is whole, by its index and its files' sizes."""
     try:
         return damage(folder, read_index(folder), reads_all=False) is None
     except InputError:

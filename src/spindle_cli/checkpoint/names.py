@@ -22,7 +22,7 @@ COMMON_KEY, OUTER_MOMENTUM_KEY = "common", "outer_momentum"
 
 
 def model_key(name: str) -> str:
-    """A parameter, by its canonical name."""
+    """Return the name under which a parameter, by its canonical name, is saved."""
     return f"model.{name}"
 
 
@@ -42,12 +42,12 @@ def optimizer_keys(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def buffer_key(name: str, rank: int) -> str:
-    """One rank's own value of a buffer."""
+    """Return the name under which one rank's value of a buffer is saved."""
     return f"buffers.{rank}.{name}"
 
 
 def random_key(device_type: str, rank: int) -> str:
-    """The state of a rank's generator."""
+    """Return the name under which the state of a rank's generator is saved."""
     return f"random.{device_type}.{rank}"
 
 
@@ -102,7 +102,7 @@ class Region:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Region:
-        """All of a tensor."""
+        """Return the region that is all of a tensor."""
         return cls((0,) * len(shape), tuple(shape))
 
     @classmethod

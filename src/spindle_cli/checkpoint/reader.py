@@ -173,7 +173,7 @@ class PartsPlanner(LoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,  # noqa: ARG002
     ) -> None:
-        """Take note of what there is."""
+        """Take note of which tensors the checkpoint has."""
         assert metadata is not None, "a reader has read it"
         self._tensors = metadata.state_dict_metadata
 
@@ -198,7 +198,7 @@ class PartsPlanner(LoadPlanner):
         raise AssertionError(f"{read_item.dest_index.fqn} is no tensor")
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """Where to put what is read."""
+        """Return the memory into which an item is read."""
         index = read_item.dest_index.index
         assert index is not None, "set by create_read_items_for_chunk_list"
         target = self._wanted[read_item.dest_index.fqn].parts[index].tensor
@@ -289,7 +289,7 @@ class WholeTensors:
         return key in self._saved
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """That of a tensor that there is."""
+        """Return the shape of a tensor that the checkpoint has."""
         return tuple(self._checkpoint.tensors[self._saved[key]].shape)
 
     def require(self, key: str, shape: tuple[int, ...]) -> None:

@@ -158,7 +158,7 @@ class HeldTensor:
 
     @classmethod
     def whole(cls, tensor: Tensor) -> HeldTensor:
-        """All of it."""
+        """Make the entry of a tensor that is held whole."""
         shape = tuple(tensor.shape)
         return cls(shape, (Part(Region.whole(shape), tensor),))
 
@@ -176,7 +176,7 @@ class HeldTensors:
         self._parts: dict[str, list[Part]] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """All of a tensor."""
+        """Add a tensor that is held whole."""
         self.add_part(name, tuple(tensor.shape), Region.whole(tensor.shape), tensor)
 
     def add_part(
@@ -203,7 +203,7 @@ class HeldTensors:
             parts.extend(_boxes(region, tensor.detach(), elements))
 
     def by_name(self) -> dict[str, HeldTensor]:
-        """What was added."""
+        """Return what was added, by name."""
         return {
             name: HeldTensor(self._shapes[name], tuple(parts)) for name, parts in self._parts.items() if parts
         }

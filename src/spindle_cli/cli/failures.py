@@ -68,7 +68,7 @@ def _is_typers_own(error: Exception) -> bool:
 
 
 def _report(error: BaseException) -> int:
-    """Say what happened; the exit code."""
+    """Say what happened, and return the exit code."""
     if isinstance(error, SpindleError):
         _say(f"error: {error}")
         return error.exit_code

@@ -360,7 +360,7 @@ class Cluster(Artifact):
 
     @cached_property
     def _between(self) -> dict[tuple[int, int], Link]:
-        """By the numbers of two groups, ascending."""
+        """The link between the nodes of two groups, by the groups' numbers, ascending."""
         link_of = {frozenset(link.groups): link for link in self.links.between}
         labels = [group.label for group in self.nodes]
         return {

@@ -283,7 +283,7 @@ class NodeGroup(Model):
 
     @property
     def host(self) -> Link | None:
-        """Its own link to a node's memory."""
+        """The link of the group's devices to their node's memory, where the group says one."""
         return None if self.links is None else self.links.host
 
     def with_host_link(self, link: Link | None) -> NodeGroup:

@@ -69,5 +69,5 @@ def weight_reports(weights: ShardWeights, cluster: Cluster) -> tuple[WeightRepor
 
 
 def describe_weights(reports: Sequence[WeightReport]) -> str:
-    """One line; there is a report."""
+    """Write the weights of a report that is not empty as one line."""
     return "in ranges of " + ", ".join(str(report) for report in reports)

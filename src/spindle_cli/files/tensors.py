@@ -78,7 +78,7 @@ def fragment_key(name: str, fragment: Fragment | None) -> str:
 
 
 def parse_key(key: str) -> tuple[str, Fragment | None]:
-    """What `fragment_key` was made of."""
+    """Return what `fragment_key` was made of."""
     name, ranges = parse_part_key(key)
     if ranges is None:
         return key, None

@@ -276,7 +276,7 @@ def live_progress(
 
 
 def _show_nothing(_metrics: StepMetrics) -> None:
-    """Not a terminal."""
+    """Show no progress, where the output is no terminal."""
 
 
 def progress_text(metrics: StepMetrics, pace: Pace, total_steps: int, samples_per_step: int) -> str:

@@ -136,7 +136,7 @@ class Claim:
 
     @property
     def lives(self) -> bool:
-        """Whether it holds."""
+        """Say whether the claim still holds: its process runs, as far as that can be seen from here."""
         if self.owner is None:
             return self.quiet_s < LOST_S
         if self.owner.ended:

@@ -412,7 +412,7 @@ def choose_run_dir(workload: str, wanted: Path | None, *, resume: bool, node_ran
 
 
 def _numbered(name: str) -> list[tuple[int, Path]]:
-    """The folders runs/<name>-N, by number."""
+    """Return the folders runs/<name>-N, by number."""
     named = ((path.name.removeprefix(f"{name}-"), path) for path in RUNS.glob(f"{glob.escape(name)}-*"))
     return sorted((int(number), path) for number, path in named if number.isdecimal() and path.is_dir())
 

@@ -91,7 +91,7 @@ def join_environment(additions: Mapping[str, str]) -> None:
 
 
 def is_chosen(name: str) -> bool:
-    """Whether the user has set a variable."""
+    """Say whether the user has set an environment variable."""
     return bool(os.environ.get(name))
 
 

@@ -54,7 +54,7 @@ def interruptible() -> None:
 
 
 def ends_at_once(number: int) -> bool:
-    """Whether this signal does that now."""
+    """Say whether this signal ends the process at once as things are."""
     return signal.getsignal(number) is _end
 
 

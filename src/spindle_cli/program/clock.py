@@ -82,11 +82,11 @@ class PassClock:
         return min(start for (kind, _), (start, _) in self.when.items() if kind is Kind.BACKWARD)
 
     def start(self, compute: Compute) -> int:
-        """When a pass starts."""
+        """Return the tick at which a pass starts."""
         return self.when[compute][0]
 
     def end(self, compute: Compute) -> int:
-        """When a pass ends."""
+        """Return the tick at which a pass ends."""
         return self.when[compute][1]
 
 

@@ -72,15 +72,15 @@ class Directory:
             self._sent_by |= dict.fromkeys(communicator.senders, communicator.index)
 
     def of_all(self) -> int:
-        """What everyone takes part in."""
+        """Return the communicator of all devices."""
         return self._everyone
 
     def of_transfer(self, transfer: Transfer) -> int:
-        """What a transfer goes over."""
+        """Return the communicator that a transfer goes over."""
         return self._sent_by[transfer.source]
 
     def of_sum(self, devices: tuple[int, ...]) -> int:
-        """What these devices, ascending, sum gradients over."""
+        """Return the communicator over which these devices, ascending, sum gradients."""
         index = self._of.get((Purpose.SUMS, devices))
         return self._of[Purpose.EVERYONE, devices] if index is None else index
 

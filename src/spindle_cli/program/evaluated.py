@@ -249,11 +249,11 @@ def forward_only(program: Program, task: str, gathering: Collection[int] = ()) -
     return replace(program, actions=actions)
 
 
-def _is_of(action: Action, pieces: set[int]) -> bool:
+def _is_of(action: Action, slices: set[int]) -> bool:
     if action.kind is Kind.FORWARD:
-        return action.slice_index in pieces
+        return action.slice_index in slices
     if action.kind in (Kind.SEND, Kind.RECV):
-        return action.transfer is not None and action.transfer.producer in pieces
+        return action.transfer is not None and action.transfer.producer in slices
     return False
 
 

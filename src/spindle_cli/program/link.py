@@ -183,7 +183,7 @@ class _Moving:
 
     @cached_property
     def places(self) -> Mapping[Compute, int]:
-        """The place of each pass among all."""
+        """The place of each pass in the order of all."""
         kinds = {True: Kind.BACKWARD, False: Kind.FORWARD}
         return {(kinds[is_backward], index): place for place, (index, is_backward) in enumerate(self.order)}
 
@@ -294,7 +294,7 @@ class _Moving:
 
     @cached_property
     def _updates_s(self) -> Sequence[float]:
-        """What each device's update takes."""
+        """The seconds that each device's update takes."""
         plan = self.plan
         held = device_memory(plan.metaops, plan.slices, plan.cluster, plan, turn=plan.turn)
         return optimizer_steps_s(held, plan.optimizer_s_per_byte)

@@ -138,7 +138,7 @@ def maker_of(transfer: Transfer) -> Compute:
 
 
 def taker_of(transfer: Transfer) -> Compute:
-    """The pass that takes it."""
+    """The pass that takes what is transferred."""
     if transfer.is_gradient:
         return Kind.BACKWARD, transfer.producer
     return Kind.FORWARD, transfer.consumer

@@ -175,7 +175,7 @@ class Program:
 
     @cached_property
     def reached(self) -> tuple[bool, ...]:
-        """Whether gradients come to each slice."""
+        """Says for each slice whether gradients come to it."""
         return reached_slices(len(self.slices), self.groups, self.edges)
 
     @cached_property

@@ -189,7 +189,7 @@ def stepped_whole(model: LocalModel) -> Iterator[str]:
 
 
 def make_state(context: WorkerContext, model: LocalModel, pool: GradientPool) -> TrainState:
-    """What is trained and what steps it."""
+    """Make what a rank trains: its parameters' masters, optimizers, loss scale and outer optimizer."""
     device = context.device
     masters = Masters(pool.owned_ranges) if model.train.precision == "bf16" else None
     owned_ranges = pool.owned_ranges if masters is None else masters.owned_ranges
@@ -223,7 +223,7 @@ def join_groups(model: LocalModel, rank: int, communicators: Communicators) -> N
 
 
 def make_board(context: WorkerContext, model: LocalModel) -> LossBoard:
-    """The board of all tasks' losses."""
+    """Make the board on which a rank adds up the losses of all tasks."""
     shares = {name: task.loss_shares for name, task in model.graph.tasks.items()}
     tasks, batches = model.graph.workload.tasks, model.train.accumulate
     weights = TaskWeights(model.train, tasks)
@@ -271,7 +271,7 @@ def make_executors(
 
 
 def make_update(state: TrainState) -> Update:
-    """What a rank's step ends with."""
+    """Make the update that ends each step of a rank."""
     return Update(
         state.optimizers,
         state.owned_ranges,

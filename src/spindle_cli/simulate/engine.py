@@ -83,7 +83,7 @@ class _Device:
 
     @property
     def action(self) -> Action | None:
-        """What comes next; None at the end."""
+        """The action that comes next; None at the end."""
         actions = self.batches[self.batch]
         return actions[self.place] if self.place < len(actions) else None
 
@@ -151,7 +151,7 @@ class Engine:
         self._steps: list[OptimizerStep] = []
 
     def run(self) -> Simulation:
-        """From the first action to the last."""
+        """Run all devices from their first action to their last."""
         for device in self._devices:
             for action in self._program.actions[device.number]:
                 if action.kind is Kind.GATHER:
@@ -346,19 +346,19 @@ class Engine:
         """A transfer has ended: its taker may go on, if it stands there and this was the last it missed; and
         whoever has sent it, if that was the last to have left.
         """
-        pieces = transfer.producer, transfer.consumer
-        from_piece, to_piece = reversed(pieces) if transfer.is_gradient else pieces
+        ends = transfer.producer, transfer.consumer
+        source, taker = reversed(ends) if transfer.is_gradient else ends
         device, sender = self._devices[transfer.destination], self._devices[transfer.source]
         compute = _taker(transfer)
         device.missing[compute] -= 1
         action = device.action
         if action is not None and (action.kind, action.slice_index) == compute:
             cause = Cause.GRADIENT if transfer.is_gradient else Cause.ACTIVATION
-            self._go_on(device, cause, transfer.source, from_piece, passage.posted_s)
+            self._go_on(device, cause, transfer.source, source, passage.posted_s)
         sender.leaving.remove((transfer.key, passage.batch))
         action = sender.action
         if action is not None and passage.batch == sender.batch and transfer.key in action.left:
-            self._go_on(sender, Cause.LEAVING, transfer.destination, to_piece, passage.posted_s)
+            self._go_on(sender, Cause.LEAVING, transfer.destination, taker, passage.posted_s)
 
     def _go_on(
         self, device: _Device, cause: Cause, source: int, source_index: int, moving_since_s: float
@@ -459,7 +459,7 @@ class AwaitedOps:
                     by_op.setdefault(op, []).append(group.index)
 
     def end(self, group: int) -> None:
-        """A group's parameters are there."""
+        """Note that a group's parameters have been gathered."""
         self._pending.discard(group)
 
     def next_op(self, device: int, index: int, first: int) -> int | None:
@@ -484,11 +484,11 @@ class Ledger:
         self._steps = [[MemoryStep(0.0, memory.idle_bytes)] for memory in self._of]
 
     def start_pass(self, device: int, index: int, now_s: float, *, is_backward: bool) -> None:
-        """A slice starts to run forward or backward."""
+        """Note that a slice starts to run forward or backward."""
         self._set(device, self._of[device].passes[index, is_backward][0], now_s)
 
     def end_pass(self, device: int, index: int, now_s: float, *, is_backward: bool) -> None:
-        """It is through."""
+        """Note that a slice is through forward or backward."""
         self._set(device, self._of[device].passes[index, is_backward][1], now_s)
 
     def finish_sums(self, device: int, now_s: float) -> None:
@@ -496,7 +496,7 @@ class Ledger:
         self._set(device, self._of[device].update_bytes, now_s)
 
     def end_update(self, device: int, now_s: float) -> None:
-        """A device's iteration is over."""
+        """Note that a device's iteration is over."""
         self._set(device, self._of[device].idle_bytes, now_s)
 
     def steps(self) -> tuple[tuple[MemoryStep, ...], ...]:

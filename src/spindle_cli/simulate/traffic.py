@@ -50,7 +50,7 @@ class _Order:
             self.together.append((name, {message}))
 
     def has_first(self, message: _Message) -> bool:
-        """Whether a message may begin."""
+        """Say whether a message is among those that may begin now."""
         return message in self.together[0][1]
 
     def end(self, message: _Message) -> set[_Message]:

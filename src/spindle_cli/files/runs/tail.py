@@ -50,7 +50,7 @@ class Tail:
         self._anchor = b""
 
     def rewind(self) -> None:
-        """Hand everything out once more."""
+        """Hand all lines out once more, from the file's beginning."""
         self._restart()
 
     def look(self) -> NewLines:

@@ -52,7 +52,7 @@ class ForkedWorker:
             json.dump(dict(environment), pipe)
 
     def look(self) -> int | None:
-        """The exit code; None while it runs."""
+        """Return the exit code; None while the worker runs."""
         if self.exit_code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -82,7 +82,7 @@ def fork_workers(count: int, work: Callable[[], object]) -> tuple[ForkedWorker, 
 
 
 def _live(parent: int, receives: int, work: Callable[[], object]) -> NoReturn:
-    """A worker's whole life."""
+    """Live a worker's whole life: be told the environment, do the work, and end."""
     code = 1
     try:
         _become_worker(parent)

@@ -125,7 +125,7 @@ class BoundRendezvous(RendezvousHandler):
         return 0
 
     def get_run_id(self) -> str:
-        """The meeting's name."""
+        """Return the meeting's name."""
         return self._meeting
 
     def shutdown(self) -> bool:

@@ -38,7 +38,7 @@ class Signals:
             self.ask_workers()
 
     def ask_workers(self) -> None:
-        """By a file that they look for."""
+        """Ask the workers to stop, by a file that they look for."""
         if self.run_dir is not None:
             with contextlib.suppress(
                 FileNotFoundError

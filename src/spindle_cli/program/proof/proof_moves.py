@@ -82,7 +82,7 @@ class Moves:
             self._inside[device] = self._sums_inside(device)
 
     def of(self, device: int) -> list[Move]:
-        """A device's moves, in order."""
+        """Return a device's moves, in order."""
         return list(self._write(device))
 
     def _sums_inside(self, device: int) -> dict[int, list[tuple[int, int]]]:

@@ -18,7 +18,7 @@ class SideStream:
 
     @property
     def is_apart(self) -> bool:
-        """Whether there is such a stream."""
+        """Say whether there is a stream beside the one that computes."""
         return self._stream is not None
 
     @contextmanager

@@ -138,11 +138,11 @@ class QueuedWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it has ended."""
+        """Say whether the operation has ended."""
         return self._done.is_set()
 
     def get_future(self) -> torch.futures.Future[None]:
-        """Done when the operation has ended."""
+        """Return a future that is done when the operation has ended."""
         return self._future
 
 
@@ -154,7 +154,7 @@ class OperationQueue:
         threading.Thread(target=self._run, daemon=True).start()
 
     def post(self, run: Callable[[], object]) -> QueuedWork:
-        """Put an operation behind all others."""
+        """Have an operation run behind all that were posted before."""
         work = QueuedWork(run)
         self._waiting.put(work)
         return work
@@ -178,7 +178,7 @@ class StrictGroup(dist.ProcessGroup):
         self._queue = queue
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:  # noqa: ARG002 - NCCL ignores it
-        """Send, and wait until it is taken."""
+        """Post a send that ends when its receiver has taken the tensors."""
         _require_known(tensors)
 
         def run() -> None:
@@ -188,7 +188,7 @@ class StrictGroup(dist.ProcessGroup):
         return self._queue.post(run)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:  # noqa: ARG002
-        """Receive, and say so."""
+        """Post a receive that tells its sender when it has taken the tensors."""
         _require_known(tensors)
 
         def run() -> None:

@@ -80,7 +80,7 @@ class BucketMaker:
         )
 
     def _summing(self, group: ParameterGroup) -> Members:
-        """Who sums, and gathers, between passes."""
+        """Return the members that sum and gather a group between passes."""
         members = Members.of(group.devices, self.rank, self.communicators.summing(group.devices), group)
         if not group.nodes:
             return members

@@ -134,7 +134,7 @@ class ShardedBucket:
 
     @property
     def owned_ranges(self) -> tuple[OwnedRange, ...]:
-        """What this rank steps."""
+        """The ranges of parameters that this rank's optimizer steps."""
         return tuple(view.owned for view in self._owned)
 
     @property
@@ -271,5 +271,5 @@ class Flags:
             first = last
 
     def reset(self) -> None:
-        """A new iteration begins."""
+        """Forget which parameters were reached, for the next iteration."""
         self._reached.reset()

@@ -38,7 +38,7 @@ class Communicators:
         return self._groups[index]
 
     def summing(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """What these ranks, ascending, sum gradients over."""
+        """Return the process group over which these ranks, ascending, sum gradients."""
         return self.of(self.directory.of_sum(ranks))
 
     def sharing(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:

@@ -116,7 +116,7 @@ class FlatBucket:
 
     @property
     def own_ranges(self) -> tuple[OwnedRange, ...]:
-        """What this rank has of the parameters; where there are several teams, in pieces that ranks of all
+        """What this rank has of the parameters; where there are several teams, in ranges that ranks of all
         teams have alike.
         """
         low, high = self._layout.range_of(self._members.position)
@@ -142,7 +142,7 @@ class FlatBucket:
 
     @property
     def gathered_bytes(self) -> int:
-        """Bytes of all parameters, whole."""
+        """The bytes that the parameters take while they are whole."""
         return self._layout.size * self._values.itemsize
 
     def gather_into(self, memory: GatherMemory, begin: int) -> None:
@@ -179,7 +179,7 @@ class FlatBucket:
         self._work = None
 
     def give_up(self) -> None:
-        """No op uses the parameters for now."""
+        """Free the memory of the whole parameters, until they are fetched again."""
         if self._has_place and self._place is not None:
             memory, begin = self._place
             memory.take_back(self._values, begin)

@@ -43,7 +43,7 @@ class Agreement:
         self._holds = False
 
     def turn_to(self, program: int) -> None:
-        """From here on this program runs."""
+        """Note which of the programs runs from here on."""
         self._program = program
 
     def tell(self, reached: Sequence[bool], trained: Sequence[bool] | None = None) -> bool:
@@ -139,7 +139,7 @@ class Reached:
             node.register_hook(self._note(position))
 
     def reset(self) -> None:
-        """A new iteration begins."""
+        """Forget which parameters were reached, for the next iteration."""
         self.flags = [False] * len(self.flags)
 
     def write_into(self, flags: Tensor, trained: Sequence[bool] | None = None) -> None:

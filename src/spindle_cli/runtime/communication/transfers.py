@@ -40,7 +40,7 @@ class Batch:
         self._works: list[dist.Work] = []
 
     def start(self, messages: list[dist.P2POp]) -> None:
-        """Start them."""
+        """Start the messages of the batch together."""
         if messages:
             self._works = dist.batch_isend_irecv(messages)
 
@@ -75,7 +75,7 @@ class Sending:
                 self._batches.pop(first)[0].wait()
 
     def finish(self) -> None:
-        """Wait until everything has left."""
+        """Wait until all that was posted has left this rank."""
         for batch, _ in self._batches.values():
             batch.wait()
         self._batches.clear()
@@ -190,7 +190,7 @@ class Arrival:
         return torch.stack(come).sum(dim=0) if len(come) > 1 else come[0] if come else None
 
     def _come(self, tensor: Tensor | None) -> Tensor | None:
-        """What has come of it."""
+        """Return a tensor, or None where it is a gradient that need not come and stands for none."""
         return unless_nothing(tensor) if self.may_lack and tensor is not None else tensor
 
     def _place(self, samples: Samples) -> Tensor:

@@ -53,12 +53,12 @@ class WiredSlice:
 
     @cached_property
     def inputs(self) -> tuple[ValueSpec, ...]:
-        """Values taken from other slices."""
+        """The values that the slice takes from others."""
         return tuple(value for wired in self.incoming for value in wired.values)
 
     @cached_property
     def outputs(self) -> tuple[ValueSpec, ...]:
-        """Values handed to other slices, each once."""
+        """The values that the slice hands to others, each once."""
         return tuple({value.name: value for wired in self.outgoing for value in wired.values}.values())
 
     @cached_property

@@ -172,7 +172,7 @@ class Evaluator:
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """What passes run in."""
+        """Enter the contexts in which the passes of an evaluation compute."""
         with self._around(), computing(self._model.train, self._device.type):
             yield
 

@@ -44,7 +44,7 @@ class GatheredLoss:
 
     @property
     def op(self) -> Op:
-        """The loss."""
+        """The op that computes the loss."""
         return self.wired.ops[-1]
 
     def run(

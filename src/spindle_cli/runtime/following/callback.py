@@ -43,7 +43,7 @@ class Callback:
     on_every_rank = False
 
     def at_start(self, run: RunInfo) -> None:
-        """Before the first step."""
+        """Called before the first step."""
 
     def after_step(self, step: Step) -> None:
         """When a step's results are there: while the device is at the next step already."""
@@ -52,7 +52,7 @@ class Callback:
         """A checkpoint after so many steps is in `folder`, whole."""
 
     def at_evaluation(self, evaluation: Evaluation) -> None:
-        """A task was evaluated."""
+        """Called when a task was evaluated."""
 
     def at_end(self) -> None:
         """After the last step, its checkpoint and evaluations; not where the run fails or is stopped."""

@@ -154,13 +154,13 @@ class RefusingWhatIsAbsent(TorchFunctionMode):
         self._is_on = True
 
     def switch_on(self) -> None:
-        """Refuse from here on, without a block."""
+        """Refuse from here on, until `switch_off` is called."""
         self._is_on = True
         if self not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]  # torch: untyped
             self.__enter__()  # type: ignore[no-untyped-call]  # torch: untyped
 
     def switch_off(self) -> None:
-        """Refuse nothing any more."""
+        """Stop refusing."""
         self._is_on = False
         if _get_current_function_mode_stack()[-1:] == [self]:  # type: ignore[no-untyped-call]  # torch: untyped
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch: untyped
@@ -210,7 +210,7 @@ class LeftAlone:
         self._has_ended = False
 
     def begin(self) -> None:
-        """The script's code runs from here on."""
+        """Note how everything is when the script's code begins to run."""
         if self._has_ended:
             return
         self._seen = [_Seen(name, tensor, _numbers(tensor)) for name, tensor in self._tensors()]

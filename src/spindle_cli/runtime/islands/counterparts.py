@@ -25,7 +25,7 @@ class Counterparts:
     """
 
     def __init__(self, island: Island, store: Store, timeout_s: float) -> None:
-        """`store`: of all workers of the run."""
+        """`store`: the one that all workers of the run share."""
         self.island = island
         timeout = timedelta(seconds=timeout_s)
 
@@ -44,11 +44,11 @@ class Counterparts:
         return [part.to(values.device).reshape(values.shape) for part in gathered]
 
     def all_say(self, value: bool) -> bool:
-        """Whether all of them say so."""
+        """Say whether the value is true on every island. Collective."""
         return all(bool(answer.item()) for answer in self.gather(torch.tensor([value], dtype=torch.uint8)))
 
     def meet(self) -> None:
-        """Wait until all are here."""
+        """Wait until the peers of all islands are here."""
         self.all_say(True)
 
     def start_telling(self, values: Tensor) -> Telling:
@@ -74,7 +74,7 @@ class Telling:
         return bool(self._work.is_completed())
 
     def await_all(self) -> Sequence[Tensor]:
-        """Every island's, in their order."""
+        """Return every island's values, in the order of the islands."""
         wait_for(self._work)
         return self._gathered
 

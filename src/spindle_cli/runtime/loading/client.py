@@ -86,7 +86,7 @@ class NodeBatches:
             return {field.name: field.shape[1:] for field in self._held[1].fields}
 
     def close(self) -> None:
-        """Take no more."""
+        """Tell the loading process that this rank takes no more batches."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 

@@ -27,7 +27,7 @@ class PackedField:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of its elements."""
+        """The bytes of the field's elements."""
         return torch.Size(self.shape).numel() * _dtype(self.dtype).itemsize
 
 
@@ -71,18 +71,18 @@ class PackedBatch:
         }
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The fields, for `from_json`."""
+        """Return the fields as JSON, for `from_json`."""
         return [asdict(field) for field in self.fields]
 
     @classmethod
     def from_json(cls, descriptor: int, fields: list[dict[str, Any]]) -> PackedBatch:
-        """What another process has sent."""
+        """Return the batch that another process has sent: its file's descriptor and its fields."""
         return cls(
             descriptor, tuple(PackedField(**{**field, "shape": tuple(field["shape"])}) for field in fields)
         )
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the batch's file."""
         os.close(self.descriptor)
 
     def __reduce__(self) -> tuple[Callable[[Any, tuple[PackedField, ...]], PackedBatch], tuple[Any, ...]]:

@@ -54,7 +54,7 @@ class NodePasses:
         return NodeBatch(self._batches, self._next, size) if size else None
 
     def close(self) -> None:
-        """Take no more."""
+        """Tell the loading process that this rank takes no more batches."""
         self._batches.close()
 
     def _take(self) -> NodeBatch | None:

@@ -83,7 +83,7 @@ class Order:
 
     @classmethod
     def from_json(cls, line: str) -> Order:
-        """What `to_json` made."""
+        """Return the order that `to_json` has written."""
         document = json.loads(line)
         return cls(**{**document, "numbers": range(*document["numbers"])})
 
@@ -124,7 +124,7 @@ class Reader:
         self._orders.close()
 
     def dismiss(self) -> None:
-        """Have it end: nobody needs it."""
+        """Have the loading process end, as nobody needs it."""
         with suppress(OSError):
             self._orders.shutdown(socket.SHUT_RDWR)  # also where a fork has it
         self._orders.close()
@@ -364,7 +364,7 @@ class Shelf:
             self._changed.notify_all()
 
     def wait_until_left(self) -> None:
-        """Until all takers have gone."""
+        """Wait until all ranks that take batches have gone."""
         with self._changed:
             self._changed.wait_for(lambda: not self._asked)
 

@@ -43,7 +43,7 @@ class ProgramLog:
         )
 
     def opens(self, batch: int) -> None:
-        """A batch of this program begins."""
+        """Note that a batch of this program begins."""
         if self._first:
             self._log.ends(batch, self._first - 1)
 
@@ -71,7 +71,7 @@ class ActionLog:
             threading.Thread(target=self._keep_looking, name="journal", daemon=True).start()
 
     def begins(self, batch: int, action: int) -> None:
-        """The host begins an action."""
+        """Note that the host begins an action."""
         self._writer.begun(Note(batch, action, time.time()))
 
     def ends(self, batch: int, action: int) -> None:
@@ -81,7 +81,7 @@ class ActionLog:
         self.look()
 
     def look(self) -> None:
-        """Note how far the device has come."""
+        """Note the last action that the device has come to the end of."""
         last: tuple[int, int] | None = None
         with self._lock:
             while self._ahead and has_passed(self._ahead[0][0]):

@@ -134,7 +134,7 @@ def _compare_metaop(plan: Plan, name: str, ranks: Sequence[RankTimes]) -> MetaOp
 
 
 def _point(plan: Plan, slice_: Slice) -> OpSeconds:
-    """What a slice was planned by."""
+    """Return the times of one op by which a slice was planned."""
     op = times_of(plan.by_name[slice_.metaop], slice_, plan.cluster)
     assert op is not None, "`check` has seen to it"
     return op

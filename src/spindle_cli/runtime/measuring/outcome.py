@@ -22,13 +22,13 @@ class Told(Protocol):
     """What makes results on the host, in place, those of all islands (runtime/islands)."""
 
     def begin(self) -> None:
-        """Tell the others what they are now."""
+        """Start telling the other islands what the values are now."""
 
     def has_arrived(self) -> bool:
         """Whether `finish` would not wait."""
 
     def finish(self) -> None:
-        """Wait until all have told theirs."""
+        """Wait until all islands have told their values."""
 
 
 @dataclass(frozen=True)

@@ -50,10 +50,10 @@ class DeviceMark(Protocol):
     """A moment in a device's stream, as `torch.cuda.Event` has it."""
 
     def query(self) -> bool:
-        """Whether the device has come to it."""
+        """Say whether the device has come to this mark."""
 
     def synchronize(self) -> None:
-        """Wait until the device has."""
+        """Wait until the device has come to this mark."""
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds from here to a later one; both must have been passed."""
@@ -98,8 +98,8 @@ Key = tuple[Activity, int | None]  # the slice's index for FORWARD and BACKWARD
 class Lap:
     """Something that lasted.
 
-    `piece`: of FORWARD and BACKWARD, and of a WAIT the slice that waits. `cause`: of a WAIT. `transfer`: of a
-    SEND. `group`: of a SUM or GATHER.
+    `slice_index`: of FORWARD and BACKWARD, and of a WAIT the slice that waits. `cause`: of a WAIT.
+    `transfer`: of a SEND. `group`: of a SUM or GATHER.
     """
 
     kind: Activity | Passing

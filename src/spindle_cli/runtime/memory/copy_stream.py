@@ -28,7 +28,7 @@ class CopyStream:
 
     @property
     def is_apart(self) -> bool:
-        """Whether there is such a stream."""
+        """Say whether there is a stream beside the one that computes."""
         return self._stream is not None
 
     def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> torch.cuda.Event | None:

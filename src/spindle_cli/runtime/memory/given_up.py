@@ -14,5 +14,5 @@ def give_up_memory(flat: Tensor) -> None:
 
 
 def take_back_memory(flat: Tensor) -> None:
-    """Give it memory again, with any values."""
+    """Give a flat tensor memory again, with any values."""
     flat.untyped_storage().resize_(flat.numel() * flat.itemsize)

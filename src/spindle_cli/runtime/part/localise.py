@@ -169,7 +169,7 @@ class LocalModel:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """The parameters that take a gradient."""
+        """The parameters of this rank that take a gradient."""
         return {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
 
 

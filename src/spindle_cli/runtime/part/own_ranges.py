@@ -36,7 +36,7 @@ class _Leaf:
         return torch.Size(self.shape).numel()
 
     def part(self, elements: tuple[int, int] | None) -> OwnPart:
-        """Elements of it."""
+        """Return the part of the parameter that these elements of the leaf are."""
         ranges = None if self.cut.count == 1 else self.cut.ranges(self.index, self.shape)
         return OwnPart(self.cut.key(self.index), ranges, elements)
 

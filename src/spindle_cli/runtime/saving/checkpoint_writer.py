@@ -91,7 +91,7 @@ class PartsSavePlanner(DefaultSavePlanner):
         """Part of torch's interface; all is known already."""
 
     def create_local_plan(self) -> SavePlan:
-        """All that this rank has."""
+        """Plan to write all that this rank has."""
         return SavePlan(self._items, planner_data=(self._numbers, self._streams))
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -115,7 +115,7 @@ class PartsSavePlanner(DefaultSavePlanner):
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
-        """The elements to write."""
+        """Return the elements that an item of the plan writes."""
         return self._tensors[write_item.index]
 
 

@@ -189,7 +189,7 @@ def _save(writer: ShardWriter, planner: PartsSavePlanner, group: dist.ProcessGro
 
 
 def _gather(value: T) -> list[T]:
-    """Every rank's, by rank."""
+    """Return every rank's value, by rank. Collective."""
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value, group=host_group())
     return gathered
@@ -228,7 +228,7 @@ class BackgroundSaves:
     """
 
     def __init__(self, timeout_s: float) -> None:
-        """Collective."""
+        """Make the group that saves go over in the background. Collective."""
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None

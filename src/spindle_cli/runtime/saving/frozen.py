@@ -29,7 +29,7 @@ class FrozenWeights:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> FrozenWeights:
-        """What a checkpoint that was written says."""
+        """Return what a checkpoint that was written says of its frozen weights."""
         keys = () if checkpoint.frozen is None else checkpoint.frozen.keys
         return cls(checkpoint.frozen, {key: checkpoint.tensors[key] for key in keys})
 

@@ -142,7 +142,7 @@ class _Fragments:
 
 
 def _gather_specs(held: Mapping[str, Tensor]) -> list[dict[str, TensorSpec]]:
-    """What every rank holds, by rank."""
+    """Return the specs of what every rank holds, by rank. Collective."""
     held_specs = {name: TensorSpec.of(tensor) for name, tensor in held.items()}
     gathered: list[dict[str, TensorSpec] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, held_specs, group=host_group())

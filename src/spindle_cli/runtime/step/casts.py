@@ -55,7 +55,7 @@ class CastWeights:
             torch.clear_autocast_cache()
 
     def ran(self, slice_index: int) -> None:
-        """A slice has run forward."""
+        """Let go of cast weights that no later forward pass uses, once a slice has run forward."""
         if slice_index in self._lets_go:
             torch.clear_autocast_cache()
 

@@ -78,7 +78,7 @@ class _Messages:
 
     @property
     def transfer(self) -> Transfer:
-        """The first of them."""
+        """The first of the messages."""
         return self.transfers[0]
 
 
@@ -478,7 +478,7 @@ class SumStarter:
         }
 
     def begin(self, slice_index: int) -> None:
-        """A slice is about to run backward."""
+        """Note that a slice is about to run backward, whose sums may start inside of it."""
         assert not self._waiting, "every sum is started before the next slice runs backward"
         self._waiting.extend(self._after.get(slice_index, ()))
 

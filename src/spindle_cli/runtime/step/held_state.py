@@ -44,17 +44,17 @@ class _Names:
         return cls(holder, hidden, held, contents)
 
     def now(self) -> _Names:
-        """The names as they are now."""
+        """Return the names, and what they stand for now."""
         return _Names.of(self.holder, hidden=self.hidden)
 
     def is_as(self, reference: _Names) -> bool:
-        """Whether all stands for the same objects."""
+        """Say whether all names stand for the same objects as in another snapshot."""
         return _are_same(self.held, reference.held) and all(
             _are_same(contents, reference.contents[name]) for name, contents in self.contents.items()
         )
 
     def restore(self) -> None:
-        """Let them stand for it again."""
+        """Let the names stand again for what they stood for."""
         for name in self.now().held.keys() - self.held.keys():
             del self.holder[name]
         for name, value in self.held.items():  # one by one, as what torch.jit has compiled takes them

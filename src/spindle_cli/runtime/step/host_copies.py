@@ -32,13 +32,13 @@ class HostMemory:
         self._out, self._back = CopyStream(device), CopyStream(device)
 
     def take(self) -> Tensor:
-        """A block."""
+        """Return a free block of host memory, or a new one."""
         if self._free:
             return self._free.pop()
         return torch.empty(HOST_BLOCK_BYTES, dtype=torch.uint8, pin_memory=self._is_cuda)
 
     def give_back(self, blocks: Sequence[Tensor]) -> None:
-        """Blocks whose copies nothing needs any more."""
+        """Take blocks back whose copies nothing needs any more."""
         self._free.extend(blocks)
 
     def copy_out(self, blocks: Sequence[Tensor], here: Sequence[Tensor]) -> torch.cuda.Event | None:
@@ -48,7 +48,7 @@ class HostMemory:
         return self._out.copy(parts_of(blocks, here))
 
     def copy_back(self, here: Sequence[Tensor], blocks: Sequence[Tensor]) -> torch.cuda.Event | None:
-        """The other way."""
+        """Start to copy blocks of host memory back to the device."""
         return self._back.copy((part, block) for block, part in parts_of(blocks, here))
 
     def await_copy(self, copied: torch.cuda.Event | None) -> None:

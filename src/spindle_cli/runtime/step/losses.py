@@ -60,7 +60,7 @@ class CountLayout:
 
     @classmethod
     def of(cls, shares: Mapping[str, LossShares]) -> CountLayout:
-        """One task's counts after the other's."""
+        """Lay the counts of all tasks out one behind the other."""
         rows: dict[str, slice] = {}
         size = 0
         for task, share in shares.items():

@@ -141,7 +141,7 @@ class OpCopies:
         self.give_up()
 
     def end(self) -> None:
-        """The slice is through."""
+        """Give the blocks back once the slice is through."""
         self.leave()
         self._host.give_back(self._blocks)
         self._blocks = []

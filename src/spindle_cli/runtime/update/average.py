@@ -29,7 +29,7 @@ class WeightAverage:
         self._updates = 0
 
     def update(self) -> None:
-        """A step has been made."""
+        """Move the average towards the weights, where a step that was made is one of every so many."""
         self._updates += 1
         if self._updates % self._settings.every:
             return

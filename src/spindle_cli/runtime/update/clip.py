@@ -23,7 +23,7 @@ class GradientClip:
     """
 
     def __init__(self, max_norm: float, owned_ranges: Collection[OwnedRange]) -> None:
-        """`owned_ranges`: all that this rank steps."""
+        """`owned_ranges`: all ranges that this rank steps."""
         self._max_norm = max_norm
         self._trained = tuple(owned.tensor for owned in owned_ranges)
         self._counted = tuple(owned.tensor for owned in owned_ranges if owned.counted)
@@ -61,7 +61,7 @@ class ValueClip:
     """
 
     def __init__(self, size: float, owned_ranges: Collection[OwnedRange]) -> None:
-        """`owned_ranges`: all that this rank steps."""
+        """`owned_ranges`: all ranges that this rank steps."""
         self._size = size
         self._owned_ranges = tuple(owned_ranges)
 

@@ -70,6 +70,6 @@ class LossScale:
         return SavedLossScale(scale=self.now.item(), growing_steps=int(self._growing.item()))
 
     def resume(self, saved: SavedLossScale) -> None:
-        """Go on as it was saved."""
+        """Go on with the scale that a checkpoint has."""
         self.now.fill_(saved.scale)
         self._growing.fill_(saved.growing_steps)

@@ -56,7 +56,7 @@ class Masters:
             master.tensor.grad = None
 
     def _pairs(self, names: Collection[str] | None) -> list[tuple[OwnedRange, OwnedRange]]:
-        """Owned ranges with their masters."""
+        """Return owned ranges of these names, or all, with their masters."""
         both = zip(self._held, self.owned_ranges, strict=True)
         return [pair for pair in both if names is None or pair[0].name in names]
 

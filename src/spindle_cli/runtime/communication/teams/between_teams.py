@@ -1,7 +1,7 @@
 """What ranks of several teams hand each other of a flat tensor that each team shares out for itself.
 
-A rank keeps a range of it, as one of its team, and steps some pieces of that range. Gradients go from all
-that keep a piece to the one that steps it, which adds them up; its new values go back to them. Either way
+A rank keeps a range of it, as one of its team, and steps some parts of that range. Gradients go from all
+that keep a part to the one that steps it, which adds them up; its new values go back to them. Either way
 each rank sends to each other one what both have to do with, all at once. What goes to one rank alone and is
 one part of the range goes from where it is, and new values that come so come to where they belong: between
 two teams with the same ranges that is all there is, and nothing of it is copied (`account/holdings.py`).
@@ -63,12 +63,12 @@ class BetweenTeams:
 
     @property
     def sum_elements(self) -> int:
-        """Elements that a sum takes buffers for."""
+        """The elements for which a sum over teams takes buffers."""
         return _copied(self.kept) + sum(map(_length, self.stepped))
 
     @property
     def handed_on_elements(self) -> int:
-        """Elements that handing on takes buffers for."""
+        """The elements for which handing new values on takes buffers."""
         return _copied(self.kept) + _copied(self.stepped)
 
     def start_sum(self, values: Tensor) -> UnderWay:

@@ -27,7 +27,7 @@ class TeamBucket(PassBucket):
     """Trained parameters of one dtype, of whose values and gradients each rank of a team keeps a range.
 
     Attributes:
-        owned_ranges: what this rank steps: of its range, one part of each piece that other teams keep, too.
+        owned_ranges: what this rank steps: of its range, one part of each range that other teams keep, too.
     """
 
     def __init__(
